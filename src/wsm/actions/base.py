@@ -1,0 +1,135 @@
+"""What a unit of work in a transition is.
+
+An action does one thing to the engine, through the surfaces of :mod:`wsm.actions.surfaces`. It
+declares everything that a plan, a reviewer or a fault injector wants to know about it, so that the
+worker can run it without knowing what it does. It knows neither words nor states: the worker
+decides when it runs and what its outcome means.
+
+Life of one action, each call made by the worker from ``poll()``, never from a machine's callback::
+
+    precondition -> (vote, if collective) -> run -> probe        the good path
+                                             run raises          -> undo of what was done before it, in reverse
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from wsm.actions.surfaces import Runner
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+
+
+def _no_progress() -> None:
+    """Stand in for the worker's heartbeat where there is no worker."""
+
+
+@dataclass
+class ActionContext:
+    """What an action may know about the command that it serves.
+
+    Parameters
+    ----------
+    runner : Runner
+        The engine's surfaces.
+    rank, world_size : int
+        This rank and the number of ranks in the group.
+    epoch, sequence : int
+        Identity of the command; together they name an incarnation of what is created by it.
+    version : int or None
+        The version to load; None for a command that loads nothing.
+    in_flight : InFlightPolicy
+        What becomes of running requests.
+    kv_policy : KVPolicy
+        What becomes of the KV cache.
+    from_normal : bool
+        Whether the rank was serving when the command began.
+    load : callable or None
+        ``load(context) -> mapping``: runs the configured strategy into ``runner.weights`` and returns
+        facts for the receipt (``manifest_digest``, ``digest``, ``bytes``, ``tensors``). None where nothing is loaded.
+    progress : callable
+        To be called at least once a second by long work; shows that the rank is alive.
+    cancelled : callable
+        True once the group has decided against the command; long work ends with an error of its own then.
+
+    Attributes
+    ----------
+    facts : dict
+        What actions report for the receipt, by name.
+    weights_touched : bool
+        Set by the first action that changes a byte of the weights; only a complete verified load clears it.
+    """
+
+    runner: Runner
+    rank: int
+    world_size: int
+    epoch: int
+    sequence: int
+    version: int | None = None
+    in_flight: InFlightPolicy = InFlightPolicy.ABORT
+    kv_policy: KVPolicy = KVPolicy.DROP
+    from_normal: bool = True
+    load: Callable[[ActionContext], Mapping[str, Any]] | None = None
+    progress: Callable[[], None] = _no_progress
+    cancelled: Callable[[], bool] = bool
+    facts: dict[str, Any] = field(default_factory=dict)
+    weights_touched: bool = False
+
+
+class Action(abc.ABC):
+    """One unit of work.
+
+    Attributes
+    ----------
+    name : str
+        Constant, ``snake_case``, unique within a plan; what reports and receipts call it.
+    collective : bool
+        Whether :meth:`run` needs every rank inside at the same time; it is entered after a vote only.
+    idempotent : bool
+        Whether running it twice equals running it once.
+    touches_weights : bool
+        Whether the old weights are no longer whole once it has begun.
+    deadline_s : float
+        Seconds after which the rank is reported as hanging in it.
+    """
+
+    name: ClassVar[str]
+    collective: ClassVar[bool] = False
+    idempotent: ClassVar[bool] = True
+    touches_weights: ClassVar[bool] = False
+    deadline_s: float = 60.0
+
+    def precondition(self, context: ActionContext) -> None:  # noqa: B027 - most actions have none
+        """Refuse to begin.
+
+        Raises
+        ------
+        wsm.actions.errors.PreconditionError
+            If the work must not begin; nothing was changed.
+        """
+
+    @abc.abstractmethod
+    def run(self, context: ActionContext) -> None:
+        """Do the work. Whatever it raises fails the command for the group."""
+
+    def probe(self, context: ActionContext) -> None:  # noqa: B027 - the plan's verify steps probe for most
+        """Measure that the work is really done.
+
+        Raises
+        ------
+        wsm.actions.errors.PostconditionError
+            If it is not, although :meth:`run` returned.
+        """
+
+    def undo(self, context: ActionContext) -> None:  # noqa: B027 - nothing to take back for most
+        """Take back what :meth:`run` did. Never collective, idempotent, and safe after a partial run."""
+
+    def bytes_needed(self, context: ActionContext) -> int:
+        """Memory that the action takes and keeps, in bytes."""
+        return 0
+
+    def bytes_freed(self, context: ActionContext) -> int:
+        """Memory that the action gives back, in bytes."""
+        return 0

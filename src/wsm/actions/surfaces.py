@@ -1,0 +1,219 @@
+"""The small protocols through which an action reaches the inference engine.
+
+An action never sees an engine, only these surfaces; FastDeploy's objects are fitted to them by
+:mod:`wsm.actions.backends.fastdeploy`, the reference rollout group implements each of them itself.
+A surface that an engine does not have is ``None`` on its :class:`Runner`, and the plan then has no
+step for it. Nothing here imports paddle or knows about words, states or commands.
+
+"Collective" in a docstring means: every rank of the group must make the call, or all who made it wait.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from wsm.strategies.tensor import WeightTarget
+
+
+class GroupKind(enum.Enum):
+    """The communicators that FastDeploy shuts down and restarts."""
+
+    WORLD = "world"
+    TP = "tp"
+    EP = "ep"
+
+
+class AbortedRequest(Protocol):
+    """A request that was ended before its time; it keeps what it has generated so far."""
+
+    request_id: str
+
+
+@runtime_checkable
+class RequestSurface(Protocol):
+    """The scheduler of one rank, as far as a weight change concerns it."""
+
+    def stop_admitting(self) -> None:
+        """Admit no new request until :meth:`resume_admitting`; queued ones wait. Idempotent."""
+        ...
+
+    def resume_admitting(self) -> None:
+        """Admit requests again. Idempotent."""
+        ...
+
+    def in_flight(self) -> int:
+        """Count the live requests that hold a slot (never stale markers: FastDeploy#7825)."""
+        ...
+
+    def abort_all(self) -> int:
+        """End every running request now, answer it with what it has so far; return how many."""
+        ...
+
+    def freeze(self) -> int:
+        """Take every running request off its slot and KV blocks, to be prefilled anew later; return how many."""
+        ...
+
+    def reset_inputs(self) -> None:
+        """Forget every cached input tensor of the last batch (FastDeploy#7744). Idempotent."""
+        ...
+
+
+@runtime_checkable
+class GraphSurface(Protocol):
+    """Captured CUDA graphs (or what stands for them) of one model."""
+
+    def drop(self) -> None:
+        """Forget every captured graph. Idempotent."""
+        ...
+
+    def capture(self) -> None:
+        """Capture again, for the parameters' present addresses. May be collective."""
+        ...
+
+    def captured(self) -> bool:
+        """Whether any graph is held."""
+        ...
+
+
+@runtime_checkable
+class DeepEPSurface(Protocol):
+    """The expert-parallel exchange buffer (FastDeploy's DeepEPBufferManager)."""
+
+    def clear_buffer(self) -> None:
+        """Destroy the buffer. Collective over the EP group, and it needs that group alive."""
+        ...
+
+    def recreate_buffer(self) -> None:
+        """Create the buffer on the present EP group. Collective over the EP group."""
+        ...
+
+    def allocated(self) -> bool:
+        """Whether the buffer exists."""
+        ...
+
+
+@runtime_checkable
+class ProcessGroupSurface(Protocol):
+    """The communicators of one rank."""
+
+    def kinds(self) -> Sequence[GroupKind]:
+        """The kinds that this rank belongs to, in the order in which they are created."""
+        ...
+
+    def barrier(self, kind: GroupKind) -> None:
+        """Wait for all members. Collective."""
+        ...
+
+    def shut_down(self, kind: GroupKind) -> None:
+        """Tear the communicator down and free what it holds. Collective. Idempotent."""
+        ...
+
+    def restart(self, kind: GroupKind, *, incarnation: str) -> None:
+        """Create the communicator anew. Collective.
+
+        Parameters
+        ----------
+        incarnation : str
+            The same on all ranks and never used before; names the rendezvous of this creation.
+        """
+        ...
+
+    def alive(self, kind: GroupKind) -> bool:
+        """Whether the communicator can be used."""
+        ...
+
+
+@runtime_checkable
+class WeightSurface(WeightTarget, Protocol):
+    """The parameters and persistent buffers of one model shard; also the target of every load.
+
+    Implemented for paddle by :class:`wsm.actions.backends.paddle_weights.PaddleWeights`.
+    ``readable`` raises :class:`wsm.actions.errors.WeightsReleasedError` for released tensors.
+    """
+
+    def release(self) -> int:
+        """Free the memory of every tensor and return the bytes let go. Idempotent."""
+        ...
+
+    def held(self) -> Iterator[str]:
+        """Iterate over the names of tensors that hold memory; tensors of size zero never do."""
+        ...
+
+
+@runtime_checkable
+class KVCacheSurface(Protocol):
+    """The paged KV cache of one rank, prefix tree included."""
+
+    def release(self) -> int:
+        """Free the cache and forget the prefix tree; return the bytes let go. Idempotent."""
+        ...
+
+    def rebuild(self) -> int:
+        """Allocate an empty cache; return its bytes. Idempotent."""
+        ...
+
+    def forget(self) -> None:
+        """Drop every block's content and the prefix tree, keep the memory. Idempotent."""
+        ...
+
+    def allocated_bytes(self) -> int:
+        """Bytes held now."""
+        ...
+
+
+@runtime_checkable
+class AuxiliarySurface(Protocol):
+    """An auxiliary model such as MTP: shares the weight life cycle, has a KV cache of its own."""
+
+    name: str
+    kv_cache: KVCacheSurface
+    graphs: GraphSurface | None
+
+    def reset_inputs(self) -> None:
+        """Forget cached inputs. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class RoutingReplaySurface(Protocol):
+    """FastDeploy's routing replay (R3): recorded expert choices per request."""
+
+    def clear_all_requests(self) -> None:
+        """Forget the record of every request (FastDeploy#6569). Idempotent."""
+        ...
+
+    def resume(self) -> None:
+        """Go on recording. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class MemorySurface(Protocol):
+    """The device's allocator, for measuring."""
+
+    def empty_cache(self) -> None:
+        """Return cached free blocks to the device or the operating system. Idempotent."""
+        ...
+
+    def resident_bytes(self) -> int:
+        """Bytes that this process really occupies now, as the device or the kernel counts them."""
+        ...
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """What the embedding engine hands to :class:`wsm.Worker`: its surfaces, ``None`` where it has none."""
+
+    weights: WeightSurface
+    memory: MemorySurface
+    requests: RequestSurface
+    kv_cache: KVCacheSurface | None
+    graphs: GraphSurface | None
+    deepep: DeepEPSurface | None
+    groups: ProcessGroupSurface | None
+    auxiliaries: Sequence[AuxiliarySurface]
+    routing_replay: RoutingReplaySurface | None
+
+

@@ -1,0 +1,68 @@
+"""The roots of every error that wsm raises on purpose, split by who is at fault.
+
+Each error is a type of its own, keeps its context as attributes and says in its message what
+happened, where, and what to do. The concrete types live beside the code that raises them, in the
+``errors.py`` of each subpackage; this module knows only the four families and imports nothing.
+
+=====================  ====================================================================
+family                 meaning
+=====================  ====================================================================
+:class:`RefusedError`  the caller asked for something that cannot be done now; nothing changed
+:class:`BadInputError` a file, word, message or configuration is not what it must be
+:class:`GroupError`    a rank, an action or a deadline of the group failed
+:class:`InternalError` wsm broke one of its own rules: a bug in wsm, please report it
+=====================  ====================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class WsmError(Exception):
+    """Root of all errors of wsm.
+
+    Parameters
+    ----------
+    message : str
+        What happened, where, and what to do; one line.
+    **context : Any
+        Facts that a program may want to act on. Each becomes an attribute and an entry of `context`.
+
+    Attributes
+    ----------
+    context : dict of str to Any
+        The same facts as a mapping, for logs and for JSON.
+    """
+
+    def __init__(self, message: str, **context: Any) -> None:
+        super().__init__(message)
+        self.context = context
+        for key, value in context.items():
+            setattr(self, key, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without calling the constructors of subclasses, whose parameters differ."""
+        return _rebuild, (type(self), str(self), self.context)
+
+
+def _rebuild(kind: type[WsmError], message: str, context: dict[str, Any]) -> WsmError:
+    error = kind.__new__(kind)
+    WsmError.__init__(error, message, **context)
+    return error
+
+
+class RefusedError(WsmError):
+    """A request that cannot be carried out in the present state. Nothing was changed."""
+
+
+class BadInputError(WsmError):
+    """A file, word, message or configuration that is not what it must be. Nothing was changed by it."""
+
+
+class GroupError(WsmError):
+    """A rank, an action or a deadline of the group failed; the context names it."""
+
+
+class InternalError(WsmError):
+    """One of wsm's own rules was broken: a bug in wsm, not in the caller."""

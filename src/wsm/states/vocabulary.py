@@ -1,0 +1,90 @@
+"""The words of the state machines: states, events and policies, with their codes.
+
+The integer codes of the four states that FastDeploy knows are FastDeploy's, so that its int32
+status words stay readable (``ipc_signal_const.py``: NORMAL 0, UPDATING 1, CLEARING -1, CLEARED -2).
+This module holds names only; which event is legal where is in :mod:`wsm.states.table`.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class WeightState(enum.IntEnum):
+    """Where the weights of one rank are.
+
+    ``PREPARED`` (new weights are loaded and verified, the group's decision is awaited) and
+    ``FAULTED`` (a teardown failed, nothing may serve) have no counterpart in FastDeploy; an engine
+    that reads FastDeploy's word sees UPDATING for the first and CLEARING for the second.
+    """
+
+    NORMAL = 0
+    UPDATING = 1
+    CLEARING = -1
+    CLEARED = -2
+    PREPARED = 2
+    FAULTED = -3
+
+    @property
+    def fastdeploy_code(self) -> int:
+        """The int32 that an engine without wsm sees for this state."""
+        if self is WeightState.PREPARED:
+            return int(WeightState.UPDATING)
+        if self is WeightState.FAULTED:
+            return int(WeightState.CLEARING)
+        return int(self)
+
+
+class KVState(enum.IntEnum):
+    """Where the KV cache of one rank is; FastDeploy's four codes."""
+
+    NORMAL = 0
+    UPDATING = 1
+    CLEARING = -1
+    CLEARED = -2
+
+
+class WeightEvent(enum.Enum):
+    """What can happen to the weights."""
+
+    CLEAR = "clear"
+    CLEARED = "cleared"
+    UPDATE = "update"
+    PREPARED = "prepared"
+    COMMIT = "commit"
+    FAIL = "fail"
+    ABORT = "abort"
+    LOST = "lost"
+
+
+class KVEvent(enum.Enum):
+    """What can happen to the KV cache."""
+
+    CLEAR = "clear"
+    CLEARED = "cleared"
+    UPDATE = "update"
+    REBUILT = "rebuilt"
+    FAIL = "fail"
+    LOST = "lost"
+
+
+class InFlightPolicy(enum.Enum):
+    """What becomes of requests that are running when a command arrives. One meaning each.
+
+    ABORT ends them now and returns what they have so far; DRAIN admits no new ones and steps until
+    the running ones are finished; KEEP freezes them where they are and continues them afterwards.
+    """
+
+    ABORT = "abort"
+    DRAIN = "drain"
+    KEEP = "keep"
+
+
+class KVPolicy(enum.Enum):
+    """What becomes of KV blocks that were computed by the weights before an update.
+
+    DROP forgets every block; KEEP leaves all of them valid for the new weights.
+    """
+
+    DROP = "drop"
+    KEEP = "keep"

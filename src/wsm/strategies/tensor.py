@@ -1,0 +1,71 @@
+"""What one tensor of a model is, apart from its bytes: name, shape, dtype, size.
+
+The dtype vocabulary is safetensors' own, because files, manifests and shards all speak it. No
+numpy dtype is used for identity: numpy has no bfloat16 and no float8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+#: Bytes per element of every dtype that wsm moves, under safetensors' names.
+ITEM_BYTES: dict[str, int] = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
+}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor without its bytes.
+
+    Parameters
+    ----------
+    name : str
+        The model's own name for it.
+    dtype : str
+        A key of :data:`ITEM_BYTES`.
+    shape : tuple of int
+        Extents, outermost first; ``()`` is a scalar.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor in C order."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class WeightTarget(Protocol):
+    """What a load writes into: the tensors of one rank's model shard."""
+
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Name, shape and dtype of every tensor, tied ones once; known without any memory held."""
+        ...
+
+    def writable(self, name: str) -> memoryview:
+        """Return the tensor's bytes (C order, writable, format ``B``), allocating them if they were released."""
+        ...
+
+    def readable(self, name: str) -> memoryview:
+        """Return the tensor's bytes, read-only; an error of the implementation if they were released."""
+        ...
