@@ -1,0 +1,68 @@
+# Everything a fresh machine needs is Python 3.10 to 3.13, make and git; the rest goes into .venv.
+#
+#   make demo      run the RL loop on a live group of two ranks; results in demo-out/
+#   make test      linters, types, tests
+#   make bench     measure; table on the terminal, numbers in bench.json
+#   make lint      linters and types alone
+#   make diagrams  write diagrams/ anew from the transition tables
+#   make clean     remove .venv and everything that was generated
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SUPPORTED := (3, 10) <= sys.version_info[:2] <= (3, 13)
+
+# The first interpreter that we support; say `make PYTHON=/path/to/python3.12 …` to choose another.
+PYTHON ?= $(shell for candidate in python3 python3.13 python3.12 python3.11 python3.10; do \
+	"$$candidate" -c 'import sys; sys.exit(not ($(SUPPORTED)))' 2>/dev/null && echo "$$candidate" && break; done)
+
+# A terminal is never asked anything: CI has none.
+export PIP_NO_INPUT := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# More threads do not help two ranks on two cores, and paddle warns about any other number.
+export OMP_NUM_THREADS := 1
+
+# `make demo ARGUMENTS="--no-update --steps 10"`
+ARGUMENTS ?=
+
+.PHONY: help install demo test lint bench diagrams clean
+
+help:
+	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "wsm needs Python 3.10 to 3.13, and none is on PATH (python3 here: $$(python3 --version 2>&1)); \
+	install one, or name it: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(not ($(SUPPORTED)))' || { echo "$(PYTHON) is not Python 3.10 to 3.13 \
+	($$("$(PYTHON)" --version 2>&1)); name another: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@"$(BIN)/python" -c 'import pip, sys; sys.exit(not ($(SUPPORTED)))' 2>/dev/null || "$(PYTHON)" -m venv --clear $(VENV)
+	@echo "installing wsm and its tools into $(VENV) (once; paddle alone is 190 MB)"
+	@"$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[cpu,demo,dev]' </dev/null
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/wsm demo $(ARGUMENTS)
+
+test: lint
+	@$(BIN)/python -m pytest $(ARGUMENTS) </dev/null
+
+lint: $(STAMP)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+bench: $(STAMP)
+	@$(BIN)/python -m bench $(ARGUMENTS)
+
+diagrams: $(STAMP)
+	@$(BIN)/wsm diagrams
+
+clean:
+	rm -rf $(VENV) demo-out bench.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,67 @@
+"""What holds for every test: Hypothesis profiles, and that a session leaves nothing behind.
+
+Processes and shared memory outlive a test that forgets them; the check at the end of the session makes
+the forgetting visible. It knows nothing about single packages.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import psutil
+import pytest
+
+SHARED_MEMORY = Path("/dev/shm")
+
+hypothesis.settings.register_profile("development", max_examples=50, deadline=None)
+hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None)
+hypothesis.settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "development")
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    before = _shared_names()
+    yield
+    children = [child for child in psutil.Process().children(recursive=True) if not _is_resource_tracker(child)]
+    assert not children, f"tests left processes behind: {[_describe(child) for child in children]}"
+    abandoned = [name for name in sorted(_shared_names() - before) if not _is_in_use(name)]
+    assert not abandoned, f"tests left shared memory behind: {abandoned}"
+
+
+def _shared_names() -> set[str]:
+    return {entry.name for entry in SHARED_MEMORY.iterdir() if "wsm" in entry.name}
+
+
+def _is_in_use(name: str) -> bool:
+    """Whether a living process maps the file: then it belongs to another session on this machine."""
+    path = str(SHARED_MEMORY / name)
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if path in (process / "maps").read_text() or any(
+                os.readlink(fd) == path for fd in (process / "fd").iterdir()
+            ):
+                return True
+        except OSError:  # ended while we looked, or not ours to look at
+            continue
+    return False
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    """multiprocessing starts one per process on its own; it ends with us."""
+    try:
+        return any("resource_tracker" in part or "forkserver" in part for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _describe(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid}: {' '.join(process.cmdline())[:200]}"
+    except psutil.NoSuchProcess:
+        return f"{process.pid}: ended"
