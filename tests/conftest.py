@@ -14,7 +14,7 @@ import hypothesis
 import psutil
 import pytest
 
-SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a place for our files: the place that is checked
 
 hypothesis.settings.register_profile("development", max_examples=50, deadline=None)
 hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, print_blob=True)
@@ -28,7 +28,9 @@ hypothesis.settings.load_profile(
 def nothing_is_left_behind() -> Iterator[None]:
     before = _shared_names()
     yield
-    children = [child for child in psutil.Process().children(recursive=True) if not _is_resource_tracker(child)]
+    children = [
+        child for child in psutil.Process().children(recursive=True) if not _is_resource_tracker(child)
+    ]
     assert not children, f"tests left processes behind: {[_describe(child) for child in children]}"
     abandoned = [name for name in sorted(_shared_names() - before) if not _is_in_use(name)]
     assert not abandoned, f"tests left shared memory behind: {abandoned}"
@@ -39,17 +41,16 @@ def _shared_names() -> set[str]:
 
 
 def _is_in_use(name: str) -> bool:
-    """Whether a living process maps the file: then it belongs to another session on this machine."""
-    path = str(SHARED_MEMORY / name)
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if path in (process / "maps").read_text() or any(
-                os.readlink(fd) == path for fd in (process / "fd").iterdir()
-            ):
-                return True
-        except OSError:  # ended while we looked, or not ours to look at
-            continue
-    return False
+    """Whether a living process holds the file: then it belongs to another session on this machine."""
+    return any(_holds(process, SHARED_MEMORY / name) for process in Path("/proc").glob("[0-9]*"))
+
+
+def _holds(process: Path, path: Path) -> bool:
+    try:
+        maps = (process / "maps").read_text()
+        return str(path) in maps or any(fd.readlink() == path for fd in (process / "fd").iterdir())
+    except OSError:  # ended while we looked, or not ours to look at
+        return False
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:
