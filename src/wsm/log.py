@@ -1,0 +1,166 @@
+"""Structured logs: constant event names, context bound once, JSON or console on request.
+
+Every line that wsm logs is one of the events below plus keys (``rank``, ``epoch``, ``sequence`` and what the
+event is about), so that a search for ``action.failed`` finds all of them, whatever the wording of the day.
+Events go to the standard library's loggers ``wsm.*``. Without :func:`configure` the host's own handlers and
+levels decide what becomes of them, and structlog's global configuration is neither read nor changed.
+
+This module knows no states, words or actions; it only names what the others report.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any, Final, TextIO
+
+import structlog
+
+TRANSITION_COMMITTED: Final = "transition.committed"
+TRANSITION_REFUSED: Final = "transition.refused"
+
+COMMAND_ISSUED: Final = "command.issued"
+COMMAND_SEEN: Final = "command.seen"
+COMMAND_ACCEPTED: Final = "command.accepted"
+COMMAND_REFUSED: Final = "command.refused"
+COMMAND_DECIDED: Final = "command.decided"
+COMMAND_FINISHED: Final = "command.finished"
+COMMAND_FAILED: Final = "command.failed"
+
+ACTION_STARTED: Final = "action.started"
+ACTION_FINISHED: Final = "action.finished"
+ACTION_FAILED: Final = "action.failed"
+ACTION_UNDONE: Final = "action.undone"
+
+STEP_BROKEN: Final = "step.broken"
+DEADLINE_EXPIRED: Final = "deadline.expired"
+PARTICIPANT_LOST: Final = "participant.lost"
+
+SIGNAL_STALE: Final = "signal.stale"
+SEGMENT_CREATED: Final = "segment.created"
+SEGMENT_ADOPTED: Final = "segment.adopted"
+SEGMENT_RECREATED: Final = "segment.recreated"
+ROLE_TAKEN: Final = "role.taken"
+DECISION_COMPLETED: Final = "decision.completed"
+
+ENGINE_WORD_SEEN: Final = "engine_word.seen"
+ENGINE_WORD_ANSWERED: Final = "engine_word.answered"
+ENGINE_WORD_CONFLICT: Final = "engine_word.conflict"
+
+WEIGHTS_LOADED: Final = "weights.loaded"
+SNAPSHOT_PUBLISHED: Final = "snapshot.published"
+SNAPSHOT_FILE_IGNORED: Final = "snapshot.file_ignored"
+
+GROUP_STARTED: Final = "group.started"
+GROUP_STOPPED: Final = "group.stopped"
+RANK_STARTED: Final = "rank.started"
+RANK_STOPPED: Final = "rank.stopped"
+
+#: The root of every logger of wsm; a host sets its level or handlers as for any library.
+ROOT: Final = "wsm"
+
+# Attribute of a log record that holds the event's keys, for handlers that want more than the text.
+_FIELDS = "wsm_fields"
+
+logging.getLogger(ROOT).addHandler(logging.NullHandler())
+if logging.getLogger("transitions").level == logging.NOTSET:
+    # It reports every callback at INFO; a host that wants that sets the level before or after, and it holds.
+    logging.getLogger("transitions").setLevel(logging.WARNING)
+
+
+def logger(layer: str, **context: Any) -> structlog.stdlib.BoundLogger:
+    """Return the logger of one layer, with `context` on every line.
+
+    Parameters
+    ----------
+    layer : str
+        Package or shell that speaks, for example ``worker``; becomes the stdlib logger ``wsm.worker``.
+    **context : Any
+        Keys for every line, for example ``rank=0``; ``.bind(epoch=2, sequence=7)`` adds more.
+
+    Returns
+    -------
+    structlog.stdlib.BoundLogger
+        Immutable: ``bind`` returns a new one.
+    """
+    bound: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+        logging.getLogger(f"{ROOT}.{layer}"),
+        processors=[structlog.stdlib.filter_by_level, structlog.processors.format_exc_info, _to_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        context_class=dict,
+        cache_logger_on_first_use=False,
+    ).bind(**context)
+    return bound
+
+
+def configure(*, json: bool = False, level: str = "info", stream: TextIO | None = None) -> None:
+    """Send the events of wsm, and only those, to `stream`.
+
+    For programs that are wsm; a host that has logging of its own need not call it. Calling it again
+    replaces what the last call set up.
+
+    Parameters
+    ----------
+    json : bool
+        One JSON object per line instead of text for people.
+    level : str
+        Least level to show: ``debug``, ``info``, ``warning`` or ``error``.
+    stream : text file, optional
+        Where to; standard error by default, as standard output belongs to results.
+
+    Raises
+    ------
+    ValueError
+        If `level` is no level of the standard library.
+    """
+    target = sys.stderr if stream is None else stream
+    root = logging.getLogger(ROOT)
+    root.setLevel(level.upper())
+    for handler in [handler for handler in root.handlers if isinstance(handler, _EventHandler)]:
+        root.removeHandler(handler)
+    handler = _EventHandler(target)
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer(default=str, ensure_ascii=False)
+        if json
+        else structlog.dev.ConsoleRenderer(colors=target.isatty(), pad_event_to=24, sort_keys=False)
+    )
+    handler.setFormatter(_EventFormatter(renderer))
+    root.addHandler(handler)
+    root.propagate = False  # the host's root handlers would print every line a second time
+
+
+def _to_record(
+    _logger: Any, _method: str, event: structlog.typing.EventDict
+) -> tuple[tuple[str], Mapping[str, Any]]:
+    """Turn the event into the arguments of a stdlib logger: readable text, and the keys beside it."""
+    name = event.pop("event")
+    text = " ".join([str(name), *(f"{key}={value}" for key, value in event.items() if key != "exception")])
+    if "exception" in event:
+        text = f"{text}\n{event['exception']}"
+    return (text,), {"extra": {_FIELDS: {"event": name, **event}}}
+
+
+class _EventHandler(logging.StreamHandler[TextIO]):
+    """The handler that :func:`configure` adds, recognisable so that a second call can replace it."""
+
+
+class _EventFormatter(logging.Formatter):
+    """Renders the keys of a record with one of structlog's renderers."""
+
+    def __init__(self, renderer: structlog.typing.Processor) -> None:
+        super().__init__()
+        self._renderer = renderer
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line; a record that a foreign logger sent below ``wsm`` gets its text as the event."""
+        fields = dict(getattr(record, _FIELDS, {"event": record.getMessage()}))
+        moment = dt.datetime.fromtimestamp(record.created, tz=dt.timezone.utc)
+        event = {
+            "timestamp": moment.isoformat(timespec="microseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **fields,
+        }
+        return str(self._renderer(None, record.levelname.lower(), event))

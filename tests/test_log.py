@@ -1,0 +1,122 @@
+"""The log: what a host sees without asking for anything, and what `configure` adds."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from wsm import log
+
+EVENTS = {
+    name: value
+    for name, value in vars(log).items()
+    if name.isupper() and isinstance(value, str) and "." in value
+}
+
+
+@pytest.fixture(autouse=True)
+def untouched_logging() -> Iterator[None]:
+    root = logging.getLogger(log.ROOT)
+    handlers, level, propagate = list(root.handlers), root.level, root.propagate
+    yield
+    root.handlers[:], root.propagate = handlers, propagate
+    root.setLevel(level)
+
+
+def test_every_event_name_is_layer_dot_past_event_and_unique() -> None:
+    assert len(EVENTS) > 20
+    assert len(set(EVENTS.values())) == len(EVENTS)
+    for constant, name in EVENTS.items():
+        assert re.fullmatch(r"[a-z_]+\.[a-z_]+", name)
+        assert constant == name.replace(".", "_").upper()
+
+
+def test_a_host_without_configuration_gets_readable_text_and_the_keys(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        log.logger("worker", rank=1).bind(epoch=2, sequence=7).info(log.ACTION_FAILED, action="load_weights")
+    (record,) = caplog.records
+    assert record.name == "wsm.worker"
+    assert record.getMessage() == "action.failed rank=1 epoch=2 sequence=7 action=load_weights"
+    assert vars(record)["wsm_fields"]["action"] == "load_weights"
+
+
+def test_importing_wsm_prints_nothing_even_for_errors() -> None:
+    program = "from wsm import log; log.logger('worker').error(log.ACTION_FAILED)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_configure_does_not_touch_the_root_logger() -> None:
+    root = logging.getLogger()
+    before = (list(root.handlers), root.level)
+    log.configure(stream=io.StringIO())
+    assert (list(root.handlers), root.level) == before
+
+
+def test_json_lines_carry_context_time_and_level() -> None:
+    stream = io.StringIO()
+    log.configure(json=True, stream=stream)
+    log.logger("controller").bind(epoch=1, sequence=3).warning(log.SIGNAL_STALE, seen_epoch=0)
+    line = json.loads(stream.getvalue())
+    assert line.pop("timestamp").endswith("+00:00")
+    assert line == {
+        "level": "warning",
+        "logger": "wsm.controller",
+        "event": "signal.stale",
+        "epoch": 1,
+        "sequence": 3,
+        "seen_epoch": 0,
+    }
+
+
+def test_an_exception_is_logged_with_its_traceback() -> None:
+    stream = io.StringIO()
+    log.configure(json=True, stream=stream)
+    try:
+        Path("/nowhere/at/all").read_text()
+    except OSError:
+        log.logger("worker").exception(log.ACTION_FAILED, action="load_weights")
+    line = json.loads(stream.getvalue())
+    assert "Traceback" in line["exception"]
+    assert "/nowhere/at/all" in line["exception"]
+
+
+def test_configuring_twice_prints_every_line_once() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    log.configure(stream=first)
+    log.configure(stream=second)
+    log.logger("worker").info(log.RANK_STARTED, rank=0)
+    assert first.getvalue() == ""
+    assert second.getvalue().count("rank.started") == 1
+    assert "\x1b[" not in second.getvalue()
+
+
+def test_lines_below_the_level_are_not_rendered() -> None:
+    stream = io.StringIO()
+    log.configure(level="warning", stream=stream)
+    log.logger("worker").info(log.RANK_STARTED)
+    assert stream.getvalue() == ""
+
+
+def test_a_level_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="LOUD"):
+        log.configure(level="loud", stream=io.StringIO())
+
+
+def test_transitions_speaks_up_only_for_warnings_unless_the_host_chose_otherwise() -> None:
+    program = "import logging; {before}from wsm import log; print(logging.getLogger('transitions').level)"
+    for before, level in (("", 30), ("logging.getLogger('transitions').setLevel(10); ", 10)):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(before=before)], capture_output=True, text=True, check=True
+        )
+        assert int(done.stdout) == level
