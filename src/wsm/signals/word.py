@@ -72,9 +72,7 @@ class Operation(enum.IntEnum):
         return self in (Operation.HOT_UPDATE, Operation.HOT_COMMIT, Operation.HOT_ABORT)
 
 
-_DECISIONS = frozenset(
-    (Operation.COMMIT, Operation.ABORT, Operation.HOT_COMMIT, Operation.HOT_ABORT)
-)
+_DECISIONS = frozenset((Operation.COMMIT, Operation.ABORT, Operation.HOT_COMMIT, Operation.HOT_ABORT))
 
 
 class StatusCode(enum.IntEnum):

@@ -1,0 +1,48 @@
+"""Votes: who is ready for a collective action, who never will be, who has stopped after an ABORT.
+
+A vote that was given shows in every later word of the same sequence (``ready``), so one reading of
+the present words is enough, however late it comes.
+"""
+
+from __future__ import annotations
+
+from wsm.protocol.view import View
+from wsm.signals.word import StatusCode
+
+#: Codes after an ABORT that say "this rank's weights are not the old ones any more".
+_TOUCHED = frozenset((StatusCode.STOPPED_TOUCHED, StatusCode.DONE_CLEARED, StatusCode.DONE_FAULTED))
+
+
+def all_ready(view: View, action: int) -> bool:
+    """Whether every participant has voted for entering collective action number `action`."""
+    return all(
+        (status := view.of_command(index)) is not None and status.ready > action
+        for index in range(len(view.statuses))
+    )
+
+
+def never_ready(view: View, action: int) -> list[int]:
+    """Return the participants that have said that they will never enter `action`."""
+    return [
+        index
+        for index in range(len(view.statuses))
+        if (status := view.of_command(index)) is not None
+        and status.code >= StatusCode.FAILED
+        and status.ready <= action
+    ]
+
+
+def all_stopped(view: View) -> bool:
+    """Whether every participant has stopped for the aborted command."""
+    return all(
+        (status := view.of_command(index)) is not None and status.code >= StatusCode.STOPPED_UNTOUCHED
+        for index in range(len(view.statuses))
+    )
+
+
+def any_touched(view: View) -> bool:
+    """Whether any participant's weights are not whole; asked once :func:`all_stopped` holds."""
+    return any(
+        (status := view.of_command(index)) is not None and status.code in _TOUCHED
+        for index in range(len(view.statuses))
+    )
