@@ -7,8 +7,8 @@ decides when it runs and what its outcome means.
 
 Life of one action, each call made by the worker from ``poll()``, never from a machine's callback::
 
-    precondition -> (vote, if collective) -> run -> probe        the good path
-                                             run raises          -> undo of what was done before it, in reverse
+    precondition -> (vote, if collective) -> run -> probe    the good path
+                                             run raises      -> undo of what was begun, in reverse
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from wsm.actions.surfaces import Runner
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+from wsm.strategies.tensor import WeightTarget
 
 
 def _no_progress() -> None:
@@ -47,8 +48,9 @@ class ActionContext:
     from_normal : bool
         Whether the rank was serving when the command began.
     load : callable or None
-        ``load(context) -> mapping``: runs the configured strategy into ``runner.weights`` and returns
-        facts for the receipt (``manifest_digest``, ``digest``, ``bytes``, ``tensors``). None where nothing is loaded.
+        ``load(context, target) -> mapping``: runs the configured strategy into `target` (which is
+        ``runner.weights``, watched for the first byte that is touched) and returns facts for the receipt
+        (``version``, ``manifest_digest``, ``digest``, ``bytes``, ``tensors``). None where nothing is loaded.
     progress : callable
         To be called at least once a second by long work; shows that the rank is alive.
     cancelled : callable
@@ -59,7 +61,8 @@ class ActionContext:
     facts : dict
         What actions report for the receipt, by name.
     weights_touched : bool
-        Set by the first action that changes a byte of the weights; only a complete verified load clears it.
+        Set by the first action that takes away something that this rank cannot restore on its own. It
+        stays set for the rest of the command: a verified load makes the new weights whole, not the old ones.
     """
 
     runner: Runner
@@ -71,7 +74,7 @@ class ActionContext:
     in_flight: InFlightPolicy = InFlightPolicy.ABORT
     kv_policy: KVPolicy = KVPolicy.DROP
     from_normal: bool = True
-    load: Callable[[ActionContext], Mapping[str, Any]] | None = None
+    load: Callable[[ActionContext, WeightTarget], Mapping[str, Any]] | None = None
     progress: Callable[[], None] = _no_progress
     cancelled: Callable[[], bool] = bool
     facts: dict[str, Any] = field(default_factory=dict)
@@ -84,21 +87,25 @@ class Action(abc.ABC):
     Attributes
     ----------
     name : str
-        Constant, ``snake_case``, unique within a plan; what reports and receipts call it.
+        One of :mod:`wsm.actions.names`, unique within a plan; what reports and receipts call it.
+    purpose : str
+        One short phrase for diagrams and reviewers.
     collective : bool
         Whether :meth:`run` needs every rank inside at the same time; it is entered after a vote only.
     idempotent : bool
         Whether running it twice equals running it once.
     touches_weights : bool
-        Whether the old weights are no longer whole once it has begun.
+        Whether, once it has begun, this rank may be unable to serve what it served before, by its own
+        means: old weights are no longer whole, or something is gone that only the whole group can rebuild.
     deadline_s : float
         Seconds after which the rank is reported as hanging in it.
     """
 
-    name: ClassVar[str]
-    collective: ClassVar[bool] = False
-    idempotent: ClassVar[bool] = True
-    touches_weights: ClassVar[bool] = False
+    name: str
+    purpose: str
+    collective: bool = False
+    idempotent: bool = True
+    touches_weights: bool = False
     deadline_s: float = 60.0
 
     def precondition(self, context: ActionContext) -> None:  # noqa: B027 - most actions have none
@@ -124,12 +131,27 @@ class Action(abc.ABC):
         """
 
     def undo(self, context: ActionContext) -> None:  # noqa: B027 - nothing to take back for most
-        """Take back what :meth:`run` did. Never collective, idempotent, and safe after a partial run."""
+        """Take back what :meth:`run` did, where the group keeps what it had.
 
-    def bytes_needed(self, context: ActionContext) -> int:
+        Never collective, idempotent, and safe after a partial run. Not called where the outcome is that
+        everything is dropped: the discard plan runs then.
+        """
+
+    def bytes_needed(self, context: ActionContext) -> int:  # noqa: ARG002 - for those that override it
         """Memory that the action takes and keeps, in bytes."""
         return 0
 
-    def bytes_freed(self, context: ActionContext) -> int:
+    def bytes_freed(self, context: ActionContext) -> int:  # noqa: ARG002 - for those that override it
         """Memory that the action gives back, in bytes."""
         return 0
+
+
+class SteppedAction(Action):
+    """Work that the engine's own steps complete: begun once, then the loop goes on until it is settled.
+
+    Such an action runs before the rank parks, since a parked rank steps no more.
+    """
+
+    @abc.abstractmethod
+    def settled(self, context: ActionContext) -> bool:
+        """Whether the rank may park now. Cheap, without effects: asked in every turn of the loop."""

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
+from wsm.actions.errors import SurfaceMissingError
 from wsm.strategies.tensor import WeightTarget
+
+_Surface = TypeVar("_Surface")
 
 
 class GroupKind(enum.Enum):
@@ -52,7 +55,7 @@ class RequestSurface(Protocol):
         ...
 
     def freeze(self) -> int:
-        """Take every running request off its slot and KV blocks, to be prefilled anew later; return how many."""
+        """Take every running request off its slot and blocks, to be prefilled anew; return how many."""
         ...
 
     def reset_inputs(self) -> None:
@@ -217,3 +220,14 @@ class Runner(Protocol):
     routing_replay: RoutingReplaySurface | None
 
 
+def require(surface: _Surface | None, *, name: str, action: str) -> _Surface:
+    """Return a surface that the plan takes for granted.
+
+    Raises
+    ------
+    SurfaceMissingError
+        If the runner has ``None`` there: the plan was derived for another runner.
+    """
+    if surface is None:
+        raise SurfaceMissingError(action=action, surface=name)
+    return surface

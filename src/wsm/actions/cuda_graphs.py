@@ -1,0 +1,137 @@
+"""Captured CUDA graphs: dropped before anything they point at goes, captured when all of it is back.
+
+Responsible for the order main model, then draft models, which FastDeploy#7522 learnt by a hang. It
+must not know what a graph is; on a CPU another capture of addresses may stand behind the surface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from wsm.actions import names
+from wsm.actions.base import Action, ActionContext
+from wsm.actions.errors import PostconditionError
+from wsm.actions.surfaces import GraphSurface, require
+from wsm.actions.weights import AddressContract
+
+
+def _main(context: ActionContext, action: str) -> Iterator[GraphSurface]:
+    yield require(context.runner.graphs, name="graphs", action=action)
+
+
+def _drafts(context: ActionContext) -> Iterator[GraphSurface]:
+    for auxiliary in context.runner.auxiliaries:
+        if auxiliary.graphs is not None:
+            yield auxiliary.graphs
+
+
+class _Graphs(Action):
+    """What dropping and capturing share: the graphs of the main model, or those of all draft models.
+
+    Parameters
+    ----------
+    capture_is_collective : bool
+        Whether capturing runs forward passes with collectives in them (FastDeploy's does under TP).
+    contract : AddressContract or None
+        Where captured storage addresses are kept; only the main model's actions have one.
+    """
+
+    draft: bool
+
+    def __init__(self, *, capture_is_collective: bool, contract: AddressContract | None = None) -> None:
+        self._capture_is_collective = capture_is_collective
+        self._contract = contract
+
+    def _surfaces(self, context: ActionContext) -> Iterator[GraphSurface]:
+        return _drafts(context) if self.draft else _main(context, self.name)
+
+    def _drop(self, context: ActionContext) -> None:
+        for graphs in self._surfaces(context):
+            graphs.drop()
+        if self._contract is not None:
+            self._contract.forget()
+
+    def _capture(self, context: ActionContext) -> None:
+        for graphs in self._surfaces(context):
+            graphs.capture()
+            context.progress()
+        if self._contract is not None:
+            self._contract.record(context.runner.weights)
+
+    def _expect(self, context: ActionContext, *, captured: bool) -> None:
+        wrong = sum(graphs.captured() is not captured for graphs in self._surfaces(context))
+        if wrong:
+            raise PostconditionError(
+                action=self.name,
+                expected="every graph captured" if captured else "no graph captured",
+                found=f"{wrong} surface(s) that say otherwise",
+            )
+
+
+class DropMainGraphs(_Graphs):
+    """Forget the main model's graphs, while the parameters that they point at still exist."""
+
+    name = names.DROP_MAIN_GRAPHS
+    purpose = "drop the main model's CUDA graphs"
+    draft = False
+
+    def run(self, context: ActionContext) -> None:
+        """Drop the graphs. Local."""
+        self._drop(context)
+
+    def probe(self, context: ActionContext) -> None:
+        """Ask the surfaces whether a graph is left; PostconditionError if so."""
+        self._expect(context, captured=False)
+
+    def undo(self, context: ActionContext) -> None:
+        """Capture again if that needs no other rank, else report ``graphs_left_dropped``.
+
+        A rank without graphs serves correctly and slowly, while capturing with some ranks absent hangs.
+        """
+        if context.weights_touched or not context.from_normal:
+            return
+        if self._capture_is_collective:
+            context.facts["graphs_left_dropped"] = True
+        else:
+            self._capture(context)
+
+
+class DropDraftGraphs(DropMainGraphs):
+    """Forget the draft (MTP) models' graphs, after the main model's and before any weights."""
+
+    name = names.DROP_DRAFT_GRAPHS
+    purpose = "drop the draft models' CUDA graphs"
+    draft = True
+
+
+class CaptureMainGraphs(_Graphs):
+    """Capture the main model's graphs for the new addresses, once weights and KV cache are there."""
+
+    name = names.CAPTURE_MAIN_GRAPHS
+    purpose = "capture the main model's CUDA graphs"
+    draft = False
+    deadline_s = 300.0
+
+    def __init__(self, *, capture_is_collective: bool, contract: AddressContract | None = None) -> None:
+        super().__init__(capture_is_collective=capture_is_collective, contract=contract)
+        self.collective = capture_is_collective
+
+    def run(self, context: ActionContext) -> None:
+        """Capture. Collective if the engine's capture is; blocks for seconds on a GPU."""
+        self._capture(context)
+
+    def probe(self, context: ActionContext) -> None:
+        """Ask the surfaces whether every graph is captured; PostconditionError if not."""
+        self._expect(context, captured=True)
+
+    def undo(self, context: ActionContext) -> None:
+        """Drop what was captured, in part or whole. Local."""
+        self._drop(context)
+
+
+class CaptureDraftGraphs(CaptureMainGraphs):
+    """Capture the draft (MTP) models' graphs, after the main model's."""
+
+    name = names.CAPTURE_DRAFT_GRAPHS
+    purpose = "capture the draft models' CUDA graphs"
+    draft = True

@@ -1,0 +1,77 @@
+"""The KV cache: released, rebuilt empty, or emptied in place, as the KV policy says.
+
+Responsible for the main model's cache and its prefix tree, which live and die together: blocks that
+old weights computed are never offered to new ones unless the command says keep (vllm#9744,
+NeMo-RL#4018). It must not know which other process maps the cache; the surface does.
+"""
+
+from __future__ import annotations
+
+from wsm.actions import names
+from wsm.actions.base import Action, ActionContext
+from wsm.actions.errors import PostconditionError
+from wsm.actions.surfaces import KVCacheSurface, require
+from wsm.states.vocabulary import KVPolicy
+
+
+def _cache(context: ActionContext, action: str) -> KVCacheSurface:
+    return require(context.runner.kv_cache, name="kv_cache", action=action)
+
+
+class ReleaseKVCache(Action):
+    """Free the cache and forget the prefix tree. What it held cannot come back, so it counts as touching."""
+
+    name = names.RELEASE_KV_CACHE
+    purpose = "free the KV cache and its prefix tree"
+    touches_weights = True
+
+    def run(self, context: ActionContext) -> None:
+        """Release. Local, but may wait for another process of this rank to drop its mapping."""
+        context.facts.setdefault("resident_bytes_before", context.runner.memory.resident_bytes())
+        context.weights_touched = True
+        freed = _cache(context, self.name).release()
+        context.facts["kv_released_bytes"] = context.facts.get("kv_released_bytes", 0) + freed
+
+    def probe(self, context: ActionContext) -> None:
+        """Ask for the bytes still held; PostconditionError unless 0."""
+        left = _cache(context, self.name).allocated_bytes()
+        if left:
+            raise PostconditionError(action=self.name, expected="0 bytes of KV cache", found=f"{left}")
+
+    def bytes_freed(self, context: ActionContext) -> int:
+        """Bytes of the cache as it is now."""
+        return _cache(context, self.name).allocated_bytes()
+
+
+class RebuildKVCache(Action):
+    """Allocate an empty cache."""
+
+    name = names.REBUILD_KV_CACHE
+    purpose = "allocate an empty KV cache"
+
+    def run(self, context: ActionContext) -> None:
+        """Rebuild. Local. Reports ``kv_bytes``."""
+        context.facts["kv_bytes"] = _cache(context, self.name).rebuild()
+
+    def probe(self, context: ActionContext) -> None:
+        """Ask for the bytes held; PostconditionError if 0."""
+        if not _cache(context, self.name).allocated_bytes():
+            raise PostconditionError(action=self.name, expected="an allocated KV cache", found="0 bytes")
+
+    def undo(self, context: ActionContext) -> None:
+        """Free it again. Local."""
+        _cache(context, self.name).release()
+
+
+class ForgetKVCache(Action):
+    """Drop the content of every block and the prefix tree, unless the command keeps them."""
+
+    name = names.FORGET_KV_CACHE
+    purpose = "forget KV blocks of the old weights, unless kept"
+
+    def run(self, context: ActionContext) -> None:
+        """Forget under DROP, do nothing under KEEP. Local. Reports ``kv_kept``."""
+        kept = context.kv_policy is KVPolicy.KEEP
+        context.facts["kv_kept"] = kept
+        if not kept:
+            _cache(context, self.name).forget()

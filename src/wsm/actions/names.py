@@ -1,0 +1,65 @@
+"""The constant names of all units of work.
+
+Plans, order constraints, receipts, journals, diagrams and configured deadlines speak of a unit by
+its name; this is the one list of them. It knows nothing of what the units do.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from wsm.actions.surfaces import GroupKind
+
+STOP_ADMITTING: Final = "stop_admitting"
+SETTLE_REQUESTS: Final = "settle_requests"
+RESUME_ADMITTING: Final = "resume_admitting"
+RESET_INPUTS: Final = "reset_inputs"
+
+FORGET_ROUTING_REPLAY: Final = "forget_routing_replay"
+RESUME_ROUTING_REPLAY: Final = "resume_routing_replay"
+
+DROP_MAIN_GRAPHS: Final = "drop_main_graphs"
+DROP_DRAFT_GRAPHS: Final = "drop_draft_graphs"
+CAPTURE_MAIN_GRAPHS: Final = "capture_main_graphs"
+CAPTURE_DRAFT_GRAPHS: Final = "capture_draft_graphs"
+
+CLEAR_DEEPEP_BUFFER: Final = "clear_deepep_buffer"
+RECREATE_DEEPEP_BUFFER: Final = "recreate_deepep_buffer"
+
+SHUT_DOWN_EP_GROUP: Final = "shut_down_ep_group"
+SHUT_DOWN_TP_GROUP: Final = "shut_down_tp_group"
+SHUT_DOWN_WORLD_GROUP: Final = "shut_down_world_group"
+RESTART_WORLD_GROUP: Final = "restart_world_group"
+RESTART_TP_GROUP: Final = "restart_tp_group"
+RESTART_EP_GROUP: Final = "restart_ep_group"
+
+RELEASE_WEIGHTS: Final = "release_weights"
+LOAD_WEIGHTS: Final = "load_weights"
+
+RELEASE_AUXILIARY_CACHE: Final = "release_auxiliary_cache"
+REBUILD_AUXILIARY_CACHE: Final = "rebuild_auxiliary_cache"
+FORGET_AUXILIARY_CACHE: Final = "forget_auxiliary_cache"
+RESET_AUXILIARY_INPUTS: Final = "reset_auxiliary_inputs"
+RELEASE_KV_CACHE: Final = "release_kv_cache"
+REBUILD_KV_CACHE: Final = "rebuild_kv_cache"
+FORGET_KV_CACHE: Final = "forget_kv_cache"
+
+EMPTY_ALLOCATOR_CACHE: Final = "empty_allocator_cache"
+
+VERIFY_CLEARED: Final = "verify_cleared"
+VERIFY_LOADED: Final = "verify_loaded"
+
+DECLARE_CLEARED: Final = "declare_cleared"
+DECLARE_PREPARED: Final = "declare_prepared"
+
+#: Which action shuts down, and which one restarts, the communicator of a kind.
+SHUT_DOWN_GROUP: Final[dict[GroupKind, str]] = {
+    GroupKind.EP: SHUT_DOWN_EP_GROUP,
+    GroupKind.TP: SHUT_DOWN_TP_GROUP,
+    GroupKind.WORLD: SHUT_DOWN_WORLD_GROUP,
+}
+RESTART_GROUP: Final[dict[GroupKind, str]] = {
+    GroupKind.WORLD: RESTART_WORLD_GROUP,
+    GroupKind.TP: RESTART_TP_GROUP,
+    GroupKind.EP: RESTART_EP_GROUP,
+}

@@ -1,0 +1,145 @@
+"""What plans are derived from: the facts about an engine that decide which steps it needs.
+
+Responsible for refusing contradictions before any plan exists. It knows nothing of order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from wsm.actions import names
+from wsm.actions.errors import PlanOptionsError
+from wsm.actions.surfaces import GroupKind, Runner
+from wsm.actions.verify import MemoryDrop, ResidentDigest, resident_digest
+from wsm.actions.weights import AddressContract
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+
+_KNOWN_NAMES = frozenset(
+    value for value in vars(names).values() if isinstance(value, str) and value.islower()
+)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """One engine's configuration, as far as it concerns plans.
+
+    Parameters
+    ----------
+    has_graphs, has_draft_graphs : bool
+        Whether the main model, or any auxiliary one, captures CUDA graphs.
+    capture_is_collective : bool
+        Whether capturing runs collectives; then it is voted on, and an aborted command cannot capture
+        again on its own.
+    has_deepep : bool
+        Whether there is an expert-parallel exchange buffer.
+    has_kv : bool
+        Whether there is a KV cache.
+    auxiliaries : tuple of str
+        Names of the auxiliary models (MTP).
+    group_kinds : tuple of GroupKind
+        Communicators of this rank.
+    shut_down_groups : bool
+        Whether clear shuts them down and update restarts them (``--shutdown-comm-group-if-worker-idle``).
+    routing_replay : bool
+        Whether expert choices are recorded.
+    kv_policies : frozenset of KVPolicy
+        What an update of a serving engine may do with KV blocks of the old weights.
+    in_flight_policies : frozenset of InFlightPolicy
+        What the scheduler can do with running requests.
+    memory_drop : MemoryDrop
+        How far measured memory must fall when everything is released.
+    resident_digest : callable
+        Digest of all resident bytes, comparable with the one that the load strategy reports.
+    address_contract : AddressContract or None
+        Set where captured storage addresses must survive an update, or are recorded anew by capturing.
+    deadlines : mapping of str to float
+        Seconds per action, by a name of :mod:`wsm.actions.names`; the others keep their defaults.
+
+    Raises
+    ------
+    PlanOptionsError
+        If options contradict each other.
+    """
+
+    has_graphs: bool = False
+    has_draft_graphs: bool = False
+    capture_is_collective: bool = True
+    has_deepep: bool = False
+    has_kv: bool = True
+    auxiliaries: tuple[str, ...] = ()
+    group_kinds: tuple[GroupKind, ...] = ()
+    shut_down_groups: bool = False
+    routing_replay: bool = False
+    kv_policies: frozenset[KVPolicy] = frozenset({KVPolicy.DROP})
+    in_flight_policies: frozenset[InFlightPolicy] = frozenset(InFlightPolicy)
+    memory_drop: MemoryDrop = field(default_factory=MemoryDrop)
+    resident_digest: ResidentDigest = resident_digest
+    address_contract: AddressContract | None = None
+    deadlines: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._refuse(
+            "has_draft_graphs",
+            self.has_draft_graphs and not self.auxiliaries,
+            "draft graphs belong to an auxiliary model, name it in auxiliaries",
+        )
+        self._refuse(
+            "has_deepep",
+            self.has_deepep and GroupKind.EP not in self.group_kinds,
+            "a DeepEP buffer lives on an EP group, list it in group_kinds",
+        )
+        self._refuse(
+            "shut_down_groups",
+            self.shut_down_groups and not self.group_kinds,
+            "there is no group to shut down",
+        )
+        self._refuse(
+            "group_kinds", len(set(self.group_kinds)) < len(self.group_kinds), "each kind at most once"
+        )
+        self._refuse(
+            "kv_policies",
+            KVPolicy.KEEP in self.kv_policies and not self.has_kv,
+            "there is no KV cache to keep",
+        )
+        for name, seconds in self.deadlines.items():
+            known = name in _KNOWN_NAMES
+            self._refuse("deadlines", not known, f"unknown action {name!r}, see wsm.actions.names")
+            self._refuse("deadlines", not seconds > 0, f"{name} needs a positive number of seconds")
+
+    def _refuse(self, option: str, contradiction: bool, allowed: str) -> None:
+        if contradiction:
+            raise PlanOptionsError(option=option, value=getattr(self, option), allowed=allowed)
+
+    @classmethod
+    def from_runner(
+        cls,
+        runner: Runner,
+        *,
+        shut_down_groups: bool = False,
+        capture_is_collective: bool = True,
+        kv_policies: frozenset[KVPolicy] = frozenset({KVPolicy.DROP}),
+        in_flight_policies: frozenset[InFlightPolicy] = frozenset(InFlightPolicy),
+        memory_drop: MemoryDrop | None = None,
+        digest: ResidentDigest = resident_digest,
+        address_contract: AddressContract | None = None,
+        deadlines: Mapping[str, float] | None = None,
+    ) -> PlanOptions:
+        """Read from a runner which surfaces it has; the keywords are what a runner cannot tell."""
+        return cls(
+            has_graphs=runner.graphs is not None,
+            has_draft_graphs=any(auxiliary.graphs is not None for auxiliary in runner.auxiliaries),
+            capture_is_collective=capture_is_collective,
+            has_deepep=runner.deepep is not None,
+            has_kv=runner.kv_cache is not None,
+            auxiliaries=tuple(auxiliary.name for auxiliary in runner.auxiliaries),
+            group_kinds=() if runner.groups is None else tuple(runner.groups.kinds()),
+            shut_down_groups=shut_down_groups,
+            routing_replay=runner.routing_replay is not None,
+            kv_policies=kv_policies,
+            in_flight_policies=in_flight_policies,
+            memory_drop=memory_drop or MemoryDrop(),
+            resident_digest=digest,
+            address_contract=address_contract,
+            deadlines=deadlines or {},
+        )

@@ -1,0 +1,74 @@
+"""The last action of a plan: it declares what the receipt will say, and nothing is true before it.
+
+The worker publishes a status word after a plan's last action and never earlier, so that CLEARED
+means "the memory is free" (FastDeploy published it before the KV cache was freed) and PREPARED
+means "loaded, verified, ready to step". This module knows no words; it only refuses to end a plan
+whose facts are incomplete.
+"""
+
+from __future__ import annotations
+
+from wsm.actions import names
+from wsm.actions.base import Action, ActionContext
+from wsm.actions.errors import PostconditionError
+from wsm.actions.surfaces import GroupKind
+
+#: What every load must have reported by the time the rank says PREPARED.
+PREPARED_FACTS = ("version", "manifest_digest", "digest", "bytes", "tensors")
+
+#: What every clear must have measured by the time the rank says CLEARED.
+CLEARED_FACTS = ("resident_bytes_after", "dropped_bytes", "drop_measurable")
+
+
+def _expect_facts(context: ActionContext, wanted: tuple[str, ...], action: str) -> None:
+    missing = [fact for fact in wanted if fact not in context.facts]
+    if missing:
+        raise PostconditionError(
+            action=action, expected="facts for the receipt", found=f"no {', '.join(missing)}"
+        )
+
+
+class DeclareCleared(Action):
+    """Everything is released and measured; say what is still up."""
+
+    name = names.DECLARE_CLEARED
+    purpose = "declare what was freed"
+
+    def run(self, context: ActionContext) -> None:
+        """Complete the facts: ``groups_up`` (kinds) and ``deepep_up``. Local.
+
+        Raises
+        ------
+        PostconditionError
+            If nothing was measured.
+        """
+        _expect_facts(context, CLEARED_FACTS, self.name)
+        runner = context.runner
+        kinds: list[GroupKind] = [] if runner.groups is None else list(runner.groups.kinds())
+        context.facts["groups_up"] = [
+            kind.value for kind in kinds if runner.groups is not None and runner.groups.alive(kind)
+        ]
+        context.facts["deepep_up"] = runner.deepep is not None and runner.deepep.allocated()
+
+
+class DeclarePrepared(Action):
+    """The new version is loaded, verified and ready to step; only the group's decision is missing."""
+
+    name = names.DECLARE_PREPARED
+    purpose = "declare the version that is ready"
+
+    def run(self, context: ActionContext) -> None:
+        """Check that the load is fully described, and that it is the version that was asked for. Local.
+
+        Raises
+        ------
+        PostconditionError
+            If a fact is missing or another version was loaded.
+        """
+        _expect_facts(context, PREPARED_FACTS, self.name)
+        if context.version is not None and context.facts["version"] != context.version:
+            raise PostconditionError(
+                action=self.name,
+                expected=f"version {context.version}",
+                found=f"version {context.facts['version']}",
+            )

@@ -1,0 +1,113 @@
+"""What becomes of the requests around a weight change: stop, settle by policy, forget inputs, go on.
+
+Responsible for the three in-flight policies and for nothing else. It must not know why requests
+are stopped, nor touch weights or caches. Admission ends before the rank parks, since a drained
+scheduler has to step; whatever ends or freezes a request waits until the command is accepted, so
+that a refused command has cost nobody an answer.
+"""
+
+from __future__ import annotations
+
+from wsm.actions import names
+from wsm.actions.base import Action, ActionContext, SteppedAction
+from wsm.actions.errors import PostconditionError, PreconditionError
+from wsm.states.vocabulary import InFlightPolicy
+
+
+class StopAdmitting(SteppedAction):
+    """Admit no new request; under DRAIN, let the loop step until the running ones are finished."""
+
+    name = names.STOP_ADMITTING
+    purpose = "admit no new request, drain if asked to"
+
+    def run(self, context: ActionContext) -> None:
+        """Stop admission. Local, does not block."""
+        context.runner.requests.stop_admitting()
+
+    def settled(self, context: ActionContext) -> bool:
+        """Whether nothing is left to step for: always, except under DRAIN with live requests."""
+        return context.in_flight is not InFlightPolicy.DRAIN or context.runner.requests.in_flight() == 0
+
+    def undo(self, context: ActionContext) -> None:
+        """Admit again, if this rank was serving and still holds everything it served with."""
+        if context.from_normal and not context.weights_touched:
+            context.runner.requests.resume_admitting()
+
+
+class SettleRequests(Action):
+    """Empty every slot, as the in-flight policy says: end the requests, or freeze them for later.
+
+    Frozen requests lose their slot and KV blocks and are prefilled anew, so the KV policy does not
+    concern them; ended ones are answered with what they have so far (FastDeploy#7753).
+
+    Parameters
+    ----------
+    break_off_drain : bool
+        Whether requests that DRAIN still waits for are ended. Only where the weights go anyway, because
+        another rank has lost its own.
+    """
+
+    name = names.SETTLE_REQUESTS
+    purpose = "end or freeze what still runs"
+
+    def __init__(self, *, break_off_drain: bool = False) -> None:
+        self._break_off_drain = break_off_drain
+
+    def precondition(self, context: ActionContext) -> None:
+        """Refuse to break off requests that the command promised to drain.
+
+        Raises
+        ------
+        PreconditionError
+            If the policy is DRAIN and a live request still holds a slot.
+        """
+        left = context.runner.requests.in_flight()
+        if context.in_flight is InFlightPolicy.DRAIN and left and not self._break_off_drain:
+            raise PreconditionError(
+                action=self.name,
+                found=f"{left} request(s) still run although the policy is drain",
+                fix="keep stepping until StopAdmitting.settled() before parking",
+            )
+
+    def run(self, context: ActionContext) -> None:
+        """End or freeze every running request. Local; reports ``requests_aborted`` or ``requests_frozen``."""
+        requests = context.runner.requests
+        requests.stop_admitting()
+        if context.in_flight is InFlightPolicy.KEEP:
+            context.facts["requests_frozen"] = requests.freeze()
+        elif context.in_flight is InFlightPolicy.ABORT or self._break_off_drain:
+            context.facts["requests_aborted"] = requests.abort_all()
+
+    def probe(self, context: ActionContext) -> None:
+        """Count the slots that are still held.
+
+        Raises
+        ------
+        PostconditionError
+            If a live request remains.
+        """
+        left = context.runner.requests.in_flight()
+        if left:
+            raise PostconditionError(action=self.name, expected="no request in flight", found=f"{left}")
+
+
+class ResumeAdmitting(Action):
+    """Admit requests again. Runs after COMMIT only, never because something failed."""
+
+    name = names.RESUME_ADMITTING
+    purpose = "admit requests again"
+
+    def run(self, context: ActionContext) -> None:
+        """Resume admission. Local, does not block."""
+        context.runner.requests.resume_admitting()
+
+
+class ResetInputs(Action):
+    """Forget the input tensors cached from the last batch before the change (FastDeploy#7744)."""
+
+    name = names.RESET_INPUTS
+    purpose = "forget cached input tensors"
+
+    def run(self, context: ActionContext) -> None:
+        """Reset the inputs of the main model. Local."""
+        context.runner.requests.reset_inputs()

@@ -1,0 +1,108 @@
+"""What a plan is: ordered units of work for one transition, with what comes before and after them.
+
+A plan is data. It runs nothing; the worker walks through it, one action per turn. How a plan comes
+about is in :mod:`wsm.actions.plan`, what order it must have in :mod:`wsm.actions.order`.
+
+What the worker does with a plan::
+
+    before_parking   run each, then keep stepping until all are settled; then park
+    admit            once, when the ranks have agreed on the step: refuses policies, changes nothing
+    actions          one per poll(): precondition, vote if collective, run, probe
+    (decision)
+    commit           after COMMIT only; cannot fail in practice
+    undo             after ABORT where the group keeps what it had: of everything that began, latest first
+    (the discard plan instead of undo, where the group drops what it had)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from wsm.actions.base import Action, ActionContext, SteppedAction
+from wsm.actions.errors import PolicyRefusedError
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The units of work of one transition.
+
+    Parameters
+    ----------
+    name : str
+        ``clear``, ``update``, ``update_in_place`` or ``discard``.
+    actions : tuple of Action
+        In order.
+    before_parking : tuple of SteppedAction
+        Begun while the rank still steps.
+    commit : tuple of Action
+        Run after COMMIT. Local.
+    kv_policies, in_flight_policies : frozenset
+        What the plan can honour.
+    """
+
+    name: str
+    actions: tuple[Action, ...]
+    before_parking: tuple[SteppedAction, ...] = ()
+    commit: tuple[Action, ...] = ()
+    kv_policies: frozenset[KVPolicy] = frozenset({KVPolicy.DROP})
+    in_flight_policies: frozenset[InFlightPolicy] = field(default_factory=lambda: frozenset(InFlightPolicy))
+
+    def __iter__(self) -> Iterator[Action]:
+        """Iterate over every action in the order in which it would run, before parking to commit."""
+        yield from self.before_parking
+        yield from self.actions
+        yield from self.commit
+
+    def names(self) -> tuple[str, ...]:
+        """Names of :attr:`actions`, in order."""
+        return tuple(action.name for action in self.actions)
+
+    def admit(self, context: ActionContext) -> None:
+        """Refuse what this plan cannot honour, before anything is touched.
+
+        Raises
+        ------
+        PolicyRefusedError
+            If the command's KV policy or in-flight policy is not among the plan's.
+        """
+        if context.kv_policy not in self.kv_policies:
+            raise PolicyRefusedError(
+                plan=self.name,
+                policy=f"the KV policy {context.kv_policy.value!r}",
+                supported=sorted(policy.value for policy in self.kv_policies),
+            )
+        if context.in_flight not in self.in_flight_policies:
+            raise PolicyRefusedError(
+                plan=self.name,
+                policy=f"the in-flight policy {context.in_flight.value!r}",
+                supported=sorted(policy.value for policy in self.in_flight_policies),
+            )
+
+
+@dataclass(frozen=True)
+class Plans:
+    """All plans of one engine.
+
+    Parameters
+    ----------
+    clear : Plan
+        From serving to nothing held.
+    update : Plan
+        From nothing held to ready to step.
+    update_in_place : Plan
+        From serving one version to ready to step with another, without giving memory back.
+    discard : Plan
+        From anywhere to nothing held, by this rank alone: for commands whose outcome is "drop".
+        Groups and the DeepEP buffer stay as they are; the next update finds them so on every rank.
+    """
+
+    clear: Plan
+    update: Plan
+    update_in_place: Plan
+    discard: Plan
+
+    def __iter__(self) -> Iterator[Plan]:
+        """Iterate over the four plans."""
+        return iter((self.clear, self.update, self.update_in_place, self.discard))

@@ -1,0 +1,167 @@
+"""Is it really so? Memory that was said to be free, weights that were said to be loaded.
+
+Responsible for measuring, never for believing a flag: a release is believed after the resident
+bytes fell, a load after the resident bytes were read again and give the digest that the source
+had. It must not repair anything. FastDeploy's check asks only "is it initialized".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from wsm.actions import names
+from wsm.actions.base import Action, ActionContext
+from wsm.actions.errors import PostconditionError, PreconditionError
+from wsm.actions.weights import AddressContract
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.tensor import TensorSpec, WeightTarget
+
+#: Facts that name bytes which a clear says it has let go.
+RELEASED_FACTS = ("weights_released_bytes", "kv_released_bytes", "auxiliary_kv_released_bytes")
+
+#: Computes the digest of all bytes that a target holds, calling the second argument now and then.
+ResidentDigest = Callable[[WeightTarget, Callable[[], None]], str]
+
+
+def resident_digest(weights: WeightTarget, progress: Callable[[], None]) -> str:
+    """Read every tensor in memory and return the shard's digest, as manifests and load reports have it.
+
+    Parameters
+    ----------
+    weights : WeightTarget
+        Holds every tensor.
+    progress : callable
+        Called after each tensor.
+    """
+
+    def tensors() -> Iterator[tuple[TensorSpec, str]]:
+        for name, spec in weights.specs().items():
+            yield spec, digest_of(weights.readable(name))
+            progress()
+
+    return shard_digest(tensors())
+
+
+@dataclass(frozen=True)
+class MemoryDrop:
+    """How much the measured memory must fall for a release to be believed.
+
+    Parameters
+    ----------
+    share : float
+        Of the bytes that were said to be let go, 0 to 1. Below 1 because memory that was reserved and
+        never written is let go without ever having been resident.
+    noise_bytes : int
+        What a process allocates for itself meanwhile. A release smaller than this cannot be measured,
+        and the receipt then says so instead of claiming a proof.
+    """
+
+    share: float = 0.5
+    noise_bytes: int = 32 * 1024 * 1024
+
+
+class VerifyCleared(Action):
+    """Nothing holds memory, and the memory is measurably free.
+
+    Parameters
+    ----------
+    drop : MemoryDrop
+        What counts as free.
+    """
+
+    name = names.VERIFY_CLEARED
+    purpose = "measure that the memory is free"
+
+    def __init__(self, drop: MemoryDrop) -> None:
+        self._drop = drop
+
+    def run(self, context: ActionContext) -> None:
+        """Measure. Local. Reports ``resident_bytes_after``, ``dropped_bytes`` and ``drop_measurable``.
+
+        Raises
+        ------
+        PostconditionError
+            If a tensor or a cache still holds memory, or the resident bytes did not fall enough.
+        """
+        self._expect_nothing_held(context)
+        after = context.runner.memory.resident_bytes()
+        released = sum(context.facts.get(fact, 0) for fact in RELEASED_FACTS)
+        dropped = context.facts.get("resident_bytes_before", after) - after
+        wanted = int(self._drop.share * released) - self._drop.noise_bytes
+        context.facts.update(resident_bytes_after=after, dropped_bytes=dropped, drop_measurable=wanted > 0)
+        if wanted > 0 and dropped < wanted:
+            raise PostconditionError(
+                action=self.name,
+                expected=f"resident memory down by {wanted} bytes at least ({released} were let go)",
+                found=f"down by {dropped}; somebody still holds a view or an alias of it",
+            )
+
+    def _expect_nothing_held(self, context: ActionContext) -> None:
+        for name in context.runner.weights.held():
+            raise PostconditionError(action=self.name, expected="no tensor held", found=f"{name!r} held")
+        caches = [(auxiliary.name, auxiliary.kv_cache) for auxiliary in context.runner.auxiliaries]
+        if context.runner.kv_cache is not None:
+            caches.append(("the main model", context.runner.kv_cache))
+        for owner, cache in caches:
+            left = cache.allocated_bytes()
+            if left:
+                raise PostconditionError(
+                    action=self.name, expected="0 bytes of KV cache", found=f"{left} held by {owner}"
+                )
+
+
+class VerifyLoaded(Action):
+    """Every tensor is there, and the bytes in memory are the bytes that the source declared.
+
+    Parameters
+    ----------
+    digest : callable
+        Gives what is comparable with the load's ``digest`` fact.
+    contract : AddressContract or None
+        Captured addresses that the load must not have moved.
+    """
+
+    name = names.VERIFY_LOADED
+    purpose = "compare the resident bytes with the manifest"
+    deadline_s = 300.0
+
+    def __init__(self, digest: ResidentDigest, contract: AddressContract | None = None) -> None:
+        self._digest = digest
+        self._contract = contract
+
+    def precondition(self, context: ActionContext) -> None:
+        """Refuse to verify what does not say what it should be (PreconditionError)."""
+        if not context.facts.get("digest"):
+            raise PreconditionError(
+                action=self.name,
+                found="the load reported no digest",
+                fix="a load strategy must report the digest of what it applied",
+            )
+
+    def run(self, context: ActionContext) -> None:
+        """Verify. Local; reads every byte once, at the speed of the memory bus.
+
+        Raises
+        ------
+        PostconditionError
+            If a tensor holds no memory, or the digest of the resident bytes differs.
+        StorageMovedError
+            If a tensor lies elsewhere than where it was captured.
+        """
+        weights = context.runner.weights
+        held = set(weights.held())
+        missing = [spec.name for spec in weights.specs().values() if spec.nbytes and spec.name not in held]
+        if missing:
+            raise PostconditionError(
+                action=self.name,
+                expected="every tensor held",
+                found=f"{len(missing)} without memory, first {missing[0]!r}",
+            )
+        digest = self._digest(weights, context.progress)
+        if digest != context.facts["digest"]:
+            raise PostconditionError(
+                action=self.name, expected=f"digest {context.facts['digest']}", found=digest
+            )
+        if self._contract is not None:
+            self._contract.check(weights)

@@ -1,0 +1,150 @@
+"""The weights themselves: given back, loaded, and held to the addresses that others captured.
+
+Responsible for knowing whether the old weights are still whole: the first byte that is let go or
+written marks the command, before it happens. It must not know where weights come from (the
+strategy does) nor whether the loaded ones are right (:mod:`wsm.actions.verify` does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from wsm.actions import names
+from wsm.actions.base import Action, ActionContext
+from wsm.actions.errors import PostconditionError, PreconditionError, StorageMovedError
+from wsm.strategies.tensor import TensorSpec, WeightTarget
+
+
+class ReleaseWeights(Action):
+    """Free the memory of every parameter and buffer, auxiliary models' included."""
+
+    name = names.RELEASE_WEIGHTS
+    purpose = "free every parameter and buffer"
+    touches_weights = True
+
+    def run(self, context: ActionContext) -> None:
+        """Release. Local. Reports ``weights_released_bytes`` and the resident bytes before it."""
+        context.facts.setdefault("resident_bytes_before", context.runner.memory.resident_bytes())
+        context.weights_touched = True
+        freed = context.runner.weights.release()
+        context.facts["weights_released_bytes"] = context.facts.get("weights_released_bytes", 0) + freed
+
+    def probe(self, context: ActionContext) -> None:
+        """List what still holds memory; PostconditionError names the first one."""
+        for name in context.runner.weights.held():
+            raise PostconditionError(action=self.name, expected="no tensor held", found=f"{name!r} held")
+
+    def bytes_freed(self, context: ActionContext) -> int:
+        """Bytes of the tensors that are held now."""
+        specs = context.runner.weights.specs()
+        return sum(specs[name].nbytes for name in context.runner.weights.held())
+
+
+class WatchedTarget:
+    """A load target that marks the command before the first byte of it can change.
+
+    Handing out writable bytes counts: nobody can see later whether they were written.
+
+    Parameters
+    ----------
+    target : WeightTarget
+        The real one.
+    context : ActionContext
+        The command to mark.
+    """
+
+    def __init__(self, target: WeightTarget, context: ActionContext) -> None:
+        self._target = target
+        self._context = context
+
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Return the target's tensors without their bytes."""
+        return self._target.specs()
+
+    def writable(self, name: str) -> memoryview:
+        """Mark the command, then return the tensor's bytes for writing."""
+        self._context.weights_touched = True
+        return self._target.writable(name)
+
+    def readable(self, name: str) -> memoryview:
+        """Return the tensor's bytes, read-only."""
+        return self._target.readable(name)
+
+
+class LoadWeights(Action):
+    """Run the configured strategy into the weights.
+
+    A source that is refused before its first byte is applied leaves the old weights whole, and the
+    command unmarked: the group keeps what it had.
+    """
+
+    name = names.LOAD_WEIGHTS
+    purpose = "load the version through the configured strategy"
+    touches_weights = True
+    deadline_s = 600.0
+
+    def precondition(self, context: ActionContext) -> None:
+        """Refuse a command that brings nothing to load (PreconditionError)."""
+        if context.load is None:
+            raise PreconditionError(
+                action=self.name,
+                found="the command has no load function",
+                fix="configure a load strategy for this worker",
+            )
+
+    def run(self, context: ActionContext) -> None:
+        """Load. Local; blocks as long as the strategy does. Its facts become the command's facts."""
+        if context.load is None:  # the precondition refused this already; it narrows the type here
+            return
+        target = WatchedTarget(context.runner.weights, context)
+        context.facts.update(context.load(context, target))
+
+    def bytes_needed(self, context: ActionContext) -> int:
+        """Bytes of the tensors that must be allocated for the load."""
+        held = set(context.runner.weights.held())
+        return sum(spec.nbytes for name, spec in context.runner.weights.specs().items() if name not in held)
+
+
+@runtime_checkable
+class AddressedWeights(Protocol):
+    """Weights that can say where their bytes lie."""
+
+    def addresses(self) -> Mapping[str, int]:
+        """Device address of the first byte of every held tensor, by name."""
+        ...
+
+
+class AddressContract:
+    """Where the tensors lay when something captured their addresses (CUDA graphs, registered memory).
+
+    Reloading that rebinds a captured tensor makes replays read freed memory (vllm#48941); the contract
+    turns that into an error before the new version is offered for commit. Weights that do not
+    implement :class:`AddressedWeights` are not watched.
+    """
+
+    def __init__(self) -> None:
+        self._captured: dict[str, int] = {}
+
+    def record(self, weights: object) -> None:
+        """Remember where everything lies now."""
+        self._captured = dict(weights.addresses()) if isinstance(weights, AddressedWeights) else {}
+
+    def forget(self) -> None:
+        """Nothing is captured any more; tensors may move. Idempotent."""
+        self._captured = {}
+
+    def check(self, weights: object) -> None:
+        """Compare with where everything lies now.
+
+        Raises
+        ------
+        StorageMovedError
+            If a captured tensor lies elsewhere, or nowhere.
+        """
+        if not self._captured:
+            return
+        now = weights.addresses() if isinstance(weights, AddressedWeights) else {}
+        moved = sorted(name for name, address in self._captured.items() if now.get(name) != address)
+        if moved:
+            raise StorageMovedError(tensors=moved[:5], total=len(moved))
