@@ -1,0 +1,195 @@
+"""Who may import whom, and who may import paddle: read off the source of every module.
+
+The direction is the design's: errors, clock, log <- states, signals <- protocol, actions, strategies
+<- config, command, report, receipt <- worker, controller <- bridge <- rollout <- demo <- cli.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import wsm
+
+SOURCE = Path(wsm.__path__[0])
+
+#: What each part may import from wsm, apart from itself.
+FOUNDATION = {"errors", "clock", "log"}
+CORE = FOUNDATION | {"states.vocabulary"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "clock": set(),
+    "log": set(),
+    "states": FOUNDATION,
+    "signals": FOUNDATION,
+    "protocol": FOUNDATION | {"states", "signals"},
+    "strategies": CORE,
+    "actions": CORE | {"strategies.tensor", "strategies.digest"},
+    "config": FOUNDATION | {"states", "actions", "strategies"},
+    "command": CORE,
+    "report": FOUNDATION,
+    "receipt": FOUNDATION | {"report"},
+}
+SHELLS = {"worker", "controller", "bridge"}
+EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
+    "states",
+    "signals",
+    "protocol",
+    "actions",
+    "strategies",
+    "config",
+    "command",
+    "report",
+    "receipt",
+}
+APPLICATIONS = ("rollout", "demo", "cli")
+
+#: Parts whose modules may import paddle when they are imported. All others import it inside functions.
+MAY_NEED_PADDLE = ("actions.backends", "rollout", "demo")
+
+#: Strategies that may need paddle, also inside functions only.
+FOREIGN_HEAVY = ("paddle", "matplotlib")
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = list(path.relative_to(SOURCE).with_suffix("").parts)
+        if parts[-1] == "__init__":
+            parts.pop()
+        yield ".".join(parts), ast.parse(path.read_text(), filename=str(path))
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Names of all modules that `tree` imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}: say where it comes from"
+            names.add(node.module or "")
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def imported_at_once(tree: ast.Module) -> set[str]:
+    """Names of the modules that importing `tree` imports too: those outside functions."""
+    outside = ast.Module(
+        body=[
+            node
+            for node in tree.body
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        ],
+        type_ignores=[],
+    )
+    return imported(outside)
+
+
+def own_part(module: str) -> str:
+    return module.split(".", maxsplit=1)[0]
+
+
+def allowed_for(part: str) -> set[str]:
+    if part in MAY_IMPORT:
+        return MAY_IMPORT[part] | {part}
+    if part in SHELLS:
+        return EVERYTHING_BELOW_THE_SHELLS | SHELLS
+    if part in APPLICATIONS:
+        below = set(APPLICATIONS[: APPLICATIONS.index(part) + 1])
+        return EVERYTHING_BELOW_THE_SHELLS | SHELLS | below
+    pytest.fail(f"wsm.{part} is no part that the design knows; give it a place in tests/test_layering.py")
+
+
+def is_within(name: str, parts: set[str]) -> bool:
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
+def known_modules() -> set[str]:
+    return {name for name, _ in modules()}
+
+
+def test_the_check_sees_the_whole_library() -> None:
+    assert {"errors", "states.vocabulary", "signals.word", "actions.base"} <= known_modules()
+
+
+def test_imports_follow_the_direction_of_the_design() -> None:
+    existing = known_modules()
+    wrong = []
+    for module, tree in modules():
+        if not module:  # wsm/__init__.py collects the public names
+            continue
+        allowed = allowed_for(own_part(module))
+        targets = {name.removeprefix("wsm.") for name in imported(tree) if name.startswith("wsm.")}
+        wrong += [
+            f"wsm.{module} imports wsm.{target}"
+            for target in sorted(targets & existing)
+            if not is_within(target, allowed)
+        ]
+    assert not wrong
+
+
+def test_only_the_machine_knows_the_transitions_library() -> None:
+    users = {
+        module
+        for module, tree in modules()
+        if any(own_part(name) == "transitions" for name in imported(tree))
+    }
+    assert users <= {"states.machine"}
+
+
+def test_nobody_unpickles_evaluates_or_sleeps_a_fixed_time() -> None:
+    wrong = []
+    for module, tree in modules():
+        names = imported(tree)
+        wrong += [f"wsm.{module} imports {name}" for name in names & {"pickle", "marshal", "shelve", "dill"}]
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in {"eval", "exec"}
+            ):
+                wrong.append(f"wsm.{module}:{node.lineno} calls {node.func.id}")
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "sleep"
+                and node.args
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                wrong.append(f"wsm.{module}:{node.lineno} sleeps a fixed time")
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", FOREIGN_HEAVY)
+def test_heavy_packages_are_imported_lazily_outside_the_parts_that_are_made_of_them(package: str) -> None:
+    wrong = [
+        f"wsm.{module} imports {package} when it is imported"
+        for module, tree in modules()
+        if not is_within(module, set(MAY_NEED_PADDLE))
+        and any(own_part(name) == package for name in imported_at_once(tree))
+    ]
+    assert not wrong
+
+
+def test_paddle_is_only_used_where_the_design_allows_it() -> None:
+    users = {
+        module for module, tree in modules() if any(own_part(name) == "paddle" for name in imported(tree))
+    }
+    assert all(is_within(module, {*MAY_NEED_PADDLE, "strategies"}) for module in users), sorted(users)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import wsm", "import wsm.log", "import wsm.cli.main", "import wsm.controller", "import wsm.worker"],
+)
+def test_importing_the_library_the_shells_or_the_command_line_brings_no_paddle(statement: str) -> None:
+    program = (
+        f"{statement}; import sys; print(*sorted({{'paddle', 'matplotlib', 'torch'}} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
