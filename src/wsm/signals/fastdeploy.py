@@ -1,0 +1,195 @@
+"""FastDeploy's int32 status words, read and answered without FastDeploy noticing.
+
+An engine that knows nothing of wsm creates ``/dev/shm/model_weights_status.{suffix}`` and two more,
+writes a request into one and waits for the answer in the same place. So this word has two writers, and
+only compare-exchange keeps the one from wiping out the other's value. Knows integers, not what they
+mean; and never attaches through ``multiprocessing.shared_memory``, whose tracker would unlink the
+engine's word when this process exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import secrets
+from types import TracebackType
+
+from wsm.signals.atomics import compare_exchange_32
+from wsm.signals.errors import (
+    EngineWordExistsError,
+    EngineWordMissingError,
+    EngineWordSizeError,
+    EngineWordValueError,
+    SegmentExistsError,
+    SegmentMissingError,
+)
+from wsm.signals.memory import SharedFile, opened, publish
+from wsm.signals.names import SHARED_MEMORY_DIRECTORY, check_name
+
+_INT32_BYTES = 4
+_INT32_RANGE = range(-(1 << 31), 1 << 31)
+
+
+class EngineWordKind(enum.Enum):
+    """Which of the three words; the value is FastDeploy's own name for it."""
+
+    WEIGHTS = "model_weights_status"
+    KV_CACHE = "kv_cache_status"
+    PREFIX_TREE = "prefix_tree_status"
+
+
+class EngineWord:
+    """One int32 word of an engine, attached.
+
+    Parameters
+    ----------
+    kind : EngineWordKind
+        Which word.
+    suffix : str or int
+        What follows the name: the engine worker queue port of that data-parallel part.
+    directory : path or None
+        Where it lies; ``/dev/shm`` by default.
+
+    Raises
+    ------
+    EngineWordMissingError
+        If no engine has created it.
+    EngineWordSizeError
+        If the file is too small.
+    SegmentNameError, SegmentAccessError
+        If the suffix is none, or the file is not to be used.
+    """
+
+    def __init__(
+        self, kind: EngineWordKind, suffix: str | int, *, directory: str | os.PathLike[str] | None = None
+    ) -> None:
+        path = engine_word_path(kind, suffix, directory)
+        try:
+            with opened(path) as (descriptor, size):
+                if size < _INT32_BYTES:
+                    raise EngineWordSizeError(path=path, size=size)
+                memory = SharedFile(descriptor, path, _INT32_BYTES)
+        except SegmentMissingError:
+            raise EngineWordMissingError(path=path) from None
+        self.kind = kind
+        self.suffix = str(suffix)
+        self.path = path
+        self._memory = memory
+        self._value = memory.cast("i")
+
+    @classmethod
+    def create(
+        cls,
+        kind: EngineWordKind,
+        suffix: str | int,
+        value: int = 0,
+        *,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> EngineWord:
+        """Create the word as an engine would, 4 bytes of mode 0600, and attach it; :meth:`unlink` it later.
+
+        Raises
+        ------
+        EngineWordExistsError
+            If it exists. (FastDeploy would unlink it, and leave its users with the orphan.)
+        EngineWordValueError
+            If `value` is no int32.
+        SharedMemoryFullError, SegmentNameError, SegmentAccessError
+            If it cannot be made.
+        """
+        path = engine_word_path(kind, suffix, directory)
+        _check_value(path, value)
+        content = value.to_bytes(_INT32_BYTES, "little", signed=True)
+        try:
+            publish(path, f"{path}.{secrets.token_hex(8)}.new", _INT32_BYTES, content).close()
+        except SegmentExistsError:
+            raise EngineWordExistsError(path=path) from None
+        return cls(kind, suffix, directory=directory)
+
+    @staticmethod
+    def exists(
+        kind: EngineWordKind, suffix: str | int, *, directory: str | os.PathLike[str] | None = None
+    ) -> bool:
+        """Whether an engine has created the word; looks without attaching."""
+        return os.path.exists(engine_word_path(kind, suffix, directory))
+
+    def read(self) -> int:
+        """Return the value."""
+        return self._value[0]
+
+    def store(self, value: int) -> None:
+        """Write as an engine does, over whatever is there. Never an answer: that is :meth:`compare_exchange`.
+
+        Raises
+        ------
+        EngineWordValueError
+            If `value` is no int32.
+        """
+        _check_value(self.path, value)
+        self._value[0] = value
+
+    def compare_exchange(self, expected: int, new: int) -> bool:
+        """Write `new` if the value is `expected`, indivisibly.
+
+        Returns
+        -------
+        bool
+            False if another value stands there, which is then the next command; nothing was written.
+
+        Raises
+        ------
+        AtomicsUnavailableError
+            If ``libatomic.so.1`` is missing.
+        EngineWordValueError
+            If one of the values is no int32.
+        """
+        _check_value(self.path, expected)
+        _check_value(self.path, new)
+        self._value[0]  # an address into unmapped memory would kill the process; this raises instead
+        return compare_exchange_32(self._memory.address, expected, new)
+
+    def recreated(self) -> bool:
+        """Whether the engine has made a new word under this name: attach anew, this one is heard by nobody."""
+        return self._memory.is_replaced() and os.path.exists(self.path)
+
+    def removed(self) -> bool:
+        """Whether the engine has removed the word and made no new one."""
+        return not os.path.exists(self.path)
+
+    def unlink(self) -> None:
+        """Remove the word if the name still means this one; for those who created it."""
+        if not self._memory.is_replaced():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+
+    def close(self) -> None:
+        """Unmap. Does nothing the second time."""
+        self._value.release()
+        self._memory.close()
+
+    def __enter__(self) -> EngineWord:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def engine_word_path(
+    kind: EngineWordKind, suffix: str | int, directory: str | os.PathLike[str] | None = None
+) -> str:
+    """Path of a word, whether it exists or not.
+
+    Raises
+    ------
+    SegmentNameError
+        If `suffix` is no sane part of a file name.
+    """
+    return os.path.join(directory or SHARED_MEMORY_DIRECTORY, f"{kind.value}.{check_name(str(suffix))}")
+
+
+def _check_value(path: str, value: int) -> None:
+    if value not in _INT32_RANGE:
+        raise EngineWordValueError(path=path, value=value)

@@ -1,0 +1,204 @@
+"""Whether the process behind a participant lives. Knows processes and locks, and nothing of progress.
+
+A pidfd is the fast path (a look costs a quarter of a microsecond and it wakes a selector); it is
+trusted only after the start time agreed, so a reused pid is nobody. Where there is none (another pid
+namespace, an old kernel, seccomp), the byte lock that each participant holds tells. A stopped process
+is alive in both: that is a hang, and a hang is for the heartbeat to show.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import select
+from types import TracebackType
+
+from wsm.signals.errors import SegmentReplacedError, SlotTakenError
+from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, start_time_of, write_occupant
+from wsm.signals.lock_file import LockHold
+from wsm.signals.ownership import FIRST_PARTICIPANT_BYTE
+from wsm.signals.segment import Segment
+
+
+class Life(enum.Enum):
+    """What is known about a participant's process."""
+
+    NEVER = "never"  # nobody ever registered
+    ALIVE = "alive"  # running or stopped
+    DEAD = "dead"  # gone, or left in good order: nobody writes its words now
+
+
+class Registration:
+    """A participant's place, held by this process until :meth:`release`, the end of a ``with``, or its death."""
+
+    def __init__(self, segment: Segment, participant: int, hold: LockHold, occupant: Occupant) -> None:
+        self.participant = participant
+        self._segment = segment
+        self._hold = hold
+        self._occupant = occupant
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the calling process stands for the participant; false in a forked child."""
+        return self._hold.is_held
+
+    def release(self) -> None:
+        """Leave the place in good order. Does nothing the second time, and nothing in a forked child."""
+        if self._hold.is_held and not self._segment.is_closed:
+            index = self._segment.layout.occupant[self.participant]
+            write_occupant(self._segment.words, index, self._occupant._replace(present=False))
+        self._hold.release()
+
+    def __enter__(self) -> Registration:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def register(segment: Segment, participant: int, timeout_s: float = 0.1) -> Registration:
+    """Stand for `participant` from now on: record who this process is, and hold its byte lock.
+
+    Parameters
+    ----------
+    segment : Segment
+        The group's segment.
+    participant : int
+        Rank, or world size plus the helper's number.
+    timeout_s : float
+        How long to wait for a predecessor that is just dying, in seconds. Blocks that long at most. (The
+        kernel takes about 2 ms from SIGKILL until it gives the lock back.)
+
+    Raises
+    ------
+    ParticipantError
+        If the segment has no such place.
+    SlotTakenError
+        If a live process, a stopped one included, stands there.
+    SegmentReplacedError
+        If the segment was removed or created anew since this process attached.
+    """
+    segment.check_participant(participant)
+    index = segment.layout.occupant[participant]
+    byte = FIRST_PARTICIPANT_BYTE + participant
+    hold = segment.lock_file.acquire(byte, timeout_s)
+    if segment.inode_changed() or not segment.lock_file.is_current():
+        if hold is not None:
+            hold.release()
+        raise SegmentReplacedError(path=segment.path)
+    if hold is None:
+        pid = segment.lock_file.holder(byte) or 0
+        raise SlotTakenError(path=segment.path, participant=participant, pid=pid)
+    predecessor = read_occupant(segment.words, index)
+    me = ProcessIdentity.current()
+    if (
+        predecessor is not None
+        and predecessor.present
+        and predecessor.identity != me
+        and predecessor.identity.is_known_alive
+    ):
+        # It lives without its lock: something in it closed another descriptor of the lock file.
+        hold.release()
+        raise SlotTakenError(path=segment.path, participant=participant, pid=predecessor.identity.pid)
+    occupant = Occupant(me, present=True)
+    write_occupant(segment.words, index, occupant)
+    return Registration(segment, participant, hold, occupant)
+
+
+class Liveness:
+    """Watches the participants of one segment; one per process that cares.
+
+    Parameters
+    ----------
+    segment : Segment
+        The group's segment.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._watched: dict[int, _Watched] = {}
+
+    def look(self, participant: int) -> Life:
+        """Whether the process that stands for `participant` lives now. Never blocks."""
+        watched = self._watch(participant)
+        if watched is None:
+            return Life.NEVER
+        if not watched.occupant.present or watched.is_surely_dead():
+            return Life.DEAD
+        if watched.fd is not None:
+            return Life.ALIVE
+        holder = self._segment.lock_file.holder(FIRST_PARTICIPANT_BYTE + participant)
+        return Life.DEAD if holder is None else Life.ALIVE
+
+    def fd(self, participant: int) -> int | None:
+        """A descriptor that becomes readable when the process that stands there now dies.
+
+        Returns
+        -------
+        int or None
+            None where there is no such descriptor: ask :meth:`look` now and then. It belongs to this
+            object, and is another one once the participant was replaced.
+        """
+        watched = self._watch(participant)
+        return watched.fd if watched is not None else None
+
+    def pid(self, participant: int) -> int | None:
+        """Pid in the recorder's own pid namespace of who stands or stood there last; None if nobody did."""
+        watched = self._watch(participant)
+        return watched.occupant.identity.pid or None if watched is not None else None
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        for watched in self._watched.values():
+            watched.close()
+        self._watched.clear()
+
+    def _watch(self, participant: int) -> _Watched | None:
+        self._segment.check_participant(participant)
+        occupant = read_occupant(self._segment.words, self._segment.layout.occupant[participant])
+        if occupant is None:
+            return None
+        watched = self._watched.get(participant)
+        if watched is None or watched.occupant != occupant:
+            if watched is not None:
+                watched.close()
+            watched = self._watched[participant] = _Watched(occupant)
+        return watched
+
+
+class _Watched:
+    """One process under observation: by a pidfd if there can be one, else with no means of its own."""
+
+    def __init__(self, occupant: Occupant) -> None:
+        self.occupant = occupant
+        self.fd: int | None = None
+        self._poll = select.poll()
+        self._was_never_there = False
+        if occupant.present and occupant.identity.is_visible:
+            self._open(occupant.identity)
+
+    def is_surely_dead(self) -> bool:
+        """Whether the process is known to be gone; a zombie is."""
+        return self._was_never_there or (self.fd is not None and bool(self._poll.poll(0)))
+
+    def close(self) -> None:
+        """Close the pidfd."""
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+    def _open(self, identity: ProcessIdentity) -> None:
+        try:
+            self.fd = os.pidfd_open(identity.pid)
+        except ProcessLookupError:
+            self._was_never_there = True
+            return
+        except OSError:
+            return  # an old kernel, seccomp, no descriptors left: the byte lock tells
+        self._poll.register(self.fd, select.POLLIN)
+        # Asked after opening: from here on the descriptor names one process, whatever becomes of the pid.
+        if start_time_of(identity.pid) != identity.start_time and not self._poll.poll(0):
+            self.close()
+            self._was_never_there = start_time_of(identity.pid) is not None

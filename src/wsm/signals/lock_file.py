@@ -1,0 +1,232 @@
+"""Byte locks on one file, held by processes and given back by the kernel when they die.
+
+POSIX record locks (``fcntl``) belong to a process, and they have a trap: the process loses all its
+locks on a file when it closes *any* descriptor of that file. Hence the registry: a process opens each
+lock file once, whoever asks, and closes it when nobody uses it any more. Two threads of one process do
+not exclude each other by POSIX locks, so the registry does that as well.
+
+A lock file may be removed while somebody waits for a lock on it. Whoever then acquires holds a lock on
+a file that nobody else finds: :meth:`LockFile.is_current` tells, and has to be asked after acquiring.
+
+A forked child inherits none of the locks, and here it inherits no belief in them either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import threading
+import time
+from types import TracebackType
+
+from wsm.signals.errors import SegmentAccessError
+
+_FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
+_REFUSED = (errno.EAGAIN, errno.EACCES)
+
+#: As a length: to the end of the file, however long it becomes.
+UNBOUNDED = 0
+
+_SHORTEST_PAUSE_S = 0.0005
+_LONGEST_PAUSE_S = 0.01
+
+
+class LockFile:
+    """A lock file that this process has open. Get one with :func:`open_lock_file`.
+
+    Parameters
+    ----------
+    path : str
+        Where it lies.
+    descriptor : int
+        The open file; owned by this object from now on.
+    """
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self.users = 1
+        self._descriptor = descriptor
+        self._inode = _inode_of(os.fstat(descriptor))
+        self._held: dict[LockHold, tuple[int, int]] = {}
+
+    def is_current(self) -> bool:
+        """Whether `path` still names this file."""
+        try:
+            return _inode_of(os.stat(self.path, follow_symlinks=False)) == self._inode
+        except FileNotFoundError:
+            return False
+
+    def try_acquire(self, start: int, length: int = 1) -> LockHold | None:
+        """Lock bytes now or not at all; None if another process or another part of this one has any of them."""
+        with _registry.mutex:
+            if self._held_here(start, length):
+                return None
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+            except OSError as error:
+                if error.errno in _REFUSED:
+                    return None
+                raise SegmentAccessError(path=self.path, reason=error.strerror or str(error)) from error
+            hold = LockHold(self)
+            self._held[hold] = (start, length)
+            self.users += 1
+            return hold
+
+    def acquire(self, start: int, timeout_s: float) -> LockHold | None:
+        """Lock one byte, waiting for it up to `timeout_s` seconds; None if that was not enough.
+
+        Record locks know no deadline, so this asks again after pauses that grow from 0.5 to 10 ms; a
+        release within this process is noticed at once.
+        """
+        deadline = time.monotonic() + timeout_s
+        pause = _SHORTEST_PAUSE_S
+        while True:
+            hold = self.try_acquire(start)
+            left = deadline - time.monotonic()
+            if hold is not None or left <= 0:
+                return hold
+            with _registry.released:
+                _registry.released.wait(min(pause, left))
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def holder(self, start: int, length: int = 1) -> int | None:
+        """Pid of a process that has any of the bytes, this one included.
+
+        Returns
+        -------
+        int or None
+            None if they are free; 0 if the holder lives in another pid namespace.
+        """
+        with _registry.mutex:
+            if self._held_here(start, length):
+                return os.getpid()
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, asked))
+            return None if kind == fcntl.F_UNLCK else max(pid, 0)
+
+    def remove(self) -> None:
+        """Unlink the file if it is still the one at `path`. Only the holder of the owner's byte may."""
+        if self.is_current():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+
+    def close(self) -> None:
+        """Give back one use; the last one closes the file. Holds count as uses."""
+        with _registry.mutex:
+            self.users -= 1
+            if self.users == 0:
+                del _registry.files[self._inode]
+                os.close(self._descriptor)
+
+    def _held_here(self, start: int, length: int) -> bool:
+        return any(_overlap(start, length, *other) for other in self._held.values())
+
+    def _release(self, hold: LockHold) -> None:
+        with _registry.mutex:
+            start, length = self._held.pop(hold)
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, length, start)
+            _registry.released.notify_all()
+            self.close()
+
+
+class LockHold:
+    """Bytes that are locked by this process until :meth:`release`, the end of a ``with``, or its death."""
+
+    def __init__(self, file: LockFile) -> None:
+        self._file: LockFile | None = file
+        self._pid = os.getpid()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the calling process holds the bytes; false in a forked child."""
+        return self._file is not None and self._pid == os.getpid()
+
+    def release(self) -> None:
+        """Unlock. Does nothing the second time, and nothing in a forked child."""
+        file, self._file = self._file, None
+        if file is not None and self._pid == os.getpid():
+            file._release(self)
+
+    def __enter__(self) -> LockHold:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def open_lock_file(path: str, *, create: bool) -> LockFile:
+    """Open the lock file `path`, or return the object that this process has for it already.
+
+    Parameters
+    ----------
+    path : str
+        Where it lies; mode 0600 if it is created.
+    create : bool
+        Whether to create it where it is missing.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is missing and not to be created.
+    SegmentAccessError
+        If it cannot be opened.
+    """
+    with _registry.mutex:
+        # Found by stat first: opening it a second time to look would mean closing a descriptor of it.
+        with contextlib.suppress(FileNotFoundError):
+            known = _registry.files.get(_inode_of(os.stat(path, follow_symlinks=False)))
+            if known is not None:
+                known.users += 1
+                return known
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            try:
+                descriptor = os.open(path, flags)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                descriptor = os.open(path, flags | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise SegmentAccessError(path=path, reason=error.strerror or str(error)) from error
+        file = LockFile(path, descriptor)
+        _registry.files[_inode_of(os.fstat(descriptor))] = file
+        return file
+
+
+class _Registry:
+    """All lock files that this process has open, by device and inode."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.RLock()
+        self.released = threading.Condition(self.mutex)
+        self.files: dict[tuple[int, int], LockFile] = {}
+
+    def forget_parent(self) -> None:
+        """Begin anew in a forked child: the locks stayed with the parent, and a thread of it may have the mutex."""
+        self.mutex = threading.RLock()
+        self.released = threading.Condition(self.mutex)
+        for file in self.files.values():
+            # The inherited descriptors serve the child as well: a lock belongs to who asks for it.
+            file.users -= len(file._held)
+            file._held.clear()
+
+
+def _inode_of(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _overlap(start: int, length: int, other_start: int, other_length: int) -> bool:
+    ends_before = length != UNBOUNDED and start + length <= other_start
+    begins_after = other_length != UNBOUNDED and other_start + other_length <= start
+    return not (ends_before or begins_after)
+
+
+_registry = _Registry()
+os.register_at_fork(after_in_child=_registry.forget_parent)

@@ -1,0 +1,184 @@
+"""One file mapped into this process, shared with all others that map it. Knows bytes only.
+
+The file is opened by path, never through ``multiprocessing.shared_memory``: on CPython 3.10 to 3.12
+attaching there registers with a resource tracker that unlinks the owner's segment when the attaching
+process exits (CPython #82300).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+
+from wsm.signals.errors import (
+    SegmentAccessError,
+    SegmentBusyError,
+    SegmentExistsError,
+    SegmentMissingError,
+    SharedMemoryFullError,
+)
+
+_FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
+
+class SharedFile:
+    """A shared mapping of a whole file.
+
+    Parameters
+    ----------
+    descriptor : int
+        The open file, read and write. The mapping keeps a duplicate; the caller closes this one.
+    path : str
+        Where the file lies.
+    size : int
+        Bytes to map; the file must have them.
+
+    Attributes
+    ----------
+    size : int
+        Mapped bytes.
+    inode : tuple of int
+        Device and inode: the identity of this file, whatever its path names later.
+    bytes : memoryview
+        All of it, element format ``B``.
+    address : int
+        Where byte 0 is mapped in this process; 0 once closed.
+    """
+
+    def __init__(self, descriptor: int, path: str, size: int) -> None:
+        self.path = path
+        self.size = size
+        status = os.fstat(descriptor)
+        self.inode = (status.st_dev, status.st_ino)
+        self._mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self.bytes: memoryview[int] = memoryview(self._mapping)
+        # The view that yields the address is dropped at once: a living one would forbid to unmap.
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
+
+    def cast(self, element_format: str) -> memoryview[int]:
+        """Return a view of other elements (``Q``, ``i``); to be released before :meth:`close`."""
+        return self.bytes.cast(element_format)  # type: ignore[call-overload,no-any-return] # only literals are declared
+
+    def is_replaced(self) -> bool:
+        """Whether `path` names another file by now, or none. One ``stat``."""
+        try:
+            status = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return True
+        return (status.st_dev, status.st_ino) != self.inode
+
+    def close(self) -> None:
+        """Unmap. Does nothing the second time.
+
+        Raises
+        ------
+        SegmentBusyError
+            If somebody holds a view into the memory; it stays mapped then.
+        """
+        self.bytes.release()
+        try:
+            self._mapping.close()
+        except BufferError:
+            self.bytes = memoryview(self._mapping)
+            raise SegmentBusyError(path=self.path) from None
+        self.address = 0
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[tuple[int, int]]:
+    """Open an existing file of this user for sharing; yields the descriptor and the size in bytes.
+
+    ``/dev/shm`` is writable by everyone, so what lies there under our name need not be ours: links and
+    files of other users are refused. Root may look at everybody's.
+
+    Raises
+    ------
+    SegmentMissingError
+        If there is none.
+    SegmentAccessError
+        If it must not be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise SegmentMissingError(path=path) from None
+    except OSError as error:
+        raise SegmentAccessError(path=path, reason=error.strerror or str(error)) from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise SegmentAccessError(path=path, reason="it is no regular file")
+        if status.st_uid != os.geteuid() and os.geteuid() != 0:
+            raise SegmentAccessError(path=path, reason=f"it belongs to user {status.st_uid}")
+        yield descriptor, status.st_size
+    finally:
+        os.close(descriptor)
+
+
+def publish(path: str, unfinished: str, size: int, content: bytes) -> SharedFile:
+    """Create `path` with `content` and zeros up to `size` bytes; nobody ever sees it half made.
+
+    The bytes are allocated here, because a full ``/dev/shm`` would otherwise kill some process with
+    SIGBUS at its first store, much later.
+
+    Parameters
+    ----------
+    path : str
+        Final path; must not exist.
+    unfinished : str
+        Path in the same folder to build it under. What a dead predecessor left there is removed, so the
+        caller must be the only one that builds there now.
+    size : int
+        Bytes of the file.
+    content : bytes
+        The first bytes.
+
+    Raises
+    ------
+    SegmentExistsError
+        If `path` exists.
+    SharedMemoryFullError
+        If there is no room.
+    SegmentAccessError
+        If the folder refuses the file.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(unfinished)
+    try:
+        descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise SegmentAccessError(path=unfinished, reason=error.strerror or str(error)) from error
+    try:
+        os.fchmod(descriptor, 0o600)  # whatever the umask says
+        _allocate(descriptor, path, size)
+        memory = SharedFile(descriptor, path, size)
+        memory.bytes[: len(content)] = content
+        try:
+            os.link(unfinished, path)
+        except FileExistsError:
+            memory.close()
+            raise SegmentExistsError(path=path) from None
+        return memory
+    finally:
+        os.close(descriptor)
+        os.unlink(unfinished)
+
+
+def _allocate(descriptor: int, path: str, size: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise SegmentAccessError(path=path, reason=error.strerror or str(error)) from error
+        room = os.fstatvfs(descriptor)
+        raise SharedMemoryFullError(
+            path=path,
+            needed_bytes=size,
+            free_bytes=room.f_bavail * room.f_frsize,
+            reason=error.strerror or str(error),
+        ) from error

@@ -1,0 +1,227 @@
+"""Who may create, adopt or replace the file of a segment. One lock decides: the owner's byte.
+
+All that changes which file the path names happens under that byte: creating, removing, replacing. It
+lies in a lock file of its own, because a file that is itself replaced cannot hold the lock on its
+replacement. A participant's byte is the proof that the participant lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from wsm.errors import BadInputError
+from wsm.signals.errors import (
+    ConfigurationDigestError,
+    SegmentAccessError,
+    SegmentMissingError,
+    SegmentOwnedError,
+    WorldSizeError,
+)
+from wsm.signals.header import Header
+from wsm.signals.identity import read_occupant
+from wsm.signals.layout import HEADER_BYTES, Layout
+from wsm.signals.lock_file import UNBOUNDED, LockFile, LockHold, open_lock_file
+from wsm.signals.memory import SharedFile, opened, publish
+from wsm.signals.names import lock_path, unfinished_path
+
+#: Bytes of the lock file: who commands, who owns, and from the third on the participants.
+CONTROLLER_BYTE = 0
+OWNER_BYTE = 1
+FIRST_PARTICIPANT_BYTE = 2
+
+
+class Claim:
+    """The owner's byte, held while a segment is made or taken over.
+
+    Parameters
+    ----------
+    lock_file : LockFile
+        Open lock file; the claim gives it back unless it is kept.
+    hold : LockHold
+        The owner's byte in it.
+    """
+
+    def __init__(self, lock_file: LockFile, hold: LockHold) -> None:
+        self.lock_file = lock_file
+        self.hold = hold
+        self._is_kept = False
+
+    def keep(self) -> tuple[LockFile, LockHold]:
+        """Hand lock file and byte over to the new segment."""
+        self._is_kept = True
+        return self.lock_file, self.hold
+
+    def give_back(self) -> None:
+        """Release what was not kept."""
+        if not self._is_kept:
+            self.hold.release()
+            self.lock_file.close()
+
+
+@contextlib.contextmanager
+def claimed(path: str) -> Iterator[Claim]:
+    """Hold the owner's byte of the segment `path`.
+
+    Raises
+    ------
+    SegmentOwnedError
+        If another process, or another part of this one, holds it.
+    """
+    while True:
+        lock_file = open_lock_file(lock_path(path), create=True)
+        hold = lock_file.try_acquire(OWNER_BYTE)
+        if hold is None:
+            pid = lock_file.holder(OWNER_BYTE)
+            lock_file.close()
+            if pid is None:
+                continue  # released between the two questions
+            raise SegmentOwnedError(path=path, pid=pid)
+        if lock_file.is_current():
+            break
+        # The last owner removed the file between our open and our lock; nobody else finds this one.
+        hold.release()
+        lock_file.close()
+    claim = Claim(lock_file, hold)
+    try:
+        yield claim
+    finally:
+        claim.give_back()
+
+
+def publish_segment(path: str, header: Header, content: bytes) -> SharedFile:
+    """Create the file of a segment; the caller holds the owner's byte.
+
+    Raises
+    ------
+    SegmentExistsError, SharedMemoryFullError, SegmentAccessError
+        If it cannot be made; nothing is left behind.
+    """
+    return publish(
+        path, unfinished_path(path), Layout(header.world_size, header.helpers).total_bytes, content
+    )
+
+
+def adopt_or_reclaim(path: str, wanted: Header, claim: Claim) -> tuple[SharedFile, Header] | None:
+    """Look at what a dead owner left: map it if a participant lives, else remove it.
+
+    Returns
+    -------
+    tuple or None
+        The mapped segment and its header; None if there is nothing (any more) at `path`.
+
+    Raises
+    ------
+    SegmentOwnedError
+        If the recorded owner lives although its byte was free.
+    WorldSizeError, ConfigurationDigestError, SegmentMagicError, LayoutVersionError, \
+SegmentTruncatedError, HeaderChecksumError
+        If a participant lives and the segment cannot be adopted by this caller.
+    """
+    # Taking all participants' bytes at once asks whether anybody lives, and keeps everybody from
+    # registering in a segment that is about to be removed.
+    everybody = claim.lock_file.try_acquire(FIRST_PARTICIPANT_BYTE, UNBOUNDED)
+    with everybody or contextlib.nullcontext():
+        try:
+            memory, header = map_segment(path)
+        except SegmentMissingError:
+            return None
+        except BadInputError:
+            if everybody is None:
+                raise
+            _remove(path)
+            return None
+        try:
+            if everybody is not None and not _anybody_on_record(memory, header):
+                _remove(path)
+                memory.close()
+                return None
+            _check_adoptable(memory, header, wanted)
+        except BaseException:
+            memory.close()
+            raise
+        return memory, header
+
+
+def map_segment(path: str) -> tuple[SharedFile, Header]:
+    """Map the file of a segment and check its header.
+
+    Raises
+    ------
+    SegmentMissingError, SegmentAccessError, SegmentMagicError, LayoutVersionError, \
+SegmentTruncatedError, HeaderChecksumError
+        If there is none that this build can read.
+    """
+    with opened(path) as (descriptor, size):
+        header = Header.unpack(os.pread(descriptor, HEADER_BYTES, 0), path=path, file_bytes=size)
+        layout = Layout(header.world_size, header.helpers)
+        return SharedFile(descriptor, path, layout.total_bytes), header
+
+
+def attach_consistently(path: str) -> tuple[SharedFile, Header, LockFile]:
+    """Map a segment and open the lock file that belongs to it, not that of its predecessor or successor.
+
+    Raises
+    ------
+    SegmentMissingError and those of :func:`map_segment`
+        If there is none to attach to.
+    """
+    while True:
+        memory, header = map_segment(path)
+        try:
+            lock_file = open_lock_file(lock_path(path), create=False)
+        except FileNotFoundError:
+            if memory.is_replaced():
+                memory.close()
+                continue  # its owner is removing both just now
+            lock_file = open_lock_file(lock_path(path), create=True)
+        except BaseException:
+            memory.close()
+            raise
+        if not memory.is_replaced():
+            return memory, header, lock_file
+        memory.close()
+        lock_file.close()
+
+
+def _anybody_on_record(memory: SharedFile, header: Header) -> bool:
+    """Whether owner or participants live by their records: their locks are lost if a hand removed the lock file."""
+    layout = Layout(header.world_size, header.helpers)
+    with memory.cast("Q") as words:
+        occupants = [read_occupant(words, index) for index in (layout.owner, *layout.occupant)]
+    return any(
+        occupant is not None and occupant.present and occupant.identity.is_known_alive
+        for occupant in occupants
+    )
+
+
+def _check_adoptable(memory: SharedFile, header: Header, wanted: Header) -> None:
+    with memory.cast("Q") as words:
+        owner = read_occupant(words, Layout(header.world_size, header.helpers).owner)
+    if (
+        owner is not None
+        and owner.present
+        and owner.identity.is_known_alive
+        and owner.identity.pid != os.getpid()
+    ):
+        raise SegmentOwnedError(path=memory.path, pid=owner.identity.pid)
+    for field in ("world_size", "helpers"):
+        found, expected = getattr(header, field), getattr(wanted, field)
+        if found != expected:
+            raise WorldSizeError(
+                path=memory.path, field=field.replace("_", " "), found=found, expected=expected
+            )
+    if header.configuration_digest != wanted.configuration_digest:
+        raise ConfigurationDigestError(
+            path=memory.path, found=header.configuration_digest, expected=wanted.configuration_digest
+        )
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SegmentAccessError(path=path, reason=error.strerror or str(error)) from error

@@ -1,0 +1,302 @@
+"""The segment of one group, as a process sees it: its words, slots, facts and owner.
+
+What is where is :mod:`wsm.signals.layout`; who may create, adopt or replace a segment is decided in
+:mod:`wsm.signals.ownership`. This module knows what no word means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import TracebackType
+
+from wsm.signals import ownership
+from wsm.signals.errors import NotOwnerError, ParticipantError, WorldSizeError
+from wsm.signals.header import Header
+from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, write_occupant
+from wsm.signals.layout import Layout
+from wsm.signals.lock_file import LockFile, LockHold
+from wsm.signals.memory import SharedFile
+from wsm.signals.names import segment_path
+from wsm.signals.slot import PayloadSlot
+
+
+class Segment:
+    """A group's shared memory, mapped into this process.
+
+    Get one with :meth:`create`, :meth:`attach` or :meth:`create_or_adopt`. All of them return at once;
+    none is collective. A segment that a forked child inherits works in it, without the ownership.
+
+    Attributes
+    ----------
+    name, path : str
+        The group's name and the file.
+    world_size, helpers : int
+        Ranks, and participants without steps behind them.
+    run_id : str
+        What the creator called this run.
+    configuration_digest : int
+        Unsigned 64-bit digest that the creator gave.
+    layout : Layout
+        Indexes into `words`.
+    words : memoryview
+        The words, unsigned 64-bit elements; reading one costs about 16 ns. Dead after :meth:`close`.
+    adopted : bool
+        Whether this process took the segment over from a dead owner.
+    lock_file : LockFile
+        The byte locks of the group.
+    """
+
+    def __init__(
+        self, name: str, memory: SharedFile, header: Header, lock_file: LockFile, owner_hold: LockHold | None
+    ) -> None:
+        self.name = name
+        self.path = memory.path
+        self.world_size, self.helpers, self.run_id, self.configuration_digest = header
+        self.layout = Layout(self.world_size, self.helpers)
+        self.words: memoryview[int] = memory.cast("Q")
+        self.adopted = False
+        self.lock_file = lock_file
+        self._memory = memory
+        self._owner_hold = owner_hold
+        self._is_closed = False
+        slots = (self.layout.arguments, self.layout.report, self.layout.error)
+        self._arguments, self._reports, self._errors = (
+            tuple(PayloadSlot(memory.bytes, offset) for offset in offsets) for offsets in slots
+        )
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        *,
+        world_size: int,
+        helpers: int = 0,
+        run_id: str,
+        configuration_digest: int,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> Segment:
+        """Create the segment of a new group and own it until :meth:`close`.
+
+        Parameters
+        ----------
+        name : str
+            The group's name: 1 to 100 letters, digits, ``.``, ``_`` or ``-``.
+        world_size, helpers : int
+            Ranks, and participants without steps.
+        run_id : str
+            Anything that names this run, at most 128 bytes of UTF-8.
+        configuration_digest : int
+            Unsigned 64 bits; compared when a later starter adopts the segment.
+        directory : path or None
+            Where to create it; ``/dev/shm`` by default.
+
+        Raises
+        ------
+        SegmentNameError, SegmentShapeError
+            If an argument is out of range.
+        SegmentOwnedError, SegmentExistsError
+            If another process owns that name, or a file is there.
+        SharedMemoryFullError, SegmentAccessError
+            If the file cannot be made; nothing is left behind.
+        """
+        header = Header(world_size, helpers, run_id, configuration_digest)
+        path = segment_path(name, directory)
+        content = header.pack()
+        with ownership.claimed(path) as claim:
+            memory = ownership.publish_segment(path, header, content)
+            return cls._own(name, memory, header, claim)
+
+    @classmethod
+    def create_or_adopt(
+        cls,
+        name: str,
+        *,
+        world_size: int,
+        helpers: int = 0,
+        run_id: str,
+        configuration_digest: int,
+        directory: str | os.PathLike[str] | None = None,
+    ) -> Segment:
+        """Own the segment `name`, whatever a predecessor left.
+
+        Nothing there: it is created. Its owner died and a participant lives: it is adopted with all its
+        words (`adopted` is true, `run_id` is the old one). Nobody lives: it is removed and created anew,
+        whatever the file holds. Of two starters at once the kernel lets one win.
+
+        Parameters
+        ----------
+        name, world_size, helpers, run_id, configuration_digest, directory
+            As for :meth:`create`.
+
+        Raises
+        ------
+        SegmentOwnedError
+            If the owner lives (a stopped process lives), or another starter was first.
+        WorldSizeError, ConfigurationDigestError
+            If a participant of a group of another shape or configuration still lives.
+        SegmentMagicError, LayoutVersionError, SegmentTruncatedError, HeaderChecksumError
+            If a participant lives and the file is no segment that this build can adopt.
+        SegmentNameError, SegmentShapeError, SharedMemoryFullError, SegmentAccessError
+            As for :meth:`create`.
+        """
+        header = Header(world_size, helpers, run_id, configuration_digest)
+        path = segment_path(name, directory)
+        content = header.pack()
+        with ownership.claimed(path) as claim:
+            found = ownership.adopt_or_reclaim(path, header, claim)
+            if found is not None:
+                segment = cls._own(name, *found, claim)
+                segment.adopted = True
+                return segment
+            return cls._own(name, ownership.publish_segment(path, header, content), header, claim)
+
+    @classmethod
+    def attach(
+        cls, name: str, *, world_size: int | None = None, directory: str | os.PathLike[str] | None = None
+    ) -> Segment:
+        """Map the existing segment `name`, as a participant, a controller or an onlooker.
+
+        Parameters
+        ----------
+        name : str
+            The group's name.
+        world_size : int or None
+            What this process was configured for; None to take what is there.
+        directory : path or None
+            Where it lies; ``/dev/shm`` by default.
+
+        Raises
+        ------
+        SegmentMissingError
+            If there is none.
+        SegmentMagicError, LayoutVersionError, SegmentTruncatedError, HeaderChecksumError
+            If the file is no segment that this build can read.
+        WorldSizeError
+            If it is of a group of another size.
+        SegmentNameError, SegmentAccessError
+            If the name is none, or the file is not to be used.
+        """
+        memory, header, lock_file = ownership.attach_consistently(segment_path(name, directory))
+        if world_size is not None and header.world_size != world_size:
+            memory.close()
+            lock_file.close()
+            raise WorldSizeError(
+                path=memory.path, field="world size", found=header.world_size, expected=world_size
+            )
+        return cls(name, memory, header, lock_file, None)
+
+    @classmethod
+    def _own(cls, name: str, memory: SharedFile, header: Header, claim: ownership.Claim) -> Segment:
+        lock_file, hold = claim.keep()
+        segment = cls(name, memory, header, lock_file, hold)
+        write_occupant(segment.words, segment.layout.owner, Occupant(ProcessIdentity.current(), present=True))
+        return segment
+
+    @property
+    def owner(self) -> ProcessIdentity | None:
+        """Who owns the segment now, dead or alive; None if the owner left it in good order."""
+        occupant = read_occupant(self.words, self.layout.owner)
+        return occupant.identity if occupant is not None and occupant.present else None
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this very process owns the segment."""
+        return self._owner_hold is not None and self._owner_hold.is_held
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._is_closed
+
+    @property
+    def participants(self) -> int:
+        """Number of ranks and helpers."""
+        return self.layout.participants
+
+    @property
+    def address(self) -> int:
+        """Where the segment is mapped in this process; 0 once closed."""
+        return self._memory.address
+
+    def arguments(self, sequence: int) -> PayloadSlot:
+        """Slot for the arguments of command `sequence`; two slots alternate."""
+        return self._arguments[sequence % len(self._arguments)]
+
+    def report(self, participant: int) -> PayloadSlot:
+        """Slot for what `participant` reports about a command."""
+        return self._reports[self.check_participant(participant)]
+
+    def error(self, participant: int) -> PayloadSlot:
+        """Slot for why `participant` failed."""
+        return self._errors[self.check_participant(participant)]
+
+    def check_participant(self, participant: int) -> int:
+        """Return `participant` if the segment has a place for it.
+
+        Raises
+        ------
+        ParticipantError
+            If it has none.
+        """
+        if not 0 <= participant < self.participants:
+            raise ParticipantError(participant=participant, participants=self.participants)
+        return participant
+
+    def inode_changed(self) -> bool:
+        """Whether the path names another segment by now, or none: what is stored here reaches nobody new.
+
+        One ``stat``; made for idle polls.
+        """
+        return self._memory.is_replaced()
+
+    def unlink(self) -> None:
+        """Remove segment and lock file. What is mapped stays usable for those who have it.
+
+        Raises
+        ------
+        NotOwnerError
+            If this process does not own the segment.
+        """
+        if not self.is_owner:
+            raise NotOwnerError(path=self.path)
+        if not self.inode_changed():
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
+        self.lock_file.remove()
+
+    def close(self) -> None:
+        """Unmap the memory and give the ownership back. Does nothing the second time.
+
+        A segment that its owner closes without :meth:`unlink` waits to be adopted or reclaimed.
+
+        Raises
+        ------
+        SegmentBusyError
+            If a view into the memory is alive elsewhere; the segment stays as it was then.
+        """
+        if self._is_closed:
+            return
+        owner = self.owner if self.is_owner else None
+        if owner is not None:
+            write_occupant(self.words, self.layout.owner, Occupant(owner, present=False))
+        self.words.release()
+        try:
+            self._memory.close()
+        except BaseException:
+            self.words = self._memory.cast("Q")
+            if owner is not None:
+                write_occupant(self.words, self.layout.owner, Occupant(owner, present=True))
+            raise
+        self._is_closed = True
+        if self._owner_hold is not None:
+            self._owner_hold.release()
+        self.lock_file.close()
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

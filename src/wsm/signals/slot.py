@@ -1,0 +1,86 @@
+"""A place for some bytes that are too many for a word: arguments, reports, error texts.
+
+A slot holds one payload under a key (epoch, sequence, kind). Writer and reader share no lock and no
+fence: the reader copies what is there and believes it only if a checksum over key, length and bytes
+fits. So it does not matter in which order the stores become visible, on aarch64 neither.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from wsm.signals.errors import PayloadTooLargeError, SlotReusedError
+from wsm.signals.layout import SLOT_BYTES
+
+# checksum, length, epoch, sequence, kind, and what keeps the bytes behind it aligned
+_HEAD = struct.Struct("<5I4x")
+_KEY = struct.Struct("<4I")
+
+#: Bytes that fit into one slot.
+SLOT_CAPACITY = SLOT_BYTES - _HEAD.size
+
+
+class PayloadSlot:
+    """One slot of a segment. One process writes it, any process reads it.
+
+    Parameters
+    ----------
+    memory : memoryview
+        All bytes of the segment.
+    offset : int
+        Where the slot begins.
+    """
+
+    def __init__(self, memory: memoryview[int], offset: int) -> None:
+        self._memory = memory
+        self._offset = offset
+        self._written: tuple[int, int, frozenset[int]] = (0, 0, frozenset())
+
+    def write(self, epoch: int, sequence: int, kind: int, data: bytes) -> None:
+        """Put `data` there for the key. To be followed by the store of the word that announces it.
+
+        Parameters
+        ----------
+        epoch, sequence, kind : int
+            The key, each 0..2**32-1. Each key is written once.
+        data : bytes
+            At most :data:`SLOT_CAPACITY` bytes.
+
+        Raises
+        ------
+        PayloadTooLargeError
+            If `data` does not fit.
+        SlotReusedError
+            If this key was written already.
+        """
+        if len(data) > SLOT_CAPACITY:
+            raise PayloadTooLargeError(size=len(data), capacity=SLOT_CAPACITY)
+        kinds = self._written[2] if self._written[:2] == (epoch, sequence) else frozenset()
+        if kind in kinds or self.read(epoch, sequence, kind) is not None:
+            raise SlotReusedError(epoch=epoch, sequence=sequence, kind=kind)
+        head = _HEAD.pack(_checksum(epoch, sequence, kind, data), len(data), epoch, sequence, kind)
+        begin = self._offset + _HEAD.size
+        self._memory[begin : begin + len(data)] = data
+        self._memory[self._offset : begin] = head
+        self._written = (epoch, sequence, kinds | {kind})
+
+    def read(self, epoch: int, sequence: int, kind: int) -> bytes | None:
+        """Return a copy of what was written for the key.
+
+        Returns
+        -------
+        bytes or None
+            None if something else is there, nothing, or a write that is under way or was torn by the
+            death of its writer. The caller retries until its own deadline or the writer's death.
+        """
+        begin = self._offset + _HEAD.size
+        checksum, length, *key = _HEAD.unpack(self._memory[self._offset : begin])
+        if key != [epoch, sequence, kind] or length > SLOT_CAPACITY:
+            return None
+        data = bytes(self._memory[begin : begin + length])
+        return data if checksum == _checksum(epoch, sequence, kind, data) else None
+
+
+def _checksum(epoch: int, sequence: int, kind: int, data: bytes) -> int:
+    return zlib.crc32(data, zlib.crc32(_KEY.pack(epoch, sequence, kind, len(data))))
