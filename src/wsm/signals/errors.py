@@ -59,8 +59,8 @@ class SegmentMissingError(RefusedError):
 
     def __init__(self, *, path: str) -> None:
         super().__init__(
-            f"there is no segment {path}; start the group first, check its name, and in containers check that "
-            "both sides share /dev/shm (one IPC namespace)",
+            f"there is no segment {path}; start the group first, check its name, "
+            "and in containers that both sides share /dev/shm (one IPC namespace)",
             path=path,
         )
 
@@ -167,7 +167,8 @@ class SegmentTruncatedError(BadInputError):
 
     def __init__(self, *, path: str, size: int, needed_bytes: int) -> None:
         super().__init__(
-            f"{path} has {size} bytes where {needed_bytes} are needed; stop what uses it, remove it and start again",
+            f"{path} has {size} bytes where {needed_bytes} are needed; "
+            "stop what uses it, remove it and start again",
             path=path,
             size=size,
             needed_bytes=needed_bytes,
@@ -293,7 +294,7 @@ class AtomicsUnavailableError(RefusedError):
 
     def __init__(self, *, library: str, reason: str) -> None:
         super().__init__(
-            f"{library} cannot be loaded ({reason}) and FastDeploy's words cannot be answered safely without it; "
+            f"{library} cannot be loaded ({reason}), and FastDeploy's words are never answered without it; "
             "install the system package libatomic1 (Debian, Ubuntu) or libatomic (Fedora, RHEL)",
             library=library,
             reason=reason,
@@ -316,8 +317,8 @@ class EngineWordExistsError(RefusedError):
 
     def __init__(self, *, path: str) -> None:
         super().__init__(
-            f"the engine word {path} exists already; another engine uses this suffix, or one died and left it: "
-            "use another suffix, or remove the file if no engine lives",
+            f"the engine word {path} exists already; use another suffix, "
+            "or remove the file if no engine with this suffix lives",
             path=path,
         )
 
@@ -328,7 +329,7 @@ class EngineWordSizeError(BadInputError):
     def __init__(self, *, path: str, size: int) -> None:
         super().__init__(
             f"the engine word {path} has {size} bytes where an int32 needs 4; "
-            "the engine died while it created the file, or the file is no such word: remove it and restart the engine",
+            "remove the file and restart the engine",
             path=path,
             size=size,
         )

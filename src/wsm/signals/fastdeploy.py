@@ -13,7 +13,9 @@ import contextlib
 import enum
 import os
 import secrets
+from pathlib import Path
 from types import TracebackType
+from typing import final
 
 from wsm.signals.atomics import compare_exchange_32
 from wsm.signals.errors import (
@@ -39,6 +41,7 @@ class EngineWordKind(enum.Enum):
     PREFIX_TREE = "prefix_tree_status"
 
 
+@final
 class EngineWord:
     """One int32 word of an engine, attached.
 
@@ -68,10 +71,10 @@ class EngineWord:
         try:
             with opened(path) as (descriptor, size):
                 if size < _INT32_BYTES:
-                    raise EngineWordSizeError(path=path, size=size)
+                    raise EngineWordSizeError(path=str(path), size=size)
                 memory = SharedFile(descriptor, path, _INT32_BYTES)
         except SegmentMissingError:
-            raise EngineWordMissingError(path=path) from None
+            raise EngineWordMissingError(path=str(path)) from None
         self.kind = kind
         self.suffix = str(suffix)
         self.path = path
@@ -102,9 +105,10 @@ class EngineWord:
         _check_value(path, value)
         content = value.to_bytes(_INT32_BYTES, "little", signed=True)
         try:
-            publish(path, f"{path}.{secrets.token_hex(8)}.new", _INT32_BYTES, content).close()
+            unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
+            publish(path, unfinished, _INT32_BYTES, content).close()
         except SegmentExistsError:
-            raise EngineWordExistsError(path=path) from None
+            raise EngineWordExistsError(path=str(path)) from None
         return cls(kind, suffix, directory=directory)
 
     @staticmethod
@@ -112,7 +116,7 @@ class EngineWord:
         kind: EngineWordKind, suffix: str | int, *, directory: str | os.PathLike[str] | None = None
     ) -> bool:
         """Whether an engine has created the word; looks without attaching."""
-        return os.path.exists(engine_word_path(kind, suffix, directory))
+        return engine_word_path(kind, suffix, directory).exists()
 
     def read(self) -> int:
         """Return the value."""
@@ -150,18 +154,18 @@ class EngineWord:
         return compare_exchange_32(self._memory.address, expected, new)
 
     def recreated(self) -> bool:
-        """Whether the engine has made a new word under this name: attach anew, this one is heard by nobody."""
-        return self._memory.is_replaced() and os.path.exists(self.path)
+        """Whether the engine has made a new word under this name; attach anew, nobody hears this one."""
+        return self._memory.is_replaced() and self.path.exists()
 
     def removed(self) -> bool:
         """Whether the engine has removed the word and made no new one."""
-        return not os.path.exists(self.path)
+        return not self.path.exists()
 
     def unlink(self) -> None:
         """Remove the word if the name still means this one; for those who created it."""
         if not self._memory.is_replaced():
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path)
+                self.path.unlink()
 
     def close(self) -> None:
         """Unmap. Does nothing the second time."""
@@ -179,7 +183,7 @@ class EngineWord:
 
 def engine_word_path(
     kind: EngineWordKind, suffix: str | int, directory: str | os.PathLike[str] | None = None
-) -> str:
+) -> Path:
     """Path of a word, whether it exists or not.
 
     Raises
@@ -187,9 +191,9 @@ def engine_word_path(
     SegmentNameError
         If `suffix` is no sane part of a file name.
     """
-    return os.path.join(directory or SHARED_MEMORY_DIRECTORY, f"{kind.value}.{check_name(str(suffix))}")
+    return Path(directory or SHARED_MEMORY_DIRECTORY) / f"{kind.value}.{check_name(str(suffix))}"
 
 
-def _check_value(path: str, value: int) -> None:
+def _check_value(path: Path, value: int) -> None:
     if value not in _INT32_RANGE:
-        raise EngineWordValueError(path=path, value=value)
+        raise EngineWordValueError(path=str(path), value=value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from pathlib import Path
 from typing import NamedTuple
 
 from wsm.signals.errors import (
@@ -18,7 +19,7 @@ from wsm.signals.errors import (
     SegmentShapeError,
     SegmentTruncatedError,
 )
-from wsm.signals.layout import HEADER_BYTES, LAYOUT_VERSION, Layout
+from wsm.signals.layout import HEADER_BYTES, LAYOUT_VERSION, layout_of
 
 MAGIC = b"WSMGROUP"
 MAX_RUN_ID_BYTES = 128
@@ -65,14 +66,14 @@ class Header(NamedTuple):
             self.world_size,
             self.helpers,
             len(run_id),
-            Layout(self.world_size, self.helpers).total_bytes,
+            layout_of(self.world_size, self.helpers).total_bytes,
             self.configuration_digest,
             run_id,
         )
         return constant + _CHECKSUM.pack(zlib.crc32(constant))
 
     @classmethod
-    def unpack(cls, data: bytes, *, path: str, file_bytes: int) -> Header:
+    def unpack(cls, data: bytes, *, path: Path, file_bytes: int) -> Header:
         """Read the first bytes of the file `path`, which has `file_bytes` bytes.
 
         Raises
@@ -82,16 +83,16 @@ class Header(NamedTuple):
         """
         magic = data[: len(MAGIC)]
         if data and not MAGIC.startswith(magic):
-            raise SegmentMagicError(path=path, magic=magic)
+            raise SegmentMagicError(path=str(path), magic=magic)
         if len(data) < HEADER_BYTES:
-            raise SegmentTruncatedError(path=path, size=file_bytes, needed_bytes=HEADER_BYTES)
+            raise SegmentTruncatedError(path=str(path), size=file_bytes, needed_bytes=HEADER_BYTES)
         _, version, world_size, helpers, run_id_bytes, total, digest, run_id = _CONSTANT.unpack_from(data)
         if version != LAYOUT_VERSION:
-            raise LayoutVersionError(path=path, found=version, expected=LAYOUT_VERSION)
+            raise LayoutVersionError(path=str(path), found=version, expected=LAYOUT_VERSION)
         (found,) = _CHECKSUM.unpack_from(data, _CONSTANT.size)
         expected = zlib.crc32(data[: _CONSTANT.size])
         if found != expected:
-            raise HeaderChecksumError(path=path, found=found, expected=expected)
+            raise HeaderChecksumError(path=str(path), found=found, expected=expected)
         if file_bytes < total:
-            raise SegmentTruncatedError(path=path, size=file_bytes, needed_bytes=total)
+            raise SegmentTruncatedError(path=str(path), size=file_bytes, needed_bytes=total)
         return cls(world_size, helpers, run_id[:run_id_bytes].decode(), digest)

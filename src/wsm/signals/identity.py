@@ -11,6 +11,7 @@ import functools
 import os
 import struct
 import zlib
+from pathlib import Path
 from typing import NamedTuple
 
 _RECORD = struct.Struct("<3Q")
@@ -80,8 +81,7 @@ def read_occupant(words: memoryview[int], index: int) -> Occupant | None:
 def start_time_of(pid: int) -> int | None:
     """Start time of the process in clock ticks since boot; None if it is gone, a zombie, or hidden."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib adds nothing to one read
-            stat = file.read().decode("utf-8", "replace")
+        stat = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
     except OSError:
         return None
     # The second field is the command in parentheses and may hold spaces and parentheses itself.
@@ -91,9 +91,9 @@ def start_time_of(pid: int) -> int | None:
 
 @functools.cache
 def own_pid_namespace() -> int:
-    """Inode of the pid namespace of this process; it never changes for a process, but its child may differ."""
+    """Inode of the pid namespace of this process; a process keeps its own, but its child may get another."""
     try:
-        return os.stat("/proc/self/ns/pid").st_ino
+        return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         return 0
 

@@ -16,7 +16,7 @@ down, and so that no word can ever lie across two lines (such words tear).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from wsm.signals.errors import SegmentShapeError
 
@@ -27,6 +27,7 @@ LINE_BYTES = 64
 WORD_BYTES = 8
 PAGE_BYTES = 4096
 HEADER_BYTES = 256
+HEADER_LINES = HEADER_BYTES // LINE_BYTES
 SLOT_BYTES = 16 * 1024
 
 MAX_WORLD_SIZE = 1024
@@ -38,17 +39,12 @@ _LINES_PER_PARTICIPANT = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """Indexes into ``segment.words`` (64-bit elements) and byte offsets of the slots.
-
-    Parameters
-    ----------
-    world_size : int
-        Number of ranks, 1..1024.
-    helpers : int
-        Number of participants without steps, 0..64; they follow the ranks.
+    """Indexes into ``segment.words`` (64-bit elements) and byte offsets of the slots; see :func:`layout_of`.
 
     Attributes
     ----------
+    world_size, helpers, participants : int
+        Ranks, participants without steps, and their sum. Helpers are numbered after the ranks.
     owner, command, committed : int
         Index of the owner's record and of the words.
     occupant, status, step, heartbeat : tuple of int
@@ -59,58 +55,64 @@ class Layout:
         Byte offsets of the slots of each participant.
     total_bytes : int
         Length of the file.
+    """
+
+    world_size: int
+    helpers: int
+    participants: int
+    owner: int
+    command: int
+    committed: int
+    occupant: tuple[int, ...]
+    status: tuple[int, ...]
+    step: tuple[int, ...]
+    heartbeat: tuple[int, ...]
+    arguments: tuple[int, ...]
+    report: tuple[int, ...]
+    error: tuple[int, ...]
+    total_bytes: int
+
+
+def layout_of(world_size: int, helpers: int = 0) -> Layout:
+    """Lay out a segment for `world_size` ranks (1..1024) and `helpers` helpers (0..64).
 
     Raises
     ------
     SegmentShapeError
-        If `world_size` or `helpers` is out of range.
+        If one of them is out of range.
     """
-
-    world_size: int
-    helpers: int = 0
-    participants: int = field(init=False)
-    owner: int = field(init=False)
-    command: int = field(init=False)
-    committed: int = field(init=False)
-    occupant: tuple[int, ...] = field(init=False)
-    status: tuple[int, ...] = field(init=False)
-    step: tuple[int, ...] = field(init=False)
-    heartbeat: tuple[int, ...] = field(init=False)
-    arguments: tuple[int, ...] = field(init=False)
-    report: tuple[int, ...] = field(init=False)
-    error: tuple[int, ...] = field(init=False)
-    total_bytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.world_size <= MAX_WORLD_SIZE:
-            raise SegmentShapeError(
-                field="world size", value=self.world_size, limit=f"between 1 and {MAX_WORLD_SIZE}"
-            )
-        if not 0 <= self.helpers <= MAX_HELPERS:
-            raise SegmentShapeError(
-                field="number of helpers", value=self.helpers, limit=f"between 0 and {MAX_HELPERS}"
-            )
-        set_once = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 - frozen dataclass
-        participants = self.world_size + self.helpers
-        set_once("participants", participants)
-
-        first_line = HEADER_BYTES // LINE_BYTES
-        set_once("owner", _word_of(first_line))
-        set_once("command", _word_of(first_line + 1))
-        set_once("committed", _word_of(first_line + 2))
-        first_own = first_line + 3
-        for place, name in enumerate(("occupant", "status", "step", "heartbeat")):
-            lines = range(first_own + place, first_own + place + participants * _LINES_PER_PARTICIPANT, 4)
-            set_once(name, tuple(map(_word_of, lines)))
-
-        words_end = (first_own + participants * _LINES_PER_PARTICIPANT) * LINE_BYTES
-        slots_begin = -(-words_end // PAGE_BYTES) * PAGE_BYTES
-        slots = _ARGUMENT_SLOTS + 2 * participants
-        offsets = tuple(range(slots_begin, slots_begin + slots * SLOT_BYTES, SLOT_BYTES))
-        set_once("arguments", offsets[:_ARGUMENT_SLOTS])
-        set_once("report", offsets[_ARGUMENT_SLOTS : _ARGUMENT_SLOTS + participants])
-        set_once("error", offsets[_ARGUMENT_SLOTS + participants :])
-        set_once("total_bytes", slots_begin + slots * SLOT_BYTES)
+    if not 1 <= world_size <= MAX_WORLD_SIZE:
+        raise SegmentShapeError(field="world size", value=world_size, limit=f"between 1 and {MAX_WORLD_SIZE}")
+    if not 0 <= helpers <= MAX_HELPERS:
+        raise SegmentShapeError(
+            field="number of helpers", value=helpers, limit=f"between 0 and {MAX_HELPERS}"
+        )
+    participants = world_size + helpers
+    owner_line, command_line, committed_line, first_line = range(HEADER_LINES, HEADER_LINES + 4)
+    end_line = first_line + participants * _LINES_PER_PARTICIPANT
+    occupant, status, step, heartbeat = (
+        tuple(_word_of(line) for line in range(first_line + place, end_line, _LINES_PER_PARTICIPANT))
+        for place in range(_LINES_PER_PARTICIPANT)
+    )
+    slots_begin = -(-end_line * LINE_BYTES // PAGE_BYTES) * PAGE_BYTES
+    total_bytes = slots_begin + (_ARGUMENT_SLOTS + 2 * participants) * SLOT_BYTES
+    slots = tuple(range(slots_begin, total_bytes, SLOT_BYTES))
+    return Layout(
+        world_size=world_size,
+        helpers=helpers,
+        participants=participants,
+        owner=_word_of(owner_line),
+        command=_word_of(command_line),
+        committed=_word_of(committed_line),
+        occupant=occupant,
+        status=status,
+        step=step,
+        heartbeat=heartbeat,
+        arguments=slots[:_ARGUMENT_SLOTS],
+        report=slots[_ARGUMENT_SLOTS:][:participants],
+        error=slots[_ARGUMENT_SLOTS + participants :],
+        total_bytes=total_bytes,
+    )
 
 
 def _word_of(line: int) -> int:

@@ -12,6 +12,7 @@ import enum
 import os
 import select
 from types import TracebackType
+from typing import final
 
 from wsm.signals.errors import SegmentReplacedError, SlotTakenError
 from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, start_time_of, write_occupant
@@ -28,8 +29,9 @@ class Life(enum.Enum):
     DEAD = "dead"  # gone, or left in good order: nobody writes its words now
 
 
+@final
 class Registration:
-    """A participant's place, held by this process until :meth:`release`, the end of a ``with``, or its death."""
+    """A participant's place, held by this process until it releases it, ends the ``with``, or dies."""
 
     def __init__(self, segment: Segment, participant: int, hold: LockHold, occupant: Occupant) -> None:
         self.participant = participant
@@ -87,10 +89,10 @@ def register(segment: Segment, participant: int, timeout_s: float = 0.1) -> Regi
     if segment.inode_changed() or not segment.lock_file.is_current():
         if hold is not None:
             hold.release()
-        raise SegmentReplacedError(path=segment.path)
+        raise SegmentReplacedError(path=str(segment.path))
     if hold is None:
         pid = segment.lock_file.holder(byte) or 0
-        raise SlotTakenError(path=segment.path, participant=participant, pid=pid)
+        raise SlotTakenError(path=str(segment.path), participant=participant, pid=pid)
     predecessor = read_occupant(segment.words, index)
     me = ProcessIdentity.current()
     if (
@@ -101,7 +103,7 @@ def register(segment: Segment, participant: int, timeout_s: float = 0.1) -> Regi
     ):
         # It lives without its lock: something in it closed another descriptor of the lock file.
         hold.release()
-        raise SlotTakenError(path=segment.path, participant=participant, pid=predecessor.identity.pid)
+        raise SlotTakenError(path=str(segment.path), participant=participant, pid=predecessor.identity.pid)
     occupant = Occupant(me, present=True)
     write_occupant(segment.words, index, occupant)
     return Registration(segment, participant, hold, occupant)

@@ -43,10 +43,10 @@ class ControllerRole:
         lock_file = self._segment.lock_file
         hold = lock_file.acquire(CONTROLLER_BYTE, timeout_s)
         if hold is None:
-            raise RoleBusyError(path=self._segment.path, pid=self.holder() or 0, waited_s=timeout_s)
+            raise RoleBusyError(path=str(self._segment.path), pid=self.holder() or 0, waited_s=timeout_s)
         if self._segment.inode_changed() or not lock_file.is_current():
             hold.release()
-            raise SegmentReplacedError(path=self._segment.path)
+            raise SegmentReplacedError(path=str(self._segment.path))
         return hold
 
     def holder(self) -> int | None:

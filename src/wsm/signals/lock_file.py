@@ -20,7 +20,9 @@ import os
 import struct
 import threading
 import time
+from pathlib import Path
 from types import TracebackType
+from typing import final
 
 from wsm.signals.errors import SegmentAccessError
 
@@ -39,13 +41,13 @@ class LockFile:
 
     Parameters
     ----------
-    path : str
+    path : Path
         Where it lies.
     descriptor : int
         The open file; owned by this object from now on.
     """
 
-    def __init__(self, path: str, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self.users = 1
         self._descriptor = descriptor
@@ -55,12 +57,18 @@ class LockFile:
     def is_current(self) -> bool:
         """Whether `path` still names this file."""
         try:
-            return _inode_of(os.stat(self.path, follow_symlinks=False)) == self._inode
+            return _inode_of(self.path.lstat()) == self._inode
         except FileNotFoundError:
             return False
 
     def try_acquire(self, start: int, length: int = 1) -> LockHold | None:
-        """Lock bytes now or not at all; None if another process or another part of this one has any of them."""
+        """Lock bytes now or not at all.
+
+        Returns
+        -------
+        LockHold or None
+            None if another process, or another part of this one, has any of them.
+        """
         with _registry.mutex:
             if self._held_here(start, length):
                 return None
@@ -69,7 +77,7 @@ class LockFile:
             except OSError as error:
                 if error.errno in _REFUSED:
                     return None
-                raise SegmentAccessError(path=self.path, reason=error.strerror or str(error)) from error
+                raise SegmentAccessError(path=str(self.path), reason=error.strerror or str(error)) from error
             hold = LockHold(self)
             self._held[hold] = (start, length)
             self.users += 1
@@ -111,7 +119,7 @@ class LockFile:
         """Unlink the file if it is still the one at `path`. Only the holder of the owner's byte may."""
         if self.is_current():
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path)
+                self.path.unlink()
 
     def close(self) -> None:
         """Give back one use; the last one closes the file. Holds count as uses."""
@@ -132,6 +140,7 @@ class LockFile:
             self.close()
 
 
+@final
 class LockHold:
     """Bytes that are locked by this process until :meth:`release`, the end of a ``with``, or its death."""
 
@@ -159,12 +168,12 @@ class LockHold:
         self.release()
 
 
-def open_lock_file(path: str, *, create: bool) -> LockFile:
+def open_lock_file(path: Path, *, create: bool) -> LockFile:
     """Open the lock file `path`, or return the object that this process has for it already.
 
     Parameters
     ----------
-    path : str
+    path : Path
         Where it lies; mode 0600 if it is created.
     create : bool
         Whether to create it where it is missing.
@@ -179,7 +188,7 @@ def open_lock_file(path: str, *, create: bool) -> LockFile:
     with _registry.mutex:
         # Found by stat first: opening it a second time to look would mean closing a descriptor of it.
         with contextlib.suppress(FileNotFoundError):
-            known = _registry.files.get(_inode_of(os.stat(path, follow_symlinks=False)))
+            known = _registry.files.get(_inode_of(path.lstat()))
             if known is not None:
                 known.users += 1
                 return known
@@ -194,7 +203,7 @@ def open_lock_file(path: str, *, create: bool) -> LockFile:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise SegmentAccessError(path=path, reason=error.strerror or str(error)) from error
+            raise SegmentAccessError(path=str(path), reason=error.strerror or str(error)) from error
         file = LockFile(path, descriptor)
         _registry.files[_inode_of(os.fstat(descriptor))] = file
         return file
@@ -209,7 +218,7 @@ class _Registry:
         self.files: dict[tuple[int, int], LockFile] = {}
 
     def forget_parent(self) -> None:
-        """Begin anew in a forked child: the locks stayed with the parent, and a thread of it may have the mutex."""
+        """Begin anew in a forked child: the locks stayed with the parent, the mutex maybe with its thread."""
         self.mutex = threading.RLock()
         self.released = threading.Condition(self.mutex)
         for file in self.files.values():

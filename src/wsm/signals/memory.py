@@ -14,6 +14,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 from wsm.signals.errors import (
     SegmentAccessError,
@@ -33,7 +34,7 @@ class SharedFile:
     ----------
     descriptor : int
         The open file, read and write. The mapping keeps a duplicate; the caller closes this one.
-    path : str
+    path : Path
         Where the file lies.
     size : int
         Bytes to map; the file must have them.
@@ -50,7 +51,7 @@ class SharedFile:
         Where byte 0 is mapped in this process; 0 once closed.
     """
 
-    def __init__(self, descriptor: int, path: str, size: int) -> None:
+    def __init__(self, descriptor: int, path: Path, size: int) -> None:
         self.path = path
         self.size = size
         status = os.fstat(descriptor)
@@ -67,7 +68,7 @@ class SharedFile:
     def is_replaced(self) -> bool:
         """Whether `path` names another file by now, or none. One ``stat``."""
         try:
-            status = os.stat(self.path, follow_symlinks=False)
+            status = self.path.lstat()
         except FileNotFoundError:
             return True
         return (status.st_dev, status.st_ino) != self.inode
@@ -85,12 +86,12 @@ class SharedFile:
             self._mapping.close()
         except BufferError:
             self.bytes = memoryview(self._mapping)
-            raise SegmentBusyError(path=self.path) from None
+            raise SegmentBusyError(path=str(self.path)) from None
         self.address = 0
 
 
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[tuple[int, int]]:
+def opened(path: Path) -> Iterator[tuple[int, int]]:
     """Open an existing file of this user for sharing; yields the descriptor and the size in bytes.
 
     ``/dev/shm`` is writable by everyone, so what lies there under our name need not be ours: links and
@@ -106,21 +107,21 @@ def opened(path: str) -> Iterator[tuple[int, int]]:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise SegmentMissingError(path=path) from None
+        raise SegmentMissingError(path=str(path)) from None
     except OSError as error:
-        raise SegmentAccessError(path=path, reason=error.strerror or str(error)) from error
+        raise SegmentAccessError(path=str(path), reason=error.strerror or str(error)) from error
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise SegmentAccessError(path=path, reason="it is no regular file")
+            raise SegmentAccessError(path=str(path), reason="it is no regular file")
         if status.st_uid != os.geteuid() and os.geteuid() != 0:
-            raise SegmentAccessError(path=path, reason=f"it belongs to user {status.st_uid}")
+            raise SegmentAccessError(path=str(path), reason=f"it belongs to user {status.st_uid}")
         yield descriptor, status.st_size
     finally:
         os.close(descriptor)
 
 
-def publish(path: str, unfinished: str, size: int, content: bytes) -> SharedFile:
+def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFile:
     """Create `path` with `content` and zeros up to `size` bytes; nobody ever sees it half made.
 
     The bytes are allocated here, because a full ``/dev/shm`` would otherwise kill some process with
@@ -128,9 +129,9 @@ def publish(path: str, unfinished: str, size: int, content: bytes) -> SharedFile
 
     Parameters
     ----------
-    path : str
+    path : Path
         Final path; must not exist.
-    unfinished : str
+    unfinished : Path
         Path in the same folder to build it under. What a dead predecessor left there is removed, so the
         caller must be the only one that builds there now.
     size : int
@@ -148,11 +149,11 @@ def publish(path: str, unfinished: str, size: int, content: bytes) -> SharedFile
         If the folder refuses the file.
     """
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(unfinished)
+        unfinished.unlink()
     try:
         descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise SegmentAccessError(path=unfinished, reason=error.strerror or str(error)) from error
+        raise SegmentAccessError(path=str(unfinished), reason=error.strerror or str(error)) from error
     try:
         os.fchmod(descriptor, 0o600)  # whatever the umask says
         _allocate(descriptor, path, size)
@@ -162,22 +163,22 @@ def publish(path: str, unfinished: str, size: int, content: bytes) -> SharedFile
             os.link(unfinished, path)
         except FileExistsError:
             memory.close()
-            raise SegmentExistsError(path=path) from None
+            raise SegmentExistsError(path=str(path)) from None
         return memory
     finally:
         os.close(descriptor)
-        os.unlink(unfinished)
+        unfinished.unlink()
 
 
-def _allocate(descriptor: int, path: str, size: int) -> None:
+def _allocate(descriptor: int, path: Path, size: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         if error.errno not in _FULL:
-            raise SegmentAccessError(path=path, reason=error.strerror or str(error)) from error
+            raise SegmentAccessError(path=str(path), reason=error.strerror or str(error)) from error
         room = os.fstatvfs(descriptor)
         raise SharedMemoryFullError(
-            path=path,
+            path=str(path),
             needed_bytes=size,
             free_bytes=room.f_bavail * room.f_frsize,
             reason=error.strerror or str(error),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 from wsm.signals.errors import SegmentNameError
 
 #: Where POSIX shared memory is a file on Linux; readable by everything that shares the IPC namespace.
-SHARED_MEMORY_DIRECTORY = "/dev/shm"  # noqa: S108 - this is the place, not a temporary file
+SHARED_MEMORY_DIRECTORY = Path("/dev/shm")  # noqa: S108 - this is the place, not a temporary file
 
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _MAX_NAME_LENGTH = 100
@@ -36,16 +37,16 @@ def check_name(name: str) -> str:
     return name
 
 
-def segment_path(name: str, directory: str | os.PathLike[str] | None = None) -> str:
+def segment_path(name: str, directory: str | os.PathLike[str] | None = None) -> Path:
     """Path of the segment `name`; `directory` is ``/dev/shm`` unless a test says otherwise."""
-    return os.path.join(directory or SHARED_MEMORY_DIRECTORY, f"wsm.{check_name(name)}")
+    return Path(directory or SHARED_MEMORY_DIRECTORY) / f"wsm.{check_name(name)}"
 
 
-def lock_path(path: str) -> str:
+def lock_path(path: Path) -> Path:
     """Path of the lock file beside the segment `path`."""
-    return path + ".lock"
+    return path.with_name(path.name + ".lock")
 
 
-def unfinished_path(path: str) -> str:
+def unfinished_path(path: Path) -> Path:
     """Path under which the segment `path` is filled before it is published."""
-    return path + ".new"
+    return path.with_name(path.name + ".new")

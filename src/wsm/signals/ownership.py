@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from wsm.errors import BadInputError
 from wsm.signals.errors import (
@@ -21,7 +22,7 @@ from wsm.signals.errors import (
 )
 from wsm.signals.header import Header
 from wsm.signals.identity import read_occupant
-from wsm.signals.layout import HEADER_BYTES, Layout
+from wsm.signals.layout import HEADER_BYTES, layout_of
 from wsm.signals.lock_file import UNBOUNDED, LockFile, LockHold, open_lock_file
 from wsm.signals.memory import SharedFile, opened, publish
 from wsm.signals.names import lock_path, unfinished_path
@@ -61,7 +62,7 @@ class Claim:
 
 
 @contextlib.contextmanager
-def claimed(path: str) -> Iterator[Claim]:
+def claimed(path: Path) -> Iterator[Claim]:
     """Hold the owner's byte of the segment `path`.
 
     Raises
@@ -77,7 +78,7 @@ def claimed(path: str) -> Iterator[Claim]:
             lock_file.close()
             if pid is None:
                 continue  # released between the two questions
-            raise SegmentOwnedError(path=path, pid=pid)
+            raise SegmentOwnedError(path=str(path), pid=pid)
         if lock_file.is_current():
             break
         # The last owner removed the file between our open and our lock; nobody else finds this one.
@@ -90,7 +91,7 @@ def claimed(path: str) -> Iterator[Claim]:
         claim.give_back()
 
 
-def publish_segment(path: str, header: Header, content: bytes) -> SharedFile:
+def publish_segment(path: Path, header: Header, content: bytes) -> SharedFile:
     """Create the file of a segment; the caller holds the owner's byte.
 
     Raises
@@ -99,11 +100,11 @@ def publish_segment(path: str, header: Header, content: bytes) -> SharedFile:
         If it cannot be made; nothing is left behind.
     """
     return publish(
-        path, unfinished_path(path), Layout(header.world_size, header.helpers).total_bytes, content
+        path, unfinished_path(path), layout_of(header.world_size, header.helpers).total_bytes, content
     )
 
 
-def adopt_or_reclaim(path: str, wanted: Header, claim: Claim) -> tuple[SharedFile, Header] | None:
+def adopt_or_reclaim(path: Path, wanted: Header, claim: Claim) -> tuple[SharedFile, Header] | None:
     """Look at what a dead owner left: map it if a participant lives, else remove it.
 
     Returns
@@ -144,7 +145,7 @@ SegmentTruncatedError, HeaderChecksumError
         return memory, header
 
 
-def map_segment(path: str) -> tuple[SharedFile, Header]:
+def map_segment(path: Path) -> tuple[SharedFile, Header]:
     """Map the file of a segment and check its header.
 
     Raises
@@ -155,11 +156,11 @@ SegmentTruncatedError, HeaderChecksumError
     """
     with opened(path) as (descriptor, size):
         header = Header.unpack(os.pread(descriptor, HEADER_BYTES, 0), path=path, file_bytes=size)
-        layout = Layout(header.world_size, header.helpers)
+        layout = layout_of(header.world_size, header.helpers)
         return SharedFile(descriptor, path, layout.total_bytes), header
 
 
-def attach_consistently(path: str) -> tuple[SharedFile, Header, LockFile]:
+def attach_consistently(path: Path) -> tuple[SharedFile, Header, LockFile]:
     """Map a segment and open the lock file that belongs to it, not that of its predecessor or successor.
 
     Raises
@@ -186,8 +187,11 @@ def attach_consistently(path: str) -> tuple[SharedFile, Header, LockFile]:
 
 
 def _anybody_on_record(memory: SharedFile, header: Header) -> bool:
-    """Whether owner or participants live by their records: their locks are lost if a hand removed the lock file."""
-    layout = Layout(header.world_size, header.helpers)
+    """Whether owner or participants live by their records.
+
+    They do without their locks being found if somebody removed the lock file by hand.
+    """
+    layout = layout_of(header.world_size, header.helpers)
     with memory.cast("Q") as words:
         occupants = [read_occupant(words, index) for index in (layout.owner, *layout.occupant)]
     return any(
@@ -198,30 +202,30 @@ def _anybody_on_record(memory: SharedFile, header: Header) -> bool:
 
 def _check_adoptable(memory: SharedFile, header: Header, wanted: Header) -> None:
     with memory.cast("Q") as words:
-        owner = read_occupant(words, Layout(header.world_size, header.helpers).owner)
+        owner = read_occupant(words, layout_of(header.world_size, header.helpers).owner)
     if (
         owner is not None
         and owner.present
         and owner.identity.is_known_alive
         and owner.identity.pid != os.getpid()
     ):
-        raise SegmentOwnedError(path=memory.path, pid=owner.identity.pid)
+        raise SegmentOwnedError(path=str(memory.path), pid=owner.identity.pid)
     for field in ("world_size", "helpers"):
         found, expected = getattr(header, field), getattr(wanted, field)
         if found != expected:
             raise WorldSizeError(
-                path=memory.path, field=field.replace("_", " "), found=found, expected=expected
+                path=str(memory.path), field=field.replace("_", " "), found=found, expected=expected
             )
     if header.configuration_digest != wanted.configuration_digest:
         raise ConfigurationDigestError(
-            path=memory.path, found=header.configuration_digest, expected=wanted.configuration_digest
+            path=str(memory.path), found=header.configuration_digest, expected=wanted.configuration_digest
         )
 
 
-def _remove(path: str) -> None:
+def _remove(path: Path) -> None:
     try:
-        os.unlink(path)
+        path.unlink()
     except FileNotFoundError:
         return
     except OSError as error:
-        raise SegmentAccessError(path=path, reason=error.strerror or str(error)) from error
+        raise SegmentAccessError(path=str(path), reason=error.strerror or str(error)) from error

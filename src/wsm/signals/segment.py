@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 from types import TracebackType
+from typing import final
 
 from wsm.signals import ownership
 from wsm.signals.errors import NotOwnerError, ParticipantError, WorldSizeError
 from wsm.signals.header import Header
 from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, write_occupant
-from wsm.signals.layout import Layout
+from wsm.signals.layout import layout_of
 from wsm.signals.lock_file import LockFile, LockHold
 from wsm.signals.memory import SharedFile
 from wsm.signals.names import segment_path
 from wsm.signals.slot import PayloadSlot
 
 
+@final
 class Segment:
     """A group's shared memory, mapped into this process.
 
@@ -29,8 +31,10 @@ class Segment:
 
     Attributes
     ----------
-    name, path : str
-        The group's name and the file.
+    name : str
+        The group's name.
+    path : Path
+        The file.
     world_size, helpers : int
         Ranks, and participants without steps behind them.
     run_id : str
@@ -53,7 +57,7 @@ class Segment:
         self.name = name
         self.path = memory.path
         self.world_size, self.helpers, self.run_id, self.configuration_digest = header
-        self.layout = Layout(self.world_size, self.helpers)
+        self.layout = layout_of(self.world_size, self.helpers)
         self.words: memoryview[int] = memory.cast("Q")
         self.adopted = False
         self.lock_file = lock_file
@@ -182,7 +186,7 @@ class Segment:
             memory.close()
             lock_file.close()
             raise WorldSizeError(
-                path=memory.path, field="world size", found=header.world_size, expected=world_size
+                path=str(memory.path), field="world size", found=header.world_size, expected=world_size
             )
         return cls(name, memory, header, lock_file, None)
 
@@ -259,10 +263,10 @@ class Segment:
             If this process does not own the segment.
         """
         if not self.is_owner:
-            raise NotOwnerError(path=self.path)
+            raise NotOwnerError(path=str(self.path))
         if not self.inode_changed():
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path)
+                self.path.unlink()
         self.lock_file.remove()
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from wsm.signals import futex
 from wsm.signals.errors import SegmentClosedError
@@ -43,7 +43,8 @@ class WaitMode(enum.Enum):
     SLEEP = "sleep"  # looks every 0.05 to 1 ms
 
 
-class Watch(NamedTuple):
+@dataclass(frozen=True)
+class Watch:
     """A word that was read as `seen`, all 64 bits; `high` says which half its writer wakes."""
 
     index: int
@@ -86,11 +87,9 @@ def wait(
         If the segment is closed, or gets closed by another thread meanwhile.
     """
     how = mode or best_mode()
-    # Without a futex, or where the kernel does not watch all of the words, somebody has to look again.
-    if how is WaitMode.ANY and len(watches) <= futex.MAX_WAITERS and watches:
-        cap = math.inf
-    else:
-        cap = _CAP_S
+    # Where the kernel does not watch all of the words, somebody has to look again.
+    watches_all = how is WaitMode.ANY and 0 < len(watches) <= futex.MAX_WAITERS
+    cap = math.inf if watches_all else _CAP_S
     pause = _SHORTEST_SLEEP_S
     deadline = time.monotonic() + timeout_s
     try:
@@ -109,7 +108,7 @@ def wait(
                 _sleep_on_words(segment, watches, min(left, cap), how)
     except ValueError:
         if segment.is_closed:
-            raise SegmentClosedError(path=segment.path) from None
+            raise SegmentClosedError(path=str(segment.path)) from None
         raise
 
 
@@ -151,7 +150,7 @@ def _sleep_on_words(segment: Segment, watches: Sequence[Watch], timeout_s: float
 def _address_of(segment: Segment, index: int, high: bool) -> int:
     base = segment.address
     if base == 0:
-        raise SegmentClosedError(path=segment.path)
+        raise SegmentClosedError(path=str(segment.path))
     return base + index * WORD_BYTES + (_HALF_BYTES if high == _LOW_HALF_COMES_FIRST else 0)
 
 
