@@ -1,8 +1,8 @@
 """The task that the demo learns: repeat a prompt of a few symbols, one point per correct token.
 
-It is small enough for a minute on two cores and has a reward that anyone can check. It must be read (chance is
-one in `symbols`, at every position), so a policy that stands still cannot look as if it learned.
-Knows no model, no group and no paddle.
+It is small enough for a minute on two cores and has a reward that anyone can check. The prompt must be
+read (chance is one in `symbols`, at every position), so a policy that stands still cannot look as if it
+learned. Knows no model, no group and no paddle.
 """
 
 from __future__ import annotations
@@ -73,4 +73,5 @@ class CopyTask:
         for row, answer in zip(given, answers, strict=True):
             judged = np.asarray(answer[: self.length], np.int64)
             row[: len(judged)] = judged
-        return (given == prompts).astype(np.float32)
+        points: Rewards = (given == prompts).astype(np.float32)
+        return points

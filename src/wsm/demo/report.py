@@ -1,0 +1,144 @@
+"""What a run of the demo leaves as numbers: one record per step, and totals that anyone can recompute.
+
+Plain data and its JSON form (`report.json`). Knows no group, no trainer and no clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+#: Grows when a key of ``report.json`` changes its meaning or goes away.
+SCHEMA = 1
+_EDGE = 5
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One turn of the loop: generate, clear, train, publish, update.
+
+    Parameters
+    ----------
+    step : int
+        1 for the first.
+    version : int or None
+        The version that the group served after the step; None where nothing was updated.
+    served_version : int
+        The version that generated the step's answers, as the receipts say.
+    reward : float
+        Mean reward per token of the answers.
+    tokens : mapping of int to int
+        Generated tokens by the version that each token says it was made by.
+    mixed_version_steps : int
+        Steps of the group's loop whose tokens name more than one version, or another than the receipts.
+    generate_ms, clear_ms, train_ms, publish_ms, update_ms : float
+        Wall time as the loop saw it; 0 for what the step did not do.
+    pause_ms : float
+        The longest time that a rank could not serve; from the update's receipt.
+    bytes : int
+        Weights loaded, all ranks together.
+    digests : mapping of str to str
+        Per rank, of the bytes that are resident after the update; hexadecimal.
+    manifest_digest : str or None
+        Of what the version consists of.
+    loss, entropy : float
+        The trainer's, of this step.
+    log_probability_gap : float
+        Largest difference between the log probability of a token as the group saw it and as the trainer
+        computes it from the weights it published; NaN-free 0.0 where the group was not updated.
+    """
+
+    step: int
+    version: int | None
+    served_version: int
+    reward: float
+    tokens: Mapping[int, int]
+    mixed_version_steps: int
+    generate_ms: float = 0.0
+    clear_ms: float = 0.0
+    train_ms: float = 0.0
+    publish_ms: float = 0.0
+    update_ms: float = 0.0
+    pause_ms: float = 0.0
+    bytes: int = 0
+    digests: Mapping[str, str] = field(default_factory=dict)
+    manifest_digest: str | None = None
+    loss: float = 0.0
+    entropy: float = 0.0
+    log_probability_gap: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run.
+
+    Parameters
+    ----------
+    settings : mapping
+        What the run was asked to do, as plain values.
+    steps : sequence of StepRecord
+        In order.
+    seconds : float
+        Wall time of the loop, start-up included.
+    """
+
+    settings: Mapping[str, Any]
+    steps: Sequence[StepRecord]
+    seconds: float
+
+    def totals(self) -> dict[str, Any]:
+        """Sum up the steps; every value can be recomputed from them."""
+        tokens: Counter[int] = Counter()
+        for step in self.steps:
+            tokens.update(step.tokens)
+        rewards = [step.reward for step in self.steps]
+        return {
+            "steps": len(self.steps),
+            "seconds": round(self.seconds, 3),
+            "reward_first_five": _mean(rewards[:_EDGE]),
+            "reward_last_five": _mean(rewards[-_EDGE:]),
+            "versions_served": sum(step.version is not None for step in self.steps),
+            "tokens": sum(tokens.values()),
+            "tokens_per_version": {str(version): tokens[version] for version in sorted(tokens)},
+            "mixed_version_steps": sum(step.mixed_version_steps for step in self.steps),
+            "bytes": sum(step.bytes for step in self.steps),
+            "median_ms": {
+                name: _median([getattr(step, f"{name}_ms") for step in self.steps])
+                for name in ("generate", "clear", "train", "publish", "update", "pause")
+            },
+        }
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        steps = []
+        for step in self.steps:
+            record = asdict(step)
+            record["tokens"] = {str(version): count for version, count in sorted(step.tokens.items())}
+            steps.append(
+                {key: round(value, 6) if isinstance(value, float) else value for key, value in record.items()}
+            )
+        return {"schema": SCHEMA, "settings": dict(self.settings), "totals": self.totals(), "steps": steps}
+
+    def write(self, path: Path) -> None:
+        """Write ``report.json``; a reader never sees half of it."""
+        temporary = path.with_suffix(".json.partial")
+        temporary.write_text(
+            json.dumps(self.to_mapping(), indent=2, allow_nan=False) + "\n", encoding="utf-8"
+        )
+        temporary.replace(path)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 4) if values else 0.0
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    if not ordered:
+        return 0.0
+    middle = len(ordered) // 2
+    return round(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2, 3)
