@@ -1,0 +1,170 @@
+"""The parameters and persistable buffers of paddle layers on a CPU, released and loaded in place.
+
+Responsible for the identity of the tensors: every ``Parameter`` object stays the one that the model
+computes with, only its memory goes and comes. It must not know where bytes come from. Everything
+that paddle does not check itself (dtype, shape and size of a shared buffer) is checked here, because
+a wrong one is read out of bounds silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from wsm.actions.backends.errors import AdoptionError, TensorChangedError, UnsupportedTensorError
+from wsm.actions.backends.paddle_dtypes import carrier_name, paddle_name, safetensors_name
+from wsm.actions.errors import WeightsReleasedError
+from wsm.strategies.tensor import TensorSpec
+
+
+class PaddleWeights:
+    """One rank's model shard as a :class:`wsm.actions.surfaces.WeightSurface`.
+
+    Parameters
+    ----------
+    layers : paddle.nn.Layer or mapping of str to paddle.nn.Layer
+        The model; or several (auxiliary ones) by the prefix that their tensor names get, ``""`` for the
+        main model. A tensor that two names share is kept once, under the first.
+
+    Attributes
+    ----------
+    tied : dict of str to str
+        Further names of shared tensors, and the name that each is kept under.
+
+    Raises
+    ------
+    UnsupportedTensorError
+        If a tensor's dtype has no safetensors name, it is not contiguous, or it does not lie in host memory.
+
+    Notes
+    -----
+    A view that :meth:`writable` or :meth:`readable` returned keeps its memory alive after
+    :meth:`release`, as does any slice, reshape or shared alias: drop them, and measure.
+    """
+
+    def __init__(self, layers: Any) -> None:
+        named = layers if isinstance(layers, Mapping) else {"": layers}
+        self._tensors: dict[str, Any] = {}
+        self._specs: dict[str, TensorSpec] = {}
+        self.tied: dict[str, str] = {}
+        first_names: dict[int, str] = {}
+        for prefix, layer in named.items():
+            for local_name, tensor in layer.state_dict().items():
+                name = f"{prefix}{local_name}"
+                if id(tensor) in first_names:
+                    self.tied[name] = first_names[id(tensor)]
+                    continue
+                first_names[id(tensor)] = name
+                self._specs[name] = _spec(name, tensor)
+                self._tensors[name] = tensor
+
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Name, shape and dtype of every tensor, tied ones once; known without any memory held."""
+        return self._specs
+
+    def held(self) -> Iterator[str]:
+        """Iterate over the names of tensors that hold memory; tensors of size zero never do."""
+        for name, tensor in self._tensors.items():
+            if self._specs[name].nbytes and tensor._is_initialized():
+                yield name
+
+    def release(self) -> int:
+        """Let go of every tensor's memory; return the bytes let go. Idempotent.
+
+        Blocks below the C allocator's mapping threshold (128 KiB) stay in its heap until
+        :meth:`HostMemory.empty_cache` trims it.
+        """
+        freed = 0
+        for name in list(self.held()):
+            self._tensors[name]._clear_data()
+            freed += self._specs[name].nbytes
+        return freed
+
+    def writable(self, name: str) -> memoryview:
+        """Return the tensor's bytes for writing, in new memory if it was released.
+
+        Raises
+        ------
+        KeyError
+            If the model has no such tensor.
+        TensorChangedError, AdoptionError
+            If paddle's tensor and this shard's description of it have parted.
+        """
+        spec = self._specs[name]
+        if not spec.nbytes:
+            return memoryview(bytearray())
+        tensor = self._tensors[name]
+        if not tensor._is_initialized():
+            self._adopt_new_memory(name)
+        return self._bytes(name)
+
+    def readable(self, name: str) -> memoryview:
+        """Return the tensor's bytes, read-only.
+
+        Raises
+        ------
+        KeyError
+            If the model has no such tensor.
+        WeightsReleasedError
+            If it holds no memory. Paddle itself would answer with an empty array.
+        TensorChangedError
+            If paddle's tensor and this shard's description of it have parted.
+        """
+        spec = self._specs[name]
+        if not spec.nbytes:
+            return memoryview(b"")
+        if not self._tensors[name]._is_initialized():
+            raise WeightsReleasedError(tensor=name)
+        return self._bytes(name).toreadonly()
+
+    def addresses(self) -> Mapping[str, int]:
+        """Address of the first byte of every held tensor."""
+        return {name: int(self._tensors[name].data_ptr()) for name in self.held()}
+
+    def _bytes(self, name: str) -> memoryview:
+        self._expect_unchanged(name)
+        tensor = self._tensors[name].detach()
+        carrier = carrier_name(paddle_name(tensor))
+        if carrier != paddle_name(tensor):
+            tensor = tensor.view(carrier)
+        return np.from_dlpack(tensor).reshape(-1).view(np.uint8).data
+
+    def _adopt_new_memory(self, name: str) -> None:
+        import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
+
+        tensor = self._tensors[name]
+        self._expect_unchanged(name)
+        wanted = paddle_name(tensor)
+        memory = np.empty(self._specs[name].shape, np.dtype(carrier_name(wanted)))
+        source = paddle.utils.dlpack.from_dlpack(memory)
+        if paddle_name(source) != wanted:
+            source = source.view(wanted)
+        if paddle_name(source) != wanted or tuple(source.shape) != self._specs[name].shape:
+            raise AdoptionError(tensor=name, found=f"the buffer became {paddle_name(source)}{source.shape}")
+        source._share_buffer_to(tensor)
+        if not tensor._is_initialized():
+            raise AdoptionError(tensor=name, found="it holds no memory")
+
+    def _expect_unchanged(self, name: str) -> None:
+        now = _spec(name, self._tensors[name])
+        if now != self._specs[name]:
+            before = self._specs[name]
+            raise TensorChangedError(
+                tensor=name,
+                expected=f"{before.dtype}{list(before.shape)}",
+                found=f"{now.dtype}{list(now.shape)}",
+            )
+
+
+def _spec(name: str, tensor: Any) -> TensorSpec:
+    spec = TensorSpec(
+        name, safetensors_name(tensor, name=name), tuple(int(extent) for extent in tensor.shape)
+    )
+    if tensor._is_initialized():
+        if not tensor.place.is_cpu_place():
+            raise UnsupportedTensorError(tensor=name, found=f"on {tensor.place}", supported="host memory")
+        if not tensor.is_contiguous():
+            raise UnsupportedTensorError(tensor=name, found="strided", supported="contiguous tensors")
+    return spec
