@@ -1,0 +1,54 @@
+"""The picture, as a file that really is one; what it looks like is for eyes."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from wsm.demo.picture import draw
+from wsm.demo.report import Report, StepRecord
+from wsm.demo.timeline import Span
+
+MS = 1_000_000
+
+
+def a_run(*, updated: bool) -> tuple[Report, list[Span]]:
+    spans, steps = [], []
+    for step in range(1, 4):
+        start = step * 100 * MS
+        spans.append(Span("controller", "commands", "generate", start, start + 40 * MS, {"step": step}))
+        spans += [Span(rank, "weights", "NORMAL", start, start + 40 * MS) for rank in ("rank 0", "rank 1")]
+        if updated:
+            spans.append(
+                Span("controller", "commands", "clear", start + 40 * MS, start + 50 * MS, {"step": step})
+            )
+            spans.append(
+                Span("controller", "commands", "update", start + 80 * MS, start + 95 * MS, {"step": step})
+            )
+            for rank in ("rank 0", "rank 1"):
+                spans.append(Span(rank, "actions", "release_weights", start + 42 * MS, start + 48 * MS))
+                spans.append(Span(rank, "actions", "load_weights", start + 82 * MS, start + 90 * MS))
+                spans.append(Span(rank, "weights", "CLEARED", start + 50 * MS, start + 80 * MS))
+        steps.append(
+            StepRecord(step, step if updated else None, step - 1, 0.1 * step, {step - 1: 8}, 0, pause_ms=50.0)
+        )
+    return Report({}, steps, 0.3), spans
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_a_run_with_updates_is_drawn(tmp_path: Path) -> None:
+    report, spans = a_run(updated=True)
+    draw(tmp_path / "run.png", report, spans, chance=0.125)
+    assert size_of(tmp_path / "run.png") == (1200, 1100)
+
+
+def test_a_run_without_updates_is_drawn_too(tmp_path: Path) -> None:
+    report, spans = a_run(updated=False)
+    draw(tmp_path / "run.png", report, spans, chance=0.125)
+    assert size_of(tmp_path / "run.png") == (1200, 1100)

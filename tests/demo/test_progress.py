@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from wsm.demo.progress import RunProgress, sparkline
+from wsm.demo.report import Report, StepRecord
+
+
+def record(step: int) -> StepRecord:
+    return StepRecord(
+        step, step, step - 1, 0.125 * step, {step - 1: 512}, 0, 210.0, 11.2, 140.4, 9.0, 24.0, 190.0
+    )
+
+
+def run_on(console: Console, steps: int = 3) -> None:
+    records = [record(step) for step in range(1, steps + 1)]
+    with RunProgress("wsm demo: 2 ranks learn to copy", steps, console) as progress:
+        for one in records:
+            progress.phase("generate")
+            progress.finished(one)
+    progress.summary(Report({}, records, 12.0), ["demo-out/report.json"])
+
+
+def test_without_a_terminal_every_step_is_one_plain_line_within_80_columns() -> None:
+    stream = io.StringIO()
+    run_on(Console(file=stream, width=80, highlight=False))
+    lines = stream.getvalue().splitlines()
+    assert "\x1b" not in stream.getvalue()
+    assert [line for line in lines if line.startswith("step ")] == [
+        "step 1/3  version 1  reward 0.12  clear 11  train 140  update 24  pause 190 ms",
+        "step 2/3  version 2  reward 0.25  clear 11  train 140  update 24  pause 190 ms",
+        "step 3/3  version 3  reward 0.38  clear 11  train 140  update 24  pause 190 ms",
+    ]
+    assert max(map(len, lines)) <= 80
+
+
+def test_on_a_terminal_the_last_display_stays_and_fits_80_columns() -> None:
+    stream = io.StringIO()
+    console = Console(
+        file=stream, width=80, height=30, force_terminal=True, color_system=None, legacy_windows=False
+    )
+    run_on(console)
+    shown = stream.getvalue()
+    assert "step 3/3: done" in shown
+    assert "190 ms" in shown
+    assert "…" not in shown, "a column was cut"
+
+
+def test_a_run_that_raised_says_that_it_stopped() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=80, force_terminal=True, color_system=None)
+    with pytest.raises(KeyboardInterrupt), RunProgress("wsm demo", 3, console):
+        raise KeyboardInterrupt
+    assert "stopped" in stream.getvalue()
+
+
+def test_a_run_that_does_not_update_shows_no_version() -> None:
+    stream = io.StringIO()
+    with RunProgress("wsm demo", 1, Console(file=stream, width=80)) as progress:
+        progress.finished(StepRecord(1, None, 0, 0.06, {0: 512}, 0))
+    assert "version -" in stream.getvalue()
+
+
+def test_a_sparkline_has_one_character_per_value_and_never_more_than_fit() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([]) == ""
+    assert len(sparkline([0.5] * 500)) <= 60
+    assert sparkline([-1.0, 2.0]) == "▁█"
