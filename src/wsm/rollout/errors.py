@@ -1,0 +1,170 @@
+"""The errors of the reference rollout group, each with its facts as attributes.
+
+Knows no paddle and no sockets. A worker sends ``type`` and message of these over its request socket;
+:mod:`wsm.rollout.client` raises them again as :class:`GenerationRefusedError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
+
+
+class ModelShapeError(BadInputError):
+    """The sizes of a model do not fit each other, or do not fit the number of ranks."""
+
+    def __init__(self, *, field: str, value: Any, reason: str) -> None:
+        super().__init__(
+            f"model shape: {field}={value!r} {reason}; correct it under `model:`",
+            field=field,
+            value=value,
+            reason=reason,
+        )
+
+
+class RolloutConfigError(BadInputError):
+    """A rollout configuration is not what it must be."""
+
+    def __init__(self, *, source: str, field: str, reason: str) -> None:
+        super().__init__(
+            f"rollout configuration {source}: {field} {reason}", source=source, field=field, reason=reason
+        )
+
+
+class ShardError(BadInputError):
+    """Weights that are to be split or put together are not this model's weights."""
+
+    def __init__(
+        self,
+        *,
+        where: str,
+        missing: list[str] | None = None,
+        unknown: list[str] | None = None,
+        name: str = "",
+        found: tuple[int, ...] = (),
+        expected: tuple[int, ...] = (),
+    ) -> None:
+        what = f"{name} has extents {found}, expected {expected}" if name else ""
+        if missing:
+            what = f"lacks {len(missing)} parameters, such as {missing[0]}"
+        if unknown:
+            what += f"{' and ' if what else ''}has {len(unknown)} unknown ones, such as {unknown[0]}"
+        super().__init__(
+            f"{where}: {what}; use the model shape that the weights were made with",
+            where=where,
+            missing=missing or [],
+            unknown=unknown or [],
+            name=name,
+            found=found,
+            expected=expected,
+        )
+
+
+class StepPermitMissingError(RefusedError):
+    """A forward pass was asked for outside a step."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a forward pass needs the permit of the running step: "
+            "call it inside `with worker.step() as permit:`"
+        )
+
+
+class StepOverError(RefusedError):
+    """A forward pass went on with the parameters of a step that is over."""
+
+    def __init__(self, *, step: int) -> None:
+        super().__init__(
+            f"the parameters were opened for step {step}, which is over: open them again in every step",
+            step=step,
+        )
+
+
+class ParameterReleasedError(RefusedError):
+    """A forward pass reached for a parameter without memory."""
+
+    def __init__(self, *, name: str) -> None:
+        super().__init__(
+            f"parameter {name} holds no memory: the weights are cleared; update the group to a version first",
+            name=name,
+        )
+
+
+class CacheReleasedError(RefusedError):
+    """A step reached for a KV cache without memory."""
+
+    def __init__(self, *, cache: str) -> None:
+        super().__init__(f"KV cache {cache!r} holds no memory; it is rebuilt by the next update", cache=cache)
+
+
+class StaleGraphError(RefusedError):
+    """A captured execution no longer fits the memory that it was captured for."""
+
+    def __init__(self, *, graph: str, name: str, reason: str) -> None:
+        super().__init__(
+            f"captured execution {graph!r} refuses to run: {name} {reason}; "
+            "capture it again after the weights are loaded",
+            graph=graph,
+            name=name,
+            reason=reason,
+        )
+
+
+class ExchangeBufferError(RefusedError):
+    """The expert-parallel exchange buffer is not usable as it is."""
+
+    def __init__(self, *, reason: str, remedy: str) -> None:
+        super().__init__(f"expert-parallel exchange buffer: {reason}; {remedy}", reason=reason, remedy=remedy)
+
+
+class CommunicatorGoneError(RefusedError):
+    """A collective was asked for on a group that is shut down."""
+
+    def __init__(self, *, kind: str) -> None:
+        super().__init__(f"the {kind} group is shut down; it is restarted by the next update", kind=kind)
+
+
+class MixedVersionsError(GroupError):
+    """Two ranks entered one step with different weights."""
+
+    def __init__(self, *, rank: int, version: int, leader_version: int, step: int) -> None:
+        super().__init__(
+            f"rank {rank} holds version {version} in step {step}, rank 0 holds {leader_version}; "
+            "the step was not run: clear the group and update it",
+            rank=rank,
+            version=version,
+            leader_version=leader_version,
+            step=step,
+        )
+
+
+class PlanOverflowError(InternalError):
+    """The scheduler made a step that does not fit the buffer it is sent in."""
+
+    def __init__(self, *, needed: int, capacity: int) -> None:
+        super().__init__(f"a step plan needs {needed} of {capacity} words", needed=needed, capacity=capacity)
+
+
+class BlockAccountingError(InternalError):
+    """A KV block was released more often than it was taken."""
+
+    def __init__(self, *, block: int) -> None:
+        super().__init__(f"KV block {block} was released while nobody held it", block=block)
+
+
+class RequestError(BadInputError):
+    """A generation request is not what it must be."""
+
+    def __init__(self, *, field: str, reason: str) -> None:
+        super().__init__(f"request: {field} {reason}", field=field, reason=reason)
+
+
+class QueueFullError(RefusedError):
+    """As many requests wait as the group is configured for."""
+
+    def __init__(self, *, limit: int) -> None:
+        super().__init__(
+            f"{limit} requests are waiting, which is the limit; submit again when some are answered",
+            limit=limit,
+        )

@@ -1,0 +1,122 @@
+"""The expert-parallel exchange buffer: what DeepEP's buffer is to FastDeploy, on Gloo.
+
+Tokens travel to the ranks that own their experts (dispatch) and the experts' outputs travel back
+(combine) through two preallocated buffers that live on the EP group. Gloo has no all-to-all, so
+both directions are an all_gather. Knows no experts and no weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import paddle
+
+from wsm.rollout.errors import ExchangeBufferError
+from wsm.rollout.parallel import Communicator
+
+
+class ExchangeBuffer:
+    """Send and receive buffers of one rank; a :class:`wsm.actions.surfaces.DeepEPSurface`.
+
+    Parameters
+    ----------
+    expert_parallel : Communicator
+        The ranks that share the experts.
+    width : int
+        Floats per token: the hidden state, then its expert ids and gates.
+    hidden_width : int
+        How many of them are the hidden state, which is all that travels back.
+    max_tokens : int
+        Most tokens of one step, over all ranks.
+    """
+
+    def __init__(self, expert_parallel: Communicator, width: int, hidden_width: int, max_tokens: int) -> None:
+        self._ranks = expert_parallel
+        self._width = width
+        self._hidden_width = hidden_width
+        self._rows = -(-max_tokens // expert_parallel.size)
+        self._buffers: tuple[Any, Any, Any, Any] | None = None
+        self._group: Any = None
+
+    def recreate_buffer(self) -> None:
+        """Allocate the buffers on the present EP group. Idempotent. Collective over the EP group.
+
+        Raises
+        ------
+        ExchangeBufferError
+            If the ranks disagree about its size.
+        CommunicatorGoneError
+            If the EP group is shut down.
+        """
+        group = self._ranks.group() if self._ranks.size > 1 else None
+        if self._buffers is not None and self._group is group:
+            return
+        mine = paddle.to_tensor([[self._rows, self._width]], dtype="int64")
+        sizes = paddle.zeros([self._ranks.size, 2], dtype="int64")
+        self._ranks.all_gather(sizes, mine)
+        if not bool((sizes == mine).all()):
+            raise ExchangeBufferError(
+                reason=f"the ranks ask for buffers of different sizes {sizes.tolist()}",
+                remedy="give all ranks the same configuration",
+            )
+        everyone = self._rows * self._ranks.size
+        self._buffers = (
+            paddle.zeros([self._rows, self._width]),
+            paddle.zeros([everyone, self._width]),
+            paddle.zeros([everyone, self._hidden_width]),
+            paddle.zeros([everyone * self._ranks.size, self._hidden_width]),
+        )
+        self._group = group
+
+    def clear_buffer(self) -> None:
+        """Free the buffers. Idempotent. Collective over the EP group, which must still be alive.
+
+        Raises
+        ------
+        CommunicatorGoneError
+            If the EP group was shut down first.
+        """
+        if self._buffers is None:
+            return
+        # Nobody frees what a slower peer still sends into: everyone has left its last exchange first.
+        self._ranks.all_reduce(paddle.zeros([1]))
+        self._buffers = None
+        self._group = None
+
+    def allocated(self) -> bool:
+        """Whether the buffers exist."""
+        return self._buffers is not None
+
+    def dispatch(self, tokens: Any) -> Any:
+        """Send this rank's `tokens` (rows, width) to everyone; return all ranks' (size * rows, width).
+
+        Collective. The result is a view of the receive buffer, valid until the next dispatch.
+        """
+        send, receive, _, _ = self._usable(tokens.shape[0])
+        rows = tokens.shape[0]
+        paddle.assign(tokens, send[:rows])
+        gathered = receive[: rows * self._ranks.size]
+        self._ranks.all_gather(gathered, send[:rows])
+        return gathered
+
+    def combine(self, partial: Any) -> Any:
+        """Sum the ranks' outputs for all tokens, (size * rows, hidden width) each. Collective."""
+        _, _, send, receive = self._usable(partial.shape[0] // self._ranks.size)
+        count = partial.shape[0]
+        paddle.assign(partial, send[:count])
+        gathered = receive[: count * self._ranks.size]
+        self._ranks.all_gather(gathered, send[:count])
+        return gathered.reshape([self._ranks.size, count, -1]).sum(axis=0)
+
+    def _usable(self, rows: int) -> tuple[Any, Any, Any, Any]:
+        if self._buffers is None:
+            raise ExchangeBufferError(reason="it is cleared", remedy="it is recreated by the next update")
+        if self._ranks.size > 1 and self._ranks.group() is not self._group:
+            raise ExchangeBufferError(
+                reason="its EP group was replaced", remedy="clear the buffer before the group is shut down"
+            )
+        if rows > self._rows:
+            raise ExchangeBufferError(
+                reason=f"{rows} tokens of one rank do not fit {self._rows}", remedy="raise max_step_tokens"
+            )
+        return self._buffers

@@ -1,0 +1,269 @@
+"""Continuous batching on rank 0: who is admitted, what the next step computes, who is finished.
+
+A :class:`wsm.actions.surfaces.RequestSurface`. Blocks for a request's longest possible sequence are held from
+admission on, so a running request never has to be pushed out for want of memory. The other ranks have a
+scheduler too, for the surface; it is always empty, since rank 0 tells them what to compute.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wsm.rollout.block_pool import SCRATCH_BLOCK, BlockPool
+from wsm.rollout.errors import QueueFullError, RequestError
+from wsm.rollout.request import FinishReason, Generation, Request
+from wsm.rollout.sampling import Choices
+from wsm.rollout.shape import ModelShape
+from wsm.rollout.step_plan import StepPlan
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of scheduling.
+
+    Parameters
+    ----------
+    max_batch : int
+        Requests that run at the same time.
+    max_step_tokens : int
+        Tokens of one step, padding included.
+    max_waiting : int
+        Requests that may wait beyond those.
+    """
+
+    max_batch: int = 128
+    max_step_tokens: int = 1024
+    max_waiting: int = 1024
+
+
+#: Returns a request's expert choices for its answer, or None.
+TakeRouting = Callable[[Request], "list[list[list[int]]] | None"]
+
+
+class Scheduler:
+    """The requests of a group.
+
+    Parameters
+    ----------
+    shape : ModelShape
+        What requests are checked against.
+    pool : BlockPool
+        Where running requests hold blocks.
+    limits : Limits
+        Bounds.
+    reset_hooks : sequence of callable
+        Told to forget cached input tensors.
+    routing : callable
+        Returns a request's expert choices for its answer, or None.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        pool: BlockPool,
+        limits: Limits,
+        reset_hooks: Sequence[Callable[[], None]] = (),
+        routing: TakeRouting = lambda _: None,
+    ) -> None:
+        self._shape = shape
+        self._pool = pool
+        self._limits = limits
+        self._reset_hooks = reset_hooks
+        self._routing = routing
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._step: list[Request] = []
+        self._finished: list[Generation] = []
+        self._admitting = True
+        self._prefilled_last = False
+
+    # -- what a transition asks for -------------------------------------------------------------
+
+    def stop_admitting(self) -> None:
+        """Admit no new request; queued ones wait. Idempotent."""
+        self._admitting = False
+
+    def resume_admitting(self) -> None:
+        """Admit requests again. Idempotent."""
+        self._admitting = True
+
+    def in_flight(self) -> int:
+        """Count the running requests."""
+        return len(self._running)
+
+    def abort_all(self) -> int:
+        """End every running request with what it has so far; return how many."""
+        aborted = list(self._running)
+        for request in aborted:
+            self._finish(request, FinishReason.ABORTED)
+        return len(aborted)
+
+    def freeze(self) -> int:
+        """Put every running request back to the head of the queue, without blocks; return how many."""
+        frozen = list(self._running)
+        self._requeue(frozen)
+        return len(frozen)
+
+    def reset_inputs(self) -> None:
+        """Forget the inputs of the last step. Idempotent."""
+        self._step = []
+        self._prefilled_last = False
+        for reset in self._reset_hooks:
+            reset()
+
+    # -- what the event loop asks for -----------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises
+        ------
+        RequestError
+            If it does not fit the model or the cache.
+        QueueFullError
+            If too many wait already.
+        """
+        request.check(self._shape)
+        needed = self._blocks_for(len(request.prompt) + request.max_tokens)
+        if needed >= self._pool.blocks:
+            raise RequestError(
+                field="max_tokens", reason=f"needs {needed} of {self._pool.blocks - 1} KV blocks"
+            )
+        if len(self._waiting) >= self._limits.max_waiting:
+            raise QueueFullError(limit=self._limits.max_waiting)
+        self._waiting.append(request)
+
+    def cancel(self, request_ids: set[str]) -> None:
+        """Drop requests whose submitter is gone; nobody is answered."""
+        self._waiting = deque(request for request in self._waiting if request.request_id not in request_ids)
+        for request in [running for running in self._running if running.request_id in request_ids]:
+            self._release(request)
+            self._running.remove(request)
+
+    def has_work(self) -> bool:
+        """Whether a step would compute anything."""
+        return bool(self._running) or (self._admitting and bool(self._waiting))
+
+    def waiting(self) -> int:
+        """Count queued requests."""
+        return len(self._waiting)
+
+    def take_finished(self) -> list[Generation]:
+        """Return and forget the answers since the last call."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    # -- one step -------------------------------------------------------------------------------
+
+    def next(self, version: int) -> StepPlan:
+        """Choose what the next step computes with the weights of `version`; empty if nothing is to do."""
+        # A cache that was forgotten takes its blocks' content with it, whatever the policy was.
+        self._requeue([request for request in self._running if request.generation != self._pool.generation])
+        self._admit(version)
+        decoding = [request for request in self._running if request.remaining == 1]
+        prefilling = [request for request in self._running if request.remaining > 1]
+        # Prompts and running requests take turns, so neither starves the other.
+        self._prefilled_last = bool(prefilling) and not (decoding and self._prefilled_last)
+        rows = prefilling if self._prefilled_last else decoding
+        budget = self._limits.max_step_tokens
+        length = min(max((request.remaining for request in rows), default=0), budget)
+        self._step = rows[: budget // length] if length else []
+        return self._plan(length)
+
+    def stepped(self) -> list[Request]:
+        """Return the requests of the step that :meth:`next` has chosen, row by row."""
+        return self._step
+
+    def complete(self, plan: StepPlan, choices: Choices, version: int) -> None:
+        """Take a step's results; a row's choice counts only where the whole sequence went through."""
+        for row, request in enumerate(self._step):
+            if request.cache_version != version:
+                request.cache_version = version if request.computed == 0 else None
+            before = request.computed
+            request.computed += int(plan.counts[row])
+            self._publish(request, before)
+            if request.remaining == 0:
+                request.tokens.append(int(choices.tokens[row]))
+                request.logprobs.append(float(choices.logprobs[row]))
+                request.versions.append(version)
+                if request.tokens[-1] == request.stop_token:
+                    self._finish(request, FinishReason.STOP)
+                elif len(request.tokens) >= request.max_tokens:
+                    self._finish(request, FinishReason.LENGTH)
+        self._step = []
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _admit(self, version: int) -> None:
+        while self._admitting and self._waiting and len(self._running) < self._limits.max_batch:
+            request = self._waiting[0]
+            match = self._pool.match(request.known, version)
+            total = self._blocks_for(len(request.prompt) + request.max_tokens)
+            more = self._pool.take(total - len(match.blocks))
+            if more is None:
+                self._pool.release(match.blocks, self._pool.generation)
+                return
+            self._waiting.popleft()
+            request.blocks = match.blocks + more
+            request.generation = self._pool.generation
+            request.chain = match.chain
+            request.computed = request.cached_tokens = len(match.blocks) * self._pool.block_size
+            request.cache_version = version
+            self._running.append(request)
+
+    def _plan(self, length: int) -> StepPlan:
+        rows = self._step
+        counts = np.array([min(request.remaining, length) for request in rows], np.int32)
+        starts = np.array([request.computed for request in rows], np.int32)
+        tables = np.full(
+            (len(rows), self._blocks_for(int((starts + counts).max(initial=0)))), SCRATCH_BLOCK, np.int32
+        )
+        tokens = np.zeros((len(rows), length), np.int32)
+        for row, request in enumerate(rows):
+            start, end = request.computed, request.computed + int(counts[row])
+            tokens[row, : counts[row]] = request.known[start:end]
+            held = request.blocks[: self._blocks_for(end)]
+            tables[row, : len(held)] = held
+        return StepPlan(tokens, starts, counts, tables)
+
+    def _publish(self, request: Request, before: int) -> None:
+        if request.cache_version is None:
+            return
+        size, known = self._pool.block_size, request.known
+        for index in range(before // size, request.computed // size):
+            tokens = known[index * size : (index + 1) * size]
+            request.chain = self._pool.publish(
+                request.cache_version, request.chain, tokens, request.blocks[index]
+            )
+
+    def _requeue(self, requests: list[Request]) -> None:
+        for request in reversed(requests):
+            self._release(request)
+            self._running.remove(request)
+            self._waiting.appendleft(request)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        routing = self._routing(request)
+        answer = Generation(
+            request.request_id,
+            tuple(request.tokens),
+            tuple(request.logprobs),
+            tuple(request.versions),
+            reason,
+            request.cached_tokens,
+            routing,
+        )
+        self._release(request)
+        self._running.remove(request)
+        self._finished.append(answer)
+
+    def _release(self, request: Request) -> None:
+        self._pool.release(request.blocks, request.generation)
+        request.leave_cache()
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._pool.block_size)

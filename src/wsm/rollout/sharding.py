@@ -1,0 +1,215 @@
+"""How the full weights are split over ranks: one table, read by the workers and by the trainer.
+
+A rank's shard keeps the full model's names. Attention and dense feed-forward matrices are split the
+Megatron way (columns of the first matrix, rows of the second), experts live whole on the one rank
+that owns them, everything else is replicated. numpy only, so that a trainer without paddle, a test or
+a conversion script can use it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from wsm.rollout.errors import ShardError
+from wsm.rollout.shape import ModelShape
+from wsm.strategies.tensor import TensorSpec
+
+Array = npt.NDArray[np.float32]
+
+
+class Split(enum.Enum):
+    """Where one parameter of the full model goes."""
+
+    REPLICATED = "replicated"
+    COLUMNS = "columns"
+    ROWS = "rows"
+    EXPERT = "expert"
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """One parameter of the full model: extents, how it is split, and which expert it belongs to."""
+
+    extents: tuple[int, ...]
+    split: Split
+    expert: int = -1
+
+    def local_extents(self, rank: int, ranks: int, experts: int) -> tuple[int, ...] | None:
+        """Return the extents on `rank`, or None where the rank does not hold the parameter."""
+        if self.split is Split.EXPERT:
+            return self.extents if self.expert // (experts // ranks) == rank else None
+        if self.split is Split.COLUMNS:
+            return (*self.extents[:-1], self.extents[-1] // ranks)
+        if self.split is Split.ROWS:
+            return (self.extents[0] // ranks, *self.extents[1:])
+        return self.extents
+
+
+def parameter_table(shape: ModelShape) -> dict[str, ParameterLayout]:
+    """Name every parameter of the full model, in the order of the forward pass."""
+    width = shape.width
+    table = {
+        "embedding.token.weight": ParameterLayout((shape.vocabulary, width), Split.REPLICATED),
+        "embedding.position.weight": ParameterLayout((shape.context, width), Split.REPLICATED),
+    }
+    for layer in range(shape.layers):
+        table.update(_block(shape, f"layers.{layer}", experts=shape.experts))
+    table["final_norm.weight"] = ParameterLayout((width,), Split.REPLICATED)
+    table["head.weight"] = ParameterLayout((width, shape.vocabulary), Split.REPLICATED)
+    for layer in range(shape.draft_layers):
+        table.update(_block(shape, f"mtp_block.{layer}", experts=0))
+    if shape.draft_layers:
+        table["mtp_norm.weight"] = ParameterLayout((width,), Split.REPLICATED)
+    return table
+
+
+def full_specs(shape: ModelShape) -> dict[str, TensorSpec]:
+    """Describe the full model's tensors, without memory."""
+    return {name: TensorSpec(name, "F32", layout.extents) for name, layout in parameter_table(shape).items()}
+
+
+def shard_specs(shape: ModelShape, rank: int, ranks: int) -> dict[str, TensorSpec]:
+    """Describe the tensors of one rank's shard, without memory.
+
+    Raises
+    ------
+    ModelShapeError
+        If the model cannot be split over `ranks`.
+    """
+    shape.check_ranks(ranks)
+    specs = {}
+    for name, layout in parameter_table(shape).items():
+        extents = layout.local_extents(rank, ranks, shape.experts)
+        if extents is not None:
+            specs[name] = TensorSpec(name, "F32", extents)
+    return specs
+
+
+def shard(full_state: Mapping[str, Array], shape: ModelShape, rank: int, ranks: int) -> dict[str, Array]:
+    """Cut one rank's shard out of the full weights.
+
+    Parameters
+    ----------
+    full_state : mapping of str to ndarray
+        Exactly the parameters of :func:`full_specs`, float32.
+    shape : ModelShape
+        The model.
+    rank, ranks : int
+        Which of how many shards.
+
+    Returns
+    -------
+    dict of str to ndarray
+        C-contiguous arrays; replicated ones are not copied.
+
+    Raises
+    ------
+    ShardError
+        If a parameter is missing, unknown, or of other extents.
+    ModelShapeError
+        If the model cannot be split over `ranks`.
+    """
+    specs = shard_specs(shape, rank, ranks)
+    table = parameter_table(shape)
+    _check_names(full_state, table, where="full weights")
+    local = {}
+    for name in specs:
+        layout, whole = table[name], full_state[name]
+        _check_extents(name, whole, layout.extents, where="full weights")
+        if layout.split is Split.COLUMNS:
+            whole = np.split(whole, ranks, axis=-1)[rank]
+        elif layout.split is Split.ROWS:
+            whole = np.split(whole, ranks, axis=0)[rank]
+        local[name] = np.ascontiguousarray(whole)
+    return local
+
+
+def unshard(shards: Sequence[Mapping[str, Array]], shape: ModelShape) -> dict[str, Array]:
+    """Put the shards of all ranks, in rank order, together again; the inverse of :func:`shard`.
+
+    Raises
+    ------
+    ShardError
+        If a shard lacks a parameter, has an unknown one, or extents differ.
+    """
+    ranks = len(shards)
+    for rank, local in enumerate(shards):
+        specs = shard_specs(shape, rank, ranks)
+        _check_names(local, specs, where=f"shard {rank}")
+        for name, spec in specs.items():
+            _check_extents(name, local[name], spec.shape, where=f"shard {rank}")
+    full = {}
+    for name, layout in parameter_table(shape).items():
+        parts = [local[name] for local in shards if name in local]
+        if layout.split is Split.COLUMNS:
+            full[name] = np.concatenate(parts, axis=-1)
+        elif layout.split is Split.ROWS:
+            full[name] = np.concatenate(parts, axis=0)
+        else:
+            full[name] = parts[0]
+    return full
+
+
+def initial_state(shape: ModelShape, seed: int) -> dict[str, Array]:
+    """Draw the full weights of an untrained model; the same for the same `shape` and `seed`.
+
+    Matrices are normal with variance 1 / inputs, norms are 1, and the output head is halved: a head of
+    full scale starts the policy with confident guesses, which are slow to unlearn.
+    """
+    random = np.random.default_rng(seed)
+    state = {}
+    for name, layout in parameter_table(shape).items():
+        if len(layout.extents) == 1:
+            state[name] = np.ones(layout.extents, np.float32)
+            continue
+        scale = 0.02 if name.startswith("embedding.position") else layout.extents[0] ** -0.5
+        if name.startswith("embedding.token"):
+            scale = 1.0
+        if name == "head.weight":
+            scale *= 0.5
+        state[name] = (random.standard_normal(layout.extents) * scale).astype(np.float32)
+    return state
+
+
+def local_experts(shape: ModelShape, rank: int, ranks: int) -> range:
+    """Return the experts that `rank` owns, by their ids in the full model."""
+    count = shape.experts // ranks
+    return range(rank * count, (rank + 1) * count)
+
+
+def _block(shape: ModelShape, prefix: str, *, experts: int) -> Iterator[tuple[str, ParameterLayout]]:
+    width = shape.width
+    yield f"{prefix}.attention_norm.weight", ParameterLayout((width,), Split.REPLICATED)
+    for matrix in ("query", "key", "value"):
+        yield f"{prefix}.attention.{matrix}.weight", ParameterLayout((width, width), Split.COLUMNS)
+    yield f"{prefix}.attention.output.weight", ParameterLayout((width, width), Split.ROWS)
+    yield f"{prefix}.feed_forward_norm.weight", ParameterLayout((width,), Split.REPLICATED)
+    if not experts:
+        yield from _feed_forward(shape, f"{prefix}.feed_forward", expert=-1)
+        return
+    yield f"{prefix}.router.weight", ParameterLayout((width, experts), Split.REPLICATED)
+    for expert in range(experts):
+        yield from _feed_forward(shape, f"{prefix}.experts.{expert}", expert=expert)
+
+
+def _feed_forward(shape: ModelShape, prefix: str, *, expert: int) -> Iterator[tuple[str, ParameterLayout]]:
+    first, second = (Split.EXPERT, Split.EXPERT) if expert >= 0 else (Split.COLUMNS, Split.ROWS)
+    for matrix in ("up", "gate") if shape.gated else ("up",):
+        yield f"{prefix}.{matrix}.weight", ParameterLayout((shape.width, shape.hidden), first, expert)
+    yield f"{prefix}.down.weight", ParameterLayout((shape.hidden, shape.width), second, expert)
+
+
+def _check_names(state: Mapping[str, Array], expected: Mapping[str, object], *, where: str) -> None:
+    missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    if missing or unknown:
+        raise ShardError(where=where, missing=missing, unknown=unknown)
+
+
+def _check_extents(name: str, array: Array, extents: tuple[int, ...], *, where: str) -> None:
+    if tuple(array.shape) != extents:
+        raise ShardError(where=where, name=name, found=tuple(array.shape), expected=extents)
