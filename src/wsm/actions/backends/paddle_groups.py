@@ -1,0 +1,236 @@
+"""Communicators on Gloo that can really be destroyed and created again.
+
+Responsible for the one recipe that works on paddle 3.3: no ``init_parallel_env`` (its world can
+never be made twice), a fresh store per creation (a second group on one store may meet the addresses
+of the first), group ids that are never used twice. It must not know when groups go or come.
+
+``destroy`` of paddle's C++ map drops that map's references to all groups together. It ends only those
+that nobody else holds: the groups that stay up are held here, go on working through that reference,
+and so one kind can be shut down alone. Collectives addressed by ring id instead of by group object,
+as in static graphs, would lose their groups; this backend is for eager execution.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import socket
+import types
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from wsm.actions.backends.errors import GroupCreationError, GroupDownError, GroupStillHeldError
+from wsm.actions.backends.rendezvous import Endpoint, Rendezvous
+from wsm.actions.backends.store_sockets import StoreDeadline, disable_nagle, reserve_port
+from wsm.actions.surfaces import GroupKind
+
+#: Descriptors that one creation may need beside 2 to 4 per member that stay open for good.
+_SPARE_DESCRIPTORS = 64
+
+
+class PaddleGlooGroups:
+    """One rank's communicators as a :class:`wsm.actions.surfaces.ProcessGroupSurface`.
+
+    All kinds are down at first; the first restart creates them.
+
+    Parameters
+    ----------
+    rank : int
+        This process's global rank.
+    members : mapping of GroupKind to sequence of int
+        Global ranks of each communicator that this rank belongs to, in the order of creation. The
+        first of them opens the store.
+    rendezvous : Rendezvous
+        Where the stores are announced; the same for all members.
+    host : str
+        Address under which the members reach the first one.
+    timeout_s : float
+        How long a creation waits for its members.
+    interrupted : callable
+        True when waiting has become pointless: a member died, or a new epoch began.
+
+    Notes
+    -----
+    Sets ``PADDLE_TRAINER_ID``, ``PADDLE_TRAINERS_NUM`` and, on loopback, ``GLOO_SOCKET_IFNAME`` where
+    they are unset; paddle reads them when a group is created. Every creation leaves one thread and some
+    descriptors per member behind in paddle; the soft limit on descriptors is raised when they run out.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        members: Mapping[GroupKind, Sequence[int]],
+        rendezvous: Rendezvous,
+        *,
+        host: str = "127.0.0.1",
+        timeout_s: float = 30.0,
+        interrupted: Callable[[], bool] = bool,
+    ) -> None:
+        self._rank = rank
+        self._members = {kind: tuple(ranks) for kind, ranks in members.items()}
+        self._rendezvous = rendezvous
+        self._host = host
+        self._timeout_s = timeout_s
+        self._interrupted = interrupted
+        self._live: dict[GroupKind, tuple[Any, Any]] = {}
+        everyone = {member for ranks in self._members.values() for member in ranks}
+        os.environ.setdefault("PADDLE_TRAINER_ID", str(rank))
+        os.environ.setdefault("PADDLE_TRAINERS_NUM", str(max(everyone, default=rank) + 1))
+        if host.startswith("127."):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+    def kinds(self) -> Sequence[GroupKind]:
+        """The kinds that this rank belongs to, in the order in which they are created."""
+        return tuple(self._members)
+
+    def alive(self, kind: GroupKind) -> bool:
+        """Whether the communicator can be used."""
+        return kind in self._live
+
+    def find(self, kind: GroupKind) -> Any:
+        """Return the present ``paddle.distributed`` group, None while it is down. Not to be kept."""
+        live = self._live.get(kind)
+        return None if live is None else live[0]
+
+    def barrier(self, kind: GroupKind) -> None:
+        """Wait for all members. Collective.
+
+        Raises
+        ------
+        GroupDownError
+            If the communicator is down.
+        RuntimeError
+            By paddle, if a member died; Gloo gives a member 30 s before that.
+        """
+        from paddle import distributed  # noqa: PLC0415 - a second of import time for workers only
+
+        group = self.find(kind)
+        if group is None:
+            raise GroupDownError(kind=kind.value)
+        if len(self._members[kind]) > 1:
+            distributed.barrier(group=group)
+
+    def shut_down(self, kind: GroupKind) -> None:
+        """Destroy the communicator: close its connections, end its thread. Idempotent.
+
+        Needs no other member, but whoever is still inside a collective on it gets an error, so all
+        members make this call after they have met for the last time.
+
+        Raises
+        ------
+        GroupStillHeldError
+            If somebody kept the group and so keeps it connected.
+        """
+        live = self._live.pop(kind, None)
+        if live is None:
+            return
+        remains = [weakref.ref(live[0]), weakref.ref(live[0].process_group)]
+        del live
+        _core().ProcessGroupIdMap.destroy()
+        held = [left for left in (remain() for remain in remains) if left is not None]
+        if held:
+            raise GroupStillHeldError(kind=kind.value, holders=_holders(held))
+
+    def restart(self, kind: GroupKind, *, incarnation: str) -> None:
+        """Create the communicator on a store of its own. Collective, blocks for the slowest member.
+
+        Parameters
+        ----------
+        kind : GroupKind
+            One of :meth:`kinds`.
+        incarnation : str
+            The same on all ranks and never used before.
+
+        Raises
+        ------
+        GroupCreationError
+            If it is up already, or a member did not come in time.
+        RendezvousTimeoutError
+            If the first member did not open the store in time.
+        """
+        ranks = self._members[kind]
+        if kind in self._live:
+            raise GroupCreationError(kind=kind.value, ranks=ranks, reason="it is up already")
+        _allow_descriptors(_SPARE_DESCRIPTORS + 4 * len(ranks))
+        name = f"{incarnation}.r{ranks[0]}"
+        leads = self._rank == ranks[0]
+        try:
+            endpoint, store = self._open_store(name) if leads else self._join_store(name, kind)
+            limits = (self._timeout_s, self._interrupted)
+            with StoreDeadline(endpoint.host, endpoint.port, *limits) as deadline:
+                self._live[kind] = self._create(kind, endpoint, store, deadline)
+        finally:
+            if leads:
+                self._rendezvous.withdraw(name)
+
+    def _open_store(self, name: str) -> tuple[Endpoint, Any]:
+        with reserve_port() as holder:
+            port = int(holder.getsockname()[1])
+            # World size 1: the constructor would otherwise wait inside, without a deadline, for all members.
+            store = _core().TCPStore(self._host, port, True, 1, int(self._timeout_s) or 1)
+        disable_nagle(self._host, port)
+        endpoint = Endpoint(self._host, port, self._rendezvous.next_group_id())
+        self._rendezvous.announce(name, endpoint)
+        return endpoint, store
+
+    def _join_store(self, name: str, kind: GroupKind) -> tuple[Endpoint, Any]:
+        leader = self._members[kind][0]
+        endpoint = self._rendezvous.find(
+            name, leader=leader, timeout_s=self._timeout_s, interrupted=self._interrupted
+        )
+        try:
+            # Paddle retries a refused connection every 3 s without end; ask an ordinary socket first.
+            socket.create_connection((endpoint.host, endpoint.port), self._timeout_s).close()
+        except OSError as error:
+            reason = f"the store of rank {leader} at port {endpoint.port} cannot be reached: {error}"
+            raise GroupCreationError(kind=kind.value, ranks=self._members[kind], reason=reason) from error
+        store = _core().TCPStore(endpoint.host, endpoint.port, False, 1, int(self._timeout_s) or 1)
+        disable_nagle(endpoint.host, endpoint.port)
+        return endpoint, store
+
+    def _create(
+        self, kind: GroupKind, endpoint: Endpoint, store: Any, deadline: StoreDeadline
+    ) -> tuple[Any, Any]:
+        from paddle.distributed.communication.group import Group  # noqa: PLC0415 - as in barrier()
+
+        ranks = self._members[kind]
+        own = ranks.index(self._rank)
+        try:
+            process_group = _core().ProcessGroupGloo.create(store, own, len(ranks), endpoint.group_id)
+        except (RuntimeError, ValueError) as error:
+            reason = deadline.cut or str(error).strip().partition("\n")[0]
+            raise GroupCreationError(kind=kind.value, ranks=ranks, reason=reason) from error
+        name = f"wsm_{kind.value}_{endpoint.group_id}"
+        return Group(own, endpoint.group_id, list(ranks), pg=process_group, name=name), store
+
+
+def _core() -> Any:
+    from paddle.base import core  # noqa: PLC0415 - as in barrier()
+
+    return core
+
+
+def _allow_descriptors(spare: int) -> None:
+    """Raise the soft limit on descriptors if fewer than `spare` are left, up to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(list(Path("/proc/self/fd").iterdir())) + spare
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        ceiling = wanted * 2 if hard == resource.RLIM_INFINITY else hard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted * 2, ceiling), hard))
+
+
+def _holders(objects: Sequence[Any]) -> list[str]:
+    """Name what refers to any of `objects`, for the error message only."""
+    own = {id(objects)}
+    found = set()
+    for held in objects:
+        for referrer in gc.get_referrers(held):
+            if isinstance(referrer, types.FrameType):
+                if referrer.f_globals is not globals():
+                    found.add(f"a local variable of {referrer.f_code.co_name}()")
+            elif id(referrer) not in own:
+                found.add(f"a {type(referrer).__qualname__}")
+    return sorted(found) or ["something outside Python"]
