@@ -1,0 +1,103 @@
+"""The trainer on the copy task: it learns, and it is the model that the group serves."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import paddle
+import pytest
+
+from wsm.demo.task import CopyTask
+from wsm.demo.trainer import Trainer
+from wsm.rollout.model import full_logits
+from wsm.rollout.sampling import choose
+from wsm.rollout.shape import ModelShape
+from wsm.rollout.sharding import full_specs, initial_state
+
+pytestmark = pytest.mark.paddle
+
+SHAPE = ModelShape(vocabulary=8)
+TASK = CopyTask(symbols=8)
+
+
+def answer(
+    state: dict[str, npt.NDArray[np.float32]], prompts: npt.NDArray[np.int64], seed: int
+) -> npt.NDArray[np.int64]:
+    """Continue the prompts with the group's own forward pass and its own way of choosing."""
+    weights = {name: paddle.to_tensor(array) for name, array in state.items()}
+    sequence, rows = prompts, len(prompts)
+    seeds = np.arange(seed, seed + rows, dtype=np.uint64)
+    with paddle.no_grad():
+        for position in range(TASK.length):
+            last = full_logits(SHAPE, weights, paddle.to_tensor(sequence))[:, -1].numpy()
+            chosen = choose(last, np.ones(rows), seeds, np.full(rows, position, np.uint64))
+            sequence = np.concatenate([sequence, chosen.tokens[:, None]], axis=1)
+    return sequence[:, TASK.length :]
+
+
+def test_the_reward_rises_from_chance_to_most_of_the_points() -> None:
+    trainer = Trainer(SHAPE, seed=0)
+    rewards = []
+    for step in range(14):
+        prompts = TASK.prompts(128, seed=step)
+        answers = answer(trainer.state(), prompts, seed=1000 * step)
+        points = TASK.rewards(prompts, answers)
+        rewards.append(float(points.mean()))
+        trainer.improve(prompts, answers, points)
+    assert rewards[0] < 2 * TASK.chance
+    assert rewards[-1] > 4 * TASK.chance
+
+
+def test_the_state_has_exactly_the_names_and_extents_of_the_model() -> None:
+    state = Trainer(SHAPE, seed=3).state()
+    assert {name: array.shape for name, array in state.items()} == {
+        name: spec.shape for name, spec in full_specs(SHAPE).items()
+    }
+    assert {array.dtype for array in state.values()} == {np.dtype(np.float32)}
+
+
+def test_an_untrained_trainer_holds_the_initial_state_of_its_seed() -> None:
+    state, expected = Trainer(SHAPE, seed=5).state(), initial_state(SHAPE, 5)
+    assert all((state[name] == expected[name]).all() for name in expected)
+
+
+def test_the_state_is_a_copy_that_later_training_leaves_alone() -> None:
+    trainer = Trainer(SHAPE, seed=0)
+    before = trainer.state()
+    kept = {name: array.copy() for name, array in before.items()}
+    prompts = TASK.prompts(16, seed=0)
+    trainer.improve(prompts, TASK.prompts(16, seed=1), np.random.default_rng(0).random((16, 4), np.float32))
+    assert all((before[name] == kept[name]).all() for name in kept)
+    assert any((trainer.state()[name] != kept[name]).any() for name in kept)
+
+
+def test_equal_rewards_teach_nothing() -> None:
+    trainer = Trainer(SHAPE, seed=0)
+    before = trainer.state()
+    prompts = TASK.prompts(16, seed=0)
+    trainer.improve(prompts, prompts, np.ones((16, 4), np.float32))
+    after = trainer.state()
+    assert all(np.allclose(before[name], after[name], atol=1e-6) for name in before)
+
+
+def test_the_same_seed_and_batches_give_the_same_weights() -> None:
+    prompts, answers = TASK.prompts(32, seed=0), TASK.prompts(32, seed=1)
+    points = TASK.rewards(prompts, answers)
+    states = []
+    for _ in range(2):
+        trainer = Trainer(SHAPE, seed=0)
+        trainer.improve(prompts, answers, points)
+        states.append(trainer.state())
+    assert all((states[0][name] == states[1][name]).all() for name in states[0])
+
+
+def test_a_mixture_of_experts_can_be_trained_too() -> None:
+    shape = ModelShape(vocabulary=8, width=16, heads=2, hidden=32, layers=1, activation="swiglu", experts=4)
+    trainer = Trainer(shape, seed=0)
+    before = trainer.state()
+    prompts, answers = TASK.prompts(16, seed=0), TASK.prompts(16, seed=1)
+    improvement = trainer.improve(prompts, answers, TASK.rewards(prompts, answers))
+    assert np.isfinite(improvement.loss)
+    assert improvement.log_probability.shape == (16, 4)
+    moved = {name for name, array in trainer.state().items() if (array != before[name]).any()}
+    assert any("experts" in name for name in moved)
