@@ -63,7 +63,7 @@ class WeightTarget(Protocol):
         ...
 
     def writable(self, name: str) -> memoryview:
-        """Return the tensor's bytes (C order, writable, format ``B``), allocating them if they were released."""
+        """Return the tensor's bytes (C order, writable, format ``B``), allocated if they were released."""
         ...
 
     def readable(self, name: str) -> memoryview:

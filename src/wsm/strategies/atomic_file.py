@@ -1,0 +1,65 @@
+"""Writing so that a reader, or a power cut, sees the old file or the new one and nothing between.
+
+The order is the whole point: bytes, fsync of the file, rename, fsync of the directory. Knows nothing
+about what the files mean.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write every byte of `data`; a single ``write`` may take fewer (2 GiB at most on Linux). Blocks."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def write_new(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Create `path`, which must not exist, with `data`. Blocks.
+
+    Raises
+    ------
+    OSError
+        If the file system refuses; a partly written file may be left.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        write_all(descriptor, data)
+        if durable:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Let `path` hold `data`, atomically for readers. Blocks.
+
+    Raises
+    ------
+    OSError
+        If the file system refuses; `path` is then as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        write_new(temporary, data, durable=durable)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    if durable:
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the entries of a directory (creations, renames) survive a power cut. Blocks."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

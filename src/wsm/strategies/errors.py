@@ -1,0 +1,339 @@
+"""What can be wrong with versions, coverage, loads and publications.
+
+Every error is raised before a byte of the target was touched, except where its docstring says
+otherwise; those carry ``touched``. Lists are complete in the attributes and shortened in the message.
+The errors about files are in :mod:`wsm.strategies.file_errors`. Knows no states and no words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
+from wsm.strategies.file_errors import (
+    FileSizeError,
+    ManifestError,
+    ManifestMismatchError,
+    MixedPartsError,
+    NotARegularFileError,
+    NotPickleError,
+    OutsideDirectoryError,
+    PartSequenceError,
+    PickleContentError,
+    PickleRefusedError,
+    SafetensorsFormatError,
+    SnapshotNotFoundError,
+    UnreadableFileError,
+    listed,
+)
+
+__all__ = [
+    "CoverageError",
+    "DestinationExistsError",
+    "DeviceIdError",
+    "DigestMismatchError",
+    "DtypeMismatchError",
+    "EmptySnapshotError",
+    "FileSizeError",
+    "IncompletePublicationError",
+    "LoadCancelledError",
+    "ManifestError",
+    "ManifestMismatchError",
+    "MixedPartsError",
+    "NotARegularFileError",
+    "NotPickleError",
+    "OutsideDirectoryError",
+    "PaddleMissingError",
+    "PartSequenceError",
+    "PickleContentError",
+    "PickleRefusedError",
+    "PublisherBusyError",
+    "SafetensorsFormatError",
+    "ShapeMismatchError",
+    "ShardIdentityError",
+    "SnapshotNotFoundError",
+    "SourceTypeError",
+    "StorageError",
+    "TargetContractError",
+    "TensorReleasedError",
+    "TrainerTensorError",
+    "UnknownStrategyError",
+    "UnreadableFileError",
+    "VersionExistsError",
+    "VersionFileError",
+    "VersionFileMissingError",
+    "VersionMismatchError",
+    "VersionNumberError",
+    "VersionUnknownError",
+]
+
+
+class ShardIdentityError(BadInputError):
+    """A shard belongs to another rank or another world size."""
+
+    def __init__(self, *, file: str, field: str, expected: int, found: int) -> None:
+        super().__init__(
+            f"{file} was written for {field} {found}, this rank needs {field} {expected}; "
+            "publish a shard for every rank of this group",
+            file=file,
+            field=field,
+            expected=expected,
+            found=found,
+        )
+
+
+class VersionMismatchError(BadInputError):
+    """A snapshot holds another version than was asked for."""
+
+    def __init__(self, *, requested: int, found: int, where: str) -> None:
+        super().__init__(
+            f"version {requested} was asked for, but {where} holds version {found}; "
+            "publish the version first, or ask for the one that is there",
+            requested=requested,
+            found=found,
+            where=where,
+        )
+
+
+class VersionUnknownError(BadInputError):
+    """A version was asked for, and nothing says which version the files hold."""
+
+    def __init__(self, *, requested: int, where: str) -> None:
+        super().__init__(
+            f"version {requested} was asked for, but neither a manifest, nor the files, nor a version.yaml "
+            f"in {where} says which they hold; write version.yaml beside them, or ask for no particular one",
+            requested=requested,
+            where=where,
+        )
+
+
+class VersionNumberError(BadInputError):
+    """A version is not an integer in the range that the group's words can carry."""
+
+    def __init__(self, *, value: object, limit: int) -> None:
+        super().__init__(
+            f"{value!r} is no version; give an integer from 0 to {limit}", value=value, limit=limit
+        )
+
+
+class VersionFileMissingError(BadInputError):
+    """There is no ``version.yaml``."""
+
+    def __init__(self, *, file: str) -> None:
+        super().__init__(
+            f"{file} does not exist, so no version is announced there; publish one, or name the version",
+            file=file,
+        )
+
+
+class VersionFileError(BadInputError):
+    """A ``version.yaml`` does not hold ``step: <version>``."""
+
+    def __init__(self, *, file: str, problem: str) -> None:
+        super().__init__(
+            f"{file} {problem}; it must be a mapping with one field, step: <version>",
+            file=file,
+            problem=problem,
+        )
+
+
+class EmptySnapshotError(BadInputError):
+    """There is a snapshot, and it holds no tensor."""
+
+    def __init__(self, *, where: str) -> None:
+        super().__init__(f"{where} holds no tensor; publish the whole state dict", where=where)
+
+
+class CoverageError(BadInputError):
+    """The offered tensors are not exactly the model's: some are missing, unknown, or offered twice."""
+
+    def __init__(self, *, missing: Sequence[str], unknown: Sequence[str], duplicate: Sequence[str]) -> None:
+        found = [
+            f"{len(names)} {kind}: {listed([repr(name) for name in names])}"
+            for kind, names in (("missing", missing), ("unknown", unknown), ("duplicate", duplicate))
+            if names
+        ]
+        super().__init__(
+            "the snapshot does not cover the model's tensors exactly once: "
+            + "; ".join(found)
+            + "; publish the state dict of this very model and rank",
+            missing=tuple(missing),
+            unknown=tuple(unknown),
+            duplicate=tuple(duplicate),
+        )
+
+
+class DtypeMismatchError(BadInputError):
+    """Tensors have another dtype than the model's; `mismatches` holds (name, expected, found, origin)."""
+
+    def __init__(self, *, mismatches: Sequence[tuple[str, str, str, str]]) -> None:
+        super().__init__(_mismatch_message("dtype", mismatches), mismatches=tuple(mismatches))
+
+
+class ShapeMismatchError(BadInputError):
+    """Tensors have another shape than the model's; `mismatches` holds (name, expected, found, origin)."""
+
+    def __init__(self, *, mismatches: Sequence[tuple[str, tuple[int, ...], tuple[int, ...], str]]) -> None:
+        super().__init__(_mismatch_message("shape", mismatches), mismatches=tuple(mismatches))
+
+
+def _mismatch_message(kind: str, mismatches: Sequence[tuple[str, object, object, str]]) -> str:
+    details = listed(
+        [
+            f"{name!r} has {kind} {found} in {origin}, the model has {expected}"
+            for name, expected, found, origin in mismatches
+        ]
+    )
+    return f"{len(mismatches)} tensors of another {kind}: {details}; publish this model's own state dict"
+
+
+class DigestMismatchError(BadInputError):
+    """Bytes that were applied are not those that the manifest promised.
+
+    Found in the pass that copies, so the target was touched and must not serve.
+    """
+
+    def __init__(self, *, tensor: str, origin: str, expected: str, actual: str) -> None:
+        super().__init__(
+            f"tensor {tensor!r} of {origin} is corrupt: digest {actual} instead of {expected}; "
+            "the target's weights are not whole; publish the snapshot again and load it",
+            tensor=tensor,
+            origin=origin,
+            expected=expected,
+            actual=actual,
+            touched=True,
+        )
+
+
+class LoadCancelledError(GroupError):
+    """The caller no longer wants the load. ``touched`` says whether a byte of the target was changed."""
+
+    def __init__(self, *, tensors_applied: int, tensors: int, touched: bool) -> None:
+        super().__init__(
+            f"the load was cancelled after {tensors_applied} of {tensors} tensors; "
+            + ("the target's weights are not whole" if touched else "the target is as it was"),
+            tensors_applied=tensors_applied,
+            tensors=tensors,
+            touched=touched,
+        )
+
+
+class DeviceIdError(BadInputError):
+    """The environment does not say which physical device a rank uses."""
+
+    def __init__(self, *, problem: str) -> None:
+        super().__init__(
+            f"no device id for the snapshot's file name: {problem}; set device_id in the configuration",
+            problem=problem,
+        )
+
+
+class UnknownStrategyError(BadInputError):
+    """No strategy of that name is registered."""
+
+    def __init__(self, *, name: str, known: Sequence[str]) -> None:
+        super().__init__(
+            f"no load strategy is called {name!r}; use one of {listed(known)}", name=name, known=tuple(known)
+        )
+
+
+class SourceTypeError(BadInputError):
+    """A strategy was given another strategy's source."""
+
+    def __init__(self, *, strategy: str, expected: str, found: str) -> None:
+        super().__init__(
+            f"strategy {strategy} loads from a {expected}, not from a {found}",
+            strategy=strategy,
+            expected=expected,
+            found=found,
+        )
+
+
+class TargetContractError(InternalError):
+    """A weight target hands out memory that does not fit its own specification. Its weights are touched."""
+
+    def __init__(self, *, tensor: str, problem: str) -> None:
+        super().__init__(
+            f"the target's memory for {tensor!r} cannot take the tensor: {problem}",
+            tensor=tensor,
+            problem=problem,
+            touched=True,
+        )
+
+
+class TensorReleasedError(RefusedError):
+    """The bytes of a tensor were asked for while it holds no memory."""
+
+    def __init__(self, *, tensor: str) -> None:
+        super().__init__(f"tensor {tensor!r} is released and has no bytes; load weights first", tensor=tensor)
+
+
+class PaddleMissingError(RefusedError):
+    """A pickle file can only be read by paddle, which is not installed."""
+
+    def __init__(self, *, file: str) -> None:
+        super().__init__(
+            f"reading the pickle file {file} takes paddle; install wsm[cpu] or wsm[gpu]", file=file
+        )
+
+
+class TrainerTensorError(BadInputError):
+    """A trainer handed over something that is no tensor wsm can write."""
+
+    def __init__(self, *, tensor: str, problem: str) -> None:
+        super().__init__(
+            f"tensor {tensor!r} cannot be published: {problem}; hand over a numpy array, "
+            "a C-contiguous buffer, or a (TensorSpec, buffer) pair",
+            tensor=tensor,
+            problem=problem,
+        )
+
+
+class IncompletePublicationError(BadInputError):
+    """The shards of a publication are not exactly one per rank. Nothing was published."""
+
+    def __init__(self, *, version: int, problem: str) -> None:
+        super().__init__(
+            f"version {version} was not published: {problem}; write exactly one shard per rank",
+            version=version,
+            problem=problem,
+        )
+
+
+class VersionExistsError(RefusedError):
+    """Another content is already published under this version, and versions never change silently."""
+
+    def __init__(self, *, version: int, path: str) -> None:
+        super().__init__(
+            f"version {version} is already published in {path} with other content; "
+            "publish under a new number, or with replace=True",
+            version=version,
+            path=path,
+        )
+
+
+class PublisherBusyError(RefusedError):
+    """Another process is publishing into the same directory."""
+
+    def __init__(self, *, directory: str) -> None:
+        super().__init__(
+            f"another process is publishing into {directory}; wait for it and try again", directory=directory
+        )
+
+
+class DestinationExistsError(RefusedError):
+    """A conversion would overwrite a file."""
+
+    def __init__(self, *, file: str) -> None:
+        super().__init__(f"{file} exists and is not overwritten; remove it or name another", file=file)
+
+
+class StorageError(RefusedError):
+    """The file system did not take what was written (full, read-only, ...). Nothing was published."""
+
+    def __init__(self, *, path: str, reason: str) -> None:
+        super().__init__(
+            f"cannot write {path}: {reason}; nothing was published; make room or correct the path",
+            path=path,
+            reason=reason,
+        )

@@ -1,0 +1,188 @@
+"""Loading a version into a target, and looking at one without loading it.
+
+The only entry to strategies: boot, update and wake-up call :func:`load`; a command that wants to refuse
+early calls :func:`inspect`. Knows no states and no words; what a failed load means is the caller's matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from wsm.clock import Clock, SystemClock
+from wsm.strategies.apply import LoadObserver, apply_tensors, never_cancelled, no_progress, no_taint
+from wsm.strategies.coverage import check_coverage
+from wsm.strategies.offer import ManifestScope
+from wsm.strategies.registry import strategy_for
+from wsm.strategies.tensor import WeightTarget
+from wsm.strategies.version_file import check_version
+
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What was loaded.
+
+    Parameters
+    ----------
+    strategy : str
+        By which strategy.
+    version : int or None
+        The version that the source proved to hold; None if nothing there said so.
+    manifest_digest : str
+        Digest of the manifest; the digest of the tensors where there was none.
+    manifest_scope : ManifestScope
+        GROUP: equal on every rank of a publication, to be compared. RANK, LOADED: this rank's own.
+    digest : str
+        Digest of the tensors as they are in memory now; equal weights have an equal one.
+    bytes, tensors : int
+        How much was applied.
+    verified : int
+        How many of the tensors had a promised digest, which matched.
+    files : tuple of str
+        Where they came from.
+    ignored : tuple of str
+        Files that were left out, with a warning in the log.
+    seconds : float
+        From the first look to the last digest.
+    peak_extra_bytes : int
+        The most tensor bytes that were held beside the target's.
+    """
+
+    strategy: str
+    version: int | None
+    manifest_digest: str
+    manifest_scope: ManifestScope
+    digest: str
+    bytes: int
+    tensors: int
+    verified: int
+    files: tuple[str, ...]
+    ignored: tuple[str, ...]
+    seconds: float
+    peak_extra_bytes: int
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What would be loaded; as in :class:`LoadReport`, but without a manifest `manifest_digest` is None."""
+
+    strategy: str
+    version: int | None
+    manifest_digest: str | None
+    manifest_scope: ManifestScope
+    bytes: int
+    tensors: int
+    files: tuple[str, ...]
+    ignored: tuple[str, ...]
+    peak_extra_bytes: int
+
+
+def load(
+    source: object,
+    target: WeightTarget,
+    *,
+    name: str = "ipc_snapshot",
+    version: int | None = None,
+    allowed_unknown: Collection[str] = (),
+    taint: Callable[[], None] = no_taint,
+    progress: Callable[[int, int], None] = no_progress,
+    cancelled: Callable[[], bool] = never_cancelled,
+    clock: Clock | None = None,
+) -> LoadReport:
+    """Load one version into `target`: every tensor exactly once, or an error. Blocks. Not collective.
+
+    Parameters
+    ----------
+    source : object
+        Where to load from; ``ipc_snapshot`` takes a :class:`wsm.strategies.SnapshotSource`.
+    target : WeightTarget
+        What to load into.
+    name : str
+        The strategy.
+    version : int, optional
+        The version that must be there; without it, the newest that the source announces.
+    allowed_unknown : collection of str
+        Names that the source may hold and the target does not have.
+    taint : callable, optional
+        Called once before the target's memory is asked for; from then on its weights are not whole until
+        this function has returned.
+    progress : callable, optional
+        ``progress(bytes applied, bytes in all)``, after each MiB at most.
+    cancelled : callable, optional
+        True ends the load.
+    clock : Clock, optional
+        For the seconds in the report.
+
+    Raises
+    ------
+    wsm.strategies.errors.BadInputError
+        If the source is not what it must be, see :mod:`wsm.strategies.errors`; the target is untouched
+        unless ``touched`` is true on the error.
+    LoadCancelledError
+        If `cancelled` said so; its ``touched`` says whether the target was changed.
+    """
+    clock = clock or SystemClock()
+    begun = clock.monotonic_ns()
+    strategy = strategy_for(name, source)
+    observer = LoadObserver(taint=taint, progress=progress, cancelled=cancelled)
+    with strategy.open(source, None if version is None else check_version(version)) as offer:
+        applied = apply_tensors(offer.tensors, target, observer, allowed_unknown=allowed_unknown)
+        return LoadReport(
+            strategy=name,
+            version=offer.version,
+            manifest_digest=offer.manifest_digest or applied.digest,
+            manifest_scope=offer.manifest_scope,
+            digest=applied.digest,
+            bytes=applied.nbytes,
+            tensors=applied.tensors,
+            verified=applied.verified,
+            files=offer.files,
+            ignored=offer.ignored,
+            seconds=(clock.monotonic_ns() - begun) / _NANOSECONDS,
+            peak_extra_bytes=offer.peak_extra_bytes,
+        )
+
+
+def inspect(
+    source: object,
+    version: int | None = None,
+    *,
+    name: str = "ipc_snapshot",
+    target: WeightTarget | None = None,
+    allowed_unknown: Collection[str] = (),
+) -> Preview:
+    """Look at what :func:`load` would load: everything is checked that can be without reading data.
+
+    Parameters
+    ----------
+    source, version, name, allowed_unknown
+        As in :func:`load`.
+    target : WeightTarget, optional
+        If given, its specs are compared with the source; its memory is not asked for.
+
+    Raises
+    ------
+    wsm.strategies.errors.BadInputError
+        As :func:`load` does before it touches the target.
+    """
+    strategy = strategy_for(name, source)
+    with strategy.open(source, None if version is None else check_version(version)) as offer:
+        if target is not None:
+            check_coverage(
+                ((tensor.spec, tensor.origin) for tensor in offer.tensors),
+                target.specs(),
+                allowed_unknown=allowed_unknown,
+            )
+        return Preview(
+            strategy=name,
+            version=offer.version,
+            manifest_digest=offer.manifest_digest,
+            manifest_scope=offer.manifest_scope,
+            bytes=offer.nbytes,
+            tensors=len(offer.tensors),
+            files=offer.files,
+            ignored=offer.ignored,
+            peak_extra_bytes=offer.peak_extra_bytes,
+        )

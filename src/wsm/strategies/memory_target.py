@@ -1,0 +1,58 @@
+"""A model shard that is nothing but bytes: the smallest real weight target, for tools and tests.
+
+It obeys the same rules as a model: memory comes with the first write and goes with :meth:`release`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from wsm.strategies.errors import TensorReleasedError
+from wsm.strategies.tensor import TensorSpec
+
+
+class MemoryTarget:
+    """Tensors in plain bytearrays.
+
+    Parameters
+    ----------
+    specs : iterable of TensorSpec
+        The tensors; all are released at first.
+    """
+
+    def __init__(self, specs: Iterable[TensorSpec]) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._memory: dict[str, bytearray] = {}
+
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Return every tensor by name; known without any memory held."""
+        return self._specs
+
+    def writable(self, name: str) -> memoryview:
+        """Return the tensor's bytes, zeros at first, allocating them if they were released."""
+        if name not in self._memory:
+            self._memory[name] = bytearray(self._specs[name].nbytes)
+        return memoryview(self._memory[name])
+
+    def readable(self, name: str) -> memoryview:
+        """Return the tensor's bytes, read-only.
+
+        Raises
+        ------
+        TensorReleasedError
+            If it holds no memory.
+        """
+        try:
+            return memoryview(self._memory[name]).toreadonly()
+        except KeyError as error:
+            raise TensorReleasedError(tensor=name) from error
+
+    def release(self) -> int:
+        """Let every tensor's memory go and return the bytes let go. Idempotent."""
+        freed = sum(len(memory) for memory in self._memory.values())
+        self._memory.clear()
+        return freed
+
+    def held(self) -> Iterator[str]:
+        """Iterate over the names of tensors that hold memory; tensors of size zero never do."""
+        return (name for name, memory in self._memory.items() if memory)

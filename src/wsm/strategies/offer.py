@@ -1,0 +1,112 @@
+"""What a strategy yields, whatever its transport: named tensors with a way to read their bytes.
+
+An offer is made from headers and manifests alone; no tensor byte has moved when it exists. The applier
+checks it against the target and only then reads. A new strategy implements :class:`Strategy` in one
+module and adds one entry to :mod:`wsm.strategies.registry`. Knows no files and no targets.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from wsm.strategies.tensor import TensorSpec
+
+
+class ManifestScope(enum.Enum):
+    """What a manifest digest speaks for, and so with whose it may be compared.
+
+    GROUP: the manifest of a version; equal on all ranks that load shards of one publication. RANK: this
+    rank's shard alone. LOADED: there was no manifest; the digest was computed from what arrived.
+    """
+
+    GROUP = "group"
+    RANK = "rank"
+    LOADED = "loaded"
+
+
+@dataclass(frozen=True)
+class OfferedTensor:
+    """One tensor that may be read.
+
+    Parameters
+    ----------
+    spec : TensorSpec
+        What its header says.
+    origin : str
+        The file or peer that it comes from, for messages.
+    read_into : callable
+        ``read_into(offset, destination)`` fills a writable memoryview from `offset` of its bytes on. Blocks.
+    digest : str or None
+        xxh3-128 that its bytes must have; None if nobody promised one.
+    """
+
+    spec: TensorSpec
+    origin: str
+    read_into: Callable[[int, memoryview], None]
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Everything that one load will apply, in the order in which it is read fastest.
+
+    Parameters
+    ----------
+    version : int or None
+        The version that the source proves to hold; None if nothing there says so.
+    tensors : tuple of OfferedTensor
+        The tensors; names may repeat, which the applier refuses.
+    files : tuple of str
+        Paths (or peers) that they come from.
+    manifest_digest : str or None
+        Digest of the manifest; None without one.
+    manifest_scope : ManifestScope
+        Whom that digest speaks for.
+    ignored : tuple of str
+        Names that were looked at and left out, each with a warning in the log.
+    peak_extra_bytes : int
+        The most tensor bytes that are held beside the target's at any time.
+    """
+
+    version: int | None
+    tensors: tuple[OfferedTensor, ...]
+    files: tuple[str, ...]
+    manifest_digest: str | None
+    manifest_scope: ManifestScope
+    ignored: tuple[str, ...] = ()
+    peak_extra_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.spec.nbytes for tensor in self.tensors)
+
+
+class Strategy(Protocol):
+    """One way for weights to arrive."""
+
+    @property
+    def source_type(self) -> type:
+        """The type of the sources that :meth:`open` takes."""
+        ...
+
+    def open(self, source: Any, version: int | None) -> AbstractContextManager[Offer]:
+        """Find, check and open what `source` holds for one rank. Blocks on metadata only.
+
+        Parameters
+        ----------
+        source : source_type
+            Where to look.
+        version : int or None
+            The version that it must hold; None for the newest that the source announces.
+
+        Raises
+        ------
+        wsm.strategies.errors.BadInputError
+            If there is nothing, or not what was asked for. Nothing was changed.
+        """
+        ...

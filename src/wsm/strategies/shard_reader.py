@@ -1,0 +1,224 @@
+"""One rank's shard, opened and checked against all that is written about it before a byte of data moves.
+
+Files, headers, the part metadata in them, the shard's manifest and the version's manifest must agree
+with each other and with what was asked for. Knows no targets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from wsm.strategies import snapshot_names
+from wsm.strategies.errors import (
+    FileSizeError,
+    ManifestError,
+    ManifestMismatchError,
+    MixedPartsError,
+    ShardIdentityError,
+    UnreadableFileError,
+    VersionMismatchError,
+    VersionUnknownError,
+)
+from wsm.strategies.manifest import ShardManifest
+from wsm.strategies.part_file import PartFile, open_part
+from wsm.strategies.part_metadata import PartMetadata
+from wsm.strategies.snapshot_directory import SnapshotDirectory
+from wsm.strategies.snapshot_files import ShardFiles
+from wsm.strategies.snapshot_lookup import Located, announced_version
+from wsm.strategies.snapshot_source import SnapshotSource
+from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.version_manifest import VersionManifest
+
+_MAX_MANIFEST_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class OpenShard:
+    """A shard whose files are open and agree.
+
+    Parameters
+    ----------
+    files : tuple of PartFile
+        In the order in which they are loaded.
+    manifest : ShardManifest or None
+        This rank's manifest.
+    version_manifest : VersionManifest or None
+        The manifest of all ranks.
+    version : int or None
+        The version that they prove to hold.
+    """
+
+    files: tuple[PartFile, ...]
+    manifest: ShardManifest | None
+    version_manifest: VersionManifest | None
+    version: int | None
+
+
+def open_shard(located: Located, source: SnapshotSource, stack: ExitStack) -> OpenShard:
+    """Open a shard's files and check them.
+
+    Parameters
+    ----------
+    located : Located
+        Which files, and the version that they must hold.
+    source : SnapshotSource
+        Whose shard it must be.
+    stack : ExitStack
+        Closes the files.
+
+    Raises
+    ------
+    wsm.strategies.errors.BadInputError
+        Of the type that fits what is wrong. Nothing was changed.
+    """
+    shard = located.files
+    manifest_file = shard.directory.locate(snapshot_names.shard_manifest_name(shard.base))
+    manifest = _shard_manifest(shard)
+    version_manifest = _version_manifest(shard, source.rank, manifest)
+    if manifest is not None:
+        _check_identity(manifest_file, manifest, source, located.expected)
+        _check_part_list(manifest_file, manifest, shard.names)
+    files = tuple(
+        stack.enter_context(closing(open_part(shard.directory, name, allow_pickle=source.allow_pickle)))
+        for name in shard.names
+    )
+    metadata = _common_metadata(files)
+    if metadata is not None:
+        _check_identity(files[0].path, metadata, source, located.expected)
+    if manifest is not None:
+        _check_content(manifest_file, manifest, metadata, files)
+    version = _proven_version(located, manifest or metadata)
+    return OpenShard(files, manifest, version_manifest, version)
+
+
+def _shard_manifest(shard: ShardFiles) -> ShardManifest | None:
+    name = snapshot_names.shard_manifest_name(shard.base)
+    data = read_small(shard.directory, name)
+    return None if data is None else ShardManifest.decode(data, file=shard.directory.locate(name))
+
+
+def _version_manifest(shard: ShardFiles, rank: int, manifest: ShardManifest | None) -> VersionManifest | None:
+    name = snapshot_names.VERSION_MANIFEST
+    data = read_small(shard.directory, name)
+    if data is None:
+        return None
+    file = shard.directory.locate(name)
+    whole = VersionManifest.decode(data, file=file)
+    if rank >= whole.world_size:
+        raise ShardIdentityError(file=file, field="world size", expected=rank + 1, found=whole.world_size)
+    entry = whole.shards[rank]
+    if manifest is None:
+        raise ManifestMismatchError(file=file, problem=f"{entry.manifest} is missing")
+    if (manifest.digest, manifest.version, manifest.publication, manifest.world_size) != (
+        entry.digest,
+        whole.version,
+        whole.publication,
+        whole.world_size,
+    ):
+        raise ManifestMismatchError(file=file, problem=f"{entry.manifest} is of another publication")
+    return whole
+
+
+def read_small(directory: SnapshotDirectory, name: str) -> bytes | None:
+    """Return the content of a manifest's file; None if there is none. Blocks.
+
+    Raises
+    ------
+    ManifestError
+        If it is too large to be a manifest.
+    wsm.strategies.errors.BadInputError
+        If it cannot be opened or read.
+    """
+    try:
+        descriptor = directory.open(name)
+    except FileNotFoundError:
+        return None
+    path = directory.locate(name)
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            data = file.read(_MAX_MANIFEST_BYTES + 1)
+        except OSError as error:
+            raise UnreadableFileError(file=path, reason=str(error)) from error
+    if len(data) > _MAX_MANIFEST_BYTES:
+        raise ManifestError(file=path, problem=f"it is larger than {_MAX_MANIFEST_BYTES} bytes")
+    return data
+
+
+def _check_identity(
+    file: str,
+    shard: ShardManifest | PartMetadata,
+    source: SnapshotSource,
+    expected: int | None,
+) -> None:
+    if shard.rank != source.rank:
+        raise ShardIdentityError(file=file, field="rank", expected=source.rank, found=shard.rank)
+    if source.world_size is not None and shard.world_size != source.world_size:
+        raise ShardIdentityError(
+            file=file, field="world size", expected=source.world_size, found=shard.world_size
+        )
+    if expected is not None and shard.version != expected:
+        raise VersionMismatchError(requested=expected, found=shard.version, where=file)
+
+
+def _check_part_list(file: str, manifest: ShardManifest, names: Sequence[str]) -> None:
+    listed = [part.file for part in manifest.parts]
+    missing = [name for name in listed if name not in names]
+    extra = [name for name in names if name not in listed]
+    if missing or extra:
+        raise ManifestMismatchError(file=file, problem=f"parts missing {missing}, parts not listed {extra}")
+
+
+def _common_metadata(files: Sequence[PartFile]) -> PartMetadata | None:
+    found = [PartMetadata.decode(file.metadata, file=file.path) for file in files]
+    for field in ("version", "rank", "world_size", "publication"):
+        values = [str(getattr(item, field, "not written by wsm")) for item in found]
+        if len(set(values)) > 1:
+            paths = [file.path for file in files]
+            raise MixedPartsError(field=field, values=list(zip(paths, values, strict=True)))
+    return found[0]
+
+
+def _check_content(
+    file: str, manifest: ShardManifest, metadata: PartMetadata | None, files: Sequence[PartFile]
+) -> None:
+    if metadata is not None and metadata.publication != manifest.publication:
+        raise ManifestMismatchError(file=file, problem="the parts are of another publication")
+    promised: list[dict[str, TensorSpec]] = [{} for _ in manifest.parts]
+    for entry in manifest.tensors:
+        promised[entry.part][entry.spec.name] = entry.spec
+    by_name = {part.file: index for index, part in enumerate(manifest.parts)}
+    for part in files:
+        index = by_name[Path(part.path).name]
+        expected_bytes = manifest.parts[index].nbytes
+        if part.nbytes != expected_bytes:
+            raise FileSizeError(file=part.path, expected=expected_bytes, actual=part.nbytes)
+        found = {spec.name: spec for spec in part.specs()}
+        if found != promised[index]:
+            different = sorted(
+                name
+                for name in found.keys() | promised[index].keys()
+                if found.get(name) != promised[index].get(name)
+            )
+            raise ManifestMismatchError(
+                file=file, problem=f"{part.path} has other tensors, names, dtypes or shapes: {different[:6]}"
+            )
+
+
+def _proven_version(located: Located, shard: ShardManifest | PartMetadata | None) -> int | None:
+    if shard is not None:
+        return shard.version
+    directory = located.files.directory.path
+    beside = announced_version(directory)
+    if located.expected is None:
+        return beside
+    if beside is None:
+        raise VersionUnknownError(requested=located.expected, where=directory)
+    if beside != located.expected:
+        raise VersionMismatchError(
+            requested=located.expected, found=beside, where=f"{directory}/{snapshot_names.VERSION_FILE}"
+        )
+    return beside

@@ -1,0 +1,118 @@
+"""Writing one rank's shard: parts of a given size, and the manifest beside them.
+
+Each tensor is digested in the pass that writes it. At most one tensor's bytes are held at a time, and only
+if the trainer's own are not contiguous. Makes nothing visible: :mod:`wsm.strategies.publish` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wsm.strategies import snapshot_names
+from wsm.strategies.atomic_file import write_new
+from wsm.strategies.errors import IncompletePublicationError, StorageError
+from wsm.strategies.manifest import PartEntry, ShardManifest, TensorEntry
+from wsm.strategies.part_metadata import PartMetadata
+from wsm.strategies.safetensors_writer import file_order, write_safetensors
+from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer_tensors import TrainerTensors, bytes_of, specs_of
+
+#: Bytes of tensors in one part, unless a single tensor is larger.
+PART_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Whose shard is written, and how.
+
+    Parameters
+    ----------
+    metadata : PartMetadata
+        Version, rank, number of ranks and publication.
+    device_id : int
+        The device id in the file names.
+    part_bytes : int
+        Bytes of tensors in one part, unless a single tensor is larger.
+    durable : bool
+        Whether the files must survive a power cut once the call has returned.
+    """
+
+    metadata: PartMetadata
+    device_id: int
+    part_bytes: int = PART_BYTES
+    durable: bool = True
+
+
+def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> ShardManifest:
+    """Write the parts of one rank's shard, then its manifest, into `directory`. Blocks.
+
+    Parameters
+    ----------
+    directory : path
+        Where no reader looks yet; it must exist and hold no shard of this rank.
+    tensors : mapping
+        The rank's state dict (:mod:`wsm.strategies.trainer_tensors`).
+    plan : ShardPlan
+        Whose shard it is.
+
+    Raises
+    ------
+    TrainerTensorError
+        If a tensor is none.
+    IncompletePublicationError
+        If there is no tensor at all.
+    StorageError
+        If the file system refuses.
+    """
+    specs = specs_of(tensors)
+    if not specs:
+        raise IncompletePublicationError(
+            version=plan.metadata.version, problem=f"the state dict of rank {plan.metadata.rank} is empty"
+        )
+    base = snapshot_names.shard_base(plan.metadata.rank, plan.device_id)
+    parts: list[PartEntry] = []
+    entries: list[TensorEntry] = []
+    for index, group in enumerate(cut_into_parts(specs, plan.part_bytes)):
+        path = directory / snapshot_names.part_name(base, index)
+        try:
+            nbytes, digests = write_safetensors(
+                path,
+                group,
+                (bytes_of(tensors, spec) for spec in group),
+                plan.metadata.encode(),
+                durable=plan.durable,
+            )
+        except OSError as error:
+            raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
+        parts.append(PartEntry(path.name, nbytes))
+        entries += [TensorEntry(spec, digest, index) for spec, digest in zip(group, digests, strict=True)]
+    manifest = ShardManifest(
+        version=plan.metadata.version,
+        rank=plan.metadata.rank,
+        world_size=plan.metadata.world_size,
+        device_id=plan.device_id,
+        publication=plan.metadata.publication,
+        parts=tuple(parts),
+        tensors=tuple(entries),
+    )
+    path = directory / snapshot_names.shard_manifest_name(base)
+    try:
+        write_new(path, manifest.encode(), durable=plan.durable)
+    except OSError as error:
+        raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
+    return manifest
+
+
+def cut_into_parts(specs: Sequence[TensorSpec], part_bytes: int) -> list[list[TensorSpec]]:
+    """Group tensors, in their order, into parts of at most `part_bytes`; a larger tensor gets its own."""
+    parts: list[list[TensorSpec]] = []
+    room = 0
+    for spec in specs:
+        if not parts or spec.nbytes > room:
+            parts.append([])
+            room = part_bytes
+        parts[-1].append(spec)
+        room -= spec.nbytes
+    return [file_order(part) for part in parts]

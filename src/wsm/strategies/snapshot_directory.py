@@ -1,0 +1,141 @@
+"""A directory that snapshots are read from, held open so that it cannot change under a reader.
+
+Files are opened relative to the directory's descriptor: when a publisher renames a version away, the
+reader goes on in the one that it began with. While it is read, a version's directory is locked (shared,
+advisory), so that no publisher retires it. Knows nothing about names or contents.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from wsm.strategies.errors import NotARegularFileError, OutsideDirectoryError, UnreadableFileError
+
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+
+
+class SnapshotDirectory:
+    """One open directory.
+
+    Parameters
+    ----------
+    path : str
+        The directory; it may be a symbolic link itself.
+    boundary : str, optional
+        What links inside it must not lead out of; `path` if not given.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is nothing at `path`; the caller knows what that means.
+    NotARegularFileError
+        If it is no directory.
+    UnreadableFileError
+        If it cannot be opened.
+    """
+
+    def __init__(self, path: str, *, boundary: str | None = None) -> None:
+        self.path = path
+        self._boundary = os.path.realpath(path if boundary is None else boundary)
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise
+        except NotADirectoryError as error:
+            raise NotARegularFileError(file=path, found="file", expected="directory") from error
+        except (OSError, ValueError) as error:
+            raise UnreadableFileError(file=path, reason=str(error)) from error
+        try:
+            self._require_inside(path, os.path.realpath(path))
+        except BaseException:
+            self.close()
+            raise
+
+    def hold(self) -> bool:
+        """Keep publishers from retiring the directory until it is closed; False if one has already begun to.
+
+        File systems without locks on directories give True: open files survive their removal anyway.
+        """
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        try:
+            return os.path.samestat(Path(self.path).stat(), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    def names(self) -> list[str]:
+        """Return the names in the directory, sorted.
+
+        Raises
+        ------
+        UnreadableFileError
+            If it cannot be listed.
+        """
+        try:
+            return sorted(os.listdir(self._descriptor))  # noqa: PTH208 - a Path cannot list a descriptor
+        except OSError as error:
+            raise UnreadableFileError(file=self.path, reason=str(error)) from error
+
+    def locate(self, name: str) -> str:
+        """Return the path of `name`, for messages."""
+        return f"{self.path}/{name}"
+
+    def open(self, name: str) -> int:
+        """Open a regular file for reading and return its descriptor, which the caller closes.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such name, or it is a dangling link.
+        NotARegularFileError
+            If it is a directory, pipe, socket or device.
+        OutsideDirectoryError
+            If it is a link that leads out of the boundary.
+        UnreadableFileError
+            If the operating system refuses.
+        """
+        path = self.locate(name)
+        try:
+            descriptor = self._open_following(name)
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            raise UnreadableFileError(file=path, reason=str(error)) from error
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            os.close(descriptor)
+            raise NotARegularFileError(file=path, found="directory" if stat.S_ISDIR(mode) else "special file")
+        return descriptor
+
+    def close(self) -> None:
+        """Close the directory and let publishers retire it. Idempotent; files opened from it stay open."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _open_following(self, name: str) -> int:
+        try:
+            return os.open(name, _OPEN_FLAGS, dir_fd=self._descriptor)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        # A link. It is resolved first and opened without following, so that what was checked is what is read.
+        path = self.locate(name)
+        leads_to = os.path.realpath(path)
+        self._require_inside(path, leads_to)
+        return os.open(leads_to, _OPEN_FLAGS)
+
+    def _require_inside(self, path: str, leads_to: str) -> None:
+        with suppress(ValueError):
+            if os.path.commonpath((self._boundary, leads_to)) == self._boundary:
+                return
+        raise OutsideDirectoryError(file=path, leads_to=leads_to, directory=self._boundary)

@@ -1,0 +1,52 @@
+"""Where one rank's snapshot is to be looked for. Plain data; knows no files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from wsm.strategies.device_id import device_id_from_environment
+from wsm.strategies.snapshot_names import SHARED_DIRECTORY
+
+
+@dataclass(frozen=True)
+class SnapshotSource:
+    """One rank's view of a snapshot directory.
+
+    Parameters
+    ----------
+    directory : path or str
+        Holds ``versions/{version}/`` as wsm publishes them, or FastDeploy's flat files.
+    rank : int
+        Global rank of the shard.
+    device_id : int, optional
+        Physical device id in the file names; taken from the environment if not given
+        (:mod:`wsm.strategies.device_id`).
+    world_size : int, optional
+        Number of ranks that the shard must have been written for; not checked if not given.
+    shared_directory : path or str, optional
+        The last place to look; None looks nowhere else.
+    allow_pickle : bool
+        Whether files in pickle format may be read, and so run whatever their writer put into them.
+    """
+
+    directory: Path | str
+    rank: int
+    device_id: int | None = None
+    world_size: int | None = None
+    shared_directory: Path | str | None = SHARED_DIRECTORY
+    allow_pickle: bool = False
+
+    def resolved_device_id(self, environment: Mapping[str, str] = os.environ) -> int:
+        """Return the device id, from the environment if none was given.
+
+        Raises
+        ------
+        wsm.strategies.errors.DeviceIdError
+            If the environment gives no number either.
+        """
+        if self.device_id is not None:
+            return self.device_id
+        return device_id_from_environment(self.rank, environment)

@@ -1,0 +1,109 @@
+"""``version.yaml``: which version of a directory is the newest. FastDeploy's file, read and written.
+
+It holds one mapping with one field, ``step``, an integer or its decimal digits in quotes. The file is
+composed, not constructed: YAML's own integers (``012`` is ten, ``1:30`` is ninety) and tags never come
+into play. Knows nothing about snapshots.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from wsm.strategies.atomic_file import replace_file
+from wsm.strategies.errors import (
+    StorageError,
+    UnreadableFileError,
+    VersionFileError,
+    VersionFileMissingError,
+    VersionNumberError,
+)
+from wsm.strategies.snapshot_names import VERSION_FILE
+
+#: The largest version: the committed-version word of a group has 40 bits for it.
+MAX_VERSION = (1 << 40) - 1
+
+_MAX_BYTES = 1 << 16
+_DIGITS = re.compile(r"0|[1-9][0-9]{0,12}")
+
+
+def check_version(value: object) -> int:
+    """Return `value` if it is a version.
+
+    Raises
+    ------
+    VersionNumberError
+        If it is no integer from 0 to :data:`MAX_VERSION`; True and False are none.
+    """
+    if type(value) is not int or not 0 <= value <= MAX_VERSION:
+        raise VersionNumberError(value=value, limit=MAX_VERSION)
+    return value
+
+
+def read_version(directory: Path | str) -> int:
+    """Return the version that the ``version.yaml`` of `directory` announces. Blocks (one small file).
+
+    Raises
+    ------
+    VersionFileMissingError
+        If there is no such file.
+    UnreadableFileError
+        If it is there and cannot be read.
+    VersionFileError
+        If it is no mapping with one ``step`` from 0 to :data:`MAX_VERSION`.
+    """
+    path = Path(directory) / VERSION_FILE
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise VersionFileMissingError(file=str(path)) from error
+    except OSError as error:
+        raise UnreadableFileError(file=str(path), reason=error.strerror or str(error)) from error
+    return parse_version(data, file=str(path))
+
+
+def parse_version(data: bytes, *, file: str) -> int:
+    """Return the version in the bytes of a ``version.yaml``.
+
+    Raises
+    ------
+    VersionFileError
+        If they hold none. Any bytes give this or a version.
+    """
+    if len(data) > _MAX_BYTES:
+        raise VersionFileError(file=file, problem=f"is larger than {_MAX_BYTES} bytes")
+    try:
+        root = yaml.compose(data, Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError, UnicodeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise VersionFileError(file=file, problem=f"is not YAML ({reason})") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise VersionFileError(file=file, problem="is not a mapping")
+    steps = [value for key, value in root.value if isinstance(key, yaml.ScalarNode) and key.value == "step"]
+    if len(steps) != 1:
+        raise VersionFileError(file=file, problem=f"has {len(steps)} fields called step instead of one")
+    step = steps[0].value if isinstance(steps[0], yaml.ScalarNode) else None
+    if step is None or not _DIGITS.fullmatch(step) or int(step) > MAX_VERSION:
+        raise VersionFileError(file=file, problem=f"has a step that is no integer from 0 to {MAX_VERSION}")
+    return int(step)
+
+
+def write_version(directory: Path | str, version: int, *, durable: bool = True) -> None:
+    """Let the ``version.yaml`` of `directory` announce `version`, atomically for readers. Blocks.
+
+    Raises
+    ------
+    VersionNumberError
+        If `version` is none.
+    StorageError
+        If the file cannot be written; the old one stands.
+    """
+    path = Path(directory) / VERSION_FILE
+    data = f"step: {check_version(version)}\n".encode("ascii")
+    try:
+        replace_file(path, data, durable=durable)
+    except OSError as error:
+        raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
