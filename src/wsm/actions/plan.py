@@ -27,7 +27,7 @@ from wsm.actions.publication import DeclareCleared, DeclarePrepared
 from wsm.actions.requests import ResetInputs, ResumeAdmitting, SettleRequests, StopAdmitting
 from wsm.actions.routing_replay import ForgetRoutingReplay, ResumeRoutingReplay
 from wsm.actions.sequence import Plan, Plans
-from wsm.actions.verify import VerifyCleared, VerifyLoaded
+from wsm.actions.verify import MemoryProof, VerifyCleared, VerifyLoaded
 from wsm.actions.weights import LoadWeights, ReleaseWeights
 from wsm.states.vocabulary import KVPolicy
 
@@ -53,8 +53,9 @@ def derive_plans(options: PlanOptions) -> Plans:
         If this module and the declared order disagree: a bug in wsm.
     """
     drop_only = frozenset({KVPolicy.DROP})
+    proof = MemoryProof(options.memory_drop)
     plans = Plans(
-        clear=_plan("clear", options, _clear(options), kv_policies=drop_only),
+        clear=_plan("clear", options, _clear(options, proof), kv_policies=drop_only),
         update=_plan("update", options, _update(options), resumes=True, kv_policies=drop_only),
         update_in_place=_plan(
             "update_in_place",
@@ -63,7 +64,7 @@ def derive_plans(options: PlanOptions) -> Plans:
             resumes=True,
             kv_policies=options.kv_policies,
         ),
-        discard=_plan("discard", options, _discard(options), kv_policies=frozenset(KVPolicy)),
+        discard=_plan("discard", options, _discard(options, proof), kv_policies=frozenset(KVPolicy)),
     )
     check_order(plans)
     return plans
@@ -90,7 +91,7 @@ def _plan(
     return plan
 
 
-def _clear(options: PlanOptions) -> Iterator[Action]:
+def _clear(options: PlanOptions, proof: MemoryProof) -> Iterator[Action]:
     yield SettleRequests()
     yield from _forget_records_and_graphs(options)
     if options.has_deepep:
@@ -98,7 +99,7 @@ def _clear(options: PlanOptions) -> Iterator[Action]:
     yield from _release(options)
     if options.shut_down_groups:
         yield from (ShutDownGroup(kind) for kind in SHUT_DOWN_ORDER if kind in options.group_kinds)
-    yield VerifyCleared(options.memory_drop)
+    yield VerifyCleared(proof)
     yield DeclareCleared()
 
 
@@ -126,11 +127,11 @@ def _update_in_place(options: PlanOptions) -> Iterator[Action]:
     yield from _ready(options)
 
 
-def _discard(options: PlanOptions) -> Iterator[Action]:
+def _discard(options: PlanOptions, proof: MemoryProof) -> Iterator[Action]:
     yield SettleRequests(break_off_drain=True)
     yield from _forget_records_and_graphs(options)
     yield from _release(options)
-    yield VerifyCleared(options.memory_drop)
+    yield VerifyCleared(proof)
     yield DeclareCleared()
 
 

@@ -90,7 +90,7 @@ class PaddleGlooGroups:
         """Whether the communicator can be used."""
         return kind in self._live
 
-    def find(self, kind: GroupKind) -> Any:
+    def group(self, kind: GroupKind) -> Any:
         """Return the present ``paddle.distributed`` group, None while it is down. Not to be kept."""
         live = self._live.get(kind)
         return None if live is None else live[0]
@@ -107,7 +107,7 @@ class PaddleGlooGroups:
         """
         from paddle import distributed  # noqa: PLC0415 - a second of import time for workers only
 
-        group = self.find(kind)
+        group = self.group(kind)
         if group is None:
             raise GroupDownError(kind=kind.value)
         if len(self._members[kind]) > 1:
