@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from wsm.actions import names
 from wsm.actions.errors import PlanOptionsError
+from wsm.actions.measuring import MemoryDrop
 from wsm.actions.surfaces import GroupKind, Runner
-from wsm.actions.verify import MemoryDrop, ResidentDigest, resident_digest
+from wsm.actions.verify import ResidentDigest, resident_digest
 from wsm.actions.weights import AddressContract
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 

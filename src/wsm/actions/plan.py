@@ -19,6 +19,7 @@ from wsm.actions.base import Action
 from wsm.actions.cuda_graphs import CaptureDraftGraphs, CaptureMainGraphs, DropDraftGraphs, DropMainGraphs
 from wsm.actions.deepep import ClearDeepEPBuffer, RecreateDeepEPBuffer
 from wsm.actions.kv_cache import ForgetKVCache, RebuildKVCache, ReleaseKVCache
+from wsm.actions.measuring import MemoryProof
 from wsm.actions.memory import EmptyAllocatorCache
 from wsm.actions.options import PlanOptions
 from wsm.actions.order import check_order
@@ -27,7 +28,7 @@ from wsm.actions.publication import DeclareCleared, DeclarePrepared
 from wsm.actions.requests import ResetInputs, ResumeAdmitting, SettleRequests, StopAdmitting
 from wsm.actions.routing_replay import ForgetRoutingReplay, ResumeRoutingReplay
 from wsm.actions.sequence import Plan, Plans
-from wsm.actions.verify import MemoryProof, VerifyCleared, VerifyLoaded
+from wsm.actions.verify import VerifyCleared, VerifyLoaded
 from wsm.actions.weights import LoadWeights, ReleaseWeights
 from wsm.states.vocabulary import KVPolicy
 
