@@ -158,8 +158,10 @@ def unshard(shards: Sequence[Mapping[str, Array]], shape: ModelShape) -> dict[st
 def initial_state(shape: ModelShape, seed: int) -> dict[str, Array]:
     """Draw the full weights of an untrained model; the same for the same `shape` and `seed`.
 
-    Matrices are normal with variance 1 / inputs, norms are 1, and the output head is halved: a head of
-    full scale starts the policy with confident guesses, which are slow to unlearn.
+    Matrices are normal with variance 1 / inputs, embeddings with variance 1 / width, norms are 1. Tokens and
+    positions have one scale, because attention that cannot hear positions beside tokens learns no order.
+    The output head is halved: a head of full scale starts the policy with confident guesses, which are
+    slow to unlearn.
     """
     random = np.random.default_rng(seed)
     state = {}
@@ -167,9 +169,7 @@ def initial_state(shape: ModelShape, seed: int) -> dict[str, Array]:
         if len(layout.extents) == 1:
             state[name] = np.ones(layout.extents, np.float32)
             continue
-        scale = 0.02 if name.startswith("embedding.position") else layout.extents[0] ** -0.5
-        if name.startswith("embedding.token"):
-            scale = 1.0
+        scale = (shape.width if name.startswith("embedding.") else layout.extents[0]) ** -0.5
         if name == "head.weight":
             scale *= 0.5
         state[name] = (random.standard_normal(layout.extents) * scale).astype(np.float32)
