@@ -38,8 +38,8 @@ class ProcessIdentity(NamedTuple):
 
     @property
     def is_visible(self) -> bool:
-        """Whether the pid means to this process what it meant to its writer."""
-        return self.pid > 0 and self.pid_namespace == own_pid_namespace()
+        """Whether the record means to this process what it meant to its writer."""
+        return self.pid > 0 and self.start_time > 0 and self.pid_namespace == own_pid_namespace()
 
     @property
     def is_known_alive(self) -> bool:

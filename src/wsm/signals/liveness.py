@@ -201,6 +201,7 @@ class _Watched:
             return  # an old kernel, seccomp, no descriptors left: the byte lock tells
         self._poll.register(self.fd, select.POLLIN)
         # Asked after opening: from here on the descriptor names one process, whatever becomes of the pid.
-        if start_time_of(identity.pid) != identity.start_time and not self._poll.poll(0):
+        started = start_time_of(identity.pid)
+        if started != identity.start_time and not self._poll.poll(0):
             self.close()
-            self._was_never_there = start_time_of(identity.pid) is not None
+            self._was_never_there = started is not None  # someone else has the pid; None: nobody may look

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import final
 
-from wsm.signals.errors import SegmentAccessError
+from wsm.signals.memory import refusal
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _REFUSED = (errno.EAGAIN, errno.EACCES)
@@ -37,7 +37,7 @@ _LONGEST_PAUSE_S = 0.01
 
 
 class LockFile:
-    """A lock file that this process has open. Get one with :func:`open_lock_file`.
+    """A lock file that this process has open. Get one with :func:`create_lock_file`.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class LockFile:
             except OSError as error:
                 if error.errno in _REFUSED:
                     return None
-                raise SegmentAccessError(path=str(self.path), reason=error.strerror or str(error)) from error
+                raise refusal(self.path, error) from error
             hold = LockHold(self)
             self._held[hold] = (start, length)
             self.users += 1
@@ -168,23 +168,32 @@ class LockHold:
         self.release()
 
 
-def open_lock_file(path: Path, *, create: bool) -> LockFile:
-    """Open the lock file `path`, or return the object that this process has for it already.
+def create_lock_file(path: Path) -> LockFile:
+    """Open the lock file `path`, mode 0600; create it where it is missing.
 
-    Parameters
-    ----------
-    path : Path
-        Where it lies; mode 0600 if it is created.
-    create : bool
-        Whether to create it where it is missing.
+    Returns
+    -------
+    LockFile
+        The object that this process has for it already, if it has; give it back with ``close()``.
 
     Raises
     ------
-    FileNotFoundError
-        If it is missing and not to be created.
-    SegmentAccessError
-        If it cannot be opened.
+    SegmentAccessError, SharedMemoryFullError
+        If it cannot be opened or created.
     """
+    # The sticky bit of /dev/shm may forbid root to "create" what exists: so opened first, created second.
+    file = None
+    while file is None:
+        file = open_lock_file(path) or _open(path, os.O_CREAT | os.O_EXCL)
+    return file
+
+
+def open_lock_file(path: Path) -> LockFile | None:
+    """Open the lock file `path` if there is one; otherwise as :func:`create_lock_file`."""
+    return _open(path, 0)
+
+
+def _open(path: Path, flags: int) -> LockFile | None:
     with _registry.mutex:
         # Found by stat first: opening it a second time to look would mean closing a descriptor of it.
         with contextlib.suppress(FileNotFoundError):
@@ -192,20 +201,14 @@ def open_lock_file(path: Path, *, create: bool) -> LockFile:
             if known is not None:
                 known.users += 1
                 return known
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            try:
-                descriptor = os.open(path, flags)
-            except FileNotFoundError:
-                if not create:
-                    raise
-                descriptor = os.open(path, flags | os.O_CREAT, 0o600)
-        except FileNotFoundError:
-            raise
+            descriptor = os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
-            raise SegmentAccessError(path=str(path), reason=error.strerror or str(error)) from error
-        file = LockFile(path, descriptor)
-        _registry.files[_inode_of(os.fstat(descriptor))] = file
+            # Missing when it was to be opened, or there when it was to be created.
+            if isinstance(error, FileExistsError if flags else FileNotFoundError):
+                return None
+            raise refusal(path, error) from error
+        file = _registry.files[_inode_of(os.fstat(descriptor))] = LockFile(path, descriptor)
         return file
 
 

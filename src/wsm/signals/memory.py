@@ -109,7 +109,7 @@ def opened(path: Path) -> Iterator[tuple[int, int]]:
     except FileNotFoundError:
         raise SegmentMissingError(path=str(path)) from None
     except OSError as error:
-        raise SegmentAccessError(path=str(path), reason=error.strerror or str(error)) from error
+        raise refusal(path, error) from error
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -153,10 +153,13 @@ def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFi
     try:
         descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise SegmentAccessError(path=str(unfinished), reason=error.strerror or str(error)) from error
+        raise refusal(path, error, needed_bytes=size) from error
     try:
         os.fchmod(descriptor, 0o600)  # whatever the umask says
-        _allocate(descriptor, path, size)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            raise refusal(path, error, needed_bytes=size) from error
         memory = SharedFile(descriptor, path, size)
         memory.bytes[: len(content)] = content
         try:
@@ -170,16 +173,14 @@ def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFi
         unfinished.unlink()
 
 
-def _allocate(descriptor: int, path: Path, size: int) -> None:
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise SegmentAccessError(path=str(path), reason=error.strerror or str(error)) from error
-        room = os.fstatvfs(descriptor)
-        raise SharedMemoryFullError(
-            path=str(path),
-            needed_bytes=size,
-            free_bytes=room.f_bavail * room.f_frsize,
-            reason=error.strerror or str(error),
-        ) from error
+def refusal(
+    path: Path, error: OSError, *, needed_bytes: int = 0
+) -> SharedMemoryFullError | SegmentAccessError:
+    """Say what the system's refusal to open or make `path` means and what to do."""
+    reason = error.strerror or str(error)
+    if error.errno not in _FULL:
+        return SegmentAccessError(path=str(path), reason=reason)
+    room = os.statvfs(path.parent)
+    return SharedMemoryFullError(
+        path=str(path), needed_bytes=needed_bytes, free_bytes=room.f_bavail * room.f_frsize, reason=reason
+    )

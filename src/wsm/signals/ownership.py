@@ -23,7 +23,7 @@ from wsm.signals.errors import (
 from wsm.signals.header import Header
 from wsm.signals.identity import read_occupant
 from wsm.signals.layout import HEADER_BYTES, layout_of
-from wsm.signals.lock_file import UNBOUNDED, LockFile, LockHold, open_lock_file
+from wsm.signals.lock_file import UNBOUNDED, LockFile, LockHold, create_lock_file, open_lock_file
 from wsm.signals.memory import SharedFile, opened, publish
 from wsm.signals.names import lock_path, unfinished_path
 
@@ -38,13 +38,16 @@ class Claim:
 
     Parameters
     ----------
+    path : Path
+        The segment, which may not exist yet.
     lock_file : LockFile
-        Open lock file; the claim gives it back unless it is kept.
+        Its lock file; the claim gives it back unless it is kept.
     hold : LockHold
         The owner's byte in it.
     """
 
-    def __init__(self, lock_file: LockFile, hold: LockHold) -> None:
+    def __init__(self, path: Path, lock_file: LockFile, hold: LockHold) -> None:
+        self.path = path
         self.lock_file = lock_file
         self.hold = hold
         self._is_kept = False
@@ -55,8 +58,10 @@ class Claim:
         return self.lock_file, self.hold
 
     def give_back(self) -> None:
-        """Release what was not kept."""
+        """Release what was not kept, and leave no lock file where there is no segment."""
         if not self._is_kept:
+            if not self.path.exists():
+                self.lock_file.remove()
             self.hold.release()
             self.lock_file.close()
 
@@ -71,7 +76,7 @@ def claimed(path: Path) -> Iterator[Claim]:
         If another process, or another part of this one, holds it.
     """
     while True:
-        lock_file = open_lock_file(lock_path(path), create=True)
+        lock_file = create_lock_file(lock_path(path))
         hold = lock_file.try_acquire(OWNER_BYTE)
         if hold is None:
             pid = lock_file.holder(OWNER_BYTE)
@@ -84,7 +89,7 @@ def claimed(path: Path) -> Iterator[Claim]:
         # The last owner removed the file between our open and our lock; nobody else finds this one.
         hold.release()
         lock_file.close()
-    claim = Claim(lock_file, hold)
+    claim = Claim(path, lock_file, hold)
     try:
         yield claim
     finally:
@@ -171,19 +176,18 @@ def attach_consistently(path: Path) -> tuple[SharedFile, Header, LockFile]:
     while True:
         memory, header = map_segment(path)
         try:
-            lock_file = open_lock_file(lock_path(path), create=False)
-        except FileNotFoundError:
-            if memory.is_replaced():
-                memory.close()
-                continue  # its owner is removing both just now
-            lock_file = open_lock_file(lock_path(path), create=True)
+            lock_file = open_lock_file(lock_path(path))
+            if lock_file is None and not memory.is_replaced():
+                lock_file = create_lock_file(lock_path(path))  # somebody removed it by hand
         except BaseException:
             memory.close()
             raise
-        if not memory.is_replaced():
+        if lock_file is not None and not memory.is_replaced():
             return memory, header, lock_file
+        # Its owner was removing or replacing both files just now.
         memory.close()
-        lock_file.close()
+        if lock_file is not None:
+            lock_file.close()
 
 
 def _anybody_on_record(memory: SharedFile, header: Header) -> bool:

@@ -66,7 +66,7 @@ class Segment:
         self._is_closed = False
         slots = (self.layout.arguments, self.layout.report, self.layout.error)
         self._arguments, self._reports, self._errors = (
-            tuple(PayloadSlot(memory.bytes, offset) for offset in offsets) for offsets in slots
+            tuple(PayloadSlot(memory, offset) for offset in offsets) for offsets in slots
         )
 
     @classmethod

@@ -12,6 +12,7 @@ import zlib
 
 from wsm.signals.errors import PayloadTooLargeError, SlotReusedError
 from wsm.signals.layout import SLOT_BYTES
+from wsm.signals.memory import SharedFile
 
 # checksum, length, epoch, sequence, kind, and what keeps the bytes behind it aligned
 _HEAD = struct.Struct("<5I4x")
@@ -26,13 +27,13 @@ class PayloadSlot:
 
     Parameters
     ----------
-    memory : memoryview
-        All bytes of the segment.
+    memory : SharedFile
+        The segment's memory.
     offset : int
         Where the slot begins.
     """
 
-    def __init__(self, memory: memoryview[int], offset: int) -> None:
+    def __init__(self, memory: SharedFile, offset: int) -> None:
         self._memory = memory
         self._offset = offset
         self._written: tuple[int, int, frozenset[int]] = (0, 0, frozenset())
@@ -61,8 +62,9 @@ class PayloadSlot:
             raise SlotReusedError(epoch=epoch, sequence=sequence, kind=kind)
         head = _HEAD.pack(_checksum(epoch, sequence, kind, data), len(data), epoch, sequence, kind)
         begin = self._offset + _HEAD.size
-        self._memory[begin : begin + len(data)] = data
-        self._memory[self._offset : begin] = head
+        memory = self._memory.bytes
+        memory[begin : begin + len(data)] = data
+        memory[self._offset : begin] = head
         self._written = (epoch, sequence, kinds | {kind})
 
     def read(self, epoch: int, sequence: int, kind: int) -> bytes | None:
@@ -75,10 +77,11 @@ class PayloadSlot:
             death of its writer. The caller retries until its own deadline or the writer's death.
         """
         begin = self._offset + _HEAD.size
-        checksum, length, *key = _HEAD.unpack(self._memory[self._offset : begin])
+        memory = self._memory.bytes
+        checksum, length, *key = _HEAD.unpack(memory[self._offset : begin])
         if key != [epoch, sequence, kind] or length > SLOT_CAPACITY:
             return None
-        data = bytes(self._memory[begin : begin + length])
+        data = bytes(memory[begin : begin + length])
         return data if checksum == _checksum(epoch, sequence, kind, data) else None
 
 

@@ -37,6 +37,7 @@ MAX_SEQUENCE = (1 << SEQUENCE_BITS) - 1
 MAX_STEP = (1 << STEP_BITS) - 1
 MAX_VERSION = (1 << VERSION_BITS) - 1
 MAX_ACTION = 254
+MAX_STATE_CODE = 3
 
 
 class Operation(enum.IntEnum):
@@ -157,8 +158,18 @@ class CommittedWord(NamedTuple):
 
     @classmethod
     def unpack(cls, word: int) -> CommittedWord:
-        """Read the 64-bit value."""
-        return cls(word >> 48, (word >> 1) & MAX_VERSION if word & 1 else None)
+        """Read the 64-bit value.
+
+        Raises
+        ------
+        WordFormatError
+            If bits are set that this build never sets.
+        """
+        version = (word >> 1) & MAX_VERSION if word & 1 else None
+        committed = cls(word >> 48, version)
+        if committed.pack() != word:
+            raise WordFormatError(kind="committed", word=word)
+        return committed
 
 
 class StatusWord(NamedTuple):
@@ -184,6 +195,7 @@ class StatusWord(NamedTuple):
         _check("sequence", self.sequence, MAX_SEQUENCE)
         _check("action", self.action, MAX_ACTION)
         _check("ready", self.ready, MAX_ACTION + 1)
+        _check("state code", max(abs(self.weights), abs(self.kv)), MAX_STATE_CODE)
         return (
             self.epoch << 53
             | self.sequence << 37
@@ -206,7 +218,8 @@ class StatusWord(NamedTuple):
         """
         code = word & 0x1F
         sequence = (word >> 37) & MAX_SEQUENCE
-        if code > StatusCode.DONE_FAULTED or (word >> 27) & 0x1F != sequence & 0x1F:
+        repeated, spare = (word >> 27) & 0x1F, (word >> 32) & 0x1F
+        if code > StatusCode.DONE_FAULTED or repeated != sequence & 0x1F or spare:
             raise WordFormatError(kind="status", word=word)
         return cls(
             word >> 53,

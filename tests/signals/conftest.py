@@ -1,0 +1,144 @@
+"""Real processes and real segments for the tests of signals, ended and removed afterwards."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from wsm.signals.names import SHARED_MEMORY_DIRECTORY
+from wsm.signals.segment import Segment
+
+PATIENCE_S = 30.0
+
+PRELUDE = """
+import os, sys
+from wsm.signals.errors import *
+from wsm.signals.lock import ControllerRole
+from wsm.signals.liveness import Life, Liveness, register
+from wsm.signals.segment import Segment
+from wsm.signals.waiting import Watch, WaitMode, wait, wake
+
+def say(*what):
+    print(*what, flush=True)
+
+def heard():
+    return sys.stdin.readline().strip()
+"""
+
+
+class Child:
+    """A separately launched process that says lines and is told lines."""
+
+    def __init__(self, code: str, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = subprocess.Popen(
+            [*prefix, sys.executable, "-c", PRELUDE + textwrap.dedent(code), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=environment,
+        )
+        self._rest = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def says(self) -> str:
+        """The next line; fails the test, with what the process wrote to stderr, if none comes."""
+        deadline = time.monotonic() + PATIENCE_S
+        while b"\n" not in self._rest:
+            ready, _, _ = select.select([self._process.stdout], [], [], max(deadline - time.monotonic(), 0))
+            data = os.read(self._process.stdout.fileno(), 65536) if ready else b""
+            if not data:
+                self.kill()
+                pytest.fail(f"the process said nothing more; stderr: {self._process.stderr.read().decode()}")
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode()
+
+    def tell(self, line: str = "") -> None:
+        self._process.stdin.write(line.encode() + b"\n")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(PATIENCE_S)
+
+    def leave_zombie(self) -> None:
+        """End it without reaping it."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def ends(self) -> int:
+        return self._process.wait(PATIENCE_S)
+
+    def errors(self) -> str:
+        return self._process.stderr.read().decode()
+
+    def close(self) -> None:
+        self.kill()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            stream.close()
+
+
+@pytest.fixture
+def launch() -> Iterator[Callable[..., Child]]:
+    children: list[Child] = []
+
+    def start(code: str, *arguments: str, prefix: tuple[str, ...] = ()) -> Child:
+        children.append(Child(code, *arguments, prefix=prefix))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.close()
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A name of a segment that no other test uses; its files are gone afterwards."""
+    name = f"test-{os.getpid()}-{secrets.token_hex(4)}"
+    yield name
+    for path in SHARED_MEMORY_DIRECTORY.glob(f"*{name}*"):
+        path.unlink()
+
+
+@pytest.fixture
+def path(name: str) -> Path:
+    return SHARED_MEMORY_DIRECTORY / f"wsm.{name}"
+
+
+@pytest.fixture
+def segment(name: str) -> Iterator[Segment]:
+    """A segment for two ranks and a helper, owned by this process."""
+    with Segment.create(name, world_size=2, helpers=1, run_id="run", configuration_digest=7) as segment:
+        yield segment
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], object]], None]:
+    """Ask a question until the answer is true."""
+
+    def ask(question: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not question():
+            if time.monotonic() > deadline:
+                pytest.fail("it never came true")
+            time.sleep(0.001)
+
+    return ask
