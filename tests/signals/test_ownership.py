@@ -264,7 +264,10 @@ def test_ownership_stays_with_the_parent_when_a_process_forks(name, launch):
         os.waitpid(pid, 0)
         say(segment.is_owner, registration.is_held, role.is_held)
         heard()
-        """.replace("segment = Segment.create", "from wsm.errors import RefusedError\n        segment = Segment.create"),
+        """.replace(
+            "segment = Segment.create",
+            "from wsm.errors import RefusedError\n        segment = Segment.create",
+        ),
         name,
     )
     assert child.says() == "False False False"

@@ -211,7 +211,11 @@ def _tmpfs(path: str, size: str) -> tuple[str, ...] | None:
         return None
     script = f'mount -t tmpfs -o size={size} none "{path}" && exec "$@"'
     prefix = ("unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh")
-    return prefix if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0 else None
+    return (
+        prefix
+        if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
+        else None
+    )
 
 
 _CREATE_IN = """

@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wsm.signals import futex
@@ -61,7 +61,12 @@ def best_mode() -> WaitMode:
 
 
 def wait(
-    segment: Segment, watches: Sequence[Watch], timeout_s: float, *, mode: WaitMode | None = None
+    segment: Segment,
+    watches: Sequence[Watch],
+    timeout_s: float,
+    *,
+    mode: WaitMode | None = None,
+    cancelled: Callable[[], bool] = bool,
 ) -> bool:
     """Block until a word differs from what was seen, or until the time is up.
 
@@ -75,11 +80,13 @@ def wait(
         Seconds; 0 looks once.
     mode : WaitMode or None
         None for the best one.
+    cancelled : callable
+        Asked after every wake-up, with or without a change; true ends the wait.
 
     Returns
     -------
     bool
-        True if a word differs now, in any of its 64 bits; False if the time was up first.
+        True if a word differs now, in any of its 64 bits; False if the time was up or it was cancelled.
 
     Raises
     ------
@@ -99,7 +106,7 @@ def wait(
                 if words[watch.index] != watch.seen:
                     return True
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or cancelled():
                 return False
             if how is WaitMode.SLEEP or not watches:
                 time.sleep(min(pause, left))
@@ -202,7 +209,8 @@ class Bell:
         told_of_replacement = False
         try:
             while not self._closing:
-                changed = wait(self._segment, [Watch(command, False, self._seen)], self._PATIENCE_S)
+                unchanged = [Watch(command, False, self._seen)]
+                changed = wait(self._segment, unchanged, self._PATIENCE_S, cancelled=lambda: self._closing)
                 if changed:
                     self._seen = self._segment.words[command]
                 elif not told_of_replacement and self._segment.inode_changed():

@@ -1,0 +1,115 @@
+"""Facts about the platform that the design rests on; each with a control that shows the trap itself."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from wsm.signals.names import SHARED_MEMORY_DIRECTORY
+from wsm.signals.segment import Segment
+
+pytestmark = pytest.mark.processes
+
+ALL_ONES = 2**64 - 1
+
+
+def test_an_aligned_word_never_tears(segment, name, launch):
+    child = launch(
+        """
+        segment = Segment.attach(sys.argv[1])
+        words, index = segment.words, segment.layout.command
+        say("flips")
+        while True:
+            for _ in range(1000):
+                words[index] = 0
+                words[index] = 2**64 - 1
+        """,
+        name,
+    )
+    child.says()
+    words, index = segment.words, segment.layout.command
+    seen, flips, before = set(), 0, None
+    while flips < 20_000:
+        value = words[index]
+        flips += value != before
+        before = value
+        seen.add(value)
+    assert seen == {0, ALL_ONES}
+
+
+def test_two_words_are_no_unit(segment, name, launch):
+    """The control: what is not in one word is seen half written, which is why everything is in one word."""
+    child = launch(
+        """
+        segment = Segment.attach(sys.argv[1])
+        words, one, other = segment.words, segment.layout.command, segment.layout.committed
+        say("flips")
+        while True:
+            for value in range(1, 1000):
+                words[one] = value
+                words[other] = value
+        """,
+        name,
+    )
+    child.says()
+    words, one, other = segment.words, segment.layout.command, segment.layout.committed
+    while words[one] == words[other]:
+        pass
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this control was only seen on 3.10 to 3.13")
+def test_pythons_own_shared_memory_would_remove_the_file_when_an_attached_process_exits(name, launch):
+    path = SHARED_MEMORY_DIRECTORY / name
+    path.write_bytes(bytes(64))
+    child = launch(
+        """
+        from multiprocessing.shared_memory import SharedMemory
+        SharedMemory(name=sys.argv[1]).close()
+        """,
+        name,
+    )
+    assert child.ends() == 0
+    child.errors()  # until the resource tracker has ended, too: it shares the pipe
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "Segment.attach(sys.argv[1]).close()",
+        "segment = Segment.attach(sys.argv[1])",
+        "segment = Segment.attach(sys.argv[1]); registration = register(segment, 0); os._exit(1)",
+        "segment = Segment.attach(sys.argv[1]); raise SystemExit(3)",
+    ],
+)
+def test_a_process_that_attaches_and_exits_in_any_way_leaves_the_segment(segment, name, path, launch, how):
+    child = launch(how, name)
+    child.ends()
+    assert child.errors() == ""
+    assert path.exists()
+    assert not segment.inode_changed()
+    Segment.attach(name).close()
+
+
+def test_attaching_starts_no_resource_tracker(segment, name, launch):
+    child = launch(
+        """
+        from multiprocessing import resource_tracker
+        segment = Segment.attach(sys.argv[1])
+        say(resource_tracker._resource_tracker._fd)
+        """,
+        name,
+    )
+    assert child.says() == "None"
+
+
+def test_the_words_need_nothing_but_the_standard_library(launch):
+    child = launch(
+        """
+        import wsm.signals.fastdeploy
+        roots = {module.partition(".")[0] for module in sys.modules if "wsm" not in module}
+        say(sorted(roots & {"numpy", "paddle", "transitions", "yaml"}))
+        """
+    )
+    assert child.says() == "[]"
