@@ -1,0 +1,105 @@
+"""Rules of this code base that no linter knows: one idea per file, sizes, names, reasons, constant events."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import wsm
+from wsm import log
+
+SOURCE = Path(wsm.__path__[0])
+REPOSITORY = Path(__file__).parent.parent
+MAX_FILE_LINES = 350
+MAX_FUNCTION_LINES = 70
+VAGUE = {
+    "util",
+    "utils",
+    "helper",
+    "helpers",
+    "manager",
+    "managers",
+    "handler",
+    "handlers",
+    "common",
+    "misc",
+    "dl",
+}
+EVENT_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+FILES = sorted([*SOURCE.rglob("*.py"), *(REPOSITORY / "bench").glob("*.py")])
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_every_file_is_one_idea_of_readable_size_that_says_what_it_is_for(path: Path) -> None:
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert len(text.splitlines()) <= MAX_FILE_LINES
+    assert ast.get_docstring(tree) or not tree.body, "the file does not say what it is responsible for"
+    long = {
+        function.name: lines
+        for function in functions(tree)
+        if (lines := (function.end_lineno or 0) - function.lineno + 1 - docstring_lines(function))
+        > MAX_FUNCTION_LINES
+    }
+    assert not long
+
+
+def docstring_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """A long docstring is no long function."""
+    text = ast.get_docstring(function, clean=False)
+    return len(text.splitlines()) if text else 0
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    vague = [path for path in FILES if VAGUE & set(path.stem.split("_"))]
+    assert not vague
+
+
+def test_every_exemption_from_a_check_has_a_code_and_a_reason() -> None:
+    bare = [
+        f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}"
+        for path in FILES
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if re.search(r"#\s*(noqa|type:\s*ignore)", line)
+        and not re.search(
+            r"#\s*(noqa: [A-Z]+\d+(, [A-Z]+\d+)*|type: ignore\[[a-z-]+(, ?[a-z-]+)*\])(\s+-|\s+#)\s+\w", line
+        )
+    ]
+    assert not bare
+
+
+def test_log_lines_use_the_constant_event_names() -> None:
+    wrong = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            receiver = ast.unparse(node.func.value)
+            speaks = node.func.attr in EVENT_METHODS and receiver.rsplit(".", maxsplit=1)[-1].lstrip("_") in {
+                "log",
+                "logger",
+            }
+            if speaks and isinstance(node.args[0], ast.Constant):
+                wrong.append(f"{path.relative_to(REPOSITORY)}:{node.lineno}: {node.args[0].value!r}")
+    assert not wrong
+
+
+def test_every_event_name_is_used_or_goes() -> None:
+    names = {
+        name
+        for name, value in vars(log).items()
+        if name.isupper() and isinstance(value, str) and "." in value
+    }
+    sources = "\n".join(path.read_text() for path in FILES if path.name != "log.py")
+    assert not {name for name in names if not re.search(rf"\b{name}\b", sources)}
