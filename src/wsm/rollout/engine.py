@@ -4,8 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from wsm.rollout.scheduler import Limits
 from wsm.rollout.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of scheduling.
+
+    Parameters
+    ----------
+    max_batch : int
+        Requests that run at the same time.
+    max_step_tokens : int
+        Tokens of one step, padding included.
+    max_waiting : int
+        Requests that may wait beyond those.
+    """
+
+    max_batch: int = 128
+    max_step_tokens: int = 1024
+    max_waiting: int = 1024
 
 
 @dataclass(frozen=True)

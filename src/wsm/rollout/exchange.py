@@ -36,7 +36,8 @@ class ExchangeBuffer:
         self._hidden_width = hidden_width
         self._rows = -(-max_tokens // expert_parallel.size)
         self._buffers: tuple[Any, Any, Any, Any] | None = None
-        self._group: Any = None
+        # The group's id, not the group: whoever holds a group keeps it from being destroyed.
+        self._group_id: int | None = None
 
     def recreate_buffer(self) -> None:
         """Allocate the buffers on the present EP group. Idempotent. Collective over the EP group.
@@ -48,8 +49,8 @@ class ExchangeBuffer:
         CommunicatorGoneError
             If the EP group is shut down.
         """
-        group = self._ranks.group() if self._ranks.size > 1 else None
-        if self._buffers is not None and self._group is group:
+        group_id = self._ranks.group_id()
+        if self._buffers is not None and self._group_id == group_id:
             return
         mine = paddle.to_tensor([[self._rows, self._width]], dtype="int64")
         sizes = paddle.zeros([self._ranks.size, 2], dtype="int64")
@@ -66,7 +67,7 @@ class ExchangeBuffer:
             paddle.zeros([everyone, self._hidden_width]),
             paddle.zeros([everyone * self._ranks.size, self._hidden_width]),
         )
-        self._group = group
+        self._group_id = group_id
 
     def clear_buffer(self) -> None:
         """Free the buffers. Idempotent. Collective over the EP group, which must still be alive.
@@ -81,7 +82,7 @@ class ExchangeBuffer:
         # Nobody frees what a slower peer still sends into: everyone has left its last exchange first.
         self._ranks.all_reduce(paddle.zeros([1]))
         self._buffers = None
-        self._group = None
+        self._group_id = None
 
     def allocated(self) -> bool:
         """Whether the buffers exist."""
@@ -111,7 +112,7 @@ class ExchangeBuffer:
     def _usable(self, rows: int) -> tuple[Any, Any, Any, Any]:
         if self._buffers is None:
             raise ExchangeBufferError(reason="it is cleared", remedy="it is recreated by the next update")
-        if self._ranks.size > 1 and self._ranks.group() is not self._group:
+        if self._ranks.group_id() != self._group_id:
             raise ExchangeBufferError(
                 reason="its EP group was replaced", remedy="clear the buffer before the group is shut down"
             )

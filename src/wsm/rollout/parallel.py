@@ -51,6 +51,16 @@ class Communicator:
             raise CommunicatorGoneError(kind=self.kind)
         return group
 
+    def group_id(self) -> int | None:
+        """Return what tells this incarnation of the group from every other; None on one rank.
+
+        Raises
+        ------
+        CommunicatorGoneError
+            While it is shut down.
+        """
+        return int(self.group().id) if self.size > 1 else None
+
     def all_reduce(self, tensor: Any) -> Any:
         """Sum `tensor` over all ranks in place and return it; the same bits arrive on every rank."""
         if self.size > 1:

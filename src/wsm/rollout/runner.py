@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import paddle
+
 from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.backends.paddle_weights import PaddleWeights
-
 from wsm.actions.surfaces import GroupKind, ProcessGroupSurface
 from wsm.rollout.attention import StepInputs, paged_attention
 from wsm.rollout.block_pool import BlockPool
@@ -28,11 +28,12 @@ from wsm.rollout.moe import Mixture
 from wsm.rollout.paged_cache import PagedKVCache
 from wsm.rollout.parallel import Communicator
 from wsm.rollout.parameters import Parameters, Permit
+from wsm.rollout.plan_channel import PlanChannel
 from wsm.rollout.routing_replay import RoutingReplay
 from wsm.rollout.sampling import choose
 from wsm.rollout.scheduler import Scheduler
 from wsm.rollout.sharding import shard_specs
-from wsm.rollout.step_plan import PlanChannel, StepPlan
+from wsm.rollout.step_plan import StepPlan
 
 
 class Groups(ProcessGroupSurface, Protocol):
@@ -50,8 +51,8 @@ class RolloutRunner:
     ----------
     options : EngineOptions
         The same on all ranks.
-    groups : Groups
-        The rank's communicators; may be shut down now.
+    groups : Groups or None
+        The rank's communicators, which may be shut down now; None for a single rank.
     rank, ranks : int
         Position in the group.
 
@@ -61,10 +62,12 @@ class RolloutRunner:
         If the model cannot be split over `ranks`.
     """
 
-    def __init__(self, options: EngineOptions, groups: Groups, rank: int, ranks: int) -> None:
+    def __init__(self, options: EngineOptions, groups: Groups | None, rank: int, ranks: int) -> None:
         shape = options.shape
         self._parameters = Parameters(shard_specs(shape, rank, ranks))
-        self._tensor_parallel = Communicator(lambda: groups.group(GroupKind.TP), rank, ranks, "TP")
+        self.groups = groups
+        self.rank = rank
+        self._tensor_parallel = self._communicator(GroupKind.TP, ranks)
         self._channel = PlanChannel(
             self._tensor_parallel,
             max_rows=options.limits.max_batch,
@@ -72,8 +75,6 @@ class RolloutRunner:
             max_blocks=options.max_blocks,
         )
         self.options = options
-        self.rank = rank
-        self.groups: Groups | None = groups
         self.memory = HostMemory()
         self.weights = PaddleWeights(self._parameters)
         self.routing_replay = (
@@ -177,16 +178,18 @@ class RolloutRunner:
 
     # -- construction ---------------------------------------------------------------------------
 
+    def _communicator(self, kind: GroupKind, ranks: int) -> Communicator:
+        def lookup() -> Any:
+            return None if self.groups is None else self.groups.group(kind)
+
+        return Communicator(lookup, self.rank, ranks, kind.name)
+
     def _exchange_buffer(self, ranks: int) -> ExchangeBuffer:
         shape = self.options.shape
-        groups = self.groups
-        expert_parallel = Communicator(
-            lambda: groups.group(GroupKind.EP) if groups else None, self.rank, ranks, "EP"
-        )
         width = shape.width + 2 * shape.experts_per_token
         # Captured decode steps are padded to whole inputs, which are at most max_batch rows.
         tokens = max(self.options.limits.max_step_tokens, self.options.limits.max_batch)
-        return ExchangeBuffer(expert_parallel, width, shape.width, tokens)
+        return ExchangeBuffer(self._communicator(GroupKind.EP, ranks), width, shape.width, tokens)
 
     def _mixture(self, ranks: int) -> Mix | None:
         if self.deepep is None:

@@ -9,36 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from wsm.rollout.block_pool import SCRATCH_BLOCK, BlockPool
+from wsm.rollout.engine import Limits
 from wsm.rollout.errors import QueueFullError, RequestError
 from wsm.rollout.request import FinishReason, Generation, Request
 from wsm.rollout.sampling import Choices
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.step_plan import StepPlan
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds of scheduling.
-
-    Parameters
-    ----------
-    max_batch : int
-        Requests that run at the same time.
-    max_step_tokens : int
-        Tokens of one step, padding included.
-    max_waiting : int
-        Requests that may wait beyond those.
-    """
-
-    max_batch: int = 128
-    max_step_tokens: int = 1024
-    max_waiting: int = 1024
-
 
 #: Returns a request's expert choices for its answer, or None.
 TakeRouting = Callable[[Request], "list[list[list[int]]] | None"]

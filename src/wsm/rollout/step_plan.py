@@ -1,8 +1,7 @@
-"""What one step does, in numbers that every rank can follow, and how rank 0 tells the others.
+"""What one step does, in numbers that every rank can follow.
 
 A step is one rectangle of (rows, length) tokens: either chunks of prompts or one token per running
-request. Only rank 0 schedules; the other ranks are told everything by a single broadcast. Knows no
-requests and no model.
+request. Knows no requests, no model and no paddle.
 """
 
 from __future__ import annotations
@@ -11,16 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import paddle
-
-from wsm.rollout.errors import MixedVersionsError, PlanOverflowError
-from wsm.rollout.parallel import Communicator
-from wsm.rollout.parameters import Permit
 
 Int32 = npt.NDArray[np.int32]
-
-_HEADER = 5
-_LOW = 0x7FFFFFFF  # versions have 40 bits; they travel in two int32
 
 
 @dataclass(frozen=True)
@@ -62,74 +53,3 @@ class StepPlan:
         """Return a step in which no model runs: it only keeps the ranks together."""
         nobody, nothing = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
         return cls(nothing, nobody, nobody, nothing)
-
-
-class PlanChannel:
-    """The way of a plan from rank 0 to all ranks of a tensor-parallel group.
-
-    Parameters
-    ----------
-    ranks : Communicator
-        The TP group.
-    max_rows, max_tokens, max_blocks : int
-        Bounds of a plan: rows, rows times length, blocks per row.
-    """
-
-    def __init__(self, ranks: Communicator, *, max_rows: int, max_tokens: int, max_blocks: int) -> None:
-        self._ranks = ranks
-        capacity = _HEADER + max_rows * (2 + max_blocks) + max_tokens
-        self._tensor = paddle.zeros([capacity], dtype="int32")
-        self._words: Int32 = np.asarray(np.from_dlpack(self._tensor), np.int32)
-
-    def share(self, plan: StepPlan | None, permit: Permit) -> StepPlan:
-        """Send rank 0's plan, return it on every rank. Collective over TP.
-
-        Parameters
-        ----------
-        plan : StepPlan or None
-            Rank 0's; ignored elsewhere.
-        permit : Permit
-            Of the running step.
-
-        Raises
-        ------
-        MixedVersionsError
-            If this rank holds other weights than rank 0: nothing has run yet.
-        PlanOverflowError
-            If the plan exceeds the bounds.
-        """
-        if self._ranks.rank == 0:
-            plan = plan or StepPlan.empty()
-            self._write(plan, permit.version)
-        self._ranks.broadcast(self._tensor)
-        if self._ranks.rank == 0 and plan is not None:
-            return plan
-        return self._read(permit)
-
-    def reset(self) -> None:
-        """Forget the last plan. Idempotent."""
-        self._words[:] = 0
-
-    def _write(self, plan: StepPlan, version: int) -> None:
-        rows, length, blocks = plan.rows, plan.length, plan.tables.shape[1]
-        parts = (plan.starts, plan.counts, plan.tables.ravel(), plan.tokens.ravel())
-        needed = _HEADER + sum(part.size for part in parts)
-        if needed > self._words.size:
-            raise PlanOverflowError(needed=needed, capacity=self._words.size)
-        self._words[:_HEADER] = (rows, length, blocks, version & _LOW, version >> 31)
-        np.concatenate(parts, out=self._words[_HEADER:needed])
-
-    def _read(self, permit: Permit) -> StepPlan:
-        rows, length, blocks, low, high = (int(word) for word in self._words[:_HEADER])
-        leader_version = high << 31 | low
-        if leader_version != permit.version:
-            raise MixedVersionsError(
-                rank=self._ranks.rank,
-                version=permit.version,
-                leader_version=leader_version,
-                step=permit.step,
-            )
-        # A copy: the buffer is overwritten by the next step, while captured inputs may be read later.
-        words = self._words[_HEADER : _HEADER + rows * (2 + blocks + length)].copy()
-        starts, counts, tables, tokens = np.split(words, np.cumsum([rows, rows, rows * blocks]))
-        return StepPlan(tokens.reshape(rows, length), starts, counts, tables.reshape(rows, blocks))

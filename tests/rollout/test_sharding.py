@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wsm.rollout.errors import ModelShapeError, ShardError
+from wsm.rollout.shape import ModelShape
+from wsm.rollout.sharding import full_specs, initial_state, local_experts, shard, shard_specs, unshard
+
+SHAPES = [
+    ModelShape(),
+    ModelShape(activation="swiglu", draft_layers=1),
+    ModelShape(experts=4, experts_per_token=1),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["dense", "gated-with-draft", "experts"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_shards_put_together_give_the_full_weights(shape, ranks):
+    full = initial_state(shape, seed=3)
+    shards = [shard(full, shape, rank, ranks) for rank in range(ranks)]
+    again = unshard(shards, shape)
+    assert again.keys() == full.keys()
+    for name, array in full.items():
+        np.testing.assert_array_equal(again[name], array)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["dense", "gated-with-draft", "experts"])
+def test_a_shard_is_what_its_specs_say(shape):
+    for rank in range(2):
+        local = shard(initial_state(shape, seed=0), shape, rank, 2)
+        specs = shard_specs(shape, rank, 2)
+        assert {name: array.shape for name, array in local.items()} == {n: s.shape for n, s in specs.items()}
+        assert all(array.flags.c_contiguous and array.dtype == np.float32 for array in local.values())
+
+
+def test_every_expert_lives_on_exactly_one_rank():
+    shape = ModelShape(experts=8)
+    owners = [expert for rank in range(4) for expert in local_experts(shape, rank, 4)]
+    assert owners == list(range(8))
+    held = [name for rank in range(4) for name in shard_specs(shape, rank, 4) if ".experts." in name]
+    assert sorted(held) == sorted(name for name in full_specs(shape) if ".experts." in name)
+
+
+def test_initial_weights_depend_on_nothing_but_the_seed():
+    one, same, other = (initial_state(ModelShape(), seed) for seed in (1, 1, 2))
+    assert all(np.array_equal(one[name], same[name]) for name in one)
+    assert not np.array_equal(one["head.weight"], other["head.weight"])
+
+
+def test_weights_of_another_model_are_refused_by_name():
+    full = initial_state(ModelShape(), seed=0)
+    with pytest.raises(ShardError, match=r"lacks 1 parameters, such as head\.weight") as caught:
+        shard({name: array for name, array in full.items() if name != "head.weight"}, ModelShape(), 0, 2)
+    assert caught.value.missing == ["head.weight"]
+    with pytest.raises(ShardError, match=r"unknown ones, such as extra"):
+        shard({**full, "extra": full["head.weight"]}, ModelShape(), 0, 2)
+    with pytest.raises(ShardError, match=r"head\.weight has extents \(16, 64\)"):
+        shard({**full, "head.weight": full["head.weight"].T}, ModelShape(), 0, 2)
+
+
+def test_a_missing_rank_is_noticed_when_shards_are_put_together():
+    shape = ModelShape()
+    first = shard(initial_state(shape, 0), shape, 0, 2)
+    with pytest.raises(ShardError, match="shard 0"):
+        unshard([first], shape)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"heads": 3}, "heads"),
+        ({"activation": "relu"}, "activation"),
+        ({"experts": 2, "experts_per_token": 3}, "experts_per_token"),
+        ({"layers": 0}, "layers"),
+        ({"width": "64"}, "width"),
+        ({"depth": 3}, "depth"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_by_field(fields, named):
+    with pytest.raises(ModelShapeError) as caught:
+        ModelShape.from_mapping(fields)
+    assert caught.value.field == named
+
+
+@pytest.mark.parametrize("fields", [{"heads": 2}, {"experts": 6}])
+def test_a_model_that_cannot_be_split_evenly_is_refused(fields):
+    with pytest.raises(ModelShapeError, match="4 ranks"):
+        shard_specs(ModelShape(**fields), 0, 4)
+
+
+def test_a_shape_survives_the_way_through_a_mapping():
+    shape = ModelShape(experts=4, draft_layers=1, activation="swiglu")
+    assert ModelShape.from_mapping(shape.as_mapping()) == shape
