@@ -1,0 +1,123 @@
+"""Which steps a configuration gets: all that it needs, none that it does not, in a checked order."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from wsm.actions import names
+from wsm.actions.errors import PlanOptionsError
+from wsm.actions.order import MIRRORS, check_order
+from wsm.actions.plan import PlanOptions, derive_plans
+from wsm.actions.surfaces import GroupKind
+from wsm.states.vocabulary import KVPolicy
+
+ALL_GROUPS = (GroupKind.WORLD, GroupKind.TP, GroupKind.EP)
+
+
+def every_configuration():
+    switches = ("has_graphs", "has_kv", "routing_replay", "shut_down_groups", "has_deepep")
+    auxiliaries = ((), ("mtp",))
+    groups = ((), (GroupKind.TP,), (GroupKind.WORLD, GroupKind.TP), ALL_GROUPS)
+    for values in itertools.product((False, True), repeat=len(switches)):
+        for names_of, kinds in itertools.product(auxiliaries, groups):
+            fields = dict(zip(switches, values, strict=True))
+            if fields["has_deepep"] and GroupKind.EP not in kinds:
+                continue
+            if fields["shut_down_groups"] and not kinds:
+                continue
+            drafts = fields["has_graphs"] and bool(names_of)
+            yield PlanOptions(**fields, has_draft_graphs=drafts, auxiliaries=names_of, group_kinds=kinds)
+
+
+def test_every_configuration_has_plans_in_a_legal_order():
+    seen = 0
+    for options in every_configuration():
+        check_order(derive_plans(options))
+        seen += 1
+    assert seen > 100
+
+
+def test_what_a_configuration_does_not_have_is_in_no_plan():
+    plans = derive_plans(PlanOptions(has_kv=False))
+    found = {action.name for plan in plans for action in plan}
+    assert found == {
+        names.STOP_ADMITTING,
+        names.SETTLE_REQUESTS,
+        names.RELEASE_WEIGHTS,
+        names.EMPTY_ALLOCATOR_CACHE,
+        names.VERIFY_CLEARED,
+        names.DECLARE_CLEARED,
+        names.LOAD_WEIGHTS,
+        names.VERIFY_LOADED,
+        names.RESET_INPUTS,
+        names.DECLARE_PREPARED,
+        names.RESUME_ADMITTING,
+    }
+
+
+def test_every_configuration_restarts_exactly_what_it_shuts_down():
+    for options in every_configuration():
+        plans = derive_plans(options)
+        for mirror in MIRRORS:
+            assert (mirror.taken in plans.clear.names()) is (mirror.given in plans.update.names())
+
+
+def test_every_action_is_named_in_the_one_list_and_says_what_it_is_for():
+    known = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}
+    for options in every_configuration():
+        for plan in derive_plans(options):
+            for action in plan:
+                assert action.name in known
+                assert action.purpose
+                assert action.deadline_s > 0
+
+
+def test_no_two_plans_share_an_action_object():
+    plans = derive_plans(PlanOptions())
+    objects = [id(action) for plan in plans for action in plan]
+    assert len(objects) == len(set(objects))
+
+
+def test_capturing_is_voted_on_only_where_it_is_collective():
+    for collective in (False, True):
+        plans = derive_plans(PlanOptions(has_graphs=True, capture_is_collective=collective))
+        capture = next(action for action in plans.update if action.name == names.CAPTURE_MAIN_GRAPHS)
+        assert capture.collective is collective
+
+
+def test_deadlines_come_from_the_configuration_by_name():
+    plans = derive_plans(PlanOptions(deadlines={names.LOAD_WEIGHTS: 7.5}))
+    for plan in (plans.update, plans.update_in_place):
+        load = next(action for action in plan if action.name == names.LOAD_WEIGHTS)
+        assert load.deadline_s == 7.5
+
+
+@pytest.mark.parametrize(
+    ("fields", "option"),
+    [
+        ({"has_deepep": True}, "has_deepep"),
+        ({"has_draft_graphs": True}, "has_draft_graphs"),
+        ({"shut_down_groups": True}, "shut_down_groups"),
+        ({"group_kinds": (GroupKind.TP, GroupKind.TP)}, "group_kinds"),
+        ({"has_kv": False, "kv_policies": frozenset(KVPolicy)}, "kv_policies"),
+        ({"deadlines": {"load_wieghts": 3.0}}, "deadlines"),
+        ({"deadlines": {names.LOAD_WEIGHTS: 0.0}}, "deadlines"),
+        ({"deadlines": {names.LOAD_WEIGHTS: float("nan")}}, "deadlines"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(fields, option):
+    with pytest.raises(PlanOptionsError) as caught:
+        PlanOptions(**fields)
+    assert caught.value.option == option
+
+
+def test_options_are_read_from_a_runner(runner):
+    runner.auxiliaries = []
+    runner.routing_replay = None
+    options = PlanOptions.from_runner(runner, shut_down_groups=True)
+    assert options.has_graphs
+    assert not options.has_draft_graphs
+    assert not options.routing_replay
+    assert options.group_kinds == ALL_GROUPS

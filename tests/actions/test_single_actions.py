@@ -1,0 +1,451 @@
+"""Every unit of work alone: what it does, what it refuses, what it measures, and how it is undone."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsm.actions.auxiliary import ForgetAuxiliaryCache, RebuildAuxiliaryCache, ReleaseAuxiliaryCache
+from wsm.actions.cuda_graphs import CaptureDraftGraphs, CaptureMainGraphs, DropDraftGraphs, DropMainGraphs
+from wsm.actions.deepep import ClearDeepEPBuffer, RecreateDeepEPBuffer
+from wsm.actions.errors import (
+    PostconditionError,
+    PreconditionError,
+    StorageMovedError,
+    SurfaceMissingError,
+)
+from wsm.actions.kv_cache import ForgetKVCache, RebuildKVCache, ReleaseKVCache
+from wsm.actions.measuring import MemoryDrop, MemoryProof
+from wsm.actions.process_groups import RestartGroup, ShutDownGroup
+from wsm.actions.publication import DeclareCleared, DeclarePrepared
+from wsm.actions.requests import ResetInputs, ResumeAdmitting, SettleRequests, StopAdmitting
+from wsm.actions.routing_replay import ForgetRoutingReplay, ResumeRoutingReplay
+from wsm.actions.surfaces import GroupKind
+from wsm.actions.verify import VerifyCleared, VerifyLoaded, resident_digest
+from wsm.actions.weights import AddressContract, LoadWeights, ReleaseWeights
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+
+
+def drop_graphs(*, collective=False, contract=None):
+    return DropMainGraphs(capture_is_collective=collective, contract=contract)
+
+
+# -- requests ---------------------------------------------------------------------------------------
+
+
+def test_draining_settles_when_the_last_request_is_finished(runner, make_context):
+    context = make_context(in_flight=InFlightPolicy.DRAIN)
+    stop = StopAdmitting()
+    stop.run(context)
+    assert not runner.requests.admitting
+    settled = []
+    while not stop.settled(context):
+        settled.append(False)
+        runner.requests.step()
+    assert settled == [False, False]
+    SettleRequests().precondition(context)
+
+
+@pytest.mark.parametrize("policy", [InFlightPolicy.ABORT, InFlightPolicy.KEEP])
+def test_aborting_and_freezing_wait_for_no_step(policy, make_context):
+    assert StopAdmitting().settled(make_context(in_flight=policy))
+
+
+def test_a_drain_that_is_not_finished_refuses_to_settle(make_context):
+    with pytest.raises(PreconditionError, match="2 request"):
+        SettleRequests().precondition(make_context(in_flight=InFlightPolicy.DRAIN))
+
+
+def test_frozen_requests_are_kept_for_later_and_aborted_ones_are_not(runner, make_context):
+    SettleRequests().run(make_context(in_flight=InFlightPolicy.KEEP))
+    assert runner.requests.frozen == ["a", "b"]
+    runner.requests.running.append("c")
+    SettleRequests().run(make_context(in_flight=InFlightPolicy.ABORT))
+    assert runner.requests.frozen == ["a", "b"]
+    assert runner.requests.in_flight() == 0
+
+
+def test_a_request_that_stays_on_its_slot_is_found(runner, make_context, monkeypatch):
+    monkeypatch.setattr(runner.requests, "abort_all", lambda: 0)
+    context = make_context()
+    SettleRequests().run(context)
+    with pytest.raises(PostconditionError, match="found 2"):
+        SettleRequests().probe(context)
+
+
+@pytest.mark.parametrize(
+    ("from_normal", "touched", "admits"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_undo_admits_again_only_where_everything_is_still_there(
+    from_normal, touched, admits, runner, make_context
+):
+    context = make_context(from_normal=from_normal)
+    StopAdmitting().run(context)
+    context.weights_touched = touched
+    StopAdmitting().undo(context)
+    assert runner.requests.admitting is admits
+
+
+def test_resuming_and_resetting_reach_the_scheduler(runner, make_context):
+    runner.requests.admitting = False
+    ResumeAdmitting().run(make_context())
+    ResetInputs().run(make_context())
+    assert runner.requests.admitting
+    assert not runner.requests.cached_inputs
+
+
+# -- CUDA graphs ------------------------------------------------------------------------------------
+
+
+def test_dropped_graphs_are_captured_again_by_undo_where_capturing_is_local(runner, make_context):
+    context = make_context()
+    action = drop_graphs()
+    action.run(context)
+    action.probe(context)
+    assert not runner.graphs.captured()
+    action.undo(context)
+    action.undo(context)
+    assert runner.graphs.captured()
+
+
+def test_undo_never_captures_with_other_ranks_and_says_so(runner, make_context):
+    context = make_context()
+    action = drop_graphs(collective=True)
+    action.run(context)
+    action.undo(context)
+    assert not runner.graphs.captured()
+    assert context.facts["graphs_left_dropped"] is True
+
+
+def test_undo_never_captures_over_touched_weights(runner, make_context):
+    context = make_context()
+    action = drop_graphs()
+    action.run(context)
+    context.weights_touched = True
+    action.undo(context)
+    assert not runner.graphs.captured()
+
+
+def test_draft_graphs_are_dropped_and_captured_apart_from_the_main_ones(runner, make_context):
+    context = make_context()
+    DropDraftGraphs(capture_is_collective=False).run(context)
+    assert runner.graphs.captured()
+    assert not runner.auxiliaries[0].graphs.captured()
+    capture = CaptureDraftGraphs(capture_is_collective=False)
+    capture.run(context)
+    capture.probe(context)
+
+
+def test_a_capture_that_did_not_happen_is_found_and_undo_drops_a_partial_one(
+    runner, make_context, monkeypatch
+):
+    context = make_context()
+    drop_graphs().run(context)
+    capture = CaptureMainGraphs(capture_is_collective=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.graphs, "capture", lambda: None)
+        capture.run(context)
+        with pytest.raises(PostconditionError, match="every graph captured"):
+            capture.probe(context)
+    capture.run(context)
+    capture.undo(context)
+    assert not runner.graphs.captured()
+
+
+def test_an_action_without_its_surface_blames_the_plan(runner, make_context):
+    runner.graphs = None
+    with pytest.raises(SurfaceMissingError, match="from_runner"):
+        drop_graphs().run(make_context())
+
+
+# -- DeepEP and process groups ----------------------------------------------------------------------
+
+
+def test_the_buffer_is_not_cleared_on_a_dead_group(runner, make_context):
+    context = make_context()
+    runner.groups.up[GroupKind.EP] = False
+    with pytest.raises(PreconditionError, match="EP group"):
+        ClearDeepEPBuffer().precondition(context)
+    assert not context.weights_touched
+
+
+def test_clearing_the_buffer_leaves_no_way_back_alone(make_context):
+    context = make_context()
+    ClearDeepEPBuffer().run(context)
+    assert context.weights_touched
+
+
+def test_a_buffer_that_is_gone_is_not_cleared_again(runner, make_context):
+    for _ in range(2):
+        context = make_context()
+        ClearDeepEPBuffer().precondition(context)
+        ClearDeepEPBuffer().run(context)
+        ClearDeepEPBuffer().probe(context)
+    assert runner.calls.count("deepep.clear") == 1
+    assert not context.weights_touched
+
+
+def test_the_buffer_is_recreated_on_a_living_group_only(runner, make_context):
+    ClearDeepEPBuffer().run(make_context())
+    runner.groups.up[GroupKind.EP] = False
+    with pytest.raises(PreconditionError):
+        RecreateDeepEPBuffer().precondition(make_context())
+    runner.groups.up[GroupKind.EP] = True
+    context = make_context()
+    RecreateDeepEPBuffer().precondition(context)
+    RecreateDeepEPBuffer().run(context)
+    RecreateDeepEPBuffer().probe(context)
+
+
+@pytest.mark.parametrize("kind", list(GroupKind))
+def test_a_group_goes_down_once_and_comes_up_under_a_new_name(kind, runner, make_context):
+    for _ in range(3):
+        for _ in range(2):
+            context = make_context()
+            ShutDownGroup(kind).run(context)
+            ShutDownGroup(kind).probe(context)
+        for _ in range(2):
+            context = make_context()
+            RestartGroup(kind).run(context)
+            RestartGroup(kind).probe(context)
+    assert runner.calls.count(f"{kind.value}.shut_down") == 3
+    assert len(runner.groups.incarnations) == 3
+
+
+def test_a_group_that_stays_up_is_found(runner, make_context, monkeypatch):
+    monkeypatch.setattr(runner.groups, "shut_down", lambda kind: None)
+    ShutDownGroup(GroupKind.TP).run(make_context())
+    with pytest.raises(PostconditionError, match="tp group down"):
+        ShutDownGroup(GroupKind.TP).probe(make_context())
+
+
+# -- weights ----------------------------------------------------------------------------------------
+
+
+def test_releasing_marks_the_command_before_the_first_byte_goes(runner, make_context, monkeypatch):
+    context = make_context()
+
+    def break_down():
+        raise MemoryError
+
+    monkeypatch.setattr(runner.weights, "release", break_down)
+    with pytest.raises(MemoryError):
+        ReleaseWeights().run(context)
+    assert context.weights_touched
+
+
+def test_a_tensor_that_was_not_released_is_named(runner, make_context, monkeypatch):
+    monkeypatch.setattr(runner.weights, "release", lambda: 0)
+    ReleaseWeights().run(make_context())
+    with pytest.raises(PostconditionError, match="'embedding'"):
+        ReleaseWeights().probe(make_context())
+
+
+def test_a_load_that_fails_before_its_first_byte_leaves_the_old_weights_whole(runner, make_context):
+    def refuse(context, target):
+        assert target.specs()
+        assert target.readable("head")[0] == 1
+        raise ValueError("the file is torn")
+
+    context = make_context(load=refuse)
+    with pytest.raises(ValueError, match="torn"):
+        LoadWeights().run(context)
+    assert not context.weights_touched
+
+
+def test_a_load_that_asked_for_one_writable_tensor_has_touched(runner, make_context):
+    def begin(context, target):
+        target.writable("head")
+        raise ValueError("the second file is torn")
+
+    context = make_context(load=begin)
+    with pytest.raises(ValueError, match="torn"):
+        LoadWeights().run(context)
+    assert context.weights_touched
+
+
+def test_a_command_that_loads_nothing_cannot_load(make_context):
+    with pytest.raises(PreconditionError, match="load strategy"):
+        LoadWeights().precondition(make_context(load=None))
+
+
+def test_bytes_needed_are_those_that_are_not_held(runner, make_context):
+    context = make_context()
+    everything = 64 * 256 * 4 + 256 * 64 * 2
+    assert LoadWeights().bytes_needed(context) == 0
+    assert ReleaseWeights().bytes_freed(context) == everything
+    ReleaseWeights().run(context)
+    assert LoadWeights().bytes_needed(context) == everything
+    assert ReleaseWeights().bytes_freed(context) == 0
+
+
+# -- caches -----------------------------------------------------------------------------------------
+
+
+def test_the_kv_cache_goes_comes_and_goes_again_by_undo(runner, make_context):
+    context = make_context()
+    assert ReleaseKVCache().bytes_freed(context) == runner.kv_cache.size
+    ReleaseKVCache().run(context)
+    ReleaseKVCache().probe(context)
+    assert context.weights_touched
+    rebuild = RebuildKVCache()
+    with pytest.raises(PostconditionError):
+        rebuild.probe(context)
+    rebuild.run(context)
+    rebuild.probe(context)
+    rebuild.undo(context)
+    rebuild.undo(context)
+    assert runner.kv_cache.allocated_bytes() == 0
+
+
+def test_a_cache_that_keeps_bytes_is_found(runner, make_context, monkeypatch):
+    monkeypatch.setattr(runner.kv_cache, "release", lambda: 0)
+    ReleaseKVCache().run(make_context())
+    with pytest.raises(PostconditionError, match=str(runner.kv_cache.size)):
+        ReleaseKVCache().probe(make_context())
+
+
+def test_auxiliary_caches_follow_the_same_policy(runner, make_context):
+    draft = runner.auxiliaries[0].kv_cache
+    draft.prefixes["x"] = 1
+    ForgetAuxiliaryCache().run(make_context(kv_policy=KVPolicy.KEEP))
+    ForgetKVCache().run(make_context(kv_policy=KVPolicy.KEEP))
+    assert draft.prefixes == {"x": 1}
+    ForgetAuxiliaryCache().run(make_context())
+    assert draft.prefixes == {}
+    context = make_context()
+    ReleaseAuxiliaryCache().run(context)
+    ReleaseAuxiliaryCache().probe(context)
+    assert context.facts["auxiliary_kv_released_bytes"] == draft.size
+    with pytest.raises(PostconditionError, match="mtp"):
+        RebuildAuxiliaryCache().probe(context)
+    RebuildAuxiliaryCache().run(context)
+    RebuildAuxiliaryCache().probe(context)
+    with pytest.raises(PostconditionError, match="mtp"):
+        ReleaseAuxiliaryCache().probe(context)
+    RebuildAuxiliaryCache().undo(context)
+    assert draft.allocated_bytes() == 0
+
+
+# -- routing replay ---------------------------------------------------------------------------------
+
+
+def test_records_of_frozen_requests_are_kept(runner, make_context):
+    ForgetRoutingReplay().run(make_context(in_flight=InFlightPolicy.KEEP))
+    assert runner.routing_replay.records
+    ForgetRoutingReplay().run(make_context())
+    assert not runner.routing_replay.records
+    runner.routing_replay.recording = False
+    ResumeRoutingReplay().run(make_context())
+    assert runner.routing_replay.recording
+
+
+# -- verification -----------------------------------------------------------------------------------
+
+
+def verify_cleared(drop=None):
+    return VerifyCleared(MemoryProof(drop or MemoryDrop(share=1.0, noise_bytes=0)))
+
+
+@pytest.mark.parametrize("left", ["weights", "kv", "mtp"])
+def test_anything_that_is_still_held_is_not_cleared(left, runner, make_context):
+    context = make_context()
+    if left != "weights":
+        runner.weights.release()
+    if left != "kv":
+        runner.kv_cache.release()
+    if left != "mtp":
+        runner.auxiliaries[0].kv_cache.release()
+    with pytest.raises(PostconditionError):
+        verify_cleared().run(context)
+
+
+def test_a_release_below_the_noise_is_called_unmeasured_not_proven(runner, make_context, walk):
+    context = make_context()
+    for action in (ReleaseWeights(), ReleaseAuxiliaryCache(), ReleaseKVCache()):
+        action.run(context)
+    verify_cleared(MemoryDrop()).run(context)
+    assert context.facts["drop_measurable"] is False
+    assert context.facts["dropped_bytes"] > 0
+
+
+def test_the_share_and_the_noise_decide_what_is_believed():
+    proof = MemoryProof(MemoryDrop(share=0.5, noise_bytes=100))
+    assert proof.ceiling(before=10_000, released=200) is None
+    assert proof.ceiling(before=10_000, released=4_000) == 8_100
+    proof.refuted(8_100)
+    assert proof.ceiling(before=9_500, released=0) == 8_100
+    proof.proven()
+    assert proof.ceiling(before=9_500, released=0) is None
+
+
+def test_a_load_is_verified_against_the_bytes_in_memory(runner, make_context):
+    context = make_context()
+    LoadWeights().run(context)
+    verify = VerifyLoaded(resident_digest)
+    verify.precondition(context)
+    verify.run(context)
+    runner.weights.buffers["head"][5] ^= 1
+    with pytest.raises(PostconditionError, match="expected digest"):
+        verify.run(context)
+
+
+def test_a_tensor_that_was_not_loaded_is_named(runner, make_context):
+    context = make_context()
+    LoadWeights().run(context)
+    del runner.weights.buffers["head"]
+    with pytest.raises(PostconditionError, match="'head'"):
+        VerifyLoaded(resident_digest).run(context)
+
+
+def test_a_load_that_reports_no_digest_cannot_be_verified(make_context):
+    with pytest.raises(PreconditionError, match="no digest"):
+        VerifyLoaded(resident_digest).precondition(make_context())
+
+
+def test_verifying_reports_progress_for_every_tensor(runner, make_context):
+    beats = []
+    context = make_context(progress=lambda: beats.append(None))
+    LoadWeights().run(context)
+    VerifyLoaded(resident_digest).run(context)
+    assert len(beats) == 3
+
+
+def test_a_captured_tensor_that_moved_fails_the_verification(runner, make_context):
+    contract = AddressContract()
+    contract.record(runner.weights)
+    context = make_context()
+    LoadWeights().run(context)
+    VerifyLoaded(resident_digest, contract).run(context)
+    runner.weights.buffers["head"] = bytearray(runner.weights.buffers["head"])
+    with pytest.raises(StorageMovedError) as caught:
+        VerifyLoaded(resident_digest, contract).run(context)
+    assert caught.value.tensors == ("head",)
+
+
+def test_dropping_graphs_frees_tensors_to_move_and_capturing_binds_them(runner, make_context):
+    contract = AddressContract()
+    contract.record(runner.weights)
+    context = make_context()
+    drop_graphs(contract=contract).run(context)
+    runner.weights.buffers["head"] = bytearray(runner.weights.buffers["head"])
+    contract.check(runner.weights)
+    CaptureMainGraphs(capture_is_collective=False, contract=contract).run(context)
+    runner.weights.buffers["head"] = bytearray(runner.weights.buffers["head"])
+    with pytest.raises(StorageMovedError):
+        contract.check(runner.weights)
+
+
+def test_weights_without_addresses_are_not_watched():
+    contract = AddressContract()
+    contract.record(object())
+    contract.check(object())
+
+
+# -- publication ------------------------------------------------------------------------------------
+
+
+def test_nothing_is_declared_that_was_not_measured_or_loaded(make_context):
+    with pytest.raises(PostconditionError, match="resident_bytes_after"):
+        DeclareCleared().run(make_context())
+    with pytest.raises(PostconditionError, match="manifest_digest"):
+        DeclarePrepared().run(make_context())

@@ -1,0 +1,199 @@
+"""Whole plans on an engine in memory: what they leave behind, and in which order they did it."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsm.actions.errors import PolicyRefusedError, PostconditionError
+from wsm.actions.plan import derive_plans
+from wsm.actions.surfaces import GroupKind
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+
+
+def test_clear_frees_everything_and_says_what_it_measured(runner, options, make_context, walk, tiny_drop):
+    plans = derive_plans(options(shut_down_groups=True, memory_drop=tiny_drop))
+    context = make_context()
+    before = runner.memory.resident_bytes()
+    walk(plans.clear, context)
+    assert not list(runner.weights.held())
+    assert runner.memory.resident_bytes() == 1000
+    assert context.facts["dropped_bytes"] == before - 1000
+    assert context.facts["drop_measurable"] is True
+    assert context.facts["groups_up"] == []
+    assert context.facts["deepep_up"] is False
+    assert context.facts["requests_aborted"] == 2
+    assert not runner.requests.admitting
+
+
+def test_clear_takes_things_down_in_the_order_that_fastdeploy_learnt(runner, options, make_context, walk):
+    walk(derive_plans(options(shut_down_groups=True)).clear, make_context())
+    assert runner.calls == [
+        "requests.abort",
+        "replay.clear",
+        "graphs.drop",
+        "mtp.graphs.drop",
+        "deepep.clear",
+        "weights.release",
+        "mtp.kv.release",
+        "kv.release",
+        "memory.empty_cache",
+        "ep.shut_down",
+        "tp.shut_down",
+        "world.shut_down",
+    ]
+
+
+def test_update_brings_back_exactly_what_clear_took(runner, options, make_context, walk):
+    plans = derive_plans(options(shut_down_groups=True))
+    walk(plans.clear, make_context())
+    runner.calls.clear()
+    context = make_context(from_normal=False)
+    walk(plans.update, context)
+    assert runner.calls == [
+        "world.restart",
+        "tp.restart",
+        "ep.restart",
+        "deepep.recreate",
+        "requests.reset_inputs",
+        "mtp.reset_inputs",
+        "mtp.kv.rebuild",
+        "kv.rebuild",
+        "graphs.capture",
+        "mtp.graphs.capture",
+        "replay.resume",
+    ]
+    assert bytes(runner.weights.readable("head")[:2]) == b"\x02\x02"
+    assert context.facts["version"] == 2
+
+
+def test_admission_resumes_only_when_the_commit_actions_run(runner, options, make_context, walk):
+    plans = derive_plans(options())
+    context = make_context()
+    walk(plans.update_in_place, context)
+    assert not runner.requests.admitting
+    for action in plans.update_in_place.commit:
+        action.run(context)
+    assert runner.requests.admitting
+
+
+def test_hundreds_of_rounds_end_where_they_began(runner, options, make_context, walk, tiny_drop):
+    plans = derive_plans(options(shut_down_groups=True, memory_drop=tiny_drop))
+    before = runner.memory.resident_bytes()
+    for version in range(2, 202):
+        walk(plans.clear, make_context())
+        walk(plans.update, make_context(from_normal=False, version=version % 256))
+    assert runner.memory.resident_bytes() == before
+    assert len(runner.groups.incarnations) == 3 * 200
+
+
+def test_clear_after_clear_changes_nothing(runner, options, make_context, walk):
+    plans = derive_plans(options(shut_down_groups=True))
+    walk(plans.clear, make_context())
+    walk(plans.clear, make_context(from_normal=False))
+    assert runner.calls.count("tp.shut_down") == 1
+    assert runner.calls.count("deepep.clear") == 1
+
+
+def test_update_in_place_keeps_addresses_and_forgets_old_blocks(runner, options, make_context, walk):
+    runner.kv_cache.prefixes["system prompt"] = 3
+    addresses = runner.weights.addresses()
+    context = make_context()
+    walk(derive_plans(options()).update_in_place, context)
+    assert runner.weights.addresses() == addresses
+    assert runner.kv_cache.prefixes == {}
+    assert runner.kv_cache.allocated_bytes()
+    assert context.facts["kv_kept"] is False
+
+
+def test_kept_blocks_survive_an_update_in_place(runner, options, make_context, walk):
+    runner.kv_cache.prefixes["system prompt"] = 3
+    plans = derive_plans(options(kv_policies=frozenset(KVPolicy)))
+    context = make_context(kv_policy=KVPolicy.KEEP, in_flight=InFlightPolicy.KEEP)
+    walk(plans.update_in_place, context)
+    assert runner.kv_cache.prefixes == {"system prompt": 3}
+    assert context.facts["kv_kept"] is True
+    assert runner.requests.frozen == ["a", "b"]
+
+
+@pytest.mark.parametrize("plan", ["clear", "update", "update_in_place"])
+def test_a_policy_that_cannot_be_honoured_is_refused_before_anything_is_touched(
+    plan, runner, options, make_context
+):
+    plans = derive_plans(options())
+    with pytest.raises(PolicyRefusedError, match="KV policy 'keep'"):
+        getattr(plans, plan).admit(make_context(kv_policy=KVPolicy.KEEP))
+    assert runner.calls == []
+
+
+def test_an_in_flight_policy_that_the_scheduler_lacks_is_refused(options, make_context):
+    plans = derive_plans(options(in_flight_policies=frozenset({InFlightPolicy.ABORT})))
+    with pytest.raises(PolicyRefusedError) as caught:
+        plans.clear.admit(make_context(in_flight=InFlightPolicy.KEEP))
+    assert caught.value.supported == ("abort",)
+
+
+def test_discard_frees_the_memory_alone_and_leaves_what_needs_others(runner, options, make_context, walk):
+    plans = derive_plans(options(shut_down_groups=True))
+    context = make_context()
+    walk(plans.discard, context)
+    assert runner.memory.resident_bytes() == 1000
+    assert context.facts["groups_up"] == ["world", "tp", "ep"]
+    assert context.facts["deepep_up"] is True
+    assert not any(action.collective for action in plans.discard)
+
+
+def test_an_update_after_a_discard_finds_groups_and_buffer_up(runner, options, make_context, walk):
+    plans = derive_plans(options(shut_down_groups=True))
+    walk(plans.discard, make_context())
+    walk(plans.update, make_context(from_normal=False))
+    assert "tp.restart" not in runner.calls
+    assert "deepep.recreate" not in runner.calls
+    assert runner.graphs.captured()
+
+
+def test_discard_breaks_off_a_drain_because_the_weights_go_anyway(runner, options, make_context):
+    settle = derive_plans(options()).discard.actions[0]
+    context = make_context(in_flight=InFlightPolicy.DRAIN)
+    settle.precondition(context)
+    settle.run(context)
+    settle.probe(context)
+    assert context.facts["requests_aborted"] == 2
+
+
+def test_a_discard_that_is_interrupted_anywhere_can_be_done_again(runner, options, make_context, walk):
+    plans = derive_plans(options())
+    for stop in range(len(plans.discard.actions) + 1):
+        runner.serve()
+        context = make_context()
+        for action in plans.discard.actions[:stop]:
+            action.run(context)
+        walk(plans.discard, make_context())
+        assert runner.memory.resident_bytes() == 1000
+
+
+def test_a_forgotten_alias_fails_the_clear_and_still_fails_its_repetition(
+    runner, options, make_context, walk, tiny_drop
+):
+    plans = derive_plans(options(memory_drop=tiny_drop))
+    runner.memory.aliases.append(runner.weights.buffers["embedding"])
+    for plan in (plans.clear, plans.discard, plans.clear):
+        with pytest.raises(PostconditionError, match="view or an alias"):
+            walk(plan, make_context())
+    runner.memory.aliases.clear()
+    walk(plans.discard, make_context())
+
+
+def test_a_command_for_another_version_than_was_loaded_is_not_prepared(
+    runner, options, make_context, walk, load
+):
+    def load_version_1(context, target):
+        return load(context, target) | {"version": 1}
+
+    with pytest.raises(PostconditionError, match="version 1"):
+        walk(derive_plans(options()).update_in_place, make_context(load=load_version_1))
+
+
+def test_groups_that_were_not_shut_down_are_left_alone(runner, options, make_context, walk):
+    plans = derive_plans(options(shut_down_groups=False))
+    walk(plans.clear, make_context())
+    assert all(runner.groups.alive(kind) for kind in GroupKind)
