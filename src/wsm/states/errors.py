@@ -1,0 +1,126 @@
+"""What can be wrong with an event, a table, a journal or a drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wsm.errors import BadInputError, InternalError, RefusedError
+
+
+class IllegalTransitionError(RefusedError):
+    """An event has no row in the state that the machine is in. Nothing was changed."""
+
+    def __init__(self, *, machine: str, state: str, event: str, legal: Sequence[str]) -> None:
+        super().__init__(
+            f"{event!r} is refused while {machine} is {state}; legal there: {', '.join(legal)}",
+            machine=machine,
+            state=state,
+            event=event,
+            legal=tuple(legal),
+        )
+
+
+class JointRuleError(IllegalTransitionError):
+    """An event has a row, but would bring weights and KV cache together wrongly. Nothing was changed."""
+
+    def __init__(self, *, machine: str, state: str, event: str, joint: str, why: str) -> None:
+        RefusedError.__init__(
+            self,
+            f"{event!r} is refused while {machine} is {state} ({joint}): {why}",
+            machine=machine,
+            state=state,
+            event=event,
+            joint=joint,
+            why=why,
+        )
+
+
+class FlagError(BadInputError):
+    """A flag of an event is not exactly True or False. Nothing was changed."""
+
+    def __init__(self, *, flag: str, value: object) -> None:
+        super().__init__(
+            f"{flag} must be True or False, not {type(value).__name__} {value!r}; convert it with bool()",
+            flag=flag,
+            value=value,
+        )
+
+
+class ConcurrentFireError(InternalError):
+    """Two threads fired events into one life cycle at the same time."""
+
+    def __init__(self, *, event: str) -> None:
+        super().__init__(
+            f"{event!r} was fired while another event was being taken in; "
+            "one thread at a time may drive a life cycle, the one that runs the event loop",
+            event=event,
+        )
+
+
+class MachineDisagreesError(InternalError):
+    """The machine did something else than its table says."""
+
+    def __init__(self, *, machine: str, event: str, expected: str, found: str) -> None:
+        super().__init__(
+            f"the {machine} machine answered {event!r} with {found}, its table says {expected}; "
+            "this is a bug in wsm, or a version of transitions that wsm was not tested with",
+            machine=machine,
+            event=event,
+            expected=expected,
+            found=found,
+        )
+
+
+class JournalCapacityError(BadInputError):
+    """A journal was asked to hold less than one entry."""
+
+    def __init__(self, *, capacity: int) -> None:
+        super().__init__(
+            f"a journal cannot hold {capacity} entries; give it a capacity of 1 or more", capacity=capacity
+        )
+
+
+class JournalFormatError(BadInputError):
+    """A line of an exported journal is not what this build writes."""
+
+    def __init__(self, *, line: int, problem: str) -> None:
+        super().__init__(
+            f"line {line} of the journal is unusable: {problem}; "
+            "read it with the version of wsm that wrote it, or cut the file before that line",
+            line=line,
+            problem=problem,
+        )
+
+
+class PlanSummaryError(BadInputError):
+    """The plans that were given to the diagrams are not the ones that the tables name."""
+
+    def __init__(self, *, missing: Sequence[str], unexpected: Sequence[str]) -> None:
+        super().__init__(
+            f"the diagrams need each plan of the tables exactly once: missing {list(missing)}, unknown or "
+            f"repeated {list(unexpected)}; pass one summary per name of wsm.states.chart.PlanName",
+            missing=tuple(missing),
+            unexpected=tuple(unexpected),
+        )
+
+
+class GraphvizMissingError(RefusedError):
+    """Pictures were asked for, and Graphviz is not installed."""
+
+    def __init__(self, *, program: str) -> None:
+        super().__init__(
+            f"cannot draw pictures: there is no program {program!r} on PATH; install Graphviz "
+            "(package 'graphviz'), or read the .mmd files, which need no program",
+            program=program,
+        )
+
+
+class GraphvizFailedError(InternalError):
+    """Graphviz refused a text that wsm wrote, or did not come back."""
+
+    def __init__(self, *, name: str, problem: str) -> None:
+        super().__init__(
+            f"Graphviz could not draw {name}: {problem}; this is a bug in wsm's DOT text, please report it",
+            name=name,
+            problem=problem,
+        )
