@@ -1,0 +1,159 @@
+"""The two tables: every transition that there is, and nothing else.
+
+Theory of operation
+-------------------
+A rank holds two things that a command can take away and bring back: its weights and its KV cache. Each
+has a table here. A row says: in this state, when this happens and that holds, be there. What is not in
+a table is refused, visibly, and changes nothing.
+
+**The tables are the single source.** The `transitions` machines (:mod:`.machine`), the static checks
+(:mod:`.check`), the exploration of both together (:mod:`.explore`), the replay of journals
+(:mod:`.replay`) and every diagram are made from these rows. Whoever changes a row changes all of them,
+and must change the literal table in the tests by hand: that is the review.
+
+**A machine decides, it never works.** Entering CLEARING frees nothing; it says that freeing has begun.
+The worker runs the plan outside of the machine, one action per turn, and brings what came of it back as an
+event (``cleared``, ``prepared``, ``rebuilt``, ``fail``). So a plan that raises half-way leaves no machine
+half-way.
+
+**Failure has one outcome per group.** A rank that fails while it loads stays in UPDATING and says so: it
+must not choose between its old weights and none, because its peers might choose otherwise. The group's
+decision arrives as ``abort`` and brings the outcome with it: *kept*, if no rank touched its weights and this
+rank held a version, or *dropped*. Dropping is a visible teardown through CLEARING, since it can fail like
+any other. A teardown that fails ends in FAULTED: nobody knows what is still held, so nothing may serve, and
+the way out is to clear again; teardowns are idempotent.
+
+**Clearing twice is no error.** CLEARED takes ``clear`` and stays, so that one FAULTED rank is repaired by
+clearing the whole group.
+
+**A new epoch ends everything.** ``lost`` leads from every state to CLEARED: what a rank held belonged to an
+incarnation of the group that is gone.
+
+**There is no boot state.** A worker starts in CLEARED, and its first load is an ordinary update.
+
+Which states of the two may stand side by side, and which event of the one needs what of the other, is in
+:mod:`.joint`. This module knows states, events and rows; it knows no words, no plan's content, no time.
+"""
+
+from __future__ import annotations
+
+from wsm.states.chart import Chart, Guard, PlanName, Region, Row
+from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+
+__all__ = ["CHARTS", "KV_CHART", "KV_TABLE", "WEIGHT_CHART", "WEIGHT_TABLE"]
+
+_W, _E = WeightState, WeightEvent
+_K, _F = KVState, KVEvent
+
+WEIGHT_TABLE: tuple[Row, ...] = (
+    # clear
+    Row(
+        _W.NORMAL,
+        _E.CLEAR,
+        _W.CLEARING,
+        note="every rank stands; discard where a rank had not begun when the group chose to drop",
+        plans=(PlanName.CLEAR, PlanName.DISCARD),
+    ),
+    Row(_W.CLEARING, _E.CLEARED, _W.CLEARED, note="the memory is measured to be free"),
+    Row(_W.CLEARING, _E.FAIL, _W.FAULTED, note="a teardown action raised, or memory is still held"),
+    Row(
+        _W.CLEARING,
+        _E.ABORT,
+        _W.CLEARING,
+        note="a clear that failed elsewhere: who has begun goes on to clear",
+        plans=(PlanName.DISCARD,),
+    ),
+    Row(_W.CLEARED, _E.CLEAR, _W.CLEARED, note="nothing to do"),
+    Row(_W.CLEARED, _E.ABORT, _W.CLEARED, note="nothing to take back"),
+    # update
+    Row(
+        _W.CLEARED,
+        _E.UPDATE,
+        _W.UPDATING,
+        note="the boot load is an update like any other",
+        plans=(PlanName.UPDATE,),
+    ),
+    Row(
+        _W.NORMAL,
+        _E.UPDATE,
+        _W.UPDATING,
+        note="without giving memory back first",
+        plans=(PlanName.UPDATE_IN_PLACE,),
+    ),
+    Row(_W.UPDATING, _E.PREPARED, _W.PREPARED, note="all that can fail is done and verified"),
+    Row(_W.UPDATING, _E.FAIL, _W.UPDATING, note="FAILED is published; the outcome is the group's"),
+    Row(_W.UPDATING, _E.ABORT, _W.NORMAL, Guard.KEPT, note="what was begun is undone; as before the command"),
+    Row(
+        _W.UPDATING,
+        _E.ABORT,
+        _W.CLEARING,
+        Guard.DROPPED,
+        note="some rank's weights are not whole, or this one held none",
+        plans=(PlanName.DISCARD,),
+    ),
+    # decision
+    Row(_W.PREPARED, _E.COMMIT, _W.NORMAL, note="all ranks are PREPARED with matching manifests"),
+    Row(_W.PREPARED, _E.ABORT, _W.NORMAL, Guard.KEPT, note="what was done is undone; as before the command"),
+    Row(
+        _W.PREPARED,
+        _E.ABORT,
+        _W.CLEARING,
+        Guard.DROPPED,
+        note="some rank's weights are not whole, or this one held none",
+        plans=(PlanName.DISCARD,),
+    ),
+    # repair
+    Row(_W.FAULTED, _E.CLEAR, _W.CLEARING, note="teardown is idempotent", plans=(PlanName.DISCARD,)),
+    Row(_W.FAULTED, _E.ABORT, _W.FAULTED, note="another rank's failure repairs nothing here"),
+    # a new epoch
+    *(Row(state, _E.LOST, _W.CLEARED, note="a new epoch: nothing is held") for state in _W),
+)
+
+KV_TABLE: tuple[Row, ...] = (
+    Row(_K.NORMAL, _F.CLEAR, _K.CLEARING, note="release begins"),
+    Row(_K.CLEARING, _F.CLEARED, _K.CLEARED, note="blocks and prefix tree are gone"),
+    Row(_K.CLEARING, _F.CLEAR, _K.CLEARING, note="asked again: release is idempotent"),
+    Row(_K.CLEARING, _F.FAIL, _K.CLEARING, note="the weights' machine carries the fault"),
+    Row(_K.CLEARED, _F.CLEAR, _K.CLEARED, note="nothing to do"),
+    Row(_K.CLEARED, _F.UPDATE, _K.UPDATING, note="rebuild begins"),
+    Row(_K.NORMAL, _F.UPDATE, _K.UPDATING, note="blocks of the old weights are forgotten, memory is kept"),
+    Row(_K.UPDATING, _F.REBUILT, _K.NORMAL, note="an empty cache stands"),
+    Row(_K.UPDATING, _F.FAIL, _K.CLEARING, note="what was built is given back"),
+    Row(_K.UPDATING, _F.CLEAR, _K.CLEARING, note="the command is being dropped"),
+    *(Row(state, _F.LOST, _K.CLEARED, note="a new epoch: nothing is held") for state in _K),
+)
+
+WEIGHT_CHART = Chart(
+    region=Region.WEIGHTS,
+    rows=WEIGHT_TABLE,
+    states=(_W.NORMAL, _W.CLEARING, _W.CLEARED, _W.UPDATING, _W.PREPARED, _W.FAULTED),
+    events=tuple(_E),
+    initial=_W.CLEARED,
+    meanings={
+        _W.NORMAL: "holds a committed version, verified",
+        _W.CLEARING: "gives its memory back",
+        _W.CLEARED: "holds nothing; a new process starts here",
+        _W.UPDATING: "loads and verifies, or has failed and waits for the group's decision",
+        _W.PREPARED: "new weights are verified; only a decision or a new epoch counts",
+        _W.FAULTED: "a teardown failed; serves nothing until it is cleared",
+    },
+    working={_W.CLEARING: _E.CLEARED, _W.UPDATING: _E.PREPARED},
+    deciding=frozenset({_W.PREPARED}),
+)
+
+KV_CHART = Chart(
+    region=Region.KV,
+    rows=KV_TABLE,
+    states=(_K.NORMAL, _K.CLEARING, _K.CLEARED, _K.UPDATING),
+    events=tuple(_F),
+    initial=_K.CLEARED,
+    meanings={
+        _K.NORMAL: "blocks can be written and read",
+        _K.CLEARING: "gives its memory back",
+        _K.CLEARED: "holds nothing; a new process starts here",
+        _K.UPDATING: "is being rebuilt, or emptied for new weights",
+    },
+    working={_K.CLEARING: _F.CLEARED, _K.UPDATING: _F.REBUILT},
+)
+
+CHARTS = (WEIGHT_CHART, KV_CHART)
