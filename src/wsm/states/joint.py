@@ -1,0 +1,215 @@
+"""Weights and KV cache together: which states stand side by side, and which event needs what.
+
+The tables of :mod:`.table` say what each may do alone. Two kinds of rules join them:
+
+* :data:`FORBIDDEN`: pairs of states that never stand side by side;
+* :data:`NEEDS`: what an event of the one needs the other to be.
+
+And one fact that no pair of states can tell: while new weights are loaded, a KV cache that is still
+NORMAL was computed by the old ones. Unless the command's KV policy keeps its blocks, it is *stale* from the
+``update`` of the weights until it is rebuilt or forgotten, or the old weights are kept. A stale cache keeps a
+rank from PREPARED, so it never meets the new weights.
+
+This module is pure and knows nothing of the machines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from wsm.states.chart import Chart, Event, Guard, Region, Row, State
+from wsm.states.errors import FlagError, IllegalTransitionError, JointRuleError
+from wsm.states.table import KV_CHART, WEIGHT_CHART
+from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+
+
+class JointState(NamedTuple):
+    """Where one rank is.
+
+    Parameters
+    ----------
+    weights : WeightState
+        Of the weights' machine.
+    kv : KVState
+        Of the KV cache's machine.
+    kv_stale : bool
+        Whether the KV cache holds what weights computed that are being replaced.
+    """
+
+    weights: WeightState
+    kv: KVState
+    kv_stale: bool = False
+
+    def __str__(self) -> str:
+        return f"weights {self.weights.name}, KV cache {self.kv.name}{' (stale)' if self.kv_stale else ''}"
+
+    def of(self, region: Region) -> State:
+        """Return one side."""
+        return self.weights if region is Region.WEIGHTS else self.kv
+
+
+#: Where a new process starts.
+START = JointState(WeightState.CLEARED, KVState.CLEARED)
+
+_NOTHING_LEFT = "CLEARED means that this rank has given all memory back, its KV cache included"
+_NOTHING_TO_COME = "all that can fail lies behind a PREPARED rank, its KV cache included"
+
+#: Pairs that never stand side by side, with the reason.
+FORBIDDEN: dict[tuple[WeightState, KVState], str] = {
+    (WeightState.CLEARED, KVState.NORMAL): _NOTHING_LEFT,
+    (WeightState.CLEARED, KVState.CLEARING): _NOTHING_LEFT,
+    (WeightState.CLEARED, KVState.UPDATING): _NOTHING_LEFT,
+    (WeightState.PREPARED, KVState.CLEARING): _NOTHING_TO_COME,
+    (WeightState.PREPARED, KVState.UPDATING): _NOTHING_TO_COME,
+}
+
+
+@dataclass(frozen=True)
+class Need:
+    """What an event of one machine needs the other machine to be.
+
+    Parameters
+    ----------
+    event : Event
+        The event.
+    states : frozenset of State
+        States of the other machine in which it is legal.
+    why : str
+        The reason, for the error.
+    guard : Guard or None
+        Only for rows with this guard; None: for every row of the event.
+    """
+
+    event: Event
+    states: frozenset[State]
+    why: str
+    guard: Guard | None = None
+
+
+_BUILT_FOR_WEIGHTS = "a cache is built only beside weights that are there or on their way"
+
+#: What an event needs of the other machine.
+NEEDS: tuple[Need, ...] = (
+    Need(
+        WeightEvent.PREPARED,
+        frozenset({KVState.NORMAL}),
+        "a PREPARED rank can serve as soon as it is told to; rebuild the KV cache first",
+    ),
+    Need(
+        WeightEvent.COMMIT,
+        frozenset({KVState.NORMAL}),
+        "a rank serves with both, and the KV cache is gone",
+    ),
+    Need(
+        WeightEvent.ABORT,
+        frozenset({KVState.NORMAL, KVState.CLEARED}),
+        "kept means as before the command, and the KV cache is still at work; finish it first",
+        Guard.KEPT,
+    ),
+    Need(KVEvent.UPDATE, frozenset({WeightState.NORMAL, WeightState.UPDATING}), _BUILT_FOR_WEIGHTS),
+    Need(KVEvent.REBUILT, frozenset({WeightState.NORMAL, WeightState.UPDATING}), _BUILT_FOR_WEIGHTS),
+    Need(
+        KVEvent.CLEAR,
+        frozenset(WeightState) - {WeightState.PREPARED},
+        "after PREPARED only the group's decision or a new epoch counts",
+    ),
+)
+
+#: Why a stale KV cache keeps a rank from PREPARED.
+STALE = (
+    "the KV cache was computed by the weights that are replaced; rebuild it, or command the KV policy keep"
+)
+
+
+def serving(weights: WeightState, kv: KVState) -> bool:
+    """Whether a rank in these states may run a step."""
+    return weights is WeightState.NORMAL and kv is KVState.NORMAL
+
+
+def chart_of(event: Event) -> Chart:
+    """Return the chart that an event belongs to."""
+    return WEIGHT_CHART if isinstance(event, WeightEvent) else KV_CHART
+
+
+def objection(joint: JointState, row: Row) -> str | None:
+    """Say why the joint rules refuse a row that starts where `joint` is, or None where they do not."""
+    other = joint.of(Region.KV if isinstance(row.event, WeightEvent) else Region.WEIGHTS)
+    for need in NEEDS:
+        if need.event is row.event and need.guard in (None, row.guard) and other not in need.states:
+            return need.why
+    if row.event is WeightEvent.PREPARED and joint.kv_stale:
+        return STALE
+    after = follow(joint, row, kv_kept=True)
+    return FORBIDDEN.get((after.weights, after.kv))
+
+
+def follow(joint: JointState, row: Row, *, kv_kept: bool) -> JointState:
+    """Return where a row leads, whether the joint rules like it or not.
+
+    Parameters
+    ----------
+    joint : JointState
+        Where the rank is.
+    row : Row
+        A row of one of the tables that starts there.
+    kv_kept : bool
+        Whether the command's KV policy keeps the blocks of the old weights; looked at only for the
+        ``update`` of the weights.
+    """
+    if isinstance(row.dest, KVState):
+        return JointState(joint.weights, row.dest)
+    if row.event is WeightEvent.UPDATE:
+        return JointState(row.dest, joint.kv, joint.kv is KVState.NORMAL and not kv_kept)
+    return JointState(row.dest, joint.kv, joint.kv_stale and row.dest is WeightState.UPDATING)
+
+
+def step(
+    joint: JointState, event: Event, *, kept: bool = False, kv_kept: bool = True
+) -> tuple[Row, JointState]:
+    """Take in one event by the tables and the joint rules.
+
+    Parameters
+    ----------
+    joint : JointState
+        Where the rank is.
+    event : Event
+        What happens.
+    kept : bool
+        For ``abort``: the group's outcome, see :class:`wsm.states.chart.Guard`.
+    kv_kept : bool
+        For ``update`` of the weights: the command's KV policy, see :func:`follow`.
+
+    Returns
+    -------
+    Row, JointState
+        The row that was taken, and where it leads.
+
+    Raises
+    ------
+    IllegalTransitionError
+        If the event has no row there.
+    JointRuleError
+        If it has one and the joint rules refuse it.
+    FlagError
+        If a flag is not a bool.
+    """
+    for flag, value in (("kept", kept), ("kv_kept", kv_kept)):
+        if type(value) is not bool:
+            raise FlagError(flag=flag, value=value)
+    chart = chart_of(event)
+    state = joint.of(chart.region)
+    row = chart.find(state, event, kept=kept)
+    if row is None:
+        raise IllegalTransitionError(
+            machine=chart.region.value,
+            state=state.name,
+            event=event.value,
+            legal=[each.value for each in chart.legal(state)],
+        )
+    why = objection(joint, row)
+    if why is not None:
+        raise JointRuleError(
+            machine=chart.region.value, state=state.name, event=event.value, joint=str(joint), why=why
+        )
+    return row, follow(joint, row, kv_kept=kv_kept)
