@@ -5,10 +5,14 @@ The tables of :mod:`.table` say what each may do alone. Two kinds of rules join 
 * :data:`FORBIDDEN`: pairs of states that never stand side by side;
 * :data:`NEEDS`: what an event of the one needs the other to be.
 
-And one fact that no pair of states can tell: while new weights are loaded, a KV cache that is still
-NORMAL was computed by the old ones. Unless the command's KV policy keeps its blocks, it is *stale* from the
-``update`` of the weights until it is rebuilt or forgotten, or the old weights are kept. A stale cache keeps a
-rank from PREPARED, so it never meets the new weights.
+And two facts that no pair of states can tell, because they are about how a rank came there:
+
+* While new weights are loaded, a KV cache that is still NORMAL was computed by the old ones. Unless the
+  command's KV policy keeps its blocks, it is *stale* from the ``update`` of the weights until it is rebuilt
+  or forgotten, or the old weights are kept. A stale cache keeps a rank from PREPARED, so it never meets the
+  new weights.
+* An aborted update goes back to NORMAL only where it came from NORMAL: a rank that *held* nothing has nothing
+  to keep, whatever it is told.
 
 This module is pure and knows nothing of the machines.
 """
@@ -35,11 +39,14 @@ class JointState(NamedTuple):
         Of the KV cache's machine.
     kv_stale : bool
         Whether the KV cache holds what weights computed that are being replaced.
+    held : bool
+        Whether the update under way came from NORMAL, so that there is a version to go back to.
     """
 
     weights: WeightState
     kv: KVState
     kv_stale: bool = False
+    held: bool = False
 
     def __str__(self) -> str:
         return f"weights {self.weights.name}, KV cache {self.kv.name}{' (stale)' if self.kv_stale else ''}"
@@ -116,6 +123,9 @@ NEEDS: tuple[Need, ...] = (
     ),
 )
 
+#: Why a rank that held nothing cannot keep it.
+NOTHING_HELD = "this update began without a version to go back to; abort it with kept=False"
+
 #: Why a stale KV cache keeps a rank from PREPARED.
 STALE = (
     "the KV cache was computed by the weights that are replaced; rebuild it, or command the KV policy keep"
@@ -140,6 +150,8 @@ def objection(joint: JointState, row: Row) -> str | None:
             return need.why
     if row.event is WeightEvent.PREPARED and joint.kv_stale:
         return STALE
+    if row.guard is Guard.KEPT and not joint.held:
+        return NOTHING_HELD
     after = follow(joint, row, kv_kept=True)
     return FORBIDDEN.get((after.weights, after.kv))
 
@@ -158,10 +170,12 @@ def follow(joint: JointState, row: Row, *, kv_kept: bool) -> JointState:
         ``update`` of the weights.
     """
     if isinstance(row.dest, KVState):
-        return JointState(joint.weights, row.dest)
+        return joint._replace(kv=row.dest, kv_stale=False)
     if row.event is WeightEvent.UPDATE:
-        return JointState(row.dest, joint.kv, joint.kv is KVState.NORMAL and not kv_kept)
-    return JointState(row.dest, joint.kv, joint.kv_stale and row.dest is WeightState.UPDATING)
+        stale = joint.kv is KVState.NORMAL and not kv_kept
+        return JointState(row.dest, joint.kv, stale, held=row.source is WeightState.NORMAL)
+    under_way = row.dest in (WeightState.UPDATING, WeightState.PREPARED)
+    return JointState(row.dest, joint.kv, joint.kv_stale and under_way, joint.held and under_way)
 
 
 def step(

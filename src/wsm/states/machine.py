@@ -7,8 +7,8 @@ is shut out here:
 * ``queued=True`` answers True even where a guard said no, and drops what is queued when one event raises. So
   nothing is ever queued: observers run after the machine is at rest, and what the machine did is compared
   with its table's row every time.
-* ``on_exception``, ``finalize_event`` and ``ignore_invalid_triggers`` swallow errors, so none is set. Besides the
-  guards there are no callbacks at all: one that raises leaves a machine moved or not, depending on its kind.
+* ``on_exception``, ``finalize_event`` and ``ignore_invalid_triggers`` swallow errors, so none is set. Besides
+  the guards there are no callbacks: one that raises leaves a machine moved or not, depending on its kind.
 * From a second thread a queued event would run later, on the first thread. Overlapping calls are refused.
 * A model's state can be assigned by anybody who has the model. The models are private.
 * ``auto_transitions`` would add ``to_NORMAL()`` and its like, past every rule.
@@ -145,7 +145,7 @@ class LifeCycle:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._weights = ChartMachine(WEIGHT_CHART)
         self._kv = ChartMachine(KV_CHART)
-        self._kv_stale = False
+        self._joint = joint.START
         self._observers = tuple(observers)
         self._undelivered: deque[TransitionRecord] = deque()
         self._delivering = False
@@ -165,8 +165,8 @@ class LifeCycle:
 
     @property
     def joint(self) -> JointState:
-        """Where both are."""
-        return JointState(self.weights, self.kv, self._kv_stale)
+        """Where both are, and what their states alone do not tell."""
+        return self._joint._replace(weights=self.weights, kv=self.kv)
 
     @property
     def serving(self) -> bool:
@@ -238,7 +238,7 @@ class LifeCycle:
             row, after = joint.step(self.joint, event, kept=kept, kv_kept=kv_kept)
             machine = self._weights if isinstance(event, WeightEvent) else self._kv
             machine.take(row, kept=kept)
-            self._kv_stale = after.kv_stale
+            self._joint = after
         finally:
             self._inside.release()
         record = TransitionRecord(
@@ -279,16 +279,21 @@ class LifeCycle:
         if self._delivering:
             return
         self._delivering = True
-        raised: BaseException | None = None
+        raised: list[BaseException] = []
         try:
             while self._undelivered:
                 current = self._undelivered.popleft()
                 for observer in self._observers:
-                    try:
-                        observer(current)
-                    except BaseException as error:  # noqa: BLE001 - raised below, when all were called
-                        raised = raised or error
+                    raised += _call(observer, current)
         finally:
             self._delivering = False
-        if raised is not None:
-            raise raised
+        if raised:
+            raise raised[0]
+
+
+def _call(observer: Observer, record: TransitionRecord) -> list[BaseException]:
+    try:
+        observer(record)
+    except BaseException as error:  # noqa: BLE001 - raised by the caller, when all observers were called
+        return [error]
+    return []

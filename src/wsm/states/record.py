@@ -29,7 +29,7 @@ class TransitionRecord(NamedTuple):
     cause : str
         Why, for people.
     kv_kept : bool
-        Whether the KV policy keeps the old weights' blocks; says something for ``update`` of the weights only.
+        Whether the KV policy keeps the old weights' blocks; tells something for ``update`` of weights only.
     """
 
     machine: str
