@@ -45,6 +45,8 @@ SEGMENT_RECREATED: Final = "segment.recreated"
 ROLE_TAKEN: Final = "role.taken"
 DECISION_COMPLETED: Final = "decision.completed"
 
+JOURNAL_ENDED: Final = "journal.ended"
+
 ENGINE_WORD_SEEN: Final = "engine_word.seen"
 ENGINE_WORD_ANSWERED: Final = "engine_word.answered"
 ENGINE_WORD_CONFLICT: Final = "engine_word.conflict"

@@ -1,0 +1,78 @@
+"""What travels with a command: its arguments, as the controller writes them and every rank reads them.
+
+JSON in the segment's argument slot, checked on arrival like any input. Knows nothing of words.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from wsm.errors import BadInputError
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+
+#: Kind under which arguments stand in their payload slot.
+ARGUMENTS_KIND = 1
+
+
+class CommandArgumentsError(BadInputError):
+    """The arguments of a command are not what a controller of this build writes."""
+
+    def __init__(self, *, problem: str) -> None:
+        super().__init__(
+            f"the command's arguments are unusable: {problem}; "
+            "command the group with the same version of wsm as its workers run",
+            problem=problem,
+        )
+
+
+@dataclass(frozen=True)
+class CommandArguments:
+    """Everything about a command that is not in its word.
+
+    Parameters
+    ----------
+    request_id : str
+        Names the request in logs, receipts and journals.
+    version : int or None
+        The version to load; None for a clear.
+    in_flight : InFlightPolicy
+        What becomes of running requests.
+    kv_policy : KVPolicy
+        What becomes of KV blocks that older weights computed.
+    """
+
+    request_id: str
+    version: int | None = None
+    in_flight: InFlightPolicy = InFlightPolicy.ABORT
+    kv_policy: KVPolicy = KVPolicy.DROP
+
+    def to_bytes(self) -> bytes:
+        """Return the JSON text that goes into the slot."""
+        return json.dumps(
+            {
+                "request_id": self.request_id,
+                "version": self.version,
+                "in_flight": self.in_flight.value,
+                "kv_policy": self.kv_policy.value,
+            }
+        ).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CommandArguments:
+        """Read them back.
+
+        Raises
+        ------
+        CommandArgumentsError
+            If the text is not such a JSON object.
+        """
+        try:
+            content = json.loads(data)
+            request_id, version = content["request_id"], content["version"]
+            in_flight, kv_policy = InFlightPolicy(content["in_flight"]), KVPolicy(content["kv_policy"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
+        if not isinstance(request_id, str) or not (version is None or type(version) is int):
+            raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")
+        return cls(request_id, version, in_flight, kv_policy)

@@ -1,0 +1,279 @@
+"""What a group is told before it starts, read from ``wsm.yaml`` or built in code, checked whole.
+
+Configuration that two ranks must share goes into :meth:`WsmConfig.group_digest`, which is compared
+when a rank attaches; paths and deadlines may differ. This module opens one YAML file and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+import yaml
+
+from wsm.errors import BadInputError
+
+
+class ConfigurationError(BadInputError):
+    """A configuration value is missing, unknown or contradicts another one."""
+
+    def __init__(self, *, where: str, problem: str, fix: str) -> None:
+        super().__init__(f"configuration {where}: {problem}; {fix}", where=where, problem=problem, fix=fix)
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How long a rank waits before it reports, in seconds. A caller's own deadline comes on top.
+
+    Parameters
+    ----------
+    attach_s : float
+        For the group's segment to appear.
+    arguments_s : float
+        For a command's arguments to become readable after its word was seen.
+    drain_s : float
+        For running requests to finish under the drain policy.
+    park_s : float
+        For the other ranks to stand at the same step boundary.
+    decision_s : float
+        For the controller's decision; what expires is a report, the rank goes on waiting.
+    action_s : mapping of str to float
+        Per action name, overriding the action's own deadline.
+    """
+
+    attach_s: float = 60.0
+    arguments_s: float = 5.0
+    drain_s: float = 300.0
+    park_s: float = 30.0
+    decision_s: float = 60.0
+    action_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SnapshotConfig:
+    """Where the ``ipc_snapshot`` strategy looks.
+
+    Parameters
+    ----------
+    directory : str
+        The model directory: parts, full files, ``versions/`` and ``version.yaml``.
+    shared_directory : str
+        The directory of last resort (FastDeploy: ``/shared_ipc_meta``).
+    allow_pickle : bool
+        Whether files in pickle format may be loaded, which runs code that they contain.
+    """
+
+    directory: str = "."
+    shared_directory: str = "/shared_ipc_meta"
+    allow_pickle: bool = False
+
+
+@dataclass(frozen=True)
+class EngineWordsConfig:
+    """FastDeploy's int32 words that an engine without wsm commands the group by.
+
+    Parameters
+    ----------
+    suffixes : sequence of int or str
+        One per data-parallel part: the engine worker queue port (FastDeploy's own choice of suffix).
+    answers : sequence of str
+        Which words wsm answers: ``weights``, and ``kv_cache`` and ``prefix_tree`` where no other process does.
+    deadline_s : float
+        Seconds for one command, and for all data-parallel parts to ask for the same.
+    """
+
+    suffixes: Sequence[int | str] = ()
+    answers: Sequence[str] = ("weights", "kv_cache", "prefix_tree")
+    deadline_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class WsmConfig:
+    """One group, as every process of it is told.
+
+    Parameters
+    ----------
+    name : str
+        The group's name; its segment is ``/dev/shm/wsm.NAME``.
+    ranks : int
+        Ranks that must switch weights together.
+    helpers : int
+        Participants without steps, such as a KV-cache process.
+    run_id : str
+        Names one start of the group; a worker refuses the segment of another. Empty: any.
+    communicators : mapping of str to list of list of int
+        Every communicator that a step uses, as lists of ranks; together they must connect all ranks.
+        Empty: one communicator over all ranks.
+    shut_down_groups : bool
+        Whether a clear shuts down the process groups (FastDeploy's --shutdown-comm-group-if-worker-idle).
+    follow : bool
+        Whether a rank may have to join a step that another one began while the group serves. False saves
+        one load per peer and step where every rank's scheduler decides alike.
+    strategy : str
+        How weights arrive; a name in the registry of :mod:`wsm.strategies`.
+    snapshot : SnapshotConfig
+        For ``ipc_snapshot``.
+    deadlines : Deadlines
+        What a rank waits for, and how long.
+    journal_directory : str or None
+        Where each rank appends its journal as NDJSON; None keeps it in memory only.
+    engine_words : EngineWordsConfig
+        FastDeploy's words; none by default.
+    """
+
+    name: str
+    ranks: int
+    helpers: int = 0
+    run_id: str = ""
+    communicators: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
+    shut_down_groups: bool = False
+    follow: bool = True
+    strategy: str = "ipc_snapshot"
+    snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    journal_directory: str | None = None
+    engine_words: EngineWordsConfig = field(default_factory=EngineWordsConfig)
+
+    def __post_init__(self) -> None:
+        """Check what no single field can.
+
+        Raises
+        ------
+        ConfigurationError
+            If the ranks are not one group.
+        """
+        if self.ranks < 1:
+            raise ConfigurationError(where="ranks", problem=f"{self.ranks} ranks", fix="give at least 1")
+        parts = _connected_parts(self.ranks, self.communicators)
+        if len(parts) > 1:
+            raise ConfigurationError(
+                where="communicators",
+                problem=f"no communicator joins the ranks {parts[0]} with the ranks {parts[1]}",
+                fix="ranks that never step together are groups of their own: give each a name and a segment",
+            )
+
+    def group_digest(self) -> int:
+        """Return 64 bits that are equal on all ranks iff they were told the same about their group."""
+        shared = {
+            "name": self.name,
+            "ranks": self.ranks,
+            "helpers": self.helpers,
+            "communicators": {k: [list(g) for g in v] for k, v in sorted(self.communicators.items())},
+            "shut_down_groups": self.shut_down_groups,
+            "strategy": self.strategy,
+        }
+        return xxhash.xxh3_64_intdigest(json.dumps(shared, sort_keys=True).encode())
+
+
+def load_config(path: str | Path) -> WsmConfig:
+    """Read a configuration file.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be read, is not a mapping, or holds an unknown, missing or ill-typed value.
+    """
+    where = str(path)
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(
+            where=where, problem=" ".join(str(error).split()), fix="give a readable YAML file"
+        ) from error
+    if not isinstance(content, Mapping):
+        raise ConfigurationError(
+            where=where, problem=f"holds a {type(content).__name__}", fix="it must be a mapping of options"
+        )
+    return config_from_mapping(content, where=where)
+
+
+def config_from_mapping(content: Mapping[str, Any], *, where: str = "mapping") -> WsmConfig:
+    """Build a configuration from plain values, for example a part of an engine's own file.
+
+    Raises
+    ------
+    ConfigurationError
+        As :func:`load_config`.
+    """
+    nested: dict[str, type[Any]] = {
+        "snapshot": SnapshotConfig,
+        "deadlines": Deadlines,
+        "engine_words": EngineWordsConfig,
+    }
+    values = dict(content)
+    for key, kind in nested.items():
+        if key in values:
+            values[key] = _build(kind, values[key], f"{where}: {key}")
+    config: WsmConfig = _build(WsmConfig, values, where)
+    return config
+
+
+def _build(kind: type[Any], values: object, where: str) -> Any:
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(where=where, problem=f"is {values!r}", fix="it must be a mapping of options")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    for key in values:
+        if key not in fields:
+            close = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(fields)}"
+            raise ConfigurationError(where=where, problem=f"unknown option {key!r}", fix=hint)
+    for name, f in fields.items():
+        required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if required and name not in values:
+            raise ConfigurationError(where=where, problem=f"{name!r} is missing", fix="add it")
+        if name in values:
+            _check_type(f"{where}: {name}", str(f.type), values[name])
+    return kind(**values)
+
+
+def _check_type(where: str, annotation: str, value: object) -> None:
+    """Check a YAML value against the simple annotations used above; nested classes are checked by _build."""
+    expected: dict[str, tuple[type, ...]] = {
+        "str": (str,),
+        "int": (int,),
+        "float": (int, float),
+        "bool": (bool,),
+        "str | None": (str, type(None)),
+    }
+    kinds = expected.get(annotation)
+    if kinds is None:
+        kinds = (Mapping,) if annotation.startswith("Mapping") else (list, tuple)
+        if not annotation.startswith(("Mapping", "Sequence")):
+            return
+    wrong = not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)
+    if wrong or (annotation == "float" and isinstance(value, (int, float)) and value <= 0):
+        need = "a positive number of seconds" if annotation == "float" else annotation
+        raise ConfigurationError(where=where, problem=f"is {value!r}", fix=f"it must be {need}")
+
+
+def _connected_parts(ranks: int, communicators: Mapping[str, Sequence[Sequence[int]]]) -> list[list[int]]:
+    """Return the connected components of the ranks, joined by whoever shares a communicator."""
+    if not communicators:
+        return [list(range(ranks))]
+    root = list(range(ranks))
+
+    def find(rank: int) -> int:
+        while root[rank] != rank:
+            rank = root[rank]
+        return rank
+
+    for name, groups in communicators.items():
+        for members in groups:
+            for rank in members:
+                if not isinstance(rank, int) or not 0 <= rank < ranks:
+                    raise ConfigurationError(
+                        where=f"communicators: {name}",
+                        problem=f"names rank {rank!r}",
+                        fix=f"ranks are 0 to {ranks - 1}",
+                    )
+                root[find(rank)] = find(members[0])
+    parts: dict[int, list[int]] = {}
+    for rank in range(ranks):
+        parts.setdefault(find(rank), []).append(rank)
+    return list(parts.values())

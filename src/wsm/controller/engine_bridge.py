@@ -1,0 +1,219 @@
+"""FastDeploy's int32 words, obeyed and answered through a controller.
+
+An engine that knows nothing of wsm writes CLEARING or UPDATING into its weights word and waits for
+CLEARED or NORMAL. The bridge compares what the words ask with what the group is, does what is missing,
+and answers by compare-exchange from exactly the value that it answers; a value that changed meanwhile
+is the next command. It looks at levels, and remembers only since when it sees a disagreement, so that a
+bridge that died is replaced by a new one that looks. Runs beside the owner of the group, once per group.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+
+from wsm import log
+from wsm.clock import Clock, SystemClock
+from wsm.config import EngineWordsConfig
+from wsm.controller.controller import Controller
+from wsm.errors import WsmError
+from wsm.signals.errors import EngineWordMissingError
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.states.vocabulary import KVState, WeightState
+
+#: Seconds between two looks. The words know no futex, so somebody has to look.
+POLL_S = 0.002
+
+#: Seconds before a command that failed without an answer is tried again.
+RETRY_S = 0.5
+
+_KINDS = {
+    "weights": EngineWordKind.WEIGHTS,
+    "kv_cache": EngineWordKind.KV_CACHE,
+    "prefix_tree": EngineWordKind.PREFIX_TREE,
+}
+_NORMAL, _CLEARED = int(WeightState.NORMAL), int(WeightState.CLEARED)
+_CLEARING, _UPDATING = int(WeightState.CLEARING), int(WeightState.UPDATING)
+
+#: What a part that asked gets back when the other parts never asked.
+_BEFORE = {_CLEARING: _NORMAL, _UPDATING: _CLEARED}
+
+
+class EngineBridge:
+    """Obeys and answers the words of one group.
+
+    Parameters
+    ----------
+    controller : Controller
+        Of the group; without engine words of its own.
+    config : EngineWordsConfig
+        Which words.
+    clock : Clock or None
+        For the time that parts may disagree.
+    directory : path or None
+        Where the words lie; ``/dev/shm`` by default.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        config: EngineWordsConfig,
+        *,
+        clock: Clock | None = None,
+        directory: str | Path | None = None,
+    ) -> None:
+        self._controller = controller
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._directory = directory
+        self._words: dict[tuple[EngineWordKind, str], EngineWord] = {}
+        self._disagree_since_ns: int | None = None
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._log = log.logger("engine_bridge")
+
+    def start(self) -> EngineBridge:
+        """Look again and again in a thread of its own until :meth:`close`."""
+        self._thread = threading.Thread(target=self._run, name="wsm-engine-bridge", daemon=True)
+        self._thread.start()
+        return self
+
+    def turn(self) -> None:
+        """Look once; obey and answer what there is. Blocks while a command that was asked for runs."""
+        self._attach()
+        weights = self._of_kind(EngineWordKind.WEIGHTS)
+        asked = {word.read() for word in weights}
+        if weights and len(weights) == len(self._config.suffixes):
+            if asked == {_CLEARING}:
+                self._obey(weights, _CLEARING, self._clear)
+            elif asked == {_UPDATING}:
+                self._obey(weights, _UPDATING, self._update)
+            elif asked & _BEFORE.keys():
+                self._wait_for_the_other_parts(weights)
+            else:
+                self._disagree_since_ns = None
+                self._show_truth(weights)
+        self._answer_caches()
+
+    def close(self) -> None:
+        """End the thread and let go of the words. A command under way is waited for. Idempotent."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        for word in self._words.values():
+            word.close()
+        self._words.clear()
+
+    def __enter__(self) -> EngineBridge:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closing.wait(POLL_S):
+            try:
+                self.turn()
+            except WsmError as error:
+                self._log.error(log.COMMAND_FAILED, error=str(error))
+
+    def _attach(self) -> None:
+        """Attach to words that appeared; leave words that the engine created anew or removed."""
+        for kind in (_KINDS[name] for name in self._config.answers):
+            for suffix in map(str, self._config.suffixes):
+                known = self._words.get((kind, suffix))
+                if known is not None and (known.recreated() or known.removed()):
+                    known.close()
+                    del self._words[kind, suffix]
+                    known = None
+                    self._log.warning(log.SEGMENT_RECREATED, word=f"{kind.value}.{suffix}")
+                if known is None:
+                    try:
+                        word = EngineWord(kind, suffix, directory=self._directory)
+                    except EngineWordMissingError:
+                        continue
+                    self._words[kind, suffix] = word
+
+    def _of_kind(self, kind: EngineWordKind) -> list[EngineWord]:
+        return [word for (other, _), word in self._words.items() if other is kind]
+
+    def _obey(self, words: Iterable[EngineWord], asked: int, command: Callable[[], None]) -> None:
+        """Run the command that all parts ask for, then answer what the group is."""
+        self._disagree_since_ns = None
+        self._log.info(log.ENGINE_WORD_SEEN, asked=WeightState(asked).name)
+        succeeded = True
+        try:
+            command()
+        except WsmError as error:
+            succeeded = False
+            self._log.error(log.COMMAND_FAILED, asked=WeightState(asked).name, error=str(error))
+        answer = self._truth()
+        # A group that serves its old version has not been updated: the word stays pending rather than lie.
+        if answer is None or (asked == _UPDATING and answer == _NORMAL and not succeeded):
+            self._closing.wait(RETRY_S)
+            return
+        for word in words:
+            answered = word.compare_exchange(asked, answer)
+            self._log.info(
+                log.ENGINE_WORD_ANSWERED, word=word.path.name, answer=WeightState(answer).name, answered=answered
+            )
+
+    def _clear(self) -> None:
+        self._controller.clear(
+            deadline_s=self._config.deadline_s, wait_s=self._config.deadline_s, request_id="engine-clear"
+        )
+
+    def _update(self) -> None:
+        self._controller.update(
+            deadline_s=self._config.deadline_s, wait_s=self._config.deadline_s, request_id="engine-update"
+        )
+
+    def _wait_for_the_other_parts(self, words: Iterable[EngineWord]) -> None:
+        """Give the parts that asked their old value back when the others have not asked in time."""
+        now = self._clock.monotonic_ns()
+        if self._disagree_since_ns is None:
+            self._disagree_since_ns = now
+        if now - self._disagree_since_ns < self._config.deadline_s * 1e9:
+            return
+        self._disagree_since_ns = None
+        values = {word.path.name: word.read() for word in words}
+        self._log.error(log.ENGINE_WORD_CONFLICT, words=values)
+        for word in words:
+            asked = word.read()
+            if asked in _BEFORE:
+                word.compare_exchange(asked, _BEFORE[asked])
+
+    def _show_truth(self, words: Iterable[EngineWord]) -> None:
+        """Let words that ask nothing say what the group is, after a command that came by another way."""
+        truth = self._truth()
+        for word in words:
+            shown = word.read()
+            if truth is not None and shown != truth and shown in (_NORMAL, _CLEARED):
+                word.compare_exchange(shown, truth)
+
+    def _answer_caches(self) -> None:
+        """Answer the cache words, which follow the weights: released with them, empty when they are back."""
+        status = self._controller.status()
+        if not status.over:
+            return
+        states = {rank.kv for rank in status.ranks}
+        for kind in (EngineWordKind.KV_CACHE, EngineWordKind.PREFIX_TREE):
+            for word in self._of_kind(kind):
+                if states == {KVState.CLEARED.name}:
+                    word.compare_exchange(_CLEARING, _CLEARED)
+                elif states == {KVState.NORMAL.name} and status.serving:
+                    word.compare_exchange(_UPDATING, _NORMAL)
+
+    def _truth(self) -> int | None:
+        """Return NORMAL or CLEARED if that is what every rank is, else None."""
+        status = self._controller.status()
+        if status.serving and status.over:
+            return _NORMAL
+        if status.over and status.state == WeightState.CLEARED.name:
+            return _CLEARED
+        return None

@@ -1,0 +1,67 @@
+"""FastDeploy's status words around wsm's own commands: taken before, answered after, by compare-exchange.
+
+To an engine without wsm, a command of wsm looks like one of its own: the weights word goes NORMAL,
+CLEARING, CLEARED, UPDATING, NORMAL. What an engine asks itself is obeyed by :mod:`.engine_bridge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from wsm.config import EngineWordsConfig
+from wsm.controller.errors import EngineWordBusyError
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.states.vocabulary import WeightState
+
+
+class TakenWords:
+    """The weights words of all data-parallel parts, in the hands of one command.
+
+    Parameters
+    ----------
+    words : sequence of EngineWord
+        Taken.
+    asked : WeightState
+        What they hold now: CLEARING or UPDATING.
+    """
+
+    def __init__(self, words: Sequence[EngineWord], asked: WeightState) -> None:
+        self._words = words
+        self._asked = asked
+
+    def answer(self, state: WeightState) -> None:
+        """Write how it ended. A word that changed meanwhile is the engine's next command and stays."""
+        for word in self._words:
+            word.compare_exchange(int(self._asked), state.fastdeploy_code)
+            word.close()
+        self._words = ()
+
+
+def take_words(
+    config: EngineWordsConfig,
+    *,
+    before: WeightState,
+    asked: WeightState,
+    directory: str | Path | None = None,
+) -> TakenWords:
+    """Take the weights word of every part for a command, or none.
+
+    Raises
+    ------
+    EngineWordBusyError
+        If a word does not hold `before`: the engine is commanding the group itself. None is taken then.
+    wsm.signals.errors.EngineWordMissingError
+        If the engine has not created one.
+    """
+    with ExitStack() as undo:
+        words = []
+        for suffix in config.suffixes:
+            word = undo.enter_context(EngineWord(EngineWordKind.WEIGHTS, suffix, directory=directory))
+            if not word.compare_exchange(int(before), int(asked)):
+                raise EngineWordBusyError(word=word.path.name, value=word.read(), expected=int(before))
+            undo.callback(word.compare_exchange, int(asked), int(before))
+            words.append(word)
+        undo.pop_all()
+    return TakenWords(words, asked)

@@ -1,0 +1,151 @@
+"""What a caller of the controller can be told. Each error says what the group holds now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from wsm.errors import GroupError, RefusedError
+
+
+class CommandRefusedError(RefusedError):
+    """A rank refused the command; the group is as it was before."""
+
+    def __init__(
+        self, *, request_id: str, operation: str, rank: int, error: str, cause: str, group: str
+    ) -> None:
+        super().__init__(
+            f"{operation} was refused by rank {rank}: {cause} [{group}]",
+            request_id=request_id,
+            operation=operation,
+            rank=rank,
+            error=error,
+            cause=cause,
+            group=group,
+        )
+
+
+class RankFailedError(GroupError):
+    """A rank failed in an action of the command; the group has agreed on one outcome."""
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        operation: str,
+        rank: int,
+        action: str,
+        error: str,
+        cause: str,
+        remote_traceback: str,
+        others: Mapping[int, str],
+        group: str,
+    ) -> None:
+        super().__init__(
+            f"{operation} failed on rank {rank} in {action}: {cause} [{group}]",
+            request_id=request_id,
+            operation=operation,
+            rank=rank,
+            action=action,
+            error=error,
+            cause=cause,
+            remote_traceback=remote_traceback,
+            others=dict(others),
+            group=group,
+        )
+
+
+class CommandTimeoutError(GroupError):
+    """The caller's deadline passed before anything was decided; the command was aborted."""
+
+    def __init__(
+        self, *, request_id: str, operation: str, deadline_s: float, waiting: Mapping[int, str], group: str
+    ) -> None:
+        late = ", ".join(f"rank {rank} {what}" for rank, what in waiting.items()) or "nobody"
+        super().__init__(
+            f"{operation} was aborted after {deadline_s:.3g} s without a decision; late were: {late} [{group}]; "
+            "look at the late rank, or give a longer deadline",
+            request_id=request_id,
+            operation=operation,
+            deadline_s=deadline_s,
+            waiting=dict(waiting),
+            group=group,
+        )
+
+
+class ManifestMismatchError(GroupError):
+    """All ranks prepared, but not the same version of the same publication; the command was aborted."""
+
+    def __init__(self, *, request_id: str, operation: str, found: Mapping[int, str], group: str) -> None:
+        ranks = ", ".join(f"rank {rank}: {what}" for rank, what in found.items())
+        super().__init__(
+            f"{operation} was aborted because the ranks prepared different weights ({ranks}) [{group}]; "
+            "publish the version again, for all ranks at once",
+            request_id=request_id,
+            operation=operation,
+            found=dict(found),
+            group=group,
+        )
+
+
+class UnsettledError(GroupError):
+    """The command is decided, but not every rank has said that it is done."""
+
+    def __init__(self, *, request_id: str, decision: str, waiting: Mapping[int, str], waited_s: float) -> None:
+        late = ", ".join(f"rank {rank} {what}" for rank, what in waiting.items())
+        super().__init__(
+            f"decided to {decision}, which is final; after {waited_s:.3g} s more, still waiting for {late}; "
+            "see 'wsm status', no other command is taken until it is over",
+            request_id=request_id,
+            decision=decision,
+            waiting=dict(waiting),
+            waited_s=waited_s,
+        )
+
+
+class RankLostError(GroupError):
+    """The process of a rank is gone; the group needs it to go on."""
+
+    def __init__(self, *, operation: str, ranks: Sequence[int], group: str) -> None:
+        names = ", ".join(map(str, ranks))
+        super().__init__(
+            f"{operation} cannot go on: the process of rank {names} is gone [{group}]; "
+            "restart the group, which begins a new epoch",
+            operation=operation,
+            ranks=tuple(ranks),
+            group=group,
+        )
+
+
+class MixedGroupError(RefusedError):
+    """The ranks are not all in the same state, so an update would not mean the same on all of them."""
+
+    def __init__(self, *, states: Mapping[int, str]) -> None:
+        ranks = ", ".join(f"rank {rank} {state}" for rank, state in states.items())
+        super().__init__(
+            f"the ranks are in different states ({ranks}); clear the group first, which repairs a faulted rank",
+            states=dict(states),
+        )
+
+
+class PlansDifferError(RefusedError):
+    """The ranks would not do the same collective work for a command."""
+
+    def __init__(self, *, ranks: Sequence[int]) -> None:
+        super().__init__(
+            f"rank {', '.join(map(str, ranks))} derived other plans than rank 0; "
+            "give every rank a runner with the same surfaces and the same options",
+            ranks=tuple(ranks),
+        )
+
+
+class EngineWordBusyError(RefusedError):
+    """An engine is using one of its own status words for a command right now."""
+
+    def __init__(self, *, word: str, value: int, expected: int) -> None:
+        super().__init__(
+            f"the engine's word {word} holds {value}, not {expected}: the engine is commanding the group itself; "
+            "wait until it is done",
+            word=word,
+            value=value,
+            expected=expected,
+        )

@@ -1,0 +1,96 @@
+"""The controller's access to a group's segment: read a view, write the two words that are its own.
+
+Between :mod:`wsm.signals` (memory) and :mod:`wsm.protocol` (rules). Whoever writes here holds the
+controller role. Knows no states.
+"""
+
+from __future__ import annotations
+
+from wsm.command import ARGUMENTS_KIND, CommandArguments
+from wsm.protocol.view import View
+from wsm.report import FailureReport, RankReport
+from wsm.signals.liveness import Life, Liveness
+from wsm.signals.segment import Segment
+from wsm.signals.waiting import Watch, wait, wake
+from wsm.signals.word import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
+
+
+class GroupView:
+    """A group's words, seen by a controller.
+
+    Parameters
+    ----------
+    segment : Segment
+        Attached.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.liveness = Liveness(segment)
+        self._layout = segment.layout
+
+    @property
+    def participants(self) -> int:
+        """Number of ranks and helpers."""
+        return self.segment.participants
+
+    def view(self) -> View:
+        """Read every word once."""
+        words, layout = self.segment.words, self._layout
+        return View(
+            CommandWord.unpack(words[layout.command]),
+            [StepWord.unpack(words[index]) for index in layout.step[: self.segment.world_size]],
+            [StatusWord.unpack(words[index]) for index in layout.status],
+            CommittedWord.unpack(words[layout.committed]),
+        )
+
+    def watches(self) -> list[Watch]:
+        """Say what the statuses are now, for a later :meth:`wait`; to be taken before the view is read."""
+        words = self.segment.words
+        return [Watch(index, high=False, seen=words[index]) for index in self._layout.status]
+
+    def wait(self, watches: list[Watch], timeout_s: float) -> bool:
+        """Wait until a status differs from what was seen; blocks up to `timeout_s` seconds."""
+        return wait(self.segment, watches, timeout_s)
+
+    def lost(self) -> list[int]:
+        """Return the participants whose processes are gone, or were never there."""
+        return [index for index in range(self.participants) if self.liveness.look(index) is not Life.ALIVE]
+
+    def open(self, command: CommandWord, arguments: CommandArguments) -> None:
+        """Write a command: its arguments first, then its word."""
+        slot = self.segment.arguments(command.sequence)
+        slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, arguments.to_bytes())
+        self.write_command(command)
+
+    def write_command(self, command: CommandWord) -> None:
+        """Store the command word and wake everybody who waits for it."""
+        self.segment.words[self._layout.command] = command.pack()
+        wake(self.segment, self._layout.command)
+
+    def write_committed(self, committed: CommittedWord) -> None:
+        """Store the committed-version word."""
+        self.segment.words[self._layout.committed] = committed.pack()
+        wake(self.segment, self._layout.committed)
+
+    def arguments(self, command: CommandWord) -> CommandArguments | None:
+        """Read the arguments of a command; None if they are gone."""
+        data = self.segment.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
+        return None if data is None else CommandArguments.from_bytes(data)
+
+    def report(self, rank: int, command: CommandWord, code: StatusCode) -> RankReport | None:
+        """Read what a rank reported when it reached `code`; None if it is not there."""
+        data = self.segment.report(rank).read(command.epoch, command.sequence, code)
+        return None if data is None else RankReport.from_bytes(rank, data)
+
+    def failure(self, rank: int, command: CommandWord) -> tuple[FailureReport, bool] | None:
+        """Read why a rank failed or refused a command, and whether it refused; None if it did neither."""
+        for code in (StatusCode.REFUSED, StatusCode.FAILED):
+            data = self.segment.error(rank).read(command.epoch, command.sequence, code)
+            if data is not None:
+                return FailureReport.from_bytes(rank, data), code is StatusCode.REFUSED
+        return None
+
+    def close(self) -> None:
+        """Let go of the processes that are watched."""
+        self.liveness.close()

@@ -1,0 +1,157 @@
+"""What a group is doing, as plain data for people and programs. Read-only, works on a dead group too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from wsm.controller.group_view import GroupView
+from wsm.protocol.decide import is_over
+from wsm.signals.lock import ControllerRole
+from wsm.signals.word import Operation
+from wsm.states.vocabulary import KVState, WeightState
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One participant.
+
+    Parameters
+    ----------
+    rank : int
+        Who; helpers follow the ranks.
+    life : str
+        ``alive`` (running or stopped), ``dead`` or ``never``.
+    pid : int or None
+        Of the process that stands or stood there.
+    weights, kv : str
+        Names of the states.
+    code : str
+        How far it is with `sequence`.
+    epoch, sequence : int
+        What its status word belongs to.
+    action : int
+        Index of the action in its plan.
+    step_kind : str
+        ``running``, ``parked`` or ``broken``.
+    step : int
+        The last step that it entered.
+    heartbeat : int
+        A counter that grows with every turn that is not the quiet path.
+    """
+
+    rank: int
+    life: str
+    pid: int | None
+    weights: str
+    kv: str
+    code: str
+    epoch: int
+    sequence: int
+    action: int
+    step_kind: str
+    step: int
+    heartbeat: int
+
+    @property
+    def serving(self) -> bool:
+        """Whether it may step."""
+        return (
+            self.life == "alive"
+            and self.weights == WeightState.NORMAL.name
+            and self.kv == KVState.NORMAL.name
+            and self.step_kind != "broken"
+        )
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """A whole group.
+
+    Parameters
+    ----------
+    name, run_id : str
+        The group, and this start of it.
+    epoch, sequence : int
+        Of the last command.
+    operation : str
+        What it asks, or what was decided.
+    over : bool
+        Whether every participant is done with it.
+    version : int or None
+        The committed version.
+    controller_pid, owner_pid : int or None
+        Who has the controller role now, and who owns the segment.
+    ranks : tuple of RankStatus
+        The participants.
+    """
+
+    name: str
+    run_id: str
+    epoch: int
+    sequence: int
+    operation: str
+    over: bool
+    version: int | None
+    controller_pid: int | None
+    owner_pid: int | None
+    ranks: tuple[RankStatus, ...]
+
+    @property
+    def serving(self) -> bool:
+        """Whether every rank may step."""
+        return bool(self.ranks) and all(rank.serving for rank in self.ranks)
+
+    @property
+    def state(self) -> str:
+        """The weights' state if all ranks agree, else ``MIXED``."""
+        states = {rank.weights for rank in self.ranks}
+        return states.pop() if len(states) == 1 else "MIXED"
+
+    def to_mapping(self) -> Mapping[str, Any]:
+        """Return plain values, ready for JSON."""
+        return {**asdict(self), "serving": self.serving, "state": self.state}
+
+    def sentence(self) -> str:
+        """Say in a few words what the group holds; what errors quote."""
+        if self.serving:
+            return f"the group serves version {self.version}"
+        return f"the group is {self.state}, and does not serve"
+
+
+def read_status(group: GroupView) -> GroupStatus:
+    """Read what a group is doing now. Does not block."""
+    segment, view = group.segment, group.view()
+    ranks = []
+    for index, status in enumerate(view.statuses):
+        step = view.steps[index] if index < len(view.steps) else None
+        ranks.append(
+            RankStatus(
+                rank=index,
+                life=group.liveness.look(index).value,
+                pid=group.liveness.pid(index),
+                weights=WeightState(status.weights).name,
+                kv=KVState(status.kv).name,
+                code=status.code.name,
+                epoch=status.epoch,
+                sequence=status.sequence,
+                action=status.action,
+                step_kind=step.kind.name.lower() if step is not None else "none",
+                step=step.step if step is not None else 0,
+                heartbeat=segment.words[segment.layout.heartbeat[index]],
+            )
+        )
+    owner = segment.owner
+    return GroupStatus(
+        name=segment.name,
+        run_id=segment.run_id,
+        epoch=view.command.epoch,
+        sequence=view.command.sequence,
+        operation=Operation(view.command.operation).name,
+        over=is_over(view),
+        version=view.committed.version,
+        controller_pid=ControllerRole(segment).holder(),
+        owner_pid=owner.pid if owner is not None else None,
+        ranks=tuple(ranks),
+    )

@@ -1,0 +1,43 @@
+"""A group's segment in the hands of its owner: created or adopted, with its first epoch in the command word.
+
+The owner is whoever starts the group: a supervisor, or rank 0 where there is none. Knows no states.
+"""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+from wsm.config import WsmConfig
+from wsm.protocol.epochs import first_epoch
+from wsm.signals.segment import Segment
+
+
+def own_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segment:
+    """Create the group's segment, or adopt the one whose owner died.
+
+    Parameters
+    ----------
+    config : WsmConfig
+        The group's configuration; its `run_id` is drawn here if it is empty.
+    directory : path or None
+        Where the segment lies; ``/dev/shm`` by default.
+
+    Raises
+    ------
+    wsm.signals.errors.SegmentOwnedError
+        If its owner lives.
+    wsm.signals.errors.SignalError
+        If what is there cannot be adopted, or there is no room.
+    """
+    segment = Segment.create_or_adopt(
+        config.name,
+        world_size=config.ranks,
+        helpers=config.helpers,
+        run_id=config.run_id or uuid.uuid4().hex,
+        configuration_digest=config.group_digest(),
+        directory=directory,
+    )
+    if segment.words[segment.layout.command] == 0:
+        segment.words[segment.layout.command] = first_epoch().pack()
+    return segment

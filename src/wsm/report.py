@@ -1,0 +1,155 @@
+"""What one rank reports about a command: the facts of a success, the cause of a failure.
+
+Written into the rank's payload slots before the status word that it belongs to, read by the
+controller. JSON, bounded, checked on arrival. Knows nothing of words.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from wsm.errors import BadInputError, WsmError
+
+#: Bytes that a report may take; a payload slot holds 16 KiB with its header.
+MAX_REPORT_BYTES = 15 * 1024
+_MAX_TRACEBACK = 8 * 1024
+_MAX_MESSAGE = 2 * 1024
+
+
+class ReportFormatError(BadInputError):
+    """A rank's report is not what a worker of this build writes."""
+
+    def __init__(self, *, rank: int, problem: str) -> None:
+        super().__init__(
+            f"the report of rank {rank} is unusable: {problem}; run the same version of wsm everywhere",
+            rank=rank,
+            problem=problem,
+        )
+
+
+@dataclass(frozen=True)
+class ActionSeconds:
+    """How long one action took.
+
+    Parameters
+    ----------
+    name : str
+        The action.
+    seconds : float
+        Its run and its probe, without the wait for votes.
+    """
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What one rank did for a command.
+
+    Parameters
+    ----------
+    rank : int
+        Who.
+    version : int or None
+        The version that it holds now.
+    manifest_digest, digest : str or None
+        Of the manifest that was loaded, and of the bytes that are resident; hexadecimal.
+    bytes, tensors : int
+        Loaded.
+    actions : tuple of ActionSeconds
+        In the order in which they ran.
+    pause_s : float
+        Seconds since this rank last could serve; 0 if it never could.
+    facts : mapping
+        What else actions declared.
+    """
+
+    rank: int
+    version: int | None = None
+    manifest_digest: str | None = None
+    digest: str | None = None
+    bytes: int = 0
+    tensors: int = 0
+    actions: tuple[ActionSeconds, ...] = ()
+    pause_s: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Return the JSON text; facts that do not fit are left out and counted."""
+        content = asdict(self)
+        data = json.dumps(content, default=str).encode()
+        if len(data) > MAX_REPORT_BYTES:
+            content["facts"] = {"left_out": len(self.facts)}
+            data = json.dumps(content, default=str).encode()
+        return data
+
+    @classmethod
+    def from_bytes(cls, rank: int, data: bytes) -> RankReport:
+        """Read it back.
+
+        Raises
+        ------
+        ReportFormatError
+            If it is not such a JSON object.
+        """
+        try:
+            content = json.loads(data)
+            content["actions"] = tuple(ActionSeconds(**entry) for entry in content["actions"])
+            return cls(**content)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ReportFormatError(rank=rank, problem=f"{type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """Why one rank failed or refused a command.
+
+    Parameters
+    ----------
+    rank : int
+        Who.
+    action : str
+        The action or the stage (``begin``, ``drain``, ``park`` ...) that failed.
+    error, message : str
+        Type and text of the cause.
+    traceback : str
+        The remote traceback, its end where it was too long.
+    """
+
+    rank: int
+    action: str
+    error: str
+    message: str
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, rank: int, action: str, error: BaseException) -> FailureReport:
+        """Describe an exception; errors of wsm carry their own fix and need no traceback to be understood."""
+        lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        message = str(error) or repr(error)
+        if not isinstance(error, WsmError):
+            message = f"{type(error).__name__}: {message}"
+        return cls(rank, action, type(error).__name__, message[:_MAX_MESSAGE], lines[-_MAX_TRACEBACK:])
+
+    def to_bytes(self) -> bytes:
+        """Return the JSON text."""
+        return json.dumps(asdict(self), ensure_ascii=True).encode()[: 2 * MAX_REPORT_BYTES]
+
+    @classmethod
+    def from_bytes(cls, rank: int, data: bytes) -> FailureReport:
+        """Read it back.
+
+        Raises
+        ------
+        ReportFormatError
+            If it is not such a JSON object.
+        """
+        try:
+            return cls(**json.loads(data))
+        except (ValueError, TypeError) as error:
+            raise ReportFormatError(rank=rank, problem=f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,19 @@
+"""The worker's shell: one rank, embedded in the event loop of an inference engine.
+
+==================  ===================================================================================
+module              responsible for
+==================  ===================================================================================
+:mod:`.worker`      :class:`Worker`: ``poll()``, ``step()``, ``fileno()``; words in and out, nothing else
+:mod:`.execution`   one command on this rank: legality, plan, state machines, undo; knows no words
+:mod:`.permit`      the permit of one step, without which nothing may be computed with the weights
+:mod:`.group_words` this rank's view of the segment: read a View, write a word, wait
+:mod:`.attaching`   from a configuration to a registered slot in the right segment
+:mod:`.loading`     from a configuration to the function that an action loads weights with
+:mod:`.errors`      what an embedding loop can be told
+==================  ===================================================================================
+"""
+
+from wsm.worker.permit import StepPermit
+from wsm.worker.worker import HOLD, JOIN, SERVE, Turn, Worker
+
+__all__ = ["HOLD", "JOIN", "SERVE", "StepPermit", "Turn", "Worker"]

@@ -1,0 +1,128 @@
+"""From a configuration to a registered slot in the right segment, and the watch that it stays the right one.
+
+The traps here are all about old segments: one that a dead owner left, one of another run or another
+configuration, one that is created anew under our feet. Knows words' places, no states and no actions.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from wsm.config import ConfigurationError, WsmConfig
+from wsm.group_segment import own_group
+from wsm.signals.errors import SegmentMissingError, SegmentOwnedError, SegmentReplacedError
+from wsm.signals.liveness import Registration, register
+from wsm.signals.segment import Segment
+from wsm.worker.errors import WaitExpiredError
+
+_LONGEST_PAUSE_S = 0.02
+
+#: Turns without anything to do between two looks at whether the segment is still the one at its path.
+_TURNS_BETWEEN_CHECKS = 200
+
+
+class Attachment:
+    """This process' hold on one slot of one segment.
+
+    Parameters
+    ----------
+    segment : Segment
+        Attached or owned.
+    registration : Registration
+        Of this rank.
+    """
+
+    def __init__(self, segment: Segment, registration: Registration) -> None:
+        self.segment = segment
+        self._registration = registration
+        self._turns = 0
+
+    def check(self, sequence: int) -> None:
+        """Notice on idle turns that the segment was created anew: nothing that is stored in it reaches anybody.
+
+        Raises
+        ------
+        SegmentReplacedError
+            If it was, and no command (`sequence` 0) is at hand; the process should attach anew.
+        """
+        self._turns += 1
+        if sequence or self._turns % _TURNS_BETWEEN_CHECKS:
+            return
+        if self.segment.inode_changed():
+            raise SegmentReplacedError(path=str(self.segment.path))
+
+    def close(self) -> None:
+        """Leave the slot and the segment; the owner removes it. Idempotent."""
+        if self.segment.is_closed:
+            return
+        self._registration.release()
+        if self.segment.is_owner:
+            self.segment.unlink()
+        self.segment.close()
+
+
+def attach_rank(config: WsmConfig, rank: int, directory: str | Path | None = None) -> Attachment:
+    """Stand for `rank` in the group's segment. Blocks until it is there, up to the configured deadline.
+
+    Rank 0 creates it where no supervisor did; the others wait for it.
+
+    Raises
+    ------
+    ConfigurationError
+        If the segment is of another run or another configuration, or the rank is none of the group.
+    WaitExpiredError
+        If no usable segment appeared in time.
+    wsm.signals.errors.SlotTakenError
+        If a live process stands for the rank.
+    """
+    if not 0 <= rank < config.ranks:
+        raise ConfigurationError(
+            where="rank", problem=f"{rank} is none of {config.ranks} ranks", fix=f"give 0 to {config.ranks - 1}"
+        )
+    began, pause = time.monotonic(), 0.0005
+    while True:
+        segment = _find(config, rank, directory)
+        if segment is not None:
+            try:
+                return Attachment(segment, register(segment, rank))
+            except SegmentReplacedError:
+                segment.close()
+            except BaseException:
+                segment.close()
+                raise
+        waited = time.monotonic() - began
+        if waited > config.deadlines.attach_s:
+            raise WaitExpiredError(
+                rank=rank,
+                wait="attach",
+                seconds=waited,
+                waiting_for=f"the segment of group {config.name!r} (run {config.run_id or 'any'})",
+            )
+        time.sleep(pause)
+        pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+
+def _find(config: WsmConfig, rank: int, directory: str | Path | None) -> Segment | None:
+    """Return the group's segment; None if it is missing, of another run, or not begun yet."""
+    if rank == 0:
+        try:
+            return own_group(config, directory=directory)
+        except SegmentOwnedError:
+            pass
+    try:
+        segment = Segment.attach(config.name, world_size=config.ranks, directory=directory)
+    except SegmentMissingError:
+        return None
+    if segment.configuration_digest != config.group_digest():
+        segment.close()
+        raise ConfigurationError(
+            where=f"group {config.name!r}",
+            problem=f"rank {rank} was told something else about the group than the owner of its segment",
+            fix="give all ranks and the supervisor the same name, ranks, communicators, strategy and options",
+        )
+    other_run = bool(config.run_id) and segment.run_id != config.run_id
+    if other_run or segment.words[segment.layout.command] == 0:
+        segment.close()
+        return None
+    return segment

@@ -1,0 +1,93 @@
+"""What an embedding loop, or the group through it, can be told by a worker."""
+
+from __future__ import annotations
+
+from wsm.errors import GroupError, RefusedError
+
+
+class NotServingError(RefusedError):
+    """A step was asked for although this rank may not step."""
+
+    def __init__(self, *, rank: int, why: str) -> None:
+        super().__init__(
+            f"rank {rank} may not step now: {why}; enter worker.step() only after poll() returned SERVE or JOIN",
+            rank=rank,
+            why=why,
+        )
+
+
+class PermitExpiredError(RefusedError):
+    """Something wants to compute with the weights outside the step that the permit was for."""
+
+    def __init__(self, *, rank: int, step: int) -> None:
+        super().__init__(
+            f"the permit of step {step} on rank {rank} has ended; "
+            "compute inside 'with worker.step() as permit:' and keep no permit beyond it",
+            rank=rank,
+            step=step,
+        )
+
+
+class CommandIllegalError(RefusedError):
+    """A command does not fit the state of this rank; nothing was changed."""
+
+    def __init__(self, *, rank: int, command: str, weights: str, kv: str, why: str) -> None:
+        super().__init__(
+            f"rank {rank} refuses {command}: {why} (weights {weights}, KV cache {kv}); nothing was changed",
+            rank=rank,
+            command=command,
+            weights=weights,
+            kv=kv,
+            why=why,
+        )
+
+
+class WaitExpiredError(GroupError):
+    """A wait of this rank has passed its deadline; the rank stays where it is until the group decides."""
+
+    def __init__(self, *, rank: int, wait: str, seconds: float, waiting_for: str) -> None:
+        super().__init__(
+            f"rank {rank} waited {seconds:.3g} s in {wait} for {waiting_for}; "
+            "look at that rank first, then raise the deadline if it was only slow",
+            rank=rank,
+            wait=wait,
+            seconds=seconds,
+            waiting_for=waiting_for,
+        )
+
+
+class PeerNeverReadyError(GroupError):
+    """A peer has failed, so a collective action can never be entered by all."""
+
+    def __init__(self, *, rank: int, action: str, peers: list[int]) -> None:
+        super().__init__(
+            f"rank {rank} gave {action} up because rank {', '.join(map(str, peers))} will never enter it; "
+            "the cause is in that rank's report",
+            rank=rank,
+            action=action,
+            peers=peers,
+        )
+
+
+class CommandAbortedError(GroupError):
+    """The group decided against the command while an action of it was running."""
+
+    def __init__(self, *, rank: int, action: str) -> None:
+        super().__init__(
+            f"rank {rank} left {action} because the group has decided to abort the command; "
+            "the receipt's error names the rank that failed",
+            rank=rank,
+            action=action,
+        )
+
+
+class StepBrokenError(GroupError):
+    """A step raised; nobody knows which of its collectives were run, so this rank cannot go on in this epoch."""
+
+    def __init__(self, *, rank: int, step: int) -> None:
+        super().__init__(
+            f"step {step} raised on rank {rank}; its peers may wait in a collective of it: "
+            "restart the group, which begins a new epoch",
+            rank=rank,
+            step=step,
+        )

@@ -1,0 +1,304 @@
+"""One command on one rank: is it legal, which plan serves it, what came of each action, what is undone.
+
+Between :mod:`wsm.actions` (what to do) and :mod:`wsm.states` (where that leads). It knows no words: the
+worker calls it when the protocol says so, and tells the protocol what it returned. Nothing here runs
+inside a state machine's callback; machines are fired before the work begins and after it ended.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from wsm.actions import names
+from wsm.actions.base import Action, ActionContext
+from wsm.actions.sequence import Plan, Plans
+from wsm.actions.surfaces import Runner
+from wsm.clock import Clock
+from wsm.command import CommandArguments
+from wsm.report import ActionSeconds, RankReport
+from wsm.states.machine import LifeCycle
+from wsm.states.vocabulary import KVEvent, KVPolicy, KVState, WeightEvent, WeightState
+from wsm.strategies.tensor import WeightTarget
+from wsm.worker.errors import CommandIllegalError
+from wsm.worker.recording import Recorder
+
+Load = Callable[[ActionContext, WeightTarget], Mapping[str, Any]]
+
+
+class Request(enum.Enum):
+    """What is asked of the rank."""
+
+    CLEAR = "clear"
+    UPDATE = "update"
+
+
+_NOTHING = Plan(name="nothing", actions=())
+
+
+class Execution:
+    """The work of one command.
+
+    Parameters
+    ----------
+    request : Request
+        What is asked.
+    arguments : CommandArguments
+        How.
+    plans : Plans
+        Of this engine.
+    life : LifeCycle
+        This rank's state machines; this object fires them.
+    context : ActionContext
+        Handed to every action.
+    clock : Clock
+        For the seconds in the report.
+    recorder : Recorder
+        Journal and log.
+
+    Attributes
+    ----------
+    plan : Plan
+        The one that serves the request from the state that the rank was in.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        arguments: CommandArguments,
+        *,
+        plans: Plans,
+        life: LifeCycle,
+        context: ActionContext,
+        clock: Clock,
+        recorder: Recorder,
+    ) -> None:
+        self.request = request
+        self.arguments = arguments
+        self.plan = _plan_for(request, plans, life.weights)
+        self._discard = plans.discard
+        self._life = life
+        self._context = context
+        self._clock = clock
+        self._recorder = recorder
+        self._began: list[Action] = []
+        self._seconds: list[ActionSeconds] = []
+        self._dropping: Iterator[Action] | None = None
+        self.doing = "begin"
+
+    @property
+    def touched(self) -> bool:
+        """Whether this rank may be unable to serve what it served before."""
+        return self._context.weights_touched
+
+    @property
+    def weights_deadline_s(self) -> float:
+        """Seconds after which the action at hand is reported as hanging."""
+        return self._action_at_hand.deadline_s if self._began else 60.0
+
+    @property
+    def _action_at_hand(self) -> Action:
+        return self._began[-1]
+
+    def begin(self) -> tuple[bool, ...]:
+        """Check that the command is legal here and stop admitting; return which actions need a vote.
+
+        Raises
+        ------
+        CommandIllegalError, wsm.actions.errors.PolicyRefusedError
+            If it is not. Nothing was changed.
+        """
+        event = WeightEvent.CLEAR if self.request is Request.CLEAR else WeightEvent.UPDATE
+        if not self._life.can(event):
+            raise CommandIllegalError(
+                rank=self._context.rank,
+                command=self.request.value,
+                weights=self._life.weights.name,
+                kv=self._life.kv.name,
+                why=f"there is no way from {self._life.weights.name} by {self.request.value}",
+            )
+        self.plan.admit(self._context)
+        self.doing = "drain"
+        for action in self.plan.before_parking:
+            self._run(action)
+        return tuple(action.collective for action in self.plan.actions)
+
+    def drained(self) -> bool:
+        """Whether the in-flight policy is satisfied, so that the rank may park."""
+        return all(action.settled(self._context) for action in self.plan.before_parking)
+
+    def accept(self) -> None:
+        """Begin the transition: every rank stands at the same step boundary."""
+        self.doing = "accept"
+        if self.request is Request.CLEAR:
+            self._fire(WeightEvent.CLEAR)
+            self._fire(KVEvent.CLEAR)
+            return
+        keeps = self.arguments.kv_policy is KVPolicy.KEEP
+        self._fire(WeightEvent.UPDATE, kv_kept=keeps)
+        if self._life.kv is KVState.NORMAL and not keeps:
+            self._fire(KVEvent.UPDATE)
+
+    def run(self, index: int) -> None:
+        """Run one action of the plan and measure that it is done. Whatever it raises fails the command."""
+        action = self.plan.actions[index]
+        self.doing = action.name
+        action.precondition(self._context)
+        self._run(action)
+        self._kv_followed(action.name)
+
+    def fail(self, cause: str) -> None:
+        """Take in that the command has failed on this rank."""
+        if self._life.weights in (WeightState.UPDATING, WeightState.CLEARING):
+            self._fire(WeightEvent.FAIL, cause=cause)
+
+    def finish(self) -> RankReport:
+        """Declare that everything which can fail is behind this rank."""
+        self.doing = "decision"
+        if self.request is Request.CLEAR:
+            if self._life.kv is KVState.CLEARING:
+                self._fire(KVEvent.CLEARED)
+            if self._life.weights is WeightState.CLEARING:
+                self._fire(WeightEvent.CLEARED)
+        else:
+            self._bring_kv_back()
+            self._fire(WeightEvent.PREPARED)
+        return self.report()
+
+    def commit(self) -> None:
+        """Serve the new version. What a commit action raises goes to the embedding loop: it is a bug there."""
+        self.doing = "commit"
+        self._fire(WeightEvent.COMMIT)
+        for action in self.plan.commit:
+            self._run(action)
+
+    def undo(self) -> bool:
+        """Stop and take back what can be taken back; return whether this rank is not what it was before.
+
+        A clear that has begun is never taken back: its end is CLEARED, on every rank.
+        """
+        self.doing = "undo"
+        if self._life.weights in (WeightState.CLEARING, WeightState.FAULTED):
+            self._context.weights_touched = True
+        if self._context.weights_touched:
+            return True
+        for action in reversed(self._began):
+            try:
+                action.undo(self._context)
+            except Exception as error:  # noqa: BLE001 - whatever an undo raises: the rank is not what it was
+                self._recorder.action_failed(f"undo_{action.name}", error)
+                self._context.weights_touched = True
+                return True
+            self._recorder.action_undone(action.name)
+        self._began.clear()
+        return False
+
+    def keep(self) -> bool | None:
+        """End an aborted command that nobody was touched by; as :meth:`drop` where nothing was held."""
+        if self._life.weights in (WeightState.NORMAL, WeightState.CLEARED) and self._dropping is None:
+            return True
+        if self._context.from_normal:
+            if self._life.kv is KVState.UPDATING:
+                self._fire(KVEvent.REBUILT, cause="the old cache is still whole")
+            self._fire(WeightEvent.ABORT, kept=True)
+            return True
+        return self.drop()
+
+    def drop(self) -> bool | None:
+        """End an aborted command holding no weights, one action of the discard plan per call.
+
+        Returns
+        -------
+        bool or None
+            None while actions are left; True once everything is released, False if the teardown failed.
+        """
+        self.doing = "discard"
+        if self._dropping is None:
+            if self._life.weights is WeightState.CLEARED:
+                return True
+            leaves = self._life.weights in (WeightState.NORMAL, WeightState.FAULTED)
+            self._fire(WeightEvent.CLEAR if leaves else WeightEvent.ABORT)
+            if self._life.kv is not KVState.CLEARED:
+                self._fire(KVEvent.CLEAR)
+            self._dropping = iter(self._discard.actions)
+        action = next(self._dropping, None)
+        if action is None:
+            if self._life.kv is KVState.CLEARING:
+                self._fire(KVEvent.CLEARED)
+            self._fire(WeightEvent.CLEARED)
+            return True
+        try:
+            self._run(action)
+        except Exception as error:  # noqa: BLE001 - a teardown that fails in any way leaves the rank FAULTED
+            self._fire(WeightEvent.FAIL, cause=f"{action.name}: {error}")
+            return False
+        self._kv_followed(action.name)
+        return None
+
+    def report(self) -> RankReport:
+        """Describe what was done so far."""
+        facts = dict(self._context.facts)
+        return RankReport(
+            rank=self._context.rank,
+            version=facts.pop("version", None),
+            manifest_digest=facts.pop("manifest_digest", None),
+            digest=facts.pop("digest", None),
+            bytes=facts.pop("bytes", 0),
+            tensors=facts.pop("tensors", 0),
+            actions=tuple(self._seconds),
+            facts=facts,
+        )
+
+    def _run(self, action: Action) -> None:
+        began_ns = self._clock.monotonic_ns()
+        self._recorder.action_started(action.name)
+        self._began.append(action)
+        try:
+            action.run(self._context)
+            action.probe(self._context)
+        except BaseException as error:
+            self._recorder.action_failed(action.name, error)
+            raise
+        seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
+        self._seconds.append(ActionSeconds(action.name, seconds))
+        self._recorder.action_finished(action.name, seconds)
+
+    def _fire(
+        self, event: WeightEvent | KVEvent, *, kept: bool = False, kv_kept: bool = True, cause: str = ""
+    ) -> None:
+        self._recorder.transition(
+            self._life.fire(
+                event,
+                at_ns=self._clock.monotonic_ns(),
+                epoch=self._context.epoch,
+                sequence=self._context.sequence,
+                kept=kept,
+                kv_kept=kv_kept,
+                cause=cause or f"{self.request.value} {self.arguments.request_id}",
+            )
+        )
+
+    def _kv_followed(self, action: str) -> None:
+        """Let the KV cache's machine follow the actions that change it."""
+        if action == names.RELEASE_KV_CACHE and self._life.kv is KVState.CLEARING:
+            self._fire(KVEvent.CLEARED)
+        if action in (names.REBUILD_KV_CACHE, names.FORGET_KV_CACHE):
+            self._bring_kv_back()
+
+    def _bring_kv_back(self) -> None:
+        """Say that the KV cache is whole again; an engine without one is always in step."""
+        if self._life.kv is KVState.CLEARED:
+            self._fire(KVEvent.UPDATE)
+        if self._life.kv is KVState.UPDATING:
+            self._fire(KVEvent.REBUILT)
+
+
+def _plan_for(request: Request, plans: Plans, weights: WeightState) -> Plan:
+    """Choose the plan by where the rank is; its collective actions are the same on every rank."""
+    if request is Request.UPDATE:
+        return plans.update_in_place if weights is WeightState.NORMAL else plans.update
+    if weights is WeightState.NORMAL:
+        return plans.clear
+    # A faulted rank is repaired alone, beside peers that are cleared already: no collective can be part of it.
+    return plans.discard if weights is WeightState.FAULTED else _NOTHING

@@ -1,0 +1,73 @@
+"""This rank's access to the group's segment: read a view, write its own words, wait for a change.
+
+Between :mod:`wsm.signals` (memory) and :mod:`wsm.protocol` (rules): it knows neither states nor actions.
+"""
+
+from __future__ import annotations
+
+from wsm.protocol.rank import Move
+from wsm.protocol.view import View
+from wsm.signals.segment import Segment
+from wsm.signals.waiting import Watch, wait, wake
+from wsm.signals.word import CommandWord, CommittedWord, StatusWord, StepWord
+
+
+class GroupWords:
+    """The words of a group, seen by one participant.
+
+    Parameters
+    ----------
+    segment : Segment
+        Attached.
+    rank : int
+        The participant whose words are written here.
+    """
+
+    def __init__(self, segment: Segment, rank: int) -> None:
+        layout = segment.layout
+        self.segment = segment
+        self.rank = rank
+        self.words = segment.words
+        self.command = layout.command
+        self.committed = layout.committed
+        self.step = layout.step[rank]
+        self.status = layout.status[rank]
+        self.heartbeat = layout.heartbeat[rank]
+        self.steps = layout.step[: segment.world_size]
+        self.statuses = layout.status
+        self.peer_steps = tuple(index for index in self.steps if index != self.step)
+
+    def view(self) -> View:
+        """Read every word once, one after the other."""
+        words = self.words
+        return View(
+            CommandWord.unpack(words[self.command]),
+            [StepWord.unpack(words[index]) for index in self.steps],
+            [StatusWord.unpack(words[index]) for index in self.statuses],
+            CommittedWord.unpack(words[self.committed]),
+        )
+
+    def watches(self) -> list[Watch]:
+        """Say what the words are now, for a later :meth:`wait`; to be taken before the view is read."""
+        words = self.words
+        found = [Watch(self.command, high=False, seen=words[self.command])]
+        found += [Watch(index, high=True, seen=words[index]) for index in self.peer_steps]
+        found += [Watch(index, high=False, seen=words[index]) for index in self.statuses if index != self.status]
+        return found
+
+    def wait(self, watches: list[Watch], timeout_s: float) -> bool:
+        """Wait until a watched word differs from what was seen; blocks up to `timeout_s` seconds."""
+        return wait(self.segment, watches, timeout_s)
+
+    def write(self, move: Move) -> None:
+        """Store the words of a move, the step word first, and wake whoever waits for them."""
+        if move.step is not None:
+            self.words[self.step] = move.step.pack()
+            wake(self.segment, self.step, high=True)
+        if move.status is not None:
+            self.words[self.status] = move.status.pack()
+            wake(self.segment, self.status)
+
+    def beat(self) -> None:
+        """Show that this rank makes progress. A counter, not a time: the reader has the clock."""
+        self.words[self.heartbeat] += 1

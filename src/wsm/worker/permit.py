@@ -1,0 +1,93 @@
+"""The permit of a step: whoever computes with the weights must show it, and it opens the step.
+
+A permit opens only while this rank holds a verified, committed version. An engine that reaches its
+parameters through :meth:`StepPermit.check` alone cannot run a forward pass over cleared weights,
+whatever bug its scheduler has.
+
+Opening a step while the group serves costs one store: RUNNING words of consecutive steps are
+consecutive integers, so the next word is the last one plus one. Whatever is not that simple (the first
+step after a command, a join) is asked of the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wsm.signals.word import MAX_STEP
+from wsm.worker.errors import PermitExpiredError
+
+#: Opens a step the slow way; returns the word that was stored, the version, and whether the next step is simple.
+OpenSlowly = Callable[[], tuple[int, int, bool]]
+
+
+class StepPermit:
+    """The context manager of a worker's steps, and the right to compute inside them.
+
+    One object serves all steps of a worker, one after the other.
+
+    Attributes
+    ----------
+    rank : int
+        Whose.
+    version : int
+        The version that makes every token of this step.
+    """
+
+    __slots__ = ("_break", "_last", "_memory", "_open", "_open_slowly", "_own_word", "_simple", "rank", "version")
+
+    def __init__(
+        self,
+        rank: int,
+        memory: memoryview[int],
+        own_word: int,
+        open_slowly: OpenSlowly,
+        break_step: Callable[[BaseException], None],
+    ) -> None:
+        self.rank = rank
+        self.version = -1
+        self._memory = memory
+        self._own_word = own_word
+        self._open_slowly = open_slowly
+        self._break = break_step
+        self._open = False
+        self._simple = False
+        self._last = 0
+
+    @property
+    def step(self) -> int:
+        """The number of the step in this epoch."""
+        return self._last & MAX_STEP
+
+    def check(self) -> None:
+        """Assert that a step is open.
+
+        Raises
+        ------
+        PermitExpiredError
+            If the ``with`` block has been left.
+        """
+        if not self._open:
+            raise PermitExpiredError(rank=self.rank, step=self.step)
+
+    def end_simple_steps(self) -> int | None:
+        """Let the driver open the next step; return the last step that was opened without it, if any."""
+        if not self._simple:
+            return None
+        self._simple = False
+        return self.step
+
+    def __enter__(self) -> StepPermit:
+        """Store RUNNING; everything collective of the step comes after it."""
+        if self._simple and self._last & MAX_STEP != MAX_STEP:
+            self._last = word = self._last + 1
+            self._memory[self._own_word] = word
+        else:
+            self._last, self.version, self._simple = self._open_slowly()
+        self._open = True
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End the step; store BROKEN if it raised."""
+        self._open = False
+        if error is not None:
+            self._break(error)

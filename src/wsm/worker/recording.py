@@ -1,0 +1,146 @@
+"""What a worker writes down: one journal entry and one log line for each thing that happens to a command.
+
+Knows the shapes of journal and log, and decides nothing. A file that cannot be written any more ends
+the file, never the worker.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TextIO
+
+from wsm import log
+from wsm.clock import Clock
+from wsm.errors import WsmError
+from wsm.protocol.rank import Move
+from wsm.report import FailureReport
+from wsm.states.journal import Journal, JournalEntry
+from wsm.states.machine import TransitionRecord
+
+
+class Recorder:
+    """Journal and log of one rank.
+
+    Parameters
+    ----------
+    rank : int
+        Who.
+    clock : Clock
+        For the times.
+    directory : str or None
+        Where ``rank{rank}.ndjson`` is appended to; None keeps the journal in memory only.
+    """
+
+    def __init__(self, *, rank: int, clock: Clock, directory: str | None = None) -> None:
+        self._rank = rank
+        self._clock = clock
+        self._epoch = self._sequence = 0
+        self._log = log.logger("worker", rank=rank)
+        self._file: TextIO | None = None
+        if directory is not None:
+            Path(directory).mkdir(parents=True, exist_ok=True)
+            # Line buffered: a line is in the kernel's hands, and survives this process, once it is written.
+            self._file = (Path(directory) / f"rank{rank}.ndjson").open("a", buffering=1, encoding="utf-8")
+        self.journal = Journal(sink=self._write_line if self._file is not None else None)
+
+    def command_seen(self, epoch: int, sequence: int, operation: str) -> None:
+        """A new command was read."""
+        self._epoch, self._sequence = epoch, sequence
+        self._note("command_seen", operation=operation)
+        self._log.info(log.COMMAND_SEEN, epoch=epoch, sequence=sequence, operation=operation)
+
+    def transition(self, record: TransitionRecord) -> None:
+        """A state machine took a step."""
+        self._epoch, self._sequence = record.epoch, record.sequence
+        self._note(
+            "transition",
+            machine=record.machine,
+            source=record.source,
+            event=record.event,
+            dest=record.dest,
+            guard=record.guard,
+            cause=record.cause,
+        )
+        self._log.info(
+            log.TRANSITION_COMMITTED,
+            epoch=record.epoch,
+            sequence=record.sequence,
+            machine=record.machine,
+            source=record.source,
+            dest=record.dest,
+        )
+
+    def action_started(self, name: str) -> None:
+        """An action begins."""
+        self._note("action_started", name=name)
+        self._log.debug(log.ACTION_STARTED, action=name)
+
+    def action_finished(self, name: str, seconds: float) -> None:
+        """An action is done, and probed."""
+        self._note("action_finished", name=name, seconds=seconds)
+        self._log.debug(log.ACTION_FINISHED, action=name, seconds=seconds)
+
+    def action_failed(self, name: str, error: BaseException) -> None:
+        """An action, its probe or its undo raised."""
+        self._note("action_failed", name=name, error=type(error).__name__, message=str(error))
+        self._log.error(log.ACTION_FAILED, action=name, error=str(error))
+
+    def action_undone(self, name: str) -> None:
+        """An action was taken back."""
+        self._note("action_undone", name=name)
+        self._log.info(log.ACTION_UNDONE, action=name)
+
+    def command_failed(self, epoch: int, sequence: int, failure: FailureReport) -> None:
+        """This rank says FAILED or REFUSED."""
+        self._epoch, self._sequence = epoch, sequence
+        self._note("command_failed", action=failure.action, error=failure.error, message=failure.message)
+        self._log.error(log.COMMAND_FAILED, epoch=epoch, sequence=sequence, action=failure.action, error=failure.message)
+
+    def wait_expired(self, epoch: int, sequence: int, error: WsmError) -> None:
+        """A wait has passed its deadline."""
+        self._epoch, self._sequence = epoch, sequence
+        self._note("wait_expired", message=str(error))
+        self._log.warning(log.DEADLINE_EXPIRED, epoch=epoch, sequence=sequence, error=str(error))
+
+    def step_broken(self, epoch: int, step: int, error: BaseException) -> None:
+        """A step raised."""
+        self._epoch = epoch
+        self._note("step_broken", step=step, error=type(error).__name__, message=str(error))
+        self._log.error(log.STEP_BROKEN, epoch=epoch, step=step, error=str(error))
+
+    def wrote(self, move: Move) -> None:
+        """Words of this rank were written."""
+        if move.status is not None:
+            status = move.status
+            self._epoch, self._sequence = status.epoch, status.sequence
+            self._note("word_written", word="status", code=status.code.name, action=status.action, ready=status.ready)
+        elif move.step is not None:
+            self._note("word_written", word="step", code=move.step.kind.name, step=move.step.step)
+
+    def close(self) -> None:
+        """Close the file; the journal in memory stays readable. Idempotent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _note(self, kind: str, **facts: Any) -> None:
+        self.journal.append(
+            JournalEntry(
+                kind=kind,
+                at_ns=self._clock.monotonic_ns(),
+                wall_ns=self._clock.wall_ns(),
+                rank=self._rank,
+                epoch=self._epoch,
+                sequence=self._sequence,
+                facts=facts,
+            )
+        )
+
+    def _write_line(self, line: str) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(line + "\n")
+        except OSError as error:
+            self._log.error(log.JOURNAL_ENDED, error=str(error))
+            self.close()

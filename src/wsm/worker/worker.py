@@ -1,0 +1,267 @@
+"""One rank of a group, embedded in the event loop of an inference engine.
+
+The loop asks ``poll()`` what it may do and runs its steps inside ``step()``; everything else that a
+weight change needs happens inside ``poll()``, one action per call. This module holds the path that is
+taken while the group serves, and the life of the attachment; the rest is in :mod:`.driver`.
+
+While the group serves, ``poll()`` costs one load of the command word (and one of each peer's step word,
+where ranks follow each other), ``step()`` one store. Whatever differs from the last quiet look goes to
+:meth:`wsm.worker.driver.RankDriver.turn`.
+"""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Any
+
+from wsm.actions.options import PlanOptions
+from wsm.actions.plan import derive_plans
+from wsm.actions.surfaces import Runner
+from wsm.clock import Clock, SystemClock
+from wsm.config import WsmConfig, load_config
+from wsm.protocol.rank import Phase, Todo
+from wsm.signals.waiting import Bell
+from wsm.states.journal import Journal
+from wsm.states.vocabulary import KVState, WeightState
+from wsm.worker.attaching import attach_rank
+from wsm.worker.driver import RankDriver
+from wsm.worker.execution import Load
+from wsm.worker.group_words import GroupWords
+from wsm.worker.loading import load_function
+from wsm.worker.permit import StepPermit
+from wsm.worker.recording import Recorder
+
+#: A command word that no controller ever writes: nothing is quiet.
+_NEVER = -1
+
+
+class Turn(enum.Enum):
+    """What the embedding loop may do next."""
+
+    SERVE = "serve"
+    JOIN = "join"
+    HOLD = "hold"
+
+
+SERVE = Turn.SERVE
+JOIN = Turn.JOIN
+HOLD = Turn.HOLD
+
+_TURNS = {Todo.SERVE: SERVE, Todo.JOIN: JOIN}
+
+
+class Worker:
+    """This process as one rank of a group.
+
+    Not safe for threads: the thread of the event loop makes every call.
+
+    Parameters
+    ----------
+    config : WsmConfig
+        The group's configuration.
+    runner : Runner
+        The engine's surfaces.
+    rank : int
+        This process' rank, 0 to ``config.ranks - 1``.
+    plan_options : PlanOptions or None
+        None reads them off the runner's surfaces.
+    load : callable or None
+        ``load(context, target) -> facts``; None takes the configured strategy.
+    clock : Clock or None
+        For deadlines and for the seconds in receipts; None is the host's.
+    directory : path or None
+        Where the segment lies; ``/dev/shm`` by default.
+
+    Raises
+    ------
+    wsm.config.ConfigurationError
+        If the configuration does not fit the segment that is there.
+    wsm.worker.errors.WaitExpiredError
+        If no segment appeared in time. Blocks that long at most.
+    wsm.signals.errors.SlotTakenError, wsm.protocol.errors.EpochUsedError
+        If another process is, or was in this epoch, this rank.
+    """
+
+    def __init__(
+        self,
+        config: WsmConfig,
+        runner: Runner,
+        *,
+        rank: int,
+        plan_options: PlanOptions | None = None,
+        load: Load | None = None,
+        clock: Clock | None = None,
+        directory: str | Path | None = None,
+    ) -> None:
+        clock = clock or SystemClock()
+        options = plan_options or PlanOptions.from_runner(
+            runner, shut_down_groups=config.shut_down_groups, deadlines=config.deadlines.action_s
+        )
+        plans = derive_plans(options)
+        self._recorder = Recorder(rank=rank, clock=clock, directory=config.journal_directory)
+        self._attachment = attach_rank(config, rank, directory)
+        words = GroupWords(self._attachment.segment, rank)
+        self._driver = RankDriver(
+            words=words,
+            runner=runner,
+            plans=plans,
+            load=load or load_function(config),
+            deadlines=config.deadlines,
+            clock=clock,
+            recorder=self._recorder,
+        )
+        self._words = words
+        self._rank = rank
+        self._bell: Bell | None = None
+        self._memory = words.words
+        self._command = words.command
+        self._own_step = words.step
+        self._followed = words.peer_steps if config.follow else ()
+        self._quiet = _NEVER
+        self._permit = StepPermit(
+            rank, words.words, words.step, self._open_step_slowly, self._break_step
+        )
+        self._driver.join()
+
+    @classmethod
+    def from_config(cls, path: str | Path, runner: Runner, *, rank: int, **options: Any) -> Worker:
+        """Read the configuration file, then as the constructor."""
+        return cls(load_config(path), runner, rank=rank, **options)
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._rank
+
+    @property
+    def version(self) -> int | None:
+        """The committed version that this rank holds; None while it holds none."""
+        return self._driver.version
+
+    @property
+    def weights(self) -> WeightState:
+        """Where the weights are."""
+        return self._driver.life.weights
+
+    @property
+    def kv(self) -> KVState:
+        """Where the KV cache is."""
+        return self._driver.life.kv
+
+    @property
+    def journal(self) -> Journal:
+        """The bounded, replayable record of what this rank did."""
+        return self._recorder.journal
+
+    def poll(self, *, block: bool = False) -> Turn:
+        """Say what the loop may do, after doing what a weight change needs now.
+
+        Parameters
+        ----------
+        block : bool
+            Stay inside until a step may be run. Otherwise one call runs at most one action, or waits at
+            most 1 ms.
+
+        Returns
+        -------
+        Turn
+            SERVE: run a step if there is work. JOIN: other ranks are in the next step already, run it, with a
+            dummy batch if there is no work. HOLD: run nothing, call ``poll()`` again.
+
+        Raises
+        ------
+        wsm.protocol.errors.ProtocolViolationError
+            If the words contradict the rules; the group must be stopped.
+        """
+        memory = self._memory
+        if memory[self._command] == self._quiet:
+            own = memory[self._own_step]
+            for index in self._followed:
+                if memory[index] > own:
+                    break
+            else:
+                return SERVE
+        turn = self._turn()
+        while block and turn is HOLD:
+            turn = self._turn()
+        return turn
+
+    def step(self) -> StepPermit:
+        """Return the permit of the next step, to be entered: ``with worker.step() as permit:``.
+
+        Everything collective of one iteration of the loop belongs inside: the forward pass and the
+        scheduler's own collectives. Collective: once one rank has entered, every rank will. A step that
+        raises leaves this rank BROKEN, since nobody knows which of its collectives were run.
+
+        Raises
+        ------
+        NotServingError
+            On entering, if this rank may not step now.
+        """
+        return self._permit
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a command, for a loop that has no work; blocks up to `timeout_s` seconds.
+
+        Returns
+        -------
+        bool
+            Whether a word of the group changed. Entering a step wakes nobody, so a rank that follows
+            others should poll every millisecond or so.
+        """
+        if self._memory[self._command] != self._quiet:
+            return True
+        return self._words.wait(self._words.watches(), timeout_s)
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when a command arrives, for selectors, asyncio and ZMQ.
+
+        Wait on it only while ``poll()`` returns SERVE and there is no work; ``poll()`` makes it quiet again.
+        """
+        if self._bell is None:
+            self._bell = Bell(self._words.segment)
+        return self._bell.fileno()
+
+    def close(self) -> None:
+        """Leave the group's segment. Idempotent. The group cannot step without this rank."""
+        self._quiet = _NEVER
+        if self._bell is not None:
+            self._bell.close()
+            self._bell = None
+        self._attachment.close()
+        self._recorder.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _turn(self) -> Turn:
+        """Leave the quiet path; find out whether it may be taken again."""
+        self._leave_quiet_path()
+        seen = self._memory[self._command]
+        todo = self._driver.turn()
+        if todo is Todo.SERVE and self._driver.state.phase is Phase.IDLE:
+            self._quiet = seen
+        elif todo is Todo.WAIT:
+            self._attachment.check(self._driver.state.sequence)
+        return _TURNS.get(todo, HOLD)
+
+    def _leave_quiet_path(self) -> None:
+        if self._bell is not None:
+            self._bell.clear()
+        self._quiet = _NEVER
+        step = self._permit.end_simple_steps()
+        if step is not None:
+            self._driver.stepped_to(step)
+
+    def _open_step_slowly(self) -> tuple[int, int, bool]:
+        self._permit.end_simple_steps()
+        word, version = self._driver.enter_step()
+        return word, version, self._quiet != _NEVER
+
+    def _break_step(self, error: BaseException) -> None:
+        self._leave_quiet_path()
+        self._driver.break_step(error)
