@@ -57,7 +57,7 @@ def check_chart(chart: Chart) -> list[Finding]:
 
 
 def check_joint(edges: Sequence[JointEdge]) -> Iterator[Finding]:
-    """Look at every joint state that can be reached: is it allowed, and is there a way on?"""
+    """Look at every joint state that can be reached: it must be allowed, and there must be a way on."""
     for joint in states_of(edges):
         reason = FORBIDDEN.get((joint.weights, joint.kv))
         if reason is not None:
@@ -146,7 +146,7 @@ def _decisions_decide(chart: Chart) -> Iterator[Finding]:
                 "decision",
                 chart,
                 state,
-                f"it takes {sorted(taken)}, a decision or a new epoch only must end it",
+                f"it takes {sorted(taken)}; only a decision or a new epoch may end it",
             )
 
 
@@ -194,10 +194,7 @@ def _among(wanted: State | Event, known: Iterable[State | Event]) -> bool:
 
 
 def _found(check: str, chart: Chart, what: Row | State | Event, problem: str) -> Finding:
-    if isinstance(what, Row):
-        where = f"{what.source.name} {what.event.value}"
-    else:
-        where = what.name
+    where = f"{what.source.name} {what.event.value}" if isinstance(what, Row) else what.name
     return Finding(check, f"{chart.region.value} {where}", problem)
 
 
