@@ -8,9 +8,11 @@ from wsm.strategies.load import LoadReport, Preview, inspect, load
 from wsm.strategies.manifest import ShardManifest
 from wsm.strategies.memory_target import MemoryTarget
 from wsm.strategies.offer import ManifestScope
-from wsm.strategies.publish import PublishReport, Retention, StagedVersion, publish_snapshot
+from wsm.strategies.publish import PublishReport, publish_snapshot
 from wsm.strategies.registry import STRATEGIES
+from wsm.strategies.retention import Retention
 from wsm.strategies.snapshot_source import SnapshotSource
+from wsm.strategies.staged_version import StagedVersion
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 from wsm.strategies.version_file import MAX_VERSION, read_version, write_version
 from wsm.strategies.version_manifest import VersionManifest

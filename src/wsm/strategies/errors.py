@@ -301,11 +301,11 @@ class IncompletePublicationError(BadInputError):
 
 
 class VersionExistsError(RefusedError):
-    """Another content is already published under this version, and versions never change silently."""
+    """Other content is already published under this version, and versions never change silently."""
 
     def __init__(self, *, version: int, path: str) -> None:
         super().__init__(
-            f"version {version} is already published in {path} with other content; "
+            f"version {version} is already published in {path} with other (or damaged) content; "
             "publish under a new number, or with replace=True",
             version=version,
             path=path,

@@ -38,10 +38,18 @@ class SnapshotNotFoundError(BadInputError):
 
 
 class UnreadableFileError(BadInputError):
-    """The operating system refuses to open or read a file."""
+    """The operating system refuses to open or read a file.
 
-    def __init__(self, *, file: str, reason: str) -> None:
-        super().__init__(f"cannot read {file}: {reason}", file=file, reason=reason)
+    ``touched`` is true when the device failed while the file was being applied.
+    """
+
+    def __init__(self, *, file: str, reason: str, touched: bool = False) -> None:
+        super().__init__(
+            f"cannot read {file}: {reason}; correct the path or its permissions, or publish again",
+            file=file,
+            reason=reason,
+            touched=touched,
+        )
 
 
 class NotARegularFileError(BadInputError):

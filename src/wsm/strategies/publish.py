@@ -1,42 +1,20 @@
-"""The trainer's side: a version becomes visible whole, or not at all.
+"""Publishing a version from one process that holds the shards of all ranks: the trainer's side in one call.
 
-A version is written under ``versions/.staging-…``, which readers do not look at, and renamed to
-``versions/{version}`` when every rank's shard is complete; only then does ``version.yaml`` announce it. A
-version's own directory is a FastDeploy model directory (flat names, its own ``version.yaml``). The kernel's
-lock on ``versions/.publisher.lock`` keeps a second publisher out and dies with its holder, so whatever
-staging directory is found under the lock is a dead publisher's.
+Trainers with several processes use :class:`wsm.strategies.staged_version.StagedVersion` themselves.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import secrets
-import shutil
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from wsm.clock import Clock, SystemClock
-from wsm.strategies import retention, snapshot_names
-from wsm.strategies.atomic_file import sync_directory, write_new
-from wsm.strategies.errors import (
-    IncompletePublicationError,
-    PublisherBusyError,
-    StorageError,
-    VersionExistsError,
-)
-from wsm.strategies.manifest import ShardManifest
-from wsm.strategies.part_metadata import PartMetadata
-from wsm.strategies.shard_writer import PART_BYTES, ShardPlan, write_shard
+from wsm.strategies.errors import IncompletePublicationError
+from wsm.strategies.retention import KEEP_TWO, Retention
+from wsm.strategies.shard_writer import PART_BYTES
+from wsm.strategies.staged_version import StagedVersion
 from wsm.strategies.trainer_tensors import TrainerTensors
-from wsm.strategies.version_file import check_version, write_version
-from wsm.strategies.version_manifest import ShardEntry, VersionManifest
-
-_LOCK_FILE = ".publisher.lock"
-_STAGING_PREFIX = ".staging-"
 
 
 @dataclass(frozen=True)
@@ -71,23 +49,6 @@ class PublishReport:
     retired: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Retention:
-    """Which versions stay when a new one is published.
-
-    Parameters
-    ----------
-    keep : int
-        How many of the newest, by time of publication, the new one included.
-    protect : iterable of int
-        Versions that stay whatever their age; the one that a group serves belongs here, because a
-        replaced rank loads it again.
-    """
-
-    keep: int = 2
-    protect: Iterable[int] = ()
-
-
 def publish_snapshot(
     directory: Path | str,
     version: int,
@@ -95,7 +56,7 @@ def publish_snapshot(
     *,
     device_ids: Mapping[int, int] | None = None,
     part_bytes: int = PART_BYTES,
-    retain: Retention = Retention(),
+    retain: Retention = KEEP_TWO,
     replace: bool = False,
     durable: bool = True,
     clock: Clock | None = None,
@@ -130,7 +91,7 @@ def publish_snapshot(
     IncompletePublicationError, TrainerTensorError, wsm.strategies.errors.VersionNumberError
         If what was handed over is no version. Nothing became visible.
     """
-    if sorted(shards) != list(range(len(shards))):
+    if not shards or sorted(shards) != list(range(len(shards))):
         raise IncompletePublicationError(
             version=version, problem=f"shards were given for ranks {sorted(shards)}"
         )
@@ -151,185 +112,3 @@ def publish_snapshot(
         seconds=(clock.monotonic_ns() - begun) / 1_000_000_000,
         retired=published.retired,
     )
-
-
-@dataclass(frozen=True)
-class Published:
-    """A version that is visible: where, its manifest, its shards, and what was removed for it."""
-
-    path: str
-    manifest: VersionManifest
-    shards: tuple[ShardManifest, ...]
-    retired: tuple[int, ...]
-
-
-class StagedVersion(AbstractContextManager["StagedVersion"]):
-    """A version that is being written; a context manager that discards it unless it was committed.
-
-    Trainers with several processes let one of them stage and commit; the others write their shards into
-    :attr:`path` with :func:`wsm.strategies.shard_writer.write_shard` and :meth:`plan`.
-
-    Parameters
-    ----------
-    directory : path or str
-        Where versions are published.
-    version : int
-        The version.
-    world_size : int
-        Number of ranks that it is for.
-    durable : bool
-        Whether it must survive a power cut once it is committed.
-
-    Attributes
-    ----------
-    path : Path
-        Where shards are written; readers do not look there.
-    publication : str
-        What marks every file of this publication.
-
-    Raises
-    ------
-    PublisherBusyError
-        If another process publishes into the directory.
-    StorageError
-        If the file system refuses.
-    wsm.strategies.errors.VersionNumberError
-        If `version` is none.
-    """
-
-    def __init__(self, directory: Path | str, version: int, *, world_size: int, durable: bool = True) -> None:
-        self.version = check_version(version)
-        self.world_size = world_size
-        self.publication = secrets.token_hex(8)
-        self._directory = Path(directory)
-        self._versions = self._directory / snapshot_names.VERSIONS_DIRECTORY
-        self._durable = durable
-        self.path = self._versions / f"{_STAGING_PREFIX}{version}-{self.publication}"
-        self._lock = _take_lock(self._versions)
-        try:
-            for leftover in self._versions.glob(f"{_STAGING_PREFIX}*"):
-                shutil.rmtree(leftover)
-            retention.finish_removals(self._versions)
-            self.path.mkdir()
-        except OSError as error:
-            self._release()
-            raise StorageError(path=str(self.path), reason=error.strerror or str(error)) from error
-
-    def plan(self, rank: int, *, device_id: int | None = None, part_bytes: int = PART_BYTES) -> ShardPlan:
-        """Return what :func:`write_shard` needs to know to write the shard of `rank`."""
-        metadata = PartMetadata(self.version, rank, self.world_size, self.publication)
-        return ShardPlan(metadata, rank if device_id is None else device_id, part_bytes, self._durable)
-
-    def write_shard(
-        self,
-        rank: int,
-        tensors: TrainerTensors,
-        *,
-        device_id: int | None = None,
-        part_bytes: int = PART_BYTES,
-    ) -> ShardManifest:
-        """Write the shard of `rank`; see :func:`wsm.strategies.shard_writer.write_shard`. Blocks."""
-        return write_shard(self.path, tensors, self.plan(rank, device_id=device_id, part_bytes=part_bytes))
-
-    def commit(self, *, replace: bool = False, retain: Retention = Retention()) -> Published:
-        """Make the version visible, announce it, then remove versions that are no longer kept. Blocks.
-
-        A version that is there already with the very same tensors is announced as it stands: a publisher
-        that died between the rename and the announcement is simply run again.
-
-        Raises
-        ------
-        IncompletePublicationError
-            If the shards are not one per rank.
-        VersionExistsError
-            If the version exists with other content and `replace` is false.
-        StorageError
-            If the file system refuses.
-        """
-        try:
-            shards = self._shards()
-            manifest = self._seal(shards)
-            final = self._versions / str(self.version)
-            standing = retention.standing_manifest(final)
-            if standing is not None and standing.same_content(manifest):
-                manifest, shards = standing, retention.standing_shards(final, standing)
-            else:
-                if final.exists():
-                    if not replace:
-                        raise VersionExistsError(version=self.version, path=str(final))
-                    retention.move_away(final)
-                self.path.rename(final)
-                if self._durable:
-                    sync_directory(self._versions)
-            write_version(self._directory, self.version, durable=self._durable)
-            retired = retention.retire(self._versions, retain.keep, {*retain.protect, self.version})
-        except OSError as error:
-            raise StorageError(path=str(self.path), reason=error.strerror or str(error)) from error
-        return Published(str(final), manifest, shards, retired)
-
-    def discard(self) -> None:
-        """Remove what was staged, if it was not committed, and let other publishers in. Idempotent."""
-        if self.path.exists():
-            shutil.rmtree(self.path, ignore_errors=True)
-        self._release()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.discard()
-
-    def _shards(self) -> tuple[ShardManifest, ...]:
-        by_rank: dict[int, ShardManifest] = {}
-        for path in sorted(self.path.glob("model_state.tp*.manifest.json")):
-            shard = ShardManifest.decode(path.read_bytes(), file=str(path))
-            if shard.rank in by_rank or shard.publication != self.publication:
-                raise IncompletePublicationError(
-                    version=self.version,
-                    problem=f"{path.name} is a second shard of rank {shard.rank} or a foreign one",
-                )
-            by_rank[shard.rank] = shard
-        if sorted(by_rank) != list(range(self.world_size)):
-            raise IncompletePublicationError(
-                version=self.version,
-                problem=f"ranks {sorted(by_rank)} have a shard, the world size is {self.world_size}",
-            )
-        return tuple(by_rank[rank] for rank in range(self.world_size))
-
-    def _seal(self, shards: tuple[ShardManifest, ...]) -> VersionManifest:
-        entries = tuple(
-            ShardEntry(
-                snapshot_names.shard_manifest_name(snapshot_names.shard_base(shard.rank, shard.device_id)),
-                shard.digest,
-                shard.content_digest,
-            )
-            for shard in shards
-        )
-        manifest = VersionManifest(self.version, self.publication, entries)
-        write_new(self.path / snapshot_names.VERSION_MANIFEST, manifest.encode(), durable=self._durable)
-        write_version(self.path, self.version, durable=self._durable)
-        return manifest
-
-    def _release(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-
-def _take_lock(versions: Path) -> int:
-    try:
-        versions.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(versions / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise StorageError(path=str(versions), reason=error.strerror or str(error)) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise PublisherBusyError(directory=str(versions.parent)) from error
-    except OSError as error:
-        os.close(descriptor)
-        raise StorageError(path=str(versions), reason=error.strerror or str(error)) from error
-    return descriptor

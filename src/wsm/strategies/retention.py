@@ -1,8 +1,8 @@
-"""Which published versions stay, and how an old one goes without disturbing anyone who reads it.
+"""Which published versions stay, and how one goes without disturbing anyone who reads it.
 
 A version vanishes by a rename to a hidden name, in one step; its files are removed after that. One that
 a reader holds (:meth:`wsm.strategies.snapshot_directory.SnapshotDirectory.hold`) is left for the next time.
-Called under the publisher's lock. Knows nothing about tensors.
+All of it happens under the publisher's lock. Knows nothing about tensors.
 """
 
 from __future__ import annotations
@@ -11,78 +11,117 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from wsm.strategies import snapshot_names
-from wsm.strategies.errors import ManifestError
-from wsm.strategies.manifest import ShardManifest
-from wsm.strategies.version_manifest import VersionManifest
+import structlog
 
 _REMOVED_PREFIX = ".removed-"
 
+_log = structlog.get_logger("wsm.strategies")
 
-def retire(versions: Path, keep: int, protect: Collection[int]) -> tuple[int, ...]:
-    """Remove all but the `keep` newest versions and the protected ones; return which went. Blocks.
+#: Logged when an old version cannot be removed; the new one is published all the same.
+EVENT_NOT_REMOVED = "publish.version_not_removed"
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which versions stay when a new one is published.
+
+    Parameters
+    ----------
+    keep : int
+        How many of the newest, by time of publication, the new one included; at least 1.
+    protect : iterable of int
+        Versions that stay whatever their age; the one that a group serves belongs here, because a
+        replaced rank loads it again.
+    """
+
+    keep: int = 2
+    protect: Iterable[int] = ()
+
+
+#: The default: the newest and the one before it, which the group may still serve.
+KEEP_TWO = Retention()
+
+
+def retire(versions: Path, current: int, retention: Retention) -> tuple[int, ...]:
+    """Remove the versions that need not stay; return which went. Blocks, never raises OSError.
 
     Newest is by time of publication, not by number: a trainer that went back to version 3 after 7 still
     publishes something new. Versions that are being read stay until the next call.
     """
-    published = sorted(
-        (int(path.name) for path in versions.iterdir() if path.name.isdecimal()),
-        key=lambda version: ((versions / str(version)).stat().st_mtime_ns, version),
-        reverse=True,
-    )
-    doomed = [version for version in published[max(keep, 1) :] if version not in protect]
-    return tuple(version for version in sorted(doomed) if _remove(versions / str(version)))
+    stay = {current, *retention.protect}
+    published = sorted(_published(versions), reverse=True)
+    doomed = sorted(version for _, version in published[max(retention.keep, 1) :] if version not in stay)
+    return tuple(version for version in doomed if _remove(versions / str(version)))
 
 
-def move_away(path: Path) -> None:
-    """Take a version out of sight in one step, whoever reads it, and remove it. Blocks."""
-    hidden = path.with_name(f"{_REMOVED_PREFIX}{path.name}-{secrets.token_hex(4)}")
-    path.rename(hidden)
-    shutil.rmtree(hidden)
+def bring_in(staged: Path, final: Path) -> None:
+    """Rename `staged` to `final`; what was there is taken away in the same moment and removed. Blocks.
+
+    Raises
+    ------
+    OSError
+        If the file system refuses; `final` is then as it was.
+    """
+    hidden = _hidden(final)
+    with suppress(FileNotFoundError):
+        final.rename(hidden)
+    try:
+        staged.rename(final)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            hidden.rename(final)
+        raise
+    shutil.rmtree(hidden, ignore_errors=True)
 
 
 def finish_removals(versions: Path) -> None:
     """Remove what a publisher that died had already taken out of sight. Blocks."""
     for leftover in versions.glob(f"{_REMOVED_PREFIX}*"):
-        shutil.rmtree(leftover)
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
-def standing_manifest(path: Path) -> VersionManifest | None:
-    """Return the manifest of the version at `path`; None if there is no version, or no usable manifest."""
-    file = path / snapshot_names.VERSION_MANIFEST
-    try:
-        return VersionManifest.decode(file.read_bytes(), file=str(file))
-    except (FileNotFoundError, NotADirectoryError, ManifestError):
-        return None
-
-
-def standing_shards(path: Path, manifest: VersionManifest) -> tuple[ShardManifest, ...]:
-    """Return the manifests of all ranks of the version at `path`.
-
-    Raises
-    ------
-    ManifestError, OSError
-        If one of them is missing or damaged.
-    """
-    files = [path / shard.manifest for shard in manifest.shards]
-    return tuple(ShardManifest.decode(file.read_bytes(), file=str(file)) for file in files)
+def _published(versions: Path) -> Collection[tuple[int, int]]:
+    return [
+        (path.stat().st_mtime_ns, int(path.name))
+        for path in versions.iterdir()
+        if path.name.isdecimal() and path.is_dir()
+    ]
 
 
 def _remove(path: Path) -> bool:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = -1
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if _is_read(descriptor):
+            return False
+        hidden = _hidden(path)
+        path.rename(hidden)
+        shutil.rmtree(hidden)
+    except OSError as error:
+        _log.warning(EVENT_NOT_REMOVED, path=str(path), reason=str(error))
+        return False
+    else:
+        return True
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _is_read(descriptor: int) -> bool:
+    """Take the directory for ourselves; whether a reader was first."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    except OSError:
-        pass  # no locks on directories here; open files survive their removal anyway
-    else:
-        move_away(path)
         return True
-    finally:
-        os.close(descriptor)
-    move_away(path)
-    return True
+    except OSError:
+        return False  # no locks on directories here; open files survive their removal anyway
+    return False
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f"{_REMOVED_PREFIX}{path.name}-{secrets.token_hex(4)}")

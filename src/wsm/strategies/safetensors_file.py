@@ -89,7 +89,7 @@ class SafetensorsFile:
             try:
                 count = os.preadv(self._descriptor, [rest], position)
             except OSError as error:
-                raise UnreadableFileError(file=self.path, reason=str(error)) from error
+                raise UnreadableFileError(file=self.path, reason=str(error), touched=True) from error
             if count == 0:
                 raise FileSizeError(file=self.path, expected=self.nbytes, actual=position, touched=True)
             position += count

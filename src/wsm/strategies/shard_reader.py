@@ -78,9 +78,10 @@ def open_shard(located: Located, source: SnapshotSource, stack: ExitStack) -> Op
     shard = located.files
     manifest_file = shard.directory.locate(snapshot_names.shard_manifest_name(shard.base))
     manifest = _shard_manifest(shard)
-    version_manifest = _version_manifest(shard, source.rank, manifest)
     if manifest is not None:
         _check_identity(manifest_file, manifest, source, located.expected)
+    version_manifest = _version_manifest(shard, source.rank, manifest)
+    if manifest is not None:
         _check_part_list(manifest_file, manifest, shard.names)
     files = tuple(
         stack.enter_context(closing(open_part(shard.directory, name, allow_pickle=source.allow_pickle)))

@@ -41,8 +41,8 @@ class SnapshotDirectory:
 
     def __init__(self, path: str, *, boundary: str | None = None) -> None:
         self.path = path
-        self._boundary = os.path.realpath(path if boundary is None else boundary)
         try:
+            self._boundary = os.path.realpath(path if boundary is None else boundary)
             self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise

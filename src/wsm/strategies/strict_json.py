@@ -1,7 +1,7 @@
 """JSON from files that nobody vouches for: one meaning or an error.
 
 Python's parser takes the last of duplicated keys, ``NaN``, and lone surrogates that no log can carry;
-:func:`parse` refuses the first two, :func:`is_text` tells the third. Knows nothing about what a document means.
+:func:`parse` refuses the first two, :func:`is_text` tells the third. Knows nothing of what a document means.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ def bytes_of(tensors: TrainerTensors, spec: TensorSpec) -> memoryview:
     if _spec(spec.name, value) != spec:
         raise TrainerTensorError(tensor=spec.name, problem="it changed while it was being published")
     buffer = value[1] if isinstance(value, tuple) else value
-    if hasattr(buffer, "dtype") and hasattr(buffer, "reshape"):
+    if _is_array(buffer):
         # numpy's own view: custom dtypes (bfloat16, float8) have no buffer protocol of their own.
-        buffer = buffer.reshape(-1).view("u1") if buffer.size else b""
+        buffer = buffer.ravel("C").view("u1") if buffer.size else b""
     return _flat(spec.name, buffer)
 
 
@@ -74,8 +74,8 @@ def _spec(name: object, value: Any) -> TensorSpec:
         )
     if isinstance(value, tuple):
         return _declared(name, value)
-    dtype: Any = getattr(value, "dtype", None)
-    if hasattr(dtype, "byteorder") and hasattr(dtype, "name"):
+    if _is_array(value):
+        dtype = value.dtype
         if dtype.name not in _BY_NUMPY_NAME or not dtype.isnative:
             raise TrainerTensorError(
                 tensor=name, problem=f"its dtype is {dtype.name}, byte order {dtype.byteorder}"
@@ -85,6 +85,11 @@ def _spec(name: object, value: Any) -> TensorSpec:
     return TensorSpec(name, _dtype_of_format(name, view), tuple(view.shape or ()))
 
 
+def _is_array(value: Any) -> bool:
+    """Whether `value` is a numpy array or scalar; only their dtypes know a byte order."""
+    return hasattr(getattr(value, "dtype", None), "byteorder")
+
+
 def _declared(name: str, pair: tuple[Any, ...]) -> TensorSpec:
     if len(pair) != 2 or not isinstance(pair[0], TensorSpec):
         raise TrainerTensorError(tensor=name, problem="the tuple is no (TensorSpec, buffer) pair")
@@ -92,7 +97,7 @@ def _declared(name: str, pair: tuple[Any, ...]) -> TensorSpec:
     buffer = pair[1]
     if spec.name != name or spec.dtype not in ITEM_BYTES:
         raise TrainerTensorError(tensor=name, problem=f"it is described as {spec}")
-    nbytes = buffer.nbytes if hasattr(buffer, "nbytes") else _view(name, buffer).nbytes
+    nbytes = buffer.nbytes if _is_array(buffer) else _view(name, buffer).nbytes
     if nbytes != spec.nbytes:
         raise TrainerTensorError(tensor=name, problem=f"it has {nbytes} bytes, its spec says {spec.nbytes}")
     return spec

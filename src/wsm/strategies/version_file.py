@@ -60,8 +60,8 @@ def read_version(directory: Path | str) -> int:
             data = file.read(_MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise VersionFileMissingError(file=str(path)) from error
-    except OSError as error:
-        raise UnreadableFileError(file=str(path), reason=error.strerror or str(error)) from error
+    except (OSError, ValueError) as error:  # a NUL in the path gives the second
+        raise UnreadableFileError(file=str(path), reason=str(error)) from error
     return parse_version(data, file=str(path))
 
 
@@ -77,7 +77,12 @@ def parse_version(data: bytes, *, file: str) -> int:
         raise VersionFileError(file=file, problem=f"is larger than {_MAX_BYTES} bytes")
     try:
         root = yaml.compose(data, Loader=yaml.BaseLoader)
-    except (yaml.YAMLError, RecursionError, UnicodeError) as error:
+    except (
+        yaml.YAMLError,
+        RecursionError,
+        ValueError,
+        OverflowError,
+    ) as error:  # \U escapes give the last two
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise VersionFileError(file=file, problem=f"is not YAML ({reason})") from error
     if not isinstance(root, yaml.MappingNode):

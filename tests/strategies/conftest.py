@@ -1,0 +1,119 @@
+"""Small models, their snapshots, and ways to damage them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, publish_snapshot
+
+State = dict[str, tuple[TensorSpec, bytes]]
+
+SHAPES = (
+    ("embed.weight", "F32", (16, 8)),
+    ("layer.0.weight", "BF16", (8, 24)),
+    ("layer.0.bias", "F16", (24,)),
+    ("layer.1.scale", "F8_E4M3", (5,)),
+    ("steps", "I64", ()),
+    ("nothing", "F32", (0, 4)),
+    ("head.weight", "F32", (8, 16)),
+)
+
+
+def make_state(rank: int = 0, seed: int = 0) -> State:
+    """A state dict of every kind of tensor; other bytes for every rank and seed."""
+    generator = np.random.default_rng([seed, rank])
+    specs = [TensorSpec(name, dtype, shape) for name, dtype, shape in SHAPES]
+    return {spec.name: (spec, generator.bytes(spec.nbytes)) for spec in specs}
+
+
+def contents(target: MemoryTarget) -> dict[str, bytes]:
+    """What a target holds."""
+    return {name: bytes(target.readable(name)) for name in target.specs()}
+
+
+class Snapshot:
+    """A published version of a small model of two ranks, and what a test does to it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def publish(self, version: int = 1, *, seed: int = 0, part_bytes: int = 600, **options: Any) -> Path:
+        """Publish the state of `seed`; return the version's directory."""
+        shards = {rank: make_state(rank, seed) for rank in range(2)}
+        options.setdefault("durable", False)
+        return Path(publish_snapshot(self.root, version, shards, part_bytes=part_bytes, **options).path)
+
+    def source(self, rank: int = 0, **options: Any) -> SnapshotSource:
+        """The source of one rank."""
+        options.setdefault("device_id", rank)
+        options.setdefault("shared_directory", None)
+        return SnapshotSource(options.pop("directory", self.root), rank, **options)
+
+    def target(self, rank: int = 0) -> MemoryTarget:
+        """A target that the state of `rank` fits, with nothing in it."""
+        return MemoryTarget(spec for spec, _ in make_state(rank).values())
+
+    def served_target(self) -> MemoryTarget:
+        """A target that holds weights already."""
+        target = self.target()
+        for name in target.specs():
+            target.writable(name)[:] = b"\x5a" * target.specs()[name].nbytes
+        return target
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Snapshot:
+    return Snapshot(tmp_path / "snapshots")
+
+
+@pytest.fixture
+def bytes_of() -> Callable[..., dict[str, bytes]]:
+    """What a target holds after a load of one rank's state: ``bytes_of(rank=0, seed=0)``."""
+
+    def contents_of(rank: int = 0, seed: int = 0) -> dict[str, bytes]:
+        return {name: data for name, (_, data) in make_state(rank, seed).items()}
+
+    return contents_of
+
+
+@pytest.fixture
+def held() -> Callable[[MemoryTarget], dict[str, bytes]]:
+    return contents
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Callable[..., Path]:
+    """Write a safetensors file without help of wsm: ``plain(name, {tensor: (dtype, shape, bytes)})``."""
+
+    def write(
+        name: str,
+        tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]],
+        *,
+        directory: Path | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Path:
+        fields: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+        position, data = 0, b""
+        for key, (dtype, shape, content) in tensors.items():
+            end = position + len(content)
+            fields[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+            position, data = end, data + content
+        text = json.dumps(fields).encode()
+        path = (directory or tmp_path) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def states() -> Callable[..., State]:
+    """The state dict of one rank: ``states(rank=0, seed=0)``."""
+    return make_state

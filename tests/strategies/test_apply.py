@@ -1,0 +1,182 @@
+"""The applier: checks before the first byte, taint before the first touch, nothing past a cancellation."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsm.strategies import MemoryTarget, TensorSpec, errors
+from wsm.strategies.apply import CHUNK_BYTES, LoadObserver, apply_tensors
+from wsm.strategies.coverage import check_coverage
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.offer import OfferedTensor
+
+
+def offered(name, data, *, dtype="U8", shape=None, digest=None, events=None):
+    def read_into(offset, destination):
+        if events is not None:
+            events.append(f"read {name} at {offset}")
+        destination[:] = data[offset : offset + len(destination)]
+
+    spec = TensorSpec(name, dtype, (len(data),) if shape is None else shape)
+    return OfferedTensor(spec, "somewhere", read_into, digest)
+
+
+class LoggingTarget(MemoryTarget):
+    def __init__(self, specs, events):
+        super().__init__(specs)
+        self._events = events
+
+    def writable(self, name):
+        self._events.append(f"writable {name}")
+        return super().writable(name)
+
+
+A, B = TensorSpec("a", "U8", (3,)), TensorSpec("b", "U8", (2,))
+
+
+def test_every_tensor_arrives_and_the_digest_is_that_of_what_is_in_memory():
+    target = MemoryTarget([A, B])
+    applied = apply_tensors([offered("b", b"22"), offered("a", b"111")], target, LoadObserver())
+    assert (applied.nbytes, applied.tensors, applied.verified) == (5, 2, 0)
+    assert bytes(target.readable("a")) == b"111"
+    assert applied.digest == shard_digest(
+        (spec, digest_of(target.readable(name))) for name, spec in target.specs().items()
+    )
+
+
+def test_the_target_is_tainted_before_its_memory_is_asked_for_and_once_only():
+    events = []
+    target = LoggingTarget([A, B], events)
+    observer = LoadObserver(taint=lambda: events.append("taint"))
+    apply_tensors([offered("a", b"111", events=events), offered("b", b"22", events=events)], target, observer)
+    assert events == ["taint", "writable a", "read a at 0", "writable b", "read b at 0"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error"),
+    [
+        ([offered("a", b"111")], errors.CoverageError),
+        ([offered("a", b"111"), offered("b", b"22"), offered("c", b"3")], errors.CoverageError),
+        ([offered("a", b"111"), offered("b", b"22"), offered("b", b"22")], errors.CoverageError),
+        ([offered("a", b"111"), offered("b", b"22", dtype="I8")], errors.DtypeMismatchError),
+        ([offered("a", b"111"), offered("b", b"22", shape=(2, 1))], errors.ShapeMismatchError),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_touched(tensors, error):
+    events = []
+    target = LoggingTarget([A, B], events)
+    with pytest.raises(error):
+        apply_tensors(tensors, target, LoadObserver(taint=lambda: events.append("taint")))
+    assert events == []
+
+
+def test_one_error_lists_everything_that_is_missing_unknown_and_duplicate():
+    specs = {name: TensorSpec(name, "U8", (1,)) for name in "abcdefghijklm"}
+    rows = [(TensorSpec(name, "U8", (1,)), "f") for name in ("a", "a", "x", "y")]
+    with pytest.raises(errors.CoverageError) as caught:
+        check_coverage(rows, specs)
+    assert caught.value.missing == tuple("bcdefghijklm")
+    assert caught.value.unknown == ("x", "y")
+    assert caught.value.duplicate == ("a",)
+    for text in ("12 missing: 'b', 'c'", "and 6 more", "2 unknown: 'x', 'y'", "1 duplicate: 'a'"):
+        assert text in str(caught.value)
+
+
+def test_all_mismatches_are_listed_with_both_sides_and_their_file():
+    wanted = {"a": TensorSpec("a", "F32", (2,)), "b": TensorSpec("b", "F32", (2,))}
+    rows = [(TensorSpec("a", "BF16", (2,)), "f1"), (TensorSpec("b", "F16", (2,)), "f2")]
+    with pytest.raises(errors.DtypeMismatchError) as dtypes:
+        check_coverage(rows, wanted)
+    assert dtypes.value.mismatches == (("a", "F32", "BF16", "f1"), ("b", "F32", "F16", "f2"))
+    with pytest.raises(
+        errors.ShapeMismatchError, match=r"'a' has shape \(2, 1\) in f1, the model has \(2,\)"
+    ):
+        check_coverage([(TensorSpec("a", "F32", (2, 1)), "f1")], {"a": wanted["a"]})
+
+
+def test_unknown_names_may_be_allowed_by_name_and_are_not_read():
+    events = []
+    target = MemoryTarget([A])
+    applied = apply_tensors(
+        [offered("a", b"111"), offered("extra", b"9", events=events)],
+        target,
+        LoadObserver(),
+        allowed_unknown=["extra"],
+    )
+    assert applied.tensors == 1
+    assert events == []
+
+
+def test_a_wrong_digest_ends_the_load_and_says_that_the_target_was_touched():
+    tensors = [offered("a", b"111", digest=digest_of(b"111")), offered("b", b"22", digest=digest_of(b"xx"))]
+    with pytest.raises(errors.DigestMismatchError, match="'b' of somewhere is corrupt") as caught:
+        apply_tensors(tensors, MemoryTarget([A, B]), LoadObserver())
+    assert caught.value.touched
+    assert caught.value.expected == digest_of(b"xx")
+
+
+def test_a_cancellation_before_the_first_byte_leaves_the_target_untouched():
+    events = []
+    observer = LoadObserver(taint=lambda: events.append("taint"), cancelled=lambda: True)
+    with pytest.raises(errors.LoadCancelledError, match="is as it was") as caught:
+        apply_tensors([offered("a", b"111")], LoggingTarget([A], events), observer)
+    assert not caught.value.touched
+    assert events == []
+
+
+@pytest.mark.parametrize("after", [1, CHUNK_BYTES])
+def test_a_cancellation_stops_between_tensors_and_between_chunks(after):
+    size = 2 * CHUNK_BYTES
+    done = 0
+
+    def progress(so_far, total):
+        nonlocal done
+        done = so_far
+        assert total == size + 1
+
+    observer = LoadObserver(progress=progress, cancelled=lambda: done >= after)
+    target = MemoryTarget([TensorSpec("s", "U8", (1,)), TensorSpec("l", "U8", (size,))])
+    with pytest.raises(errors.LoadCancelledError) as caught:
+        apply_tensors([offered("s", b"1"), offered("l", bytes(size))], target, observer)
+    assert caught.value.touched
+    assert caught.value.tensors_applied == 1
+    assert done < size
+
+
+def test_progress_counts_up_to_the_total_in_chunks():
+    seen = []
+    size = 2 * CHUNK_BYTES + 5
+    target = MemoryTarget([TensorSpec("l", "U8", (size,))])
+    apply_tensors([offered("l", bytes(size))], target, LoadObserver(progress=lambda *pair: seen.append(pair)))
+    assert seen == [(CHUNK_BYTES, size), (2 * CHUNK_BYTES, size), (size, size)]
+
+
+@pytest.mark.parametrize(
+    ("memory", "problem"),
+    [
+        (memoryview(bytes(3)), "read-only"),
+        (memoryview(bytearray(4)), "4 bytes instead of 3"),
+        (memoryview(bytearray(3)).cast("b"), "not a flat view"),
+        (memoryview(bytearray(6))[::2], "not a flat view"),
+    ],
+)
+def test_a_target_that_breaks_its_own_contract_is_an_internal_error(memory, problem):
+    class Broken(MemoryTarget):
+        def writable(self, name):
+            return memory
+
+    with pytest.raises(errors.TargetContractError, match=problem):
+        apply_tensors([offered("a", b"111")], Broken([A]), LoadObserver())
+
+
+def test_a_memory_target_holds_what_was_written_until_it_is_released():
+    target = MemoryTarget([A, TensorSpec("z", "F32", (0,))])
+    with pytest.raises(errors.TensorReleasedError):
+        target.readable("a")
+    target.writable("a")[:] = b"123"
+    target.writable("z")
+    assert list(target.held()) == ["a"]
+    assert target.readable("a").readonly
+    assert target.release() == 3
+    assert target.release() == 0
+    assert list(target.held()) == []

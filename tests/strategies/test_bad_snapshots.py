@@ -1,0 +1,346 @@
+"""Every way in which a snapshot can be wrong: a typed error, the weights as before, a good load after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+from wsm.strategies import MemoryTarget, TensorSpec, errors, inspect, load
+from wsm.strategies.sealed_json import seal
+
+PART0 = "model_state.tp0.0.part0.pdparams"
+PART1 = "model_state.tp0.0.part1.pdparams"
+MANIFEST = "model_state.tp0.0.manifest.json"
+WHOLE_MANIFEST = "model_state.manifest.json"
+
+
+def reseal(path, **changes):
+    fields = json.loads(path.read_bytes())
+    del fields["digest"]
+    path.write_bytes(seal({**fields, **changes}))
+
+
+def drop_manifests(path):
+    for name in (MANIFEST, WHOLE_MANIFEST):
+        (path / name).unlink()
+
+
+def truncate(path):
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+
+
+def append(path):
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+def flip_header_bit(path):
+    data = bytearray(path.read_bytes())
+    data[20] ^= 4
+    path.write_bytes(data)
+
+
+def replace_by(path, make):
+    path.unlink()
+    make(path)
+
+
+def swap_in_rank_1(path):
+    """The files of rank 1 under the names of rank 0, its manifest included."""
+    for file in path.glob("model_state.tp1.1.*"):
+        shutil.copy(file, path / file.name.replace("tp1.1.", "tp0.0."))
+
+
+def link_outside(path):
+    outside = path.parents[2] / "elsewhere"
+    outside.mkdir()
+    shutil.move(path / PART0, outside / "part")
+    (path / PART0).symlink_to(outside / "part")
+
+
+DAMAGES = {
+    "truncated part": (lambda path: truncate(path / PART0), errors.FileSizeError, PART0),
+    "longer part": (lambda path: append(path / PART0), errors.FileSizeError, PART0),
+    "empty part": (lambda path: (path / PART0).write_bytes(b""), errors.SafetensorsFormatError, "is empty"),
+    "header bit flipped": (lambda path: flip_header_bit(path / PART0), errors.SafetensorsFormatError, PART0),
+    "text instead of data": (
+        lambda path: (path / PART1).write_text("no weights today"),
+        errors.SafetensorsFormatError,
+        "header of",
+    ),
+    "part missing": (lambda path: (path / PART1).unlink(), errors.PartSequenceError, "missing in between"),
+    "last part missing": (
+        lambda path: max(path.glob("*tp0.0.part*")).unlink(),
+        errors.ManifestMismatchError,
+        "parts missing",
+    ),
+    "first part missing": (lambda path: (path / PART0).unlink(), errors.ManifestMismatchError, PART0),
+    "all parts missing": (
+        lambda path: [part.unlink() for part in path.glob("*tp0.0.part*")],
+        errors.SnapshotNotFoundError,
+        "no snapshot found for rank 0",
+    ),
+    "extra part": (
+        lambda path: shutil.copy(path / PART0, path / "model_state.tp0.0.part3.pdparams"),
+        errors.ManifestMismatchError,
+        "part3",
+    ),
+    "part of another rank": (
+        lambda path: shutil.copy(path / "model_state.tp1.1.part0.pdparams", path / PART0),
+        errors.MixedPartsError,
+        "rank",
+    ),
+    "everything of another rank": (swap_in_rank_1, errors.ShardIdentityError, "rank 1"),
+    "pickle": (
+        lambda path: (path / PART0).write_bytes(b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94."),
+        errors.PickleRefusedError,
+        "wsm convert SOURCE DESTINATION",
+    ),
+    "old pickle": (
+        lambda path: (path / PART0).write_bytes(b"\x80\x02}q\x00(X\x01\x00\x00\x00aK\x01u."),
+        errors.PickleRefusedError,
+        "allow_pickle",
+    ),
+    "directory for a part": (
+        lambda path: replace_by(path / PART0, lambda part: part.mkdir()),
+        errors.NotARegularFileError,
+        "is a directory",
+    ),
+    "pipe for a part": (
+        lambda path: replace_by(path / PART0, os.mkfifo),
+        errors.NotARegularFileError,
+        "special file",
+    ),
+    "link out of the directory": (link_outside, errors.OutsideDirectoryError, "elsewhere"),
+    "dangling link": (
+        lambda path: replace_by(path / PART0, lambda part: part.symlink_to("gone")),
+        errors.UnreadableFileError,
+        "link to nothing",
+    ),
+    "link to itself": (
+        lambda path: replace_by(path / PART0, lambda part: part.symlink_to(part.name)),
+        errors.UnreadableFileError,
+        PART0,
+    ),
+    "manifest damaged": (
+        lambda path: truncate(path / MANIFEST) or (path / MANIFEST).write_bytes(b"{"),
+        errors.ManifestError,
+        MANIFEST,
+    ),
+    "manifest edited": (
+        lambda path: (path / MANIFEST).write_text((path / MANIFEST).read_text().replace("F32", "I32")),
+        errors.ManifestError,
+        "damaged or edited",
+    ),
+    "manifest is a directory": (
+        lambda path: replace_by(path / MANIFEST, lambda part: part.mkdir()),
+        errors.NotARegularFileError,
+        MANIFEST,
+    ),
+    "manifest missing": (
+        lambda path: (path / MANIFEST).unlink(),
+        errors.ManifestMismatchError,
+        f"{MANIFEST} is missing",
+    ),
+    "manifest for another world size": (
+        lambda path: reseal(path / MANIFEST, world_size=4),
+        errors.ShardIdentityError,
+        "world size 4",
+    ),
+    "manifest for another version": (
+        lambda path: reseal(path / MANIFEST, version=9),
+        errors.VersionMismatchError,
+        "holds version 9",
+    ),
+    "manifest of another publication": (
+        lambda path: reseal(path / MANIFEST, publication="00"),
+        errors.ManifestMismatchError,
+        "another publication",
+    ),
+    "version manifest of another publication": (
+        lambda path: reseal(path / WHOLE_MANIFEST, publication="00"),
+        errors.ManifestMismatchError,
+        "another publication",
+    ),
+    "version manifest for fewer ranks": (
+        lambda path: reseal(
+            path / WHOLE_MANIFEST, shards=json.loads((path / WHOLE_MANIFEST).read_bytes())["shards"][:1]
+        ),
+        errors.ManifestMismatchError,
+        "another publication",
+    ),
+    "version manifest damaged": (
+        lambda path: (path / WHOLE_MANIFEST).write_bytes(b"\xff"),
+        errors.ManifestError,
+        WHOLE_MANIFEST,
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_bad_snapshot_is_refused_and_the_weights_stay_as_they_were(snapshot, held, bytes_of, damage):
+    spoil, error, text = DAMAGES[damage]
+    target = snapshot.served_target()
+    before = held(target)
+    spoil(snapshot.publish(1))
+    tainted = []
+    with pytest.raises(error) as caught:
+        load(snapshot.source(world_size=2), target, version=1, taint=lambda: tainted.append(1))
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert held(target) == before
+    assert tainted == []
+    with pytest.raises(error):
+        inspect(snapshot.source(world_size=2), 1)
+
+    snapshot.publish(2, seed=2)
+    assert load(snapshot.source(world_size=2), target).version == 2
+    assert held(target) == bytes_of(seed=2)
+
+
+def test_flipped_data_is_found_in_the_pass_that_copies_and_reported_as_touched(snapshot, held, bytes_of):
+    path = snapshot.publish(1)
+    data = bytearray((path / PART1).read_bytes())
+    data[-1] ^= 1
+    (path / PART1).write_bytes(data)
+    target = snapshot.target()
+    with pytest.raises(errors.DigestMismatchError) as caught:
+        load(snapshot.source(), target)
+    assert caught.value.touched
+    assert caught.value.origin.endswith(PART1)
+    snapshot.publish(2, seed=1)
+    load(snapshot.source(), target)
+    assert held(target) == bytes_of(seed=1)
+
+
+def test_a_file_that_shrinks_while_it_is_read_gives_an_error_and_no_signal(snapshot, plain):
+    path = plain(
+        "model_state.tp0.0.pdparams", {"a": ("U8", (3 << 20,), bytes(3 << 20))}, directory=snapshot.root
+    )
+    target = MemoryTarget([TensorSpec("a", "U8", (3 << 20,))])
+
+    def shrink(done, total):
+        os.truncate(path, 1 << 20)
+
+    with pytest.raises(errors.FileSizeError, match="truncated") as caught:
+        load(snapshot.source(), target, progress=shrink)
+    assert caught.value.touched
+
+
+def test_another_model_is_refused_with_what_is_missing_and_unknown(snapshot, held):
+    snapshot.publish(1)
+    target = MemoryTarget([TensorSpec("other", "U8", (4,))])
+    with pytest.raises(errors.CoverageError) as caught:
+        load(snapshot.source(), target)
+    assert caught.value.missing == ("other",)
+    assert "embed.weight" in caught.value.unknown
+    with pytest.raises(errors.CoverageError):
+        inspect(snapshot.source(), target=target)
+
+
+def test_without_manifests_the_parts_still_tell_whose_they_are(snapshot):
+    path = snapshot.publish(1)
+    swap_in_rank_1(path)
+    drop_manifests(path)
+    with pytest.raises(errors.ShardIdentityError, match="written for rank 1"):
+        load(snapshot.source(), snapshot.target())
+
+
+def test_without_manifests_parts_of_two_versions_are_not_mixed(snapshot):
+    path = snapshot.publish(1)
+    other = snapshot.publish(2, seed=2)
+    shutil.copy(other / PART1, path / PART1)
+    drop_manifests(path)
+    with pytest.raises(errors.MixedPartsError, match="version"):
+        load(snapshot.source(), snapshot.target(), version=1)
+
+
+def test_without_manifests_parts_of_two_publications_of_one_version_are_not_mixed(snapshot, tmp_path):
+    path = snapshot.publish(1)
+    shutil.copytree(path, tmp_path / "first")
+    again = snapshot.publish(1, seed=2, replace=True)
+    shutil.copy(tmp_path / "first" / PART1, again / PART1)
+    with pytest.raises(errors.MixedPartsError, match="publication"):
+        load(snapshot.source(), snapshot.target())
+    drop_manifests(again)
+    with pytest.raises(errors.MixedPartsError, match="publication"):
+        load(snapshot.source(), snapshot.target())
+
+
+def test_a_part_of_a_foreign_writer_is_not_mixed_with_ours(snapshot, plain):
+    path = snapshot.publish(1)
+    drop_manifests(path)
+    (path / PART1).unlink()
+    plain(PART1, {"x": ("U8", (1,), b"x")}, directory=path)
+    with pytest.raises(errors.MixedPartsError, match="not written by wsm"):
+        load(snapshot.source(), snapshot.target())
+
+
+def test_damaged_metadata_of_ours_is_refused(snapshot, plain):
+    plain(
+        "model_state.tp0.0.pdparams",
+        {"x": ("U8", (1,), b"x")},
+        directory=snapshot.root,
+        metadata={"wsm.version": "1", "wsm.rank": "zero", "wsm.world_size": "1", "wsm.publication": "p"},
+    )
+    with pytest.raises(errors.SafetensorsFormatError, match="metadata is damaged"):
+        inspect(snapshot.source())
+
+
+def test_a_snapshot_without_any_tensor_is_refused(snapshot, plain):
+    plain("model_state.tp0.0.pdparams", {}, directory=snapshot.root)
+    with pytest.raises(errors.EmptySnapshotError):
+        load(snapshot.source(), snapshot.target())
+
+
+def test_the_same_tensor_in_two_parts_is_refused(snapshot, plain):
+    for index in range(2):
+        plain(f"model_state.tp0.0.part{index}.pdparams", {"a": ("U8", (1,), b"1")}, directory=snapshot.root)
+    with pytest.raises(errors.CoverageError, match="1 duplicate: 'a'"):
+        load(snapshot.source(), MemoryTarget([TensorSpec("a", "U8", (1,))]))
+
+
+def test_a_file_for_a_directory_and_a_directory_that_may_not_be_read(snapshot, tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(errors.NotARegularFileError, match="expected a directory"):
+        inspect(snapshot.source(directory=tmp_path / "file"))
+    with pytest.raises(errors.UnreadableFileError):
+        inspect(snapshot.source(directory=f"{tmp_path}/with\0nul"))
+
+
+def test_a_version_directory_that_leads_elsewhere_is_refused(snapshot, tmp_path):
+    path = snapshot.publish(1)
+    shutil.move(path, tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.OutsideDirectoryError):
+        load(snapshot.source(), snapshot.target())
+
+
+def test_a_link_that_stays_inside_is_followed(snapshot):
+    path = snapshot.publish(1)
+    shutil.move(path / PART0, snapshot.root / "blob")
+    (path / PART0).symlink_to(snapshot.root / "blob")
+    assert load(snapshot.source(), snapshot.target()).verified == 7
+
+
+def test_the_directory_itself_may_be_a_link(snapshot, tmp_path):
+    snapshot.publish(1)
+    (tmp_path / "current").symlink_to(snapshot.root)
+    assert load(snapshot.source(directory=tmp_path / "current"), snapshot.target()).version == 1
+
+
+def test_an_unknown_strategy_and_a_foreign_source_are_refused(snapshot):
+    with pytest.raises(errors.UnknownStrategyError, match="use one of ipc_snapshot"):
+        load(snapshot.source(), snapshot.target(), name="rsync")
+    with pytest.raises(errors.SourceTypeError, match="SnapshotSource"):
+        load("somewhere", snapshot.target())
+
+
+@pytest.mark.parametrize("version", [-1, True, "1", 1 << 40])
+def test_what_is_no_version_is_refused(snapshot, version):
+    with pytest.raises(errors.VersionNumberError):
+        load(snapshot.source(), snapshot.target(), version=version)

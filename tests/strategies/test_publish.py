@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import fcntl
+import os
+
+import numpy as np
+import pytest
+import safetensors
+
+from wsm.strategies import (
+    ManifestScope,
+    MemoryTarget,
+    Retention,
+    StagedVersion,
+    TensorSpec,
+    errors,
+    inspect,
+    load,
+    publish_snapshot,
+    read_version,
+)
+from wsm.strategies.shard_writer import cut_into_parts, write_shard
+from wsm.strategies.snapshot_directory import SnapshotDirectory
+
+
+def versions(root):
+    return sorted(int(path.name) for path in (root / "versions").iterdir() if path.name.isdecimal())
+
+
+def hidden(root):
+    names = {path.name for path in (root / "versions").iterdir()}
+    return {name for name in names if name.startswith(".")} - {".publisher.lock"}
+
+
+def test_what_was_published_is_what_every_rank_loads(snapshot, held, bytes_of):
+    path = snapshot.publish(7)
+    digests = set()
+    for rank in range(2):
+        target = snapshot.target(rank)
+        report = load(snapshot.source(rank, world_size=2), target)
+        assert held(target) == bytes_of(rank)
+        assert (report.version, report.tensors, report.verified) == (7, 7, 7)
+        assert report.manifest_scope is ManifestScope.GROUP
+        assert report.peak_extra_bytes == 0
+        digests.add(report.manifest_digest)
+    assert len(digests) == 1
+    assert read_version(snapshot.root) == read_version(path) == 7
+
+
+def test_the_report_names_the_digests_that_the_loads_will_have(snapshot, tmp_path):
+    state = {"w": np.arange(6, dtype=np.float32)}
+    report = publish_snapshot(tmp_path, 1, {0: state})
+    loaded = load(snapshot.source(directory=tmp_path), MemoryTarget([TensorSpec("w", "F32", (6,))]))
+    assert loaded.manifest_digest == report.manifest_digest
+    assert loaded.digest == report.digests[0]
+    assert loaded.bytes == 24
+    assert report.files == 1
+
+
+def test_an_inspection_tells_what_a_load_would_do_and_touches_nothing(snapshot):
+    snapshot.publish(7)
+    target = snapshot.target()
+    preview = inspect(snapshot.source(), 7, target=target)
+    report = load(snapshot.source(), snapshot.target(), version=7)
+    for field in ("version", "manifest_digest", "manifest_scope", "bytes", "tensors", "files"):
+        assert getattr(preview, field) == getattr(report, field)
+    assert list(target.held()) == []
+
+
+def test_a_version_directory_is_a_flat_fastdeploy_directory_by_itself(snapshot):
+    path = snapshot.publish(7)
+    report = load(snapshot.source(directory=path), snapshot.target())
+    assert (report.version, report.manifest_scope) == (7, ManifestScope.GROUP)
+    assert min(name.name for name in path.glob("model_state.tp1.1.*")) == "model_state.tp1.1.manifest.json"
+
+
+def test_every_part_is_a_file_that_the_safetensors_library_reads(snapshot):
+    for part in snapshot.publish(1).glob("*.pdparams"):
+        assert safetensors.deserialize(part.read_bytes())
+
+
+def test_an_older_version_can_be_asked_for_by_number(snapshot, held, bytes_of):
+    snapshot.publish(1, seed=1)
+    snapshot.publish(2, seed=2)
+    target = snapshot.target()
+    assert load(snapshot.source(), target, version=1).version == 1
+    assert held(target) == bytes_of(seed=1)
+    assert load(snapshot.source(), target).version == 2
+    assert held(target) == bytes_of(seed=2)
+
+
+def test_versions_a_b_a_have_the_digests_a_b_a(snapshot):
+    digests = []
+    target = snapshot.target()
+    for version, seed in enumerate((1, 2, 1)):
+        snapshot.publish(version, seed=seed, part_bytes=100 + 400 * version)
+        digests.append(load(snapshot.source(), target).digest)
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_a_version_that_is_not_there_is_refused_with_those_that_are(snapshot):
+    snapshot.publish(1)
+    with pytest.raises(errors.SnapshotNotFoundError) as caught:
+        load(snapshot.source(), snapshot.target(), version=5)
+    assert f"{snapshot.root}/versions/5" in caught.value.looked_at
+    assert f"{snapshot.root}/versions/1" in caught.value.present
+
+
+def test_a_version_directory_without_this_ranks_shard_is_not_made_up_for_by_older_files(snapshot, plain):
+    path = snapshot.publish(1)
+    for part in path.glob("model_state.tp0.0.*"):
+        part.unlink()
+    plain("model_state.tp0.0.pdparams", {"a": ("U8", (1,), b"x")}, directory=snapshot.root)
+    with pytest.raises(errors.SnapshotNotFoundError):
+        load(snapshot.source(), snapshot.target())
+
+
+def test_the_last_versions_stay_and_older_ones_go(snapshot):
+    for version in range(5):
+        snapshot.publish(version, seed=version, retain=Retention(keep=3))
+    assert versions(snapshot.root) == [2, 3, 4]
+    assert hidden(snapshot.root) == set()
+
+
+def test_a_protected_version_stays(snapshot):
+    for version in range(5):
+        snapshot.publish(version, seed=version, retain=Retention(keep=1, protect=[1]))
+    assert versions(snapshot.root) == [1, 4]
+
+
+def test_newest_means_last_published_and_not_largest(snapshot):
+    for version in (5, 6, 2):
+        path = snapshot.publish(version, seed=version)
+        os.utime(path, ns=(0, [5, 6, 2].index(version) + 1))
+    snapshot.publish(3, seed=3)
+    assert versions(snapshot.root) == [2, 3]
+    assert read_version(snapshot.root) == 3
+
+
+def test_a_version_that_is_being_read_stays_until_nobody_reads_it(snapshot, held, bytes_of):
+    snapshot.publish(1, seed=1)
+    target = snapshot.target()
+
+    def publish_meanwhile(done, total):
+        if done == total:
+            for version in (2, 3):
+                snapshot.publish(version, seed=version, retain=Retention(keep=1))
+
+    load(snapshot.source(), target, progress=publish_meanwhile)
+    assert held(target) == bytes_of(seed=1)
+    assert versions(snapshot.root) == [1, 3]
+    snapshot.publish(4, seed=4, retain=Retention(keep=1))
+    assert versions(snapshot.root) == [4]
+
+
+def test_what_is_no_version_in_the_versions_directory_is_left_alone(snapshot):
+    snapshot.publish(1, seed=1)
+    (snapshot.root / "versions" / "12").write_text("a file")
+    (snapshot.root / "versions" / "best").mkdir()
+    for version in (2, 3):
+        snapshot.publish(version, seed=version)
+    assert sorted(path.name for path in (snapshot.root / "versions").iterdir()) == [
+        ".publisher.lock",
+        "12",
+        "2",
+        "3",
+        "best",
+    ]
+
+
+def test_the_same_content_again_is_announced_as_it_stands(snapshot):
+    """What a publisher does that died between the rename and the announcement."""
+    path = snapshot.publish(1)
+    first = load(snapshot.source(), snapshot.target()).manifest_digest
+    (snapshot.root / "version.yaml").unlink()
+    before = path.stat().st_ino
+    snapshot.publish(1, part_bytes=100)
+    assert path.stat().st_ino == before
+    assert load(snapshot.source(), snapshot.target()).manifest_digest == first
+    assert hidden(snapshot.root) == set()
+
+
+def test_other_content_under_the_same_version_is_refused_unless_it_is_replaced(snapshot, held, bytes_of):
+    snapshot.publish(1, seed=1)
+    with pytest.raises(errors.VersionExistsError, match="version 1 is already published"):
+        snapshot.publish(1, seed=2)
+    target = snapshot.target()
+    load(snapshot.source(), target)
+    assert held(target) == bytes_of(seed=1)
+    snapshot.publish(1, seed=2, replace=True)
+    load(snapshot.source(), target)
+    assert held(target) == bytes_of(seed=2)
+    assert hidden(snapshot.root) == set()
+
+
+def test_a_damaged_version_is_repaired_by_publishing_it_again(snapshot):
+    path = snapshot.publish(1)
+    part = path / "model_state.tp0.0.part0.pdparams"
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(errors.VersionExistsError):
+        snapshot.publish(1)
+    snapshot.publish(1, replace=True)
+    assert load(snapshot.source(), snapshot.target()).verified == 7
+
+
+def test_a_second_publisher_is_refused_while_the_first_writes(snapshot, tmp_path):
+    with StagedVersion(tmp_path, 1, world_size=1), pytest.raises(errors.PublisherBusyError):
+        StagedVersion(tmp_path, 2, world_size=1)
+    StagedVersion(tmp_path, 2, world_size=1).discard()
+
+
+def test_several_writers_and_one_committer_publish_together(snapshot, tmp_path, held, bytes_of, states):
+    with StagedVersion(tmp_path, 4, world_size=2) as staged:
+        for rank in (1, 0):
+            write_shard(staged.path, states(rank), staged.plan(rank, device_id=rank + 6))
+        assert inspect_or_none(snapshot.source(directory=tmp_path, device_id=6)) is None
+        staged.commit()
+    for rank in range(2):
+        target = snapshot.target(rank)
+        load(snapshot.source(rank, directory=tmp_path, device_id=rank + 6), target)
+        assert held(target) == bytes_of(rank)
+
+
+def inspect_or_none(source):
+    try:
+        return inspect(source)
+    except errors.SnapshotNotFoundError:
+        return None
+
+
+def test_a_publication_that_lacks_a_rank_publishes_nothing(snapshot, tmp_path, states):
+    with StagedVersion(tmp_path, 4, world_size=2) as staged:
+        staged.write_shard(1, states(1))
+        with pytest.raises(errors.IncompletePublicationError, match=r"ranks \[1\] have a shard"):
+            staged.commit()
+    assert versions(tmp_path) == []
+    assert hidden(tmp_path) == set()
+    assert not (tmp_path / "version.yaml").exists()
+
+
+@pytest.mark.parametrize("shards", [{}, {1: {}}, {0: {}}, {0: {"a": b"x"}, 2: {"a": b"x"}}])
+def test_shards_that_are_not_one_per_rank_publish_nothing(tmp_path, shards):
+    with pytest.raises(errors.IncompletePublicationError):
+        publish_snapshot(tmp_path, 1, shards)
+    assert not (tmp_path / "version.yaml").exists()
+
+
+def test_a_place_that_takes_no_files_is_reported(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(errors.StorageError):
+        publish_snapshot(tmp_path / "file", 1, {0: {"a": b"x"}})
+
+
+def test_a_failing_tensor_publishes_nothing_and_leaves_the_old_version(snapshot, held, bytes_of, states):
+    snapshot.publish(1, seed=1)
+    bad = {rank: {**states(rank, 2), "late": object()} for rank in range(2)}
+    with pytest.raises(errors.TrainerTensorError, match="'late'"):
+        publish_snapshot(snapshot.root, 2, bad)
+    assert versions(snapshot.root) == [1]
+    assert hidden(snapshot.root) == set()
+    target = snapshot.target()
+    load(snapshot.source(), target)
+    assert held(target) == bytes_of(seed=1)
+
+
+def test_parts_hold_what_was_asked_for_and_a_larger_tensor_has_its_own():
+    specs = [TensorSpec(str(index), "U8", (size,)) for index, size in enumerate([4, 4, 4, 20, 0, 1])]
+    cut = [[spec.nbytes for spec in part] for part in cut_into_parts(specs, 8)]
+    assert cut == [[4, 4], [4], [20], [0, 1]]
+
+
+def test_the_widest_dtypes_come_first_so_that_all_are_aligned():
+    specs = [TensorSpec(dtype, dtype, (3,)) for dtype in ("U8", "BF16", "F64", "F32")]
+    assert [spec.dtype for spec in cut_into_parts(specs, 1000)[0]] == ["F64", "F32", "BF16", "U8"]
+
+
+def test_the_directory_is_held_only_while_it_is_open(snapshot):
+    path = snapshot.publish(1)
+    directory = SnapshotDirectory(str(path))
+    assert directory.hold()
+    other = os.open(path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    directory.close()
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    late = SnapshotDirectory(str(path))
+    assert not late.hold()
+    late.close()
+    os.close(other)
+
+
+def test_a_directory_that_was_renamed_away_is_not_held(snapshot, tmp_path):
+    path = snapshot.publish(1)
+    directory = SnapshotDirectory(str(path))
+    path.rename(tmp_path / "away")
+    assert not directory.hold()
+    directory.close()

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+import pytest
+import safetensors
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from wsm.strategies import TensorSpec, errors
+from wsm.strategies.safetensors_header import (
+    MAX_HEADER_BYTES,
+    PREFIX_BYTES,
+    build_header,
+    header_length,
+    parse_header,
+)
+from wsm.strategies.tensor import ITEM_BYTES
+
+
+def parse(data: bytes):
+    length = header_length(data[:PREFIX_BYTES], file="f", file_bytes=len(data))
+    return parse_header(data[PREFIX_BYTES : PREFIX_BYTES + length], file="f", file_bytes=len(data))
+
+
+def file_with(header, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def tensor(begin, end, shape=None, dtype="U8", **more):
+    return {
+        "dtype": dtype,
+        "shape": [end - begin] if shape is None else shape,
+        "data_offsets": [begin, end],
+        **more,
+    }
+
+
+def test_a_good_header_gives_tensors_in_file_order_and_the_metadata():
+    header = parse(
+        file_with({"__metadata__": {"k": "v"}, "b": tensor(2, 6, [2], "BF16"), "a": tensor(0, 2)}, b"x" * 6)
+    )
+    assert [(item.spec.name, item.spec.dtype, item.begin) for item in header.tensors] == [
+        ("a", "U8", 0),
+        ("b", "BF16", 2),
+    ]
+    assert header.metadata == {"k": "v"}
+
+
+def test_scalars_and_tensors_of_size_zero_are_fine():
+    header = parse(file_with({"z": tensor(4, 4, [0, 3], "F32"), "s": tensor(0, 4, [], "F32")}, b"x" * 4))
+    assert {item.spec.name: item.spec.nbytes for item in header.tensors} == {"s": 4, "z": 0}
+
+
+def test_a_header_with_blanks_behind_it_is_fine():
+    assert parse(file_with(json.dumps({"a": tensor(0, 1)}).encode() + b"    ", b"x")).data_begin > 0
+
+
+BAD = {
+    "empty file": (b"", "it is empty"),
+    "too short": (b"\x01\0\0", "too few"),
+    "header longer than the file": (file_with({"a": tensor(0, 4)})[:20], "longer than the file"),
+    "header beyond the limit": ((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"{}", "larger than"),
+    "wrong magic": (file_with(b"[]"), "does not begin with"),
+    "blank first": (file_with(b" {}"), "does not begin with"),
+    "not UTF-8": (file_with(b'{"\xff": 1}'), "not UTF-8"),
+    "not JSON": (file_with(b"{]"), "not JSON"),
+    "two documents": (file_with(b"{}{}"), "not JSON"),
+    "nested too deeply": (file_with(b'{"a":' + b"[" * 200_000), "nested too deeply|not JSON"),
+    "duplicated name": (
+        file_with(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":1}', b"x"),
+        "'a' occurs twice",
+    ),
+    "NaN": (file_with(b'{"a": NaN}'), "NaN"),
+    "a huge integer": (file_with(b'{"a": ' + b"9" * 9000 + b"}"), "not JSON"),
+    "tensor is no object": (file_with({"a": 1}), "exactly the fields"),
+    "field missing": (file_with({"a": {"dtype": "U8", "shape": [1]}}), "exactly the fields"),
+    "field unknown": (file_with({"a": tensor(0, 1, stride=[1])}, b"x"), "exactly the fields"),
+    "unknown dtype": (file_with({"a": tensor(0, 1, dtype="F4")}, b"x"), "unsupported dtype 'F4'"),
+    "dtype is a list": (file_with({"a": tensor(0, 1, dtype=[])}, b"x"), "unsupported dtype"),
+    "shape is a number": (file_with({"a": tensor(0, 1, 1)}, b"x"), "no list of extents"),
+    "extent is negative": (file_with({"a": tensor(0, 1, [-1])}, b"x"), "no list of extents"),
+    "extent is true": (file_with({"a": tensor(0, 1, [True])}, b"x"), "no list of extents"),
+    "extent is a float": (file_with({"a": tensor(0, 1, [1.0])}, b"x"), "no list of extents"),
+    "too many dimensions": (file_with({"a": tensor(0, 1, [1] * 65)}, b"x"), "no list of extents"),
+    "offsets are three": (
+        file_with({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1, 2]}}, b"x"),
+        "not two offsets",
+    ),
+    "offset is negative": (file_with({"a": tensor(-1, 0, [1])}, b"x"), "not two offsets"),
+    "offsets go backwards": (file_with({"a": tensor(2, 1, [1])}, b"xx"), "cannot lie at 2..1"),
+    "size does not fit": (file_with({"a": tensor(0, 5, [2], "F32")}, b"x" * 5), "cannot lie at 0..5"),
+    "overlap": (file_with({"a": tensor(0, 4), "b": tensor(2, 6)}, b"x" * 6), "'b' overlaps"),
+    "same place": (file_with({"a": tensor(0, 4), "b": tensor(0, 4)}, b"x" * 4), "'b' overlaps"),
+    "gap": (file_with({"a": tensor(0, 4), "b": tensor(5, 6)}, b"x" * 6), "'b' leaves a gap"),
+    "gap at the beginning": (file_with({"a": tensor(1, 2)}, b"xx"), "'a' leaves a gap"),
+    "lone surrogate": (
+        file_with(b'{"\\ud800": {"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', b"x"),
+        "not Unicode",
+    ),
+    "metadata is a list": (file_with({"__metadata__": []}), "__metadata__"),
+    "metadata holds a number": (file_with({"__metadata__": {"k": 1}}), "__metadata__"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_header_is_refused_with_what_is_wrong(name):
+    data, problem = BAD[name]
+    with pytest.raises(errors.SafetensorsFormatError, match=problem) as caught:
+        parse(data)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("data", "kind"), [(b"xxx", "truncated"), (b"xxxxx", "longer than announced")])
+def test_data_of_another_size_than_announced_is_refused(data, kind):
+    with pytest.raises(errors.FileSizeError, match=kind):
+        parse(file_with({"a": tensor(0, 4)}, data))
+
+
+def test_what_we_write_is_what_the_safetensors_library_reads():
+    specs = [
+        TensorSpec("a", "F32", (2, 3)),
+        TensorSpec("ü", "I64", ()),
+        TensorSpec("z", "F16", (0,)),
+    ]
+    data = build_header(specs, {"k": "v"}) + bytes(range(32))
+    read = dict(safetensors.deserialize(data))
+    assert {name: (item["dtype"], tuple(item["shape"])) for name, item in read.items()} == {
+        spec.name: (spec.dtype, spec.shape) for spec in specs
+    }
+    assert bytes(read["ü"]["data"]) == bytes(range(24, 32))
+    assert (len(data) - 32) % 64 == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=200))
+@example(b"\x80\x04\0\0\0\0\0\0{")
+def test_any_bytes_give_a_header_or_a_typed_error(data):
+    with suppress(errors.SafetensorsFormatError, errors.FileSizeError):
+        parse(data)
+
+
+_scalars = st.none() | st.booleans() | st.integers(-2, 9) | st.floats() | st.text(max_size=3)
+_near_tensors = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from([*ITEM_BYTES, "F4", None]) | _scalars,
+        "shape": st.lists(st.integers(-1, 4), max_size=3) | _scalars,
+        "data_offsets": st.lists(st.integers(-1, 40), min_size=1, max_size=3) | _scalars,
+    }
+)
+_near_headers = st.dictionaries(
+    st.sampled_from(["a", "b", "c", "__metadata__"]) | st.text(max_size=3),
+    _near_tensors | st.dictionaries(st.text(max_size=2), _scalars, max_size=2) | _scalars,
+    max_size=4,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_near_headers, st.binary(max_size=40), st.binary(max_size=4))
+def test_anything_near_a_header_gives_a_header_that_covers_the_file_or_a_typed_error(fields, data, tail):
+    file = file_with(json.dumps(fields).encode() + tail, data)
+    try:
+        header = parse(file)
+    except (errors.SafetensorsFormatError, errors.FileSizeError):
+        return
+    assert header.data_begin + sum(item.spec.nbytes for item in header.tensors) == len(file)
+    rebuilt = build_header([item.spec for item in header.tensors], header.metadata) + data
+    assert parse(rebuilt).tensors == header.tensors
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_one_flipped_bit_in_a_good_file_gives_a_header_or_a_typed_error(data):
+    good = file_with(
+        {"__metadata__": {"k": "v"}, "a": tensor(0, 4), "b": tensor(4, 8, [2], "BF16")}, b"x" * 8
+    )
+    position = data.draw(st.integers(0, len(good) * 8 - 1))
+    damaged = bytearray(good)
+    damaged[position // 8] ^= 1 << position % 8
+    with suppress(errors.SafetensorsFormatError, errors.FileSizeError):
+        parse(bytes(damaged))

@@ -1,0 +1,163 @@
+"""FastDeploy's four places and all about the names in them (its test_update_ipc_snapshot, in our form)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, inspect, load
+from wsm.strategies.snapshot_files import EVENT_PART_NAME_IGNORED
+
+A, B, C = (TensorSpec(name, "U8", (2,)) for name in "abc")
+WHOLE = {"a": ("U8", (2,), b"11"), "b": ("U8", (2,), b"22"), "c": ("U8", (2,), b"33")}
+
+
+def one(name, value):
+    return {name: ("U8", (2,), value)}
+
+
+@pytest.fixture
+def model(tmp_path):
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def shared(tmp_path):
+    return tmp_path / "shared"
+
+
+@pytest.fixture
+def source(model, shared):
+    return SnapshotSource(model, rank=3, device_id=5, shared_directory=shared)
+
+
+def names(files):
+    return [Path(file).name for file in files]
+
+
+def test_parts_win_over_everything_else_and_load_in_numeric_order(plain, model, shared, source):
+    for index in (10, 9, 11):
+        plain(f"model_state.tp3.5.part{index}.pdparams", one("abc"[index - 9], b"11"), directory=model)
+    # ten parts before them, so that the numbers begin at 0 and 10 sorts after 9
+    for index in range(9):
+        plain(f"model_state.tp3.5.part{index}.pdparams", one(f"x{index}", b"11"), directory=model)
+    plain("model_state.tp3.5.pdparams", WHOLE, directory=model)
+    plain("model_state.tp05.pdparams", WHOLE, directory=model)
+    plain("model_state.tp3.5.pdparams", WHOLE, directory=shared)
+    files = names(inspect(source).files)
+    assert files == [f"model_state.tp3.5.part{index}.pdparams" for index in range(12)]
+
+
+def test_parts_may_be_counted_from_one(plain, model, source):
+    for index in (3, 1, 2):
+        plain(f"model_state.tp3.5.part{index}.pdparams", one("abc"[index - 1], b"11"), directory=model)
+    report = load(source, MemoryTarget([A, B, C]))
+    assert [name[-10] for name in names(report.files)] == ["1", "2", "3"]
+
+
+def test_the_whole_file_is_taken_when_there_are_no_parts(plain, model, source):
+    plain("model_state.tp3.5.pdparams", WHOLE, directory=model)
+    plain("model_state.tp05.pdparams", one("a", b"99"), directory=model)
+    target = MemoryTarget([A, B, C])
+    report = load(source, target)
+    assert names(report.files) == ["model_state.tp3.5.pdparams"]
+    assert bytes(target.readable("b")) == b"22"
+
+
+def test_the_legacy_name_is_taken_when_there_is_no_whole_file(plain, model, shared, source):
+    plain("model_state.tp05.pdparams", WHOLE, directory=model)
+    plain("model_state.tp3.5.pdparams", one("a", b"99"), directory=shared)
+    assert names(inspect(source).files) == ["model_state.tp05.pdparams"]
+
+
+def test_the_shared_directory_is_the_last_place(plain, model, shared, source):
+    model.mkdir()
+    plain("model_state.tp3.5.pdparams", WHOLE, directory=shared)
+    report = load(source, MemoryTarget([A, B, C]))
+    assert report.files == (str(shared / "model_state.tp3.5.pdparams"),)
+
+
+def test_the_shared_directory_does_for_a_model_directory_that_does_not_exist(plain, shared, source):
+    plain("model_state.tp3.5.pdparams", WHOLE, directory=shared)
+    assert inspect(source).bytes == 6
+
+
+def test_nothing_found_lists_every_place_in_order_and_what_is_there_instead(plain, model, shared, source):
+    plain("model_state.tp0.0.part0.pdparams", WHOLE, directory=model)
+    with pytest.raises(
+        errors.SnapshotNotFoundError, match="no snapshot found for rank 3 on device 5"
+    ) as caught:
+        load(source, MemoryTarget([A]))
+    assert caught.value.looked_at == (
+        f"{model}/version.yaml",
+        f"{model}/model_state.tp3.5.part*.pdparams",
+        f"{model}/model_state.tp3.5.pdparams",
+        f"{model}/model_state.tp05.pdparams",
+        f"{shared}/model_state.tp3.5.pdparams",
+    )
+    assert caught.value.present == (f"{model}/model_state.tp0.0.part0.pdparams",)
+    for place in caught.value.looked_at:
+        assert place in str(caught.value)
+
+
+def test_a_rank_never_takes_another_ranks_shard(plain, model, source):
+    """FastDeploy#6852: all ranks loaded rank 0's file."""
+    plain("model_state.tp0.5.pdparams", WHOLE, directory=model)
+    plain("model_state.tp35.pdparams", WHOLE, directory=model)
+    with pytest.raises(errors.SnapshotNotFoundError):
+        inspect(source)
+
+
+def test_the_dot_keeps_rank_1_on_device_234_apart_from_rank_12_on_device_34(plain, model):
+    """FastDeploy#6852: tp1234 meant both."""
+    plain("model_state.tp1.234.pdparams", one("a", b"11"), directory=model)
+    plain("model_state.tp12.34.pdparams", one("a", b"22"), directory=model)
+    for rank, device_id, expected in ((1, 234, b"11"), (12, 34, b"22")):
+        target = MemoryTarget([A])
+        load(SnapshotSource(model, rank, device_id=device_id), target)
+        assert bytes(target.readable("a")) == expected
+
+
+@pytest.mark.parametrize("bad", ["partabc", "part", "part-1", "part1x", "part1.5", "part\uff11"])
+def test_an_invalid_part_name_is_warned_about_and_ignored(plain, model, source, bad):
+    plain(f"model_state.tp3.5.{bad}.pdparams", one("a", b"99"), directory=model)
+    plain("model_state.tp3.5.part0.pdparams", WHOLE, directory=model)
+    with capture_logs() as logs:
+        report = load(source, MemoryTarget([A, B, C]))
+    path = f"{model}/model_state.tp3.5.{bad}.pdparams"
+    assert [log["file"] for log in logs if log["event"] == EVENT_PART_NAME_IGNORED] == [path]
+    assert report.ignored == (path,)
+    assert names(report.files) == ["model_state.tp3.5.part0.pdparams"]
+
+
+def test_only_invalid_part_names_fall_through_to_the_whole_file(plain, model, source):
+    plain("model_state.tp3.5.partabc.pdparams", one("a", b"99"), directory=model)
+    plain("model_state.tp3.5.nopart.pdparams", one("a", b"99"), directory=model)
+    plain("model_state.tp3.5.pdparams", WHOLE, directory=model)
+    with capture_logs():
+        report = load(source, MemoryTarget([A, B, C]))
+    assert names(report.files) == ["model_state.tp3.5.pdparams"]
+
+
+def test_the_index_comes_from_the_file_name_and_never_from_a_directory(plain, tmp_path):
+    model = tmp_path / "run.part9.d"
+    for index in range(2):
+        plain(f"model_state.tp0.0.part{index}.pdparams", one("ab"[index], b"11"), directory=model)
+    assert [name[-10] for name in names(inspect(SnapshotSource(model, 0, device_id=0)).files)] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("indexes", "problem"),
+    [
+        (["0", "2"], "missing in between"),
+        (["2", "3"], "first part is missing"),
+        (["0", "1", "01"], "occurs twice"),
+    ],
+)
+def test_gaps_and_repetitions_among_the_parts_are_refused(plain, model, source, indexes, problem):
+    for index in indexes:
+        plain(f"model_state.tp3.5.part{index}.pdparams", one(f"x{index}", b"11"), directory=model)
+    with pytest.raises(errors.PartSequenceError, match=problem):
+        inspect(source)

@@ -1,0 +1,101 @@
+"""Whatever a trainer holds arrives with the dtype, the shape and the bytes that it has."""
+
+from __future__ import annotations
+
+import array
+
+import numpy as np
+import pytest
+
+from wsm.strategies import TensorSpec, errors
+from wsm.strategies.trainer_tensors import bytes_of, specs_of
+
+
+def described(value):
+    [spec] = specs_of({"t": value})
+    return spec.dtype, spec.shape, bytes(bytes_of({"t": value}, spec))
+
+
+@pytest.mark.parametrize(
+    ("numpy_name", "expected"),
+    [
+        ("float16", "F16"),
+        ("float32", "F32"),
+        ("float64", "F64"),
+        ("int8", "I8"),
+        ("int16", "I16"),
+        ("int32", "I32"),
+        ("int64", "I64"),
+        ("uint8", "U8"),
+        ("uint16", "U16"),
+        ("uint32", "U32"),
+        ("uint64", "U64"),
+        ("bool", "BOOL"),
+    ],
+)
+def test_numpy_arrays(numpy_name, expected):
+    value = np.arange(6).astype(numpy_name).reshape(2, 3)
+    assert described(value) == (expected, (2, 3), value.tobytes())
+
+
+def test_scalars_empty_strided_and_transposed_arrays():
+    assert described(np.float32(1.5)) == ("F32", (), np.float32(1.5).tobytes())
+    assert described(np.zeros((0, 4), np.float16)) == ("F16", (0, 4), b"")
+    whole = np.arange(12, dtype=np.int32).reshape(3, 4)
+    assert described(whole.T) == ("I32", (4, 3), whole.T.tobytes())
+    assert described(whole[:, ::2]) == ("I32", (3, 2), whole[:, ::2].tobytes())
+
+
+def test_a_contiguous_array_is_not_copied():
+    value = np.zeros(4, np.float32)
+    view = bytes_of({"t": value}, specs_of({"t": value})[0])
+    value[0] = 1
+    assert bytes(view) == value.tobytes()
+
+
+def test_buffers_of_other_kinds():
+    assert described(b"abc") == ("U8", (3,), b"abc")
+    assert described(bytearray(b"abc")) == ("U8", (3,), b"abc")
+    assert described(array.array("d", [1.0, 2.0])) == ("F64", (2,), array.array("d", [1.0, 2.0]).tobytes())
+    assert described(array.array("l", [1])) == ("I64", (1,), (1).to_bytes(8, "little"))
+    assert described(memoryview(b"12345678").cast("I")) == ("U32", (2,), b"12345678")
+
+
+def test_a_pair_says_what_numpy_cannot():
+    bits = np.arange(6, dtype=np.uint16).reshape(2, 3)
+    spec = TensorSpec("t", "BF16", (3, 2))
+    assert described((spec, bits)) == ("BF16", (3, 2), bits.tobytes())
+    assert described((spec, bits.tobytes())) == ("BF16", (3, 2), bits.tobytes())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        [1.0, 2.0],
+        "text",
+        np.zeros(2, ">f4"),
+        np.zeros(2, "complex64"),
+        np.array([None]),
+        memoryview(b"abcdef")[::2],
+        (TensorSpec("t", "F32", (2,)), b"1234567"),
+        (TensorSpec("other", "F32", (2,)), b"12345678"),
+        (TensorSpec("t", "F4", (2,)), b"1"),
+        (TensorSpec("t", "F32", (2,)), None),
+        (b"x", b"y"),
+        (b"x",),
+    ],
+)
+def test_anything_else_is_refused_by_name(value):
+    with pytest.raises(errors.TrainerTensorError, match="'t'"):
+        described(value)
+
+
+def test_a_name_that_is_no_string_is_refused():
+    with pytest.raises(errors.TrainerTensorError, match="not a string"):
+        specs_of({3: b"x"})
+
+
+def test_a_tensor_that_changes_its_shape_meanwhile_is_refused():
+    with pytest.raises(errors.TrainerTensorError, match="changed"):
+        bytes_of({"t": b"xyz"}, TensorSpec("t", "U8", (2,)))
