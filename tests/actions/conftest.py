@@ -311,6 +311,7 @@ def make_context(runner: InMemoryRunner) -> Callable[..., ActionContext]:
 
     def make(**fields: Any) -> ActionContext:
         defaults = {
+            "runner": runner,
             "rank": 0,
             "world_size": 2,
             "epoch": 1,
@@ -318,7 +319,7 @@ def make_context(runner: InMemoryRunner) -> Callable[..., ActionContext]:
             "version": 2,
             "load": _load,
         }
-        return ActionContext(runner=runner, **(defaults | fields))
+        return ActionContext(**(defaults | fields))
 
     return make
 

@@ -159,7 +159,7 @@ class FileRendezvous:
             data = entry.read(_MAX_ENTRY_BYTES + 1)
         try:
             fields = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
         match fields:
             case {"host": str(host), "port": int(port), "group_id": int(group_id)} if 0 < port < 65536:

@@ -1,0 +1,32 @@
+"""Every backend is what the actions take it for, member by member; checked by mypy, never run."""
+
+from __future__ import annotations
+
+from wsm.actions.backends.device_groups import DeviceGroups
+from wsm.actions.backends.fastdeploy_runner import FastDeployRunner
+from wsm.actions.backends.paddle_groups import PaddleGlooGroups
+from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
+from wsm.actions.backends.paddle_weights import PaddleWeights
+from wsm.actions.backends.rendezvous import FileRendezvous, Rendezvous
+from wsm.actions.surfaces import MemorySurface, ProcessGroupSurface, Runner, WeightSurface
+from wsm.actions.weights import AddressedWeights
+
+
+def a_runner(runner: FastDeployRunner) -> Runner:
+    return runner
+
+
+def groups(gloo: PaddleGlooGroups, device: DeviceGroups) -> tuple[ProcessGroupSurface, ProcessGroupSurface]:
+    return gloo, device
+
+
+def weights(paddle: PaddleWeights) -> tuple[WeightSurface, AddressedWeights]:
+    return paddle, paddle
+
+
+def memory(host: HostMemory, device: DeviceMemory) -> tuple[MemorySurface, MemorySurface]:
+    return host, device
+
+
+def rendezvous(files: FileRendezvous) -> Rendezvous:
+    return files
