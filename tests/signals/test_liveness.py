@@ -85,6 +85,10 @@ def test_a_participant_that_left_in_good_order_is_gone_although_its_process_live
     child.tell("release")
     assert child.says() == "released"
     assert liveness.look(1) is Life.DEAD
+    with segment.lock_file.try_acquire(
+        3
+    ):  # as one who is about to register, or a starter that looks who lives
+        assert liveness.look(1) is Life.DEAD
     register(segment, 1).release()
 
 
@@ -211,6 +215,25 @@ def test_a_process_in_another_pid_namespace_is_watched_by_its_lock(segment, name
         # The one that was killed is unshare, outside; what it ran dies with it, a moment later.
         register(segment, 1, timeout_s=30).release()
         assert liveness.look(1) is Life.DEAD
+
+
+def test_a_child_that_was_forked_into_another_pid_namespace_knows_it(launch):
+    child = launch(
+        """
+        import ctypes
+        from wsm.signals.identity import own_pid_namespace
+        before = own_pid_namespace()
+        if ctypes.CDLL(None).unshare(0x20000000) != 0:  # CLONE_NEWPID: for children
+            say("not allowed")
+        elif os.fork() == 0:
+            say(own_pid_namespace() != before)
+            os._exit(0)
+        os.wait()
+        """
+    )
+    if (answer := child.says()) == "not allowed":
+        pytest.skip("this machine lets us make no pid namespace")
+    assert answer == "True"
 
 
 def test_a_record_says_exactly_what_was_written(segment):

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from wsm.signals import ownership
 from wsm.signals.errors import (
     ConfigurationDigestError,
     HeaderChecksumError,
@@ -15,6 +16,7 @@ from wsm.signals.errors import (
 )
 from wsm.signals.liveness import Life, Liveness, register
 from wsm.signals.lock import ControllerRole
+from wsm.signals.lock_file import create_lock_file
 from wsm.signals.segment import Segment
 
 pytestmark = pytest.mark.processes
@@ -225,6 +227,23 @@ def test_a_lock_file_that_a_hand_removed_does_not_hide_a_live_group(name, path, 
     owner.kill()
     with start_over(name) as segment:
         assert segment.adopted
+
+
+def test_a_starter_that_opened_the_lock_file_of_a_leaving_owner_opens_the_next(name, path, monkeypatch):
+    """The old owner removes the file between the starter's open and its lock."""
+    opened = []
+
+    def open_just_before_it_goes(path):
+        opened.append(create_lock_file(path))
+        if len(opened) == 1:
+            path.unlink()
+        return opened[-1]
+
+    monkeypatch.setattr(ownership, "create_lock_file", open_just_before_it_goes)
+    with start_over(name) as segment:
+        assert len(opened) == 2
+        assert segment.lock_file.is_current()
+        segment.unlink()
 
 
 def test_what_a_starter_left_half_made_when_it_was_killed_is_cleaned_up_by_the_next(name, path):

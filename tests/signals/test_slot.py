@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wsm.signals import slot as slot_module
 from wsm.signals.errors import PayloadTooLargeError, SlotReusedError
 from wsm.signals.layout import SLOT_BYTES
 from wsm.signals.memory import publish
@@ -47,10 +48,12 @@ def test_a_payload_of_which_any_bit_is_wrong_is_not_there(memory, payload, data)
 
 
 def test_a_length_beyond_the_slot_is_never_followed(memory):
-    slot = PayloadSlot(memory, 0)
-    slot.write(9, 9, 9, b"x")
-    memory.bytes[4:8] = b"\xff\xff\xff\xff"
-    assert slot.read(9, 9, 9) is None
+    """Not even if the checksum over its neighbour's bytes fits."""
+    memory.bytes[:] = bytes(memory.size)
+    too_much = bytes(SLOT_CAPACITY + 8)
+    head = (slot_module._checksum(9, 9, 9, too_much), len(too_much), 9, 9, 9)
+    slot_module._HEAD.pack_into(memory.bytes, 0, *head)
+    assert PayloadSlot(memory, 0).read(9, 9, 9) is None
 
 
 def test_a_slot_takes_what_fits_and_refuses_more(segment):

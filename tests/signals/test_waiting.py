@@ -73,6 +73,31 @@ def test_a_wait_ends_when_its_time_is_up(segment, mode):
     assert not wait(segment, [], 0.005, mode=mode)
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("half", ["low", "high"])
+def test_each_half_of_a_word_is_a_futex_of_its_own(segment, launch, eventually, half):
+    child = launch(WAITER, segment.name, "first", half)
+    child.says()
+    halves = {"low": segment.address + segment.layout.command * 8}
+    halves["high"] = halves["low"] + 4
+    eventually(lambda: futex.wake_all(halves[half]) == 1)
+    segment.words[segment.layout.command] = 2**64 - 1
+    assert child.says() == "True"
+
+
+def test_a_wait_sleeps_until_its_time_is_up_and_does_not_spin(segment, monkeypatch):
+    calls = []
+
+    def counted(how):
+        return lambda *arguments: (calls.append(how), how(*arguments))
+
+    for name in ("wait_any", "wait_one"):
+        monkeypatch.setattr(futex, name, counted(getattr(futex, name)))
+    watches = [Watch(segment.layout.command, True, 0), Watch(segment.layout.committed, False, 0)]
+    assert not wait(segment, watches, 0.05)
+    assert 1 <= len(calls) <= (3 if best_mode() is WaitMode.ANY else 60)
+
+
 def test_the_kernel_compares_before_it_sleeps(segment):
     """A change between looking and sleeping: the value given to the kernel is not there any more."""
     address = segment.address + segment.layout.command * 8
@@ -202,6 +227,17 @@ def test_the_bell_rings_once_when_the_segment_was_removed(segment, bell):
     assert rings(bell, LONG_S)
     bell.clear()
     assert segment.inode_changed()
+
+
+def test_a_bell_that_has_rung_sleeps_until_the_next_command(segment, bell, eventually):
+    command = segment.layout.command
+    segment.words[command] = 1
+    wake(segment, command)
+    assert rings(bell, LONG_S)
+    eventually(lambda: wake(segment, command) == 1)  # it sleeps in the kernel
+    bell.clear()
+    eventually(lambda: wake(segment, command) == 1)
+    assert not rings(bell, 0)
 
 
 def test_closing_the_bell_ends_its_thread_and_closes_its_descriptor(segment):
