@@ -8,7 +8,7 @@ kind                 facts
 ===================  =====================================================================================
 ``started``          ``pid``: a process begins here; it holds nothing, and numbers may begin anew
 ``command_seen``     ``operation``
-``transition``       ``machine``, ``source``, ``event``, ``dest``, ``guard``, ``cause``, and ``kv_kept`` if False
+``transition``       ``machine``, ``source``, ``event``, ``dest``, ``guard``, ``cause``, ``kv_kept`` if False
 ``action_started``   ``name``
 ``action_finished``  ``name``, ``seconds``
 ``action_failed``    ``name``, ``error``, ``message``
@@ -137,15 +137,19 @@ def read_ndjson(lines: Iterable[str]) -> list[JournalEntry]:
     JournalFormatError
         If any other line is no entry of this schema.
     """
-    entries = []
+    entries: list[JournalEntry] = []
+    torn: JournalFormatError | None = None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        if torn is not None:  # it was not the last line after all
+            raise torn
         try:
             entries.append(_read_line(number, line))
-        except JournalFormatError:
+        except JournalFormatError as error:
             if line.endswith("\n"):
                 raise
+            torn = error
     return entries
 
 
@@ -168,11 +172,9 @@ def _problem(content: Any) -> str | None:
         return f"schema {content.get('schema')!r}, this build reads {SCHEMA}"
     if content.keys() != _FIELDS:
         return f"fields {sorted(content.keys() ^ _FIELDS)} are missing or unknown"
-    for name in _NUMBERS:
-        if type(content[name]) is not int:
-            return f"{name} is {content[name]!r}, not an integer"
-    if content["kind"] not in KINDS:
+    wrong = [name for name in _NUMBERS if type(content[name]) is not int]
+    if wrong:
+        return f"{wrong[0]} is {content[wrong[0]]!r}, not an integer"
+    if not isinstance(content["kind"], str) or content["kind"] not in KINDS:
         return f"unknown kind {content['kind']!r}"
-    if not isinstance(content["facts"], dict):
-        return "facts are not an object"
-    return None
+    return None if isinstance(content["facts"], dict) else "facts are not an object"
