@@ -97,8 +97,8 @@ class ChartMachine:
         for event in self._machine.events.values():
             for source, transitions in event.transitions.items():
                 for transition in transitions:
-                    guards = [condition.func.__name__ for condition in transition.conditions]
-                    found.add(Edge(source, event.name, transition.dest, guards[0] if guards else None))
+                    guards = [_name_of(condition.func) for condition in transition.conditions]
+                    found.add(Edge(source, event.name, str(transition.dest), guards[0] if guards else None))
         return frozenset(found)
 
     def taken_names(self) -> frozenset[str]:
@@ -127,6 +127,10 @@ def _condition(guard: Guard) -> Callable[[Any], bool]:
 
     holds.__name__ = guard.value
     return holds
+
+
+def _name_of(function: Any) -> str:
+    return str(function.__name__)
 
 
 class LifeCycle:

@@ -39,7 +39,7 @@ class RankHistory:
         self._weights: WeightState | None = None
         self._kv: KVState | None = None
         self._kv_stale = False
-        self._held = True  # unknown at first: believe that there was something to keep
+        self._held = False
         self._running: str | None = None
         self._whole = False
         self._decided: set[tuple[int, int]] = set()
@@ -85,13 +85,13 @@ class RankHistory:
     def _move(self, joint: JointState) -> None:
         self._weights, self._kv, self._kv_stale, self._held = joint
 
-    def started(self, _entry: JournalEntry) -> str | None:
+    def _started(self, _entry: JournalEntry) -> str | None:
         self._begin_anew()
         return None
 
-    def transition(self, entry: JournalEntry) -> str | None:
+    def _transition(self, entry: JournalEntry) -> str | None:
         facts = entry.facts
-        chart = _CHARTS.get(facts["machine"])
+        chart = _CHARTS.get(str(facts["machine"]))
         if chart is None:
             return f"there is no machine {facts['machine']!r}"
         event = _named(chart.events, value=facts["event"])
@@ -105,7 +105,10 @@ class RankHistory:
     def _believe(self, state: Any) -> State:
         """Return the known state of the machine that `state` belongs to; an unknown one is believed."""
         if isinstance(state, WeightState):
-            self._weights = state if self._weights is None else self._weights
+            if self._weights is None:
+                self._weights = state
+                # How an update began that was under way already is not known: believe what it says of that.
+                self._held = state in (WeightState.UPDATING, WeightState.PREPARED)
             return self._weights
         self._kv = state if self._kv is None else self._kv
         return self._kv
@@ -130,28 +133,28 @@ class RankHistory:
         self._move(after)
         return None
 
-    def action_started(self, entry: JournalEntry) -> str | None:
+    def _action_started(self, entry: JournalEntry) -> str | None:
         if self._running is not None:
             return f"action {entry.facts['name']!r} started while {self._running!r} was running"
-        self._running = entry.facts["name"]
+        self._running = str(entry.facts["name"])
         self._whole = True
         return None
 
-    def action_ended(self, entry: JournalEntry) -> str | None:
-        name = entry.facts["name"]
+    def _action_ended(self, entry: JournalEntry) -> str | None:
+        name = str(entry.facts["name"])
         first, self._whole = not self._whole, True
         running, self._running = self._running, None
         if running == name or (running is None and first):
             return None
         return f"action {name!r} ended, and {'none' if running is None else repr(running)} was running"
 
-    def action_failed(self, entry: JournalEntry) -> str | None:
+    def _action_failed(self, entry: JournalEntry) -> str | None:
         # What fails in an undo is journalled under a name of its own, and was never started as an action.
-        if self._running is None and entry.facts["name"].startswith("undo_"):
+        if self._running is None and str(entry.facts["name"]).startswith("undo_"):
             return None
-        return self.action_ended(entry)
+        return self._action_ended(entry)
 
-    def word_written(self, entry: JournalEntry) -> str | None:
+    def _word_written(self, entry: JournalEntry) -> str | None:
         if entry.facts["word"] == "step" and entry.facts.get("code") == "RUNNING":
             return self._must_serve("a step was entered")
         for machine, state in (("weights", self._weights), ("kv", self._kv)):
@@ -160,10 +163,10 @@ class RankHistory:
                 return f"the word claims {machine} {claim}, and it was {state.name}"
         return None
 
-    def served_version(self, entry: JournalEntry) -> str | None:
+    def _served_version(self, entry: JournalEntry) -> str | None:
         return self._must_serve(f"version {entry.facts['version']} was served")
 
-    def decision(self, entry: JournalEntry) -> str | None:
+    def _decision(self, entry: JournalEntry) -> str | None:
         command = (entry.epoch, entry.sequence)
         if command in self._decided:
             return "the command was decided before, and a decision is final"
@@ -184,12 +187,12 @@ def _named(members: tuple[Any, ...], **attribute: object) -> Any:
 
 
 _RULES: dict[str, Callable[[RankHistory, JournalEntry], str | None]] = {
-    kinds.STARTED: RankHistory.started,
-    kinds.TRANSITION: RankHistory.transition,
-    kinds.ACTION_STARTED: RankHistory.action_started,
-    kinds.ACTION_FINISHED: RankHistory.action_ended,
-    kinds.ACTION_FAILED: RankHistory.action_failed,
-    kinds.WORD_WRITTEN: RankHistory.word_written,
-    kinds.SERVED_VERSION: RankHistory.served_version,
-    kinds.DECISION: RankHistory.decision,
+    kinds.STARTED: RankHistory._started,
+    kinds.TRANSITION: RankHistory._transition,
+    kinds.ACTION_STARTED: RankHistory._action_started,
+    kinds.ACTION_FINISHED: RankHistory._action_ended,
+    kinds.ACTION_FAILED: RankHistory._action_failed,
+    kinds.WORD_WRITTEN: RankHistory._word_written,
+    kinds.SERVED_VERSION: RankHistory._served_version,
+    kinds.DECISION: RankHistory._decision,
 }
