@@ -6,7 +6,14 @@ processes exchange in :mod:`wsm.signals`, the rules that they follow in :mod:`ws
 work in :mod:`wsm.actions`, the ways for weights to arrive in :mod:`wsm.strategies`.
 """
 
-from wsm.config import ConfigurationError, Deadlines, EngineWordsConfig, SnapshotConfig, WsmConfig, load_config
+from wsm.config import (
+    ConfigurationError,
+    Deadlines,
+    EngineWordsConfig,
+    SnapshotConfig,
+    WsmConfig,
+    load_config,
+)
 from wsm.controller import Controller, EngineBridge, GroupStatus, Pending
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, WsmError
 from wsm.receipt import Outcome, Receipt

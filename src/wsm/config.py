@@ -83,7 +83,7 @@ class EngineWordsConfig:
     suffixes : sequence of int or str
         One per data-parallel part: the engine worker queue port (FastDeploy's own choice of suffix).
     answers : sequence of str
-        Which words wsm answers: ``weights``, and ``kv_cache`` and ``prefix_tree`` where no other process does.
+        Which words wsm answers: ``weights``, and ``kv_cache`` and ``prefix_tree`` if nobody else does.
     deadline_s : float
         Seconds for one command, and for all data-parallel parts to ask for the same.
     """
@@ -111,7 +111,7 @@ class WsmConfig:
         Every communicator that a step uses, as lists of ranks; together they must connect all ranks.
         Empty: one communicator over all ranks.
     shut_down_groups : bool
-        Whether a clear shuts down the process groups (FastDeploy's --shutdown-comm-group-if-worker-idle).
+        Whether a clear shuts down the process groups (--shutdown-comm-group-if-worker-idle).
     follow : bool
         Whether a rank may have to join a step that another one began while the group serves. False saves
         one load per peer and step where every rank's scheduler decides alike.
@@ -266,7 +266,7 @@ def _connected_parts(ranks: int, communicators: Mapping[str, Sequence[Sequence[i
     for name, groups in communicators.items():
         for members in groups:
             for rank in members:
-                if not isinstance(rank, int) or not 0 <= rank < ranks:
+                if rank not in range(ranks):
                     raise ConfigurationError(
                         where=f"communicators: {name}",
                         problem=f"names rank {rank!r}",

@@ -6,6 +6,7 @@ controller. JSON, bounded, checked on arrival. Knows nothing of words.
 
 from __future__ import annotations
 
+import builtins
 import json
 import traceback
 from collections.abc import Mapping
@@ -79,7 +80,7 @@ class RankReport:
     pause_s: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self) -> builtins.bytes:
         """Return the JSON text; facts that do not fit are left out and counted."""
         content = asdict(self)
         data = json.dumps(content, default=str).encode()
@@ -89,7 +90,7 @@ class RankReport:
         return data
 
     @classmethod
-    def from_bytes(cls, rank: int, data: bytes) -> RankReport:
+    def from_bytes(cls, rank: int, data: builtins.bytes) -> RankReport:
         """Read it back.
 
         Raises
@@ -136,12 +137,12 @@ class FailureReport:
             message = f"{type(error).__name__}: {message}"
         return cls(rank, action, type(error).__name__, message[:_MAX_MESSAGE], lines[-_MAX_TRACEBACK:])
 
-    def to_bytes(self) -> bytes:
+    def to_bytes(self) -> builtins.bytes:
         """Return the JSON text."""
         return json.dumps(asdict(self), ensure_ascii=True).encode()[: 2 * MAX_REPORT_BYTES]
 
     @classmethod
-    def from_bytes(cls, rank: int, data: bytes) -> FailureReport:
+    def from_bytes(cls, rank: int, data: builtins.bytes) -> FailureReport:
         """Read it back.
 
         Raises

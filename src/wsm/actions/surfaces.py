@@ -170,9 +170,20 @@ class KVCacheSurface(Protocol):
 class AuxiliarySurface(Protocol):
     """An auxiliary model such as MTP: shares the weight life cycle, has a KV cache of its own."""
 
-    name: str
-    kv_cache: KVCacheSurface
-    graphs: GraphSurface | None
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        ...
+
+    @property
+    def kv_cache(self) -> KVCacheSurface:
+        """Its own cache."""
+        ...
+
+    @property
+    def graphs(self) -> GraphSurface | None:
+        """Its captured graphs."""
+        ...
 
     def reset_inputs(self) -> None:
         """Forget cached inputs. Idempotent."""
@@ -209,15 +220,50 @@ class MemorySurface(Protocol):
 class Runner(Protocol):
     """What the embedding engine hands to :class:`wsm.Worker`: its surfaces, ``None`` where it has none."""
 
-    weights: WeightSurface
-    memory: MemorySurface
-    requests: RequestSurface
-    kv_cache: KVCacheSurface | None
-    graphs: GraphSurface | None
-    deepep: DeepEPSurface | None
-    groups: ProcessGroupSurface | None
-    auxiliaries: Sequence[AuxiliarySurface]
-    routing_replay: RoutingReplaySurface | None
+    @property
+    def weights(self) -> WeightSurface:
+        """The model shard."""
+        ...
+
+    @property
+    def memory(self) -> MemorySurface:
+        """The allocator."""
+        ...
+
+    @property
+    def requests(self) -> RequestSurface:
+        """The scheduler."""
+        ...
+
+    @property
+    def kv_cache(self) -> KVCacheSurface | None:
+        """The main model's KV cache."""
+        ...
+
+    @property
+    def graphs(self) -> GraphSurface | None:
+        """The main model's captured graphs."""
+        ...
+
+    @property
+    def deepep(self) -> DeepEPSurface | None:
+        """The expert-parallel exchange buffer."""
+        ...
+
+    @property
+    def groups(self) -> ProcessGroupSurface | None:
+        """The communicators."""
+        ...
+
+    @property
+    def auxiliaries(self) -> Sequence[AuxiliarySurface]:
+        """Auxiliary models such as MTP."""
+        ...
+
+    @property
+    def routing_replay(self) -> RoutingReplaySurface | None:
+        """Recorded expert choices."""
+        ...
 
 
 def require(surface: _Surface | None, *, name: str, action: str) -> _Surface:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 from types import TracebackType
+from typing import final
 
 from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments
@@ -29,6 +30,7 @@ from wsm.signals.word import Operation, StatusCode
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, WeightState
 
 
+@final
 class Controller:
     """Commands the group `name`.
 
@@ -107,7 +109,11 @@ class Controller:
             If it is decided and some rank has not said that it is done.
         """
         return self.begin_clear(
-            in_flight=in_flight, deadline_s=deadline_s, settle_s=settle_s, wait_s=wait_s, request_id=request_id
+            in_flight=in_flight,
+            deadline_s=deadline_s,
+            settle_s=settle_s,
+            wait_s=wait_s,
+            request_id=request_id,
         ).result()
 
     def update(
@@ -231,9 +237,7 @@ class Controller:
             self._complete_inherited(role, settle_s)
             view = self._group.view()
             command = decide.next_command(view, operation)
-            lost = self._group.lost()
-            if lost:
-                raise RankLostError(operation=operation.name.lower(), ranks=lost, group=self.status().sentence())
+            self._require_all_alive(operation)
             state = self._state_before(view, operation)
             nothing_to_do = self._nothing_to_do(view, operation, arguments, served, state)
             if nothing_to_do is not None:
@@ -255,8 +259,13 @@ class Controller:
             on_over=None if taken is None else lambda: taken.answer(self._held_now()),
         ).start()
 
+    def _require_all_alive(self, operation: Operation) -> None:
+        lost = self._group.lost()
+        if lost:
+            raise RankLostError(operation=operation.name.lower(), ranks=lost, group=self.status().sentence())
+
     def _complete_inherited(self, role: LockHold, settle_s: float) -> None:
-        """Bring a command to its end that another controller left open; holding the role proves that it is gone."""
+        """Bring a command to its end that another controller left open; the role proves that it is gone."""
         view = self._group.view()
         if inherited(view) is Inheritance.NOTHING or view.command.operation is Operation.NONE:
             return
@@ -272,7 +281,7 @@ class Controller:
         ).complete()
 
     def _state_before(self, view: View, operation: Operation) -> WeightState:
-        """Return the state that all ranks are in; an update of ranks in different states has no one meaning."""
+        """Return the state that all ranks are in; updating ranks in different states has no one meaning."""
         states = {rank: WeightState(status.weights) for rank, status in enumerate(view.statuses)}
         found = set(states.values())
         if operation is not Operation.CLEAR and (len(found) > 1 or WeightState.FAULTED in found):

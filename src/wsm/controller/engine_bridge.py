@@ -9,10 +9,12 @@ bridge that died is replaced by a new one that looks. Runs beside the owner of t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import final
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
@@ -41,6 +43,7 @@ _CLEARING, _UPDATING = int(WeightState.CLEARING), int(WeightState.UPDATING)
 _BEFORE = {_CLEARING: _NORMAL, _UPDATING: _CLEARED}
 
 
+@final
 class EngineBridge:
     """Obeys and answers the words of one group.
 
@@ -117,10 +120,13 @@ class EngineBridge:
 
     def _run(self) -> None:
         while not self._closing.wait(POLL_S):
-            try:
-                self.turn()
-            except WsmError as error:
-                self._log.error(log.COMMAND_FAILED, error=str(error))
+            self._turn_and_log()
+
+    def _turn_and_log(self) -> None:
+        try:
+            self.turn()
+        except WsmError as error:
+            self._log.error(log.COMMAND_FAILED, error=str(error))
 
     def _attach(self) -> None:
         """Attach to words that appeared; leave words that the engine created anew or removed."""
@@ -133,11 +139,8 @@ class EngineBridge:
                     known = None
                     self._log.warning(log.SEGMENT_RECREATED, word=f"{kind.value}.{suffix}")
                 if known is None:
-                    try:
-                        word = EngineWord(kind, suffix, directory=self._directory)
-                    except EngineWordMissingError:
-                        continue
-                    self._words[kind, suffix] = word
+                    with contextlib.suppress(EngineWordMissingError):
+                        self._words[kind, suffix] = EngineWord(kind, suffix, directory=self._directory)
 
     def _of_kind(self, kind: EngineWordKind) -> list[EngineWord]:
         return [word for (other, _), word in self._words.items() if other is kind]
@@ -160,7 +163,10 @@ class EngineBridge:
         for word in words:
             answered = word.compare_exchange(asked, answer)
             self._log.info(
-                log.ENGINE_WORD_ANSWERED, word=word.path.name, answer=WeightState(answer).name, answered=answered
+                log.ENGINE_WORD_ANSWERED,
+                word=word.path.name,
+                answer=WeightState(answer).name,
+                answered=answered,
             )
 
     def _clear(self) -> None:

@@ -62,7 +62,7 @@ class CommandTimeoutError(GroupError):
     ) -> None:
         late = ", ".join(f"rank {rank} {what}" for rank, what in waiting.items()) or "nobody"
         super().__init__(
-            f"{operation} was aborted after {deadline_s:.3g} s without a decision; late were: {late} [{group}]; "
+            f"{operation} was aborted after {deadline_s:.3g} s without a decision; late: {late} [{group}]; "
             "look at the late rank, or give a longer deadline",
             request_id=request_id,
             operation=operation,
@@ -90,7 +90,9 @@ class ManifestMismatchError(GroupError):
 class UnsettledError(GroupError):
     """The command is decided, but not every rank has said that it is done."""
 
-    def __init__(self, *, request_id: str, decision: str, waiting: Mapping[int, str], waited_s: float) -> None:
+    def __init__(
+        self, *, request_id: str, decision: str, waiting: Mapping[int, str], waited_s: float
+    ) -> None:
         late = ", ".join(f"rank {rank} {what}" for rank, what in waiting.items())
         super().__init__(
             f"decided to {decision}, which is final; after {waited_s:.3g} s more, still waiting for {late}; "
@@ -122,7 +124,7 @@ class MixedGroupError(RefusedError):
     def __init__(self, *, states: Mapping[int, str]) -> None:
         ranks = ", ".join(f"rank {rank} {state}" for rank, state in states.items())
         super().__init__(
-            f"the ranks are in different states ({ranks}); clear the group first, which repairs a faulted rank",
+            f"ranks are in different states ({ranks}); clear the group first, which repairs faulted ranks",
             states=dict(states),
         )
 
@@ -143,7 +145,7 @@ class EngineWordBusyError(RefusedError):
 
     def __init__(self, *, word: str, value: int, expected: int) -> None:
         super().__init__(
-            f"the engine's word {word} holds {value}, not {expected}: the engine is commanding the group itself; "
+            f"the engine's word {word} holds {value}, not {expected}: the engine commands the group itself; "
             "wait until it is done",
             word=word,
             value=value,

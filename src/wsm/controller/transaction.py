@@ -186,7 +186,7 @@ class Transaction:
         raise self._aborted()
 
     def _write_what_follows(self, view: View) -> bool:
-        """Write the decision, or the committed version, if it is time for one; return whether anything was."""
+        """Write the decision, or the committed version, if it is time; return whether one was written."""
         prepared = outcome.reports(self._group, self._command, StatusCode.PREPARED)
         agree = prepared is not None and outcome.agree(prepared)
         word = decide.decision(view, agree=agree, give_up=self._must_give_up())
@@ -208,7 +208,9 @@ class Transaction:
         if self._decided_ns is not None:
             return False
         self._lost = self._group.lost()
-        return bool(self._lost) or self._give_up.is_set() or self._elapsed_s(self._began_ns) > self._deadline_s
+        return (
+            bool(self._lost) or self._give_up.is_set() or self._elapsed_s(self._began_ns) > self._deadline_s
+        )
 
     def _raise_if_stuck(self, view: View) -> None:
         """End the wait for ranks that will not answer; what was decided stays decided."""

@@ -23,7 +23,7 @@ _TURNS_BETWEEN_CHECKS = 200
 
 
 class Attachment:
-    """This process' hold on one slot of one segment.
+    """Hold one slot of one segment.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Attachment:
         self._turns = 0
 
     def check(self, sequence: int) -> None:
-        """Notice on idle turns that the segment was created anew: nothing that is stored in it reaches anybody.
+        """Notice on idle turns that the segment was created anew: what is stored in it reaches nobody.
 
         Raises
         ------
@@ -78,7 +78,9 @@ def attach_rank(config: WsmConfig, rank: int, directory: str | Path | None = Non
     """
     if not 0 <= rank < config.ranks:
         raise ConfigurationError(
-            where="rank", problem=f"{rank} is none of {config.ranks} ranks", fix=f"give 0 to {config.ranks - 1}"
+            where="rank",
+            problem=f"{rank} is none of {config.ranks} ranks",
+            fix=f"give 0 to {config.ranks - 1}",
         )
     began, pause = time.monotonic(), 0.0005
     while True:

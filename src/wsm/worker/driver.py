@@ -286,7 +286,7 @@ class RankDriver:
         execution, index = self._at_work, self.state.action
         try:
             execution.run(index)
-        except Exception as error:  # noqa: BLE001 - whatever an action raises fails the command
+        except Exception:  # noqa: BLE001 - whatever an action raises fails the command
             if view.command.operation.is_abort:
                 error = CommandAbortedError(rank=self.state.rank, action=execution.doing)
             self._fail(execution.doing, error)
@@ -319,6 +319,8 @@ class RankDriver:
         self._served_until_ns = None
         self._execution = None
         self._take(protocol.committed(self._shown()))
+        if self.version is not None:
+            self._recorder.served(self.state.epoch, self.state.done, self.version)
 
     def _undo(self, _view: View) -> None:
         touched = self._execution.undo() if self._execution is not None else False
@@ -359,9 +361,7 @@ class RankDriver:
         state = self.state
         code = StatusCode.REFUSED if refuse else StatusCode.FAILED
         failure = FailureReport.of(state.rank, doing, error)
-        self._words.segment.error(state.rank).write(
-            state.epoch, state.sequence, code, failure.to_bytes()
-        )
+        self._words.segment.error(state.rank).write(state.epoch, state.sequence, code, failure.to_bytes())
         self._recorder.command_failed(state.epoch, state.sequence, failure)
         if refuse:
             self._take(protocol.refused(self._shown()))

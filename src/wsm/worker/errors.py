@@ -10,7 +10,7 @@ class NotServingError(RefusedError):
 
     def __init__(self, *, rank: int, why: str) -> None:
         super().__init__(
-            f"rank {rank} may not step now: {why}; enter worker.step() only after poll() returned SERVE or JOIN",
+            f"rank {rank} may not step now: {why}; enter step() only after poll() returned SERVE or JOIN",
             rank=rank,
             why=why,
         )
@@ -82,7 +82,7 @@ class CommandAbortedError(GroupError):
 
 
 class StepBrokenError(GroupError):
-    """A step raised; nobody knows which of its collectives were run, so this rank cannot go on in this epoch."""
+    """A step raised; nobody knows which of its collectives ran, so the rank cannot go on in this epoch."""
 
     def __init__(self, *, rank: int, step: int) -> None:
         super().__init__(

@@ -14,7 +14,6 @@ from typing import Any
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.sequence import Plan, Plans
-from wsm.actions.surfaces import Runner
 from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.report import ActionSeconds, RankReport
@@ -167,7 +166,7 @@ class Execution:
         return self.report()
 
     def commit(self) -> None:
-        """Serve the new version. What a commit action raises goes to the embedding loop: it is a bug there."""
+        """Serve the new version. What a commit action raises goes to the embedding loop: a bug there."""
         self.doing = "commit"
         self._fire(WeightEvent.COMMIT)
         for action in self.plan.commit:
@@ -300,5 +299,5 @@ def _plan_for(request: Request, plans: Plans, weights: WeightState) -> Plan:
         return plans.update_in_place if weights is WeightState.NORMAL else plans.update
     if weights is WeightState.NORMAL:
         return plans.clear
-    # A faulted rank is repaired alone, beside peers that are cleared already: no collective can be part of it.
+    # A faulted rank is repaired beside peers that are cleared already: no collective can be part of it.
     return plans.discard if weights is WeightState.FAULTED else _NOTHING

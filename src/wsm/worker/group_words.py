@@ -1,4 +1,4 @@
-"""This rank's access to the group's segment: read a view, write its own words, wait for a change.
+"""A rank's access to the group's segment: read a view, write its own words, wait for a change.
 
 Between :mod:`wsm.signals` (memory) and :mod:`wsm.protocol` (rules): it knows neither states nor actions.
 """
@@ -52,7 +52,9 @@ class GroupWords:
         words = self.words
         found = [Watch(self.command, high=False, seen=words[self.command])]
         found += [Watch(index, high=True, seen=words[index]) for index in self.peer_steps]
-        found += [Watch(index, high=False, seen=words[index]) for index in self.statuses if index != self.status]
+        found += [
+            Watch(index, high=False, seen=words[index]) for index in self.statuses if index != self.status
+        ]
         return found
 
     def wait(self, watches: list[Watch], timeout_s: float) -> bool:

@@ -23,7 +23,7 @@ class UnversionedWeightsError(BadInputError):
 
     def __init__(self, *, strategy: str, files: tuple[str, ...]) -> None:
         super().__init__(
-            f"{strategy} loaded {len(files)} file(s), first {files[0] if files else 'none'}, that name no version, "
+            f"{strategy} loaded {len(files)} file(s), first {files[0] if files else 'none'}: no version is named, "
             "and the command named none; name one (--version), or publish with a manifest and version.yaml",
             strategy=strategy,
             files=files,
@@ -33,8 +33,8 @@ class UnversionedWeightsError(BadInputError):
 def load_function(config: WsmConfig) -> Load:
     """Return ``load(context, target) -> facts`` for the configured strategy.
 
-    The facts are ``version``, ``manifest_digest``, ``manifest_scope``, ``digest``, ``bytes``, ``tensors``, ``files``,
-    ``load_s`` and ``peak_extra_bytes``.
+    The facts are ``version``, ``manifest_digest``, ``manifest_scope``, ``digest``, ``bytes``, ``tensors``,
+    ``files``, ``load_s`` and ``peak_extra_bytes``.
     """
 
     def load_snapshot(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:

@@ -12,14 +12,16 @@ step after a command, a join) is asked of the driver.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import final
 
 from wsm.signals.word import MAX_STEP
 from wsm.worker.errors import PermitExpiredError
 
-#: Opens a step the slow way; returns the word that was stored, the version, and whether the next step is simple.
+#: Opens a step the slow way; returns the stored word, the version, and whether the next one is simple.
 OpenSlowly = Callable[[], tuple[int, int, bool]]
 
 
+@final
 class StepPermit:
     """The context manager of a worker's steps, and the right to compute inside them.
 
@@ -33,7 +35,17 @@ class StepPermit:
         The version that makes every token of this step.
     """
 
-    __slots__ = ("_break", "_last", "_memory", "_open", "_open_slowly", "_own_word", "_simple", "rank", "version")
+    __slots__ = (
+        "_break",
+        "_last",
+        "_memory",
+        "_open",
+        "_open_slowly",
+        "_own_word",
+        "_simple",
+        "rank",
+        "version",
+    )
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ the file, never the worker.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,8 +15,10 @@ from wsm.clock import Clock
 from wsm.errors import WsmError
 from wsm.protocol.rank import Move
 from wsm.report import FailureReport
-from wsm.states.journal import Journal, JournalEntry
-from wsm.states.machine import TransitionRecord
+from wsm.states import entry
+from wsm.states.entry import JournalEntry, transition_entry
+from wsm.states.journal import Journal
+from wsm.states.record import TransitionRecord
 
 
 class Recorder:
@@ -42,25 +45,18 @@ class Recorder:
             # Line buffered: a line is in the kernel's hands, and survives this process, once it is written.
             self._file = (Path(directory) / f"rank{rank}.ndjson").open("a", buffering=1, encoding="utf-8")
         self.journal = Journal(sink=self._write_line if self._file is not None else None)
+        self._note(entry.STARTED, pid=os.getpid())
 
     def command_seen(self, epoch: int, sequence: int, operation: str) -> None:
         """A new command was read."""
         self._epoch, self._sequence = epoch, sequence
-        self._note("command_seen", operation=operation)
+        self._note(entry.COMMAND_SEEN, operation=operation)
         self._log.info(log.COMMAND_SEEN, epoch=epoch, sequence=sequence, operation=operation)
 
     def transition(self, record: TransitionRecord) -> None:
         """A state machine took a step."""
         self._epoch, self._sequence = record.epoch, record.sequence
-        self._note(
-            "transition",
-            machine=record.machine,
-            source=record.source,
-            event=record.event,
-            dest=record.dest,
-            guard=record.guard,
-            cause=record.cause,
-        )
+        self.journal.append(transition_entry(record, rank=self._rank, wall_ns=self._clock.wall_ns()))
         self._log.info(
             log.TRANSITION_COMMITTED,
             epoch=record.epoch,
@@ -72,40 +68,47 @@ class Recorder:
 
     def action_started(self, name: str) -> None:
         """An action begins."""
-        self._note("action_started", name=name)
+        self._note(entry.ACTION_STARTED, name=name)
         self._log.debug(log.ACTION_STARTED, action=name)
 
     def action_finished(self, name: str, seconds: float) -> None:
         """An action is done, and probed."""
-        self._note("action_finished", name=name, seconds=seconds)
+        self._note(entry.ACTION_FINISHED, name=name, seconds=seconds)
         self._log.debug(log.ACTION_FINISHED, action=name, seconds=seconds)
 
     def action_failed(self, name: str, error: BaseException) -> None:
         """An action, its probe or its undo raised."""
-        self._note("action_failed", name=name, error=type(error).__name__, message=str(error))
+        self._note(entry.ACTION_FAILED, name=name, error=type(error).__name__, message=str(error))
         self._log.error(log.ACTION_FAILED, action=name, error=str(error))
 
     def action_undone(self, name: str) -> None:
         """An action was taken back."""
-        self._note("action_undone", name=name)
+        self._note(entry.ACTION_UNDONE, name=name)
         self._log.info(log.ACTION_UNDONE, action=name)
 
-    def command_failed(self, epoch: int, sequence: int, failure: FailureReport) -> None:
-        """This rank says FAILED or REFUSED."""
+    def served(self, epoch: int, sequence: int, version: int) -> None:
+        """From here on steps run with this version."""
         self._epoch, self._sequence = epoch, sequence
-        self._note("command_failed", action=failure.action, error=failure.error, message=failure.message)
-        self._log.error(log.COMMAND_FAILED, epoch=epoch, sequence=sequence, action=failure.action, error=failure.message)
+        self._note(entry.SERVED_VERSION, version=version)
+
+    def command_failed(self, epoch: int, sequence: int, failure: FailureReport) -> None:
+        """The rank says FAILED or REFUSED."""
+        self._epoch, self._sequence = epoch, sequence
+        self._note(entry.COMMAND_FAILED, action=failure.action, error=failure.error, message=failure.message)
+        self._log.error(
+            log.COMMAND_FAILED, epoch=epoch, sequence=sequence, action=failure.action, error=failure.message
+        )
 
     def wait_expired(self, epoch: int, sequence: int, error: WsmError) -> None:
         """A wait has passed its deadline."""
         self._epoch, self._sequence = epoch, sequence
-        self._note("wait_expired", message=str(error))
+        self._note(entry.WAIT_EXPIRED, message=str(error))
         self._log.warning(log.DEADLINE_EXPIRED, epoch=epoch, sequence=sequence, error=str(error))
 
     def step_broken(self, epoch: int, step: int, error: BaseException) -> None:
         """A step raised."""
         self._epoch = epoch
-        self._note("step_broken", step=step, error=type(error).__name__, message=str(error))
+        self._note(entry.STEP_BROKEN, step=step, error=type(error).__name__, message=str(error))
         self._log.error(log.STEP_BROKEN, epoch=epoch, step=step, error=str(error))
 
     def wrote(self, move: Move) -> None:
@@ -113,9 +116,11 @@ class Recorder:
         if move.status is not None:
             status = move.status
             self._epoch, self._sequence = status.epoch, status.sequence
-            self._note("word_written", word="status", code=status.code.name, action=status.action, ready=status.ready)
+            self._note(
+                "word_written", word="status", code=status.code.name, action=status.action, ready=status.ready
+            )
         elif move.step is not None:
-            self._note("word_written", word="step", code=move.step.kind.name, step=move.step.step)
+            self._note(entry.WORD_WRITTEN, word="step", code=move.step.kind.name, step=move.step.step)
 
     def close(self) -> None:
         """Close the file; the journal in memory stays readable. Idempotent."""

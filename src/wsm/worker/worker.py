@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
@@ -51,8 +51,9 @@ HOLD = Turn.HOLD
 _TURNS = {Todo.SERVE: SERVE, Todo.JOIN: JOIN}
 
 
+@final
 class Worker:
-    """This process as one rank of a group.
+    """One rank of a group, in this process.
 
     Not safe for threads: the thread of the event loop makes every call.
 
@@ -119,9 +120,7 @@ class Worker:
         self._own_step = words.step
         self._followed = words.peer_steps if config.follow else ()
         self._quiet = _NEVER
-        self._permit = StepPermit(
-            rank, words.words, words.step, self._open_step_slowly, self._break_step
-        )
+        self._permit = StepPermit(rank, words.words, words.step, self._open_step_slowly, self._break_step)
         self._driver.join()
 
     @classmethod
@@ -131,7 +130,7 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """The rank of this process."""
         return self._rank
 
     @property
