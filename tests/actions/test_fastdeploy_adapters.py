@@ -32,6 +32,16 @@ class FakeFlags:
         self._values[index] = value
 
 
+class FakeTensor:
+    """What a paddle tensor of bytes tells about its size; it has no ``nbytes``."""
+
+    def __init__(self, extent):
+        self.shape = [extent]
+
+    def element_size(self):
+        return 1
+
+
 class FakeShareInputs:
     """FastDeploy's input batch: items, ``in``, and ``reset``."""
 
@@ -69,7 +79,7 @@ class FakeProposer:
     def __init__(self, calls):
         self._calls = calls
         self.model = FakeModel(calls, "mtp")
-        self.model_inputs = FakeShareInputs(calls, "mtp", caches=[np.zeros(64, np.uint8)])
+        self.model_inputs = FakeShareInputs(calls, "mtp", caches=[FakeTensor(64)])
 
     def clear_mtp_cache(self):
         self._calls.append("clear_mtp_cache")
@@ -77,7 +87,7 @@ class FakeProposer:
 
     def initialize_kv_cache(self, main_model_num_blocks):
         self._calls.append(f"mtp.initialize_kv_cache({main_model_num_blocks})")
-        self.model_inputs["caches"] = [np.zeros(64, np.uint8)]
+        self.model_inputs["caches"] = [FakeTensor(64)]
 
 
 class FakeRoutingReplay:
@@ -101,7 +111,7 @@ class FakeModelRunner:
         self.proposer = FakeProposer(calls)
         self.routing_replay_manager = FakeRoutingReplay(calls)
         self.share_inputs = FakeShareInputs(
-            calls, "main", stop_flags=FakeFlags([False, True, False]), caches=[np.zeros(256, np.uint8)]
+            calls, "main", stop_flags=FakeFlags([False, True, False]), caches=[FakeTensor(256)]
         )
 
     def clear_requests(self):
@@ -113,7 +123,7 @@ class FakeModelRunner:
 
     def initialize_kv_cache(self):
         self._calls.append("initialize_kv_cache")
-        self.share_inputs["caches"] = [np.zeros(256, np.uint8)]
+        self.share_inputs["caches"] = [FakeTensor(256)]
 
     def capture_model(self):
         self._calls.append("capture_model")

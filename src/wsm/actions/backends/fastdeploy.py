@@ -10,6 +10,7 @@ replay manager. Where builds spell a call differently, all spellings are listed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -150,7 +151,7 @@ class FastDeployCache:
 
     def allocated_bytes(self) -> int:
         """Bytes of the cache's tensors."""
-        return sum(int(tensor.nbytes) for tensor in self._tensors())
+        return sum(math.prod(tensor.shape) * int(tensor.element_size()) for tensor in self._tensors())
 
 
 class FastDeployRequests:

@@ -148,13 +148,14 @@ class PaddleWeights:
             raise AdoptionError(tensor=name, found="it holds no memory")
 
     def _expect_unchanged(self, name: str) -> None:
-        now = _spec(name, self._tensors[name])
-        if now != self._specs[name]:
-            before = self._specs[name]
+        tensor, before, now = self._tensors[name], self._specs[name], _spec(name, self._tensors[name])
+        # A shared buffer that is too small leaves the tensor its shape, and paddle reads past its end.
+        there = tensor._holder_size() - tensor._offset() if tensor._is_initialized() else before.nbytes
+        if now != before or there < before.nbytes:
             raise TensorChangedError(
                 tensor=name,
                 expected=f"{before.dtype}{list(before.shape)}",
-                found=f"{now.dtype}{list(now.shape)}",
+                found=f"{now.dtype}{list(now.shape)} over {there} bytes",
             )
 
 
