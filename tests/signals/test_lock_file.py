@@ -40,10 +40,12 @@ def test_a_missing_lock_file_is_not_created_by_opening(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_lock_file_is_not_followed_through_a_link(tmp_path):
+def test_a_lock_file_is_a_regular_file_or_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    with pytest.raises(SegmentAccessError):
-        create_lock_file(tmp_path / "link")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe"):
+        with pytest.raises(SegmentAccessError):
+            create_lock_file(tmp_path / name)
 
 
 def test_bytes_are_excluded_within_a_process_as_well(lock_file):

@@ -61,7 +61,8 @@ def test_even_an_open_umask_leaves_the_segment_private_and_a_closed_one_usable(n
         before = os.umask(umask)
         try:
             with Segment.create(name, world_size=1, run_id="", configuration_digest=0) as segment:
-                assert stat.S_IMODE(path.stat().st_mode) == 0o600
+                for file in (path, segment.lock_file.path):
+                    assert stat.S_IMODE(file.stat().st_mode) == 0o600
                 segment.unlink()
         finally:
             os.umask(before)
@@ -192,16 +193,25 @@ def test_a_segment_of_another_user_is_not_trusted(launch, tmp_path):
     tmp_path.chmod(0o777)
     Segment.create("x", world_size=1, run_id="", configuration_digest=0, directory=tmp_path).close()
     (tmp_path / "wsm.x").chmod(0o666)
+    (tmp_path / "wsm.y.lock").touch(0o666)
+    (tmp_path / "wsm.y.lock").chmod(0o666)
     child = launch(
         """
         os.setuid(65534)
-        try:
-            Segment.attach("x", directory=sys.argv[1])
-        except SegmentAccessError as error:
-            say(error.reason)
+        for use in (
+            lambda: Segment.attach("x", directory=sys.argv[1]),
+            lambda: Segment.create_or_adopt(
+                "y", world_size=1, run_id="", configuration_digest=0, directory=sys.argv[1]
+            ),
+        ):
+            try:
+                use()
+            except SegmentAccessError as error:
+                say(error.reason)
         """,
         str(tmp_path),
     )
+    assert child.says() == "it belongs to user 0"
     assert child.says() == "it belongs to user 0"
 
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import final
 
-from wsm.signals.memory import refusal
+from wsm.signals.errors import SegmentAccessError
+from wsm.signals.memory import check_ours, refusal
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _REFUSED = (errno.EAGAIN, errno.EACCES)
@@ -203,12 +204,19 @@ def _open(path: Path, flags: int) -> LockFile | None:
                 return known
         try:
             descriptor = os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+            if flags:
+                os.fchmod(descriptor, 0o600)  # whatever the umask says
         except OSError as error:
             # Missing when it was to be opened, or there when it was to be created.
             if isinstance(error, FileExistsError if flags else FileNotFoundError):
                 return None
             raise refusal(path, error) from error
-        file = _registry.files[_inode_of(os.fstat(descriptor))] = LockFile(path, descriptor)
+        try:
+            inode = _inode_of(check_ours(path, descriptor))
+        except SegmentAccessError:
+            os.close(descriptor)
+            raise
+        file = _registry.files[inode] = LockFile(path, descriptor)
         return file
 
 

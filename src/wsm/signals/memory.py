@@ -94,9 +94,6 @@ class SharedFile:
 def opened(path: Path) -> Iterator[tuple[int, int]]:
     """Open an existing file of this user for sharing; yields the descriptor and the size in bytes.
 
-    ``/dev/shm`` is writable by everyone, so what lies there under our name need not be ours: links and
-    files of other users are refused. Root may look at everybody's.
-
     Raises
     ------
     SegmentMissingError
@@ -111,14 +108,28 @@ def opened(path: Path) -> Iterator[tuple[int, int]]:
     except OSError as error:
         raise refusal(path, error) from error
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise SegmentAccessError(path=str(path), reason="it is no regular file")
-        if status.st_uid != os.geteuid() and os.geteuid() != 0:
-            raise SegmentAccessError(path=str(path), reason=f"it belongs to user {status.st_uid}")
-        yield descriptor, status.st_size
+        yield descriptor, check_ours(path, descriptor).st_size
     finally:
         os.close(descriptor)
+
+
+def check_ours(path: Path, descriptor: int) -> os.stat_result:
+    """Return the status of an open file that may be trusted.
+
+    ``/dev/shm`` is writable by everyone, so what lies there under our name need not be ours: whatever is
+    no regular file, or is another user's, is refused. Root may look at everybody's.
+
+    Raises
+    ------
+    SegmentAccessError
+        If it must not be used.
+    """
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise SegmentAccessError(path=str(path), reason="it is no regular file")
+    if status.st_uid != os.geteuid() and os.geteuid() != 0:
+        raise SegmentAccessError(path=str(path), reason=f"it belongs to user {status.st_uid}")
+    return status
 
 
 def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFile:
