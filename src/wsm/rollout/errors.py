@@ -161,10 +161,89 @@ class RequestError(BadInputError):
 
 
 class QueueFullError(RefusedError):
-    """As many requests wait as the group is configured for."""
+    """More requests would wait than the group is configured for."""
 
-    def __init__(self, *, limit: int) -> None:
+    def __init__(self, *, asked: int, room: int) -> None:
         super().__init__(
-            f"{limit} requests are waiting, which is the limit; submit again when some are answered",
-            limit=limit,
+            f"{asked} requests do not fit, there is room for {room}; "
+            "submit when some are answered, or raise engine.max_waiting",
+            asked=asked,
+            room=room,
+        )
+
+
+class FrameError(BadInputError):
+    """Bytes on the request socket are no message."""
+
+    def __init__(self, *, problem: str) -> None:
+        super().__init__(f"request socket: {problem}; the connection is closed", problem=problem)
+
+
+class RolloutUnreachableError(GroupError):
+    """Nobody takes requests for the group."""
+
+    def __init__(self, *, group: str, reason: str) -> None:
+        super().__init__(
+            f"rollout group {group!r} takes no requests ({reason}); "
+            f"start it with `wsm rollout --name {group}`",
+            group=group,
+            reason=reason,
+        )
+
+
+class ClientTimeoutError(GroupError):
+    """An answer did not come in time."""
+
+    def __init__(self, *, group: str, seconds: float) -> None:
+        super().__init__(
+            f"no answer from rollout group {group!r} within {seconds:.3g} s; "
+            f"`wsm status {group}` shows what it does",
+            group=group,
+            seconds=seconds,
+        )
+
+
+class GenerationRefusedError(RefusedError):
+    """The group did not take a request; none of the call was begun.
+
+    Attributes
+    ----------
+    error, cause : str
+        Type of the error on the other side, such as ``RequestError`` or ``QueueFullError``, and its text.
+    """
+
+    def __init__(self, *, group: str, error: str, cause: str) -> None:
+        super().__init__(f"rollout group {group!r} refused: {cause}", group=group, error=error, cause=cause)
+
+
+class GroupNotReadyError(GroupError):
+    """The processes of a group did not attach in time."""
+
+    def __init__(self, *, group: str, ranks: list[int], seconds: float) -> None:
+        super().__init__(
+            f"rollout group {group!r}: ranks {ranks} did not attach within {seconds:.3g} s; "
+            "give them longer, or run one rank by hand to see why",
+            group=group,
+            ranks=ranks,
+            seconds=seconds,
+        )
+
+
+class RankExitedError(GroupError):
+    """A rank's process ended by itself.
+
+    Attributes
+    ----------
+    log : str
+        The last lines that it wrote.
+    """
+
+    def __init__(self, *, rank: int, code: int, log: str) -> None:
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        last = log.splitlines()[-1] if log else "nothing"
+        super().__init__(
+            f"rank {rank} {how}; the last it wrote: {last}; start the group again",
+            rank=rank,
+            code=code,
+            log=log,
         )

@@ -56,6 +56,11 @@ class RolloutRunner:
     rank, ranks : int
         Position in the group.
 
+    Attributes
+    ----------
+    steps : int
+        How many were begun.
+
     Raises
     ------
     ModelShapeError
@@ -75,6 +80,7 @@ class RolloutRunner:
             max_blocks=options.max_blocks,
         )
         self.options = options
+        self.steps = 0
         self.memory = HostMemory()
         self.weights = PaddleWeights(self._parameters)
         self.routing_replay = (
@@ -125,6 +131,7 @@ class RolloutRunner:
         if permit is None:
             raise StepPermitMissingError
         permit.check()
+        self.steps += 1
         leads = self.rank == 0
         plan = self._channel.share(self.requests.next(permit.version) if leads else None, permit)
         if not plan.rows:

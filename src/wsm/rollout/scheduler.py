@@ -97,15 +97,13 @@ class Scheduler:
 
     # -- what the event loop asks for -----------------------------------------------------------
 
-    def submit(self, request: Request) -> None:
-        """Queue a request.
+    def check(self, request: Request) -> None:
+        """Refuse what could never run.
 
         Raises
         ------
         RequestError
-            If it does not fit the model or the cache.
-        QueueFullError
-            If too many wait already.
+            If the request does not fit the model or the cache.
         """
         request.check(self._shape)
         needed = self._blocks_for(len(request.prompt) + request.max_tokens)
@@ -113,8 +111,24 @@ class Scheduler:
             raise RequestError(
                 field="max_tokens", reason=f"needs {needed} of {self._pool.blocks - 1} KV blocks"
             )
-        if len(self._waiting) >= self._limits.max_waiting:
-            raise QueueFullError(limit=self._limits.max_waiting)
+
+    def room(self) -> int:
+        """Count requests that may still be submitted."""
+        return self._limits.max_waiting - len(self._waiting)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises
+        ------
+        RequestError
+            As :meth:`check`.
+        QueueFullError
+            If too many wait already.
+        """
+        self.check(request)
+        if self.room() < 1:
+            raise QueueFullError(asked=1, room=self.room())
         self._waiting.append(request)
 
     def cancel(self, request_ids: set[str]) -> None:

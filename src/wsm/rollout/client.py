@@ -1,0 +1,200 @@
+"""The other end of the request socket: ask a rollout group to generate. Needs no paddle.
+
+One client is for one thread; any number of clients may be connected.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, final
+
+from wsm.rollout.errors import ClientTimeoutError, GenerationRefusedError, RolloutUnreachableError
+from wsm.rollout.frames import FrameReader, Message, encode
+from wsm.rollout.request import Generation
+from wsm.rollout.request_socket import request_socket_path
+
+_READ_BYTES = 256 * 1024
+
+
+@final
+class RolloutClient:
+    """A connection to the group `name`.
+
+    Parameters
+    ----------
+    name : str
+        The group.
+    directory : path or None
+        Where its segment lies; ``/dev/shm`` by default.
+
+    Raises
+    ------
+    RolloutUnreachableError
+        If nobody takes requests there.
+    """
+
+    def __init__(self, name: str, *, directory: str | Path | None = None) -> None:
+        self._name = name
+        path = request_socket_path(name, directory)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.connect(str(path))
+        except OSError as error:
+            self._socket.close()
+            raise RolloutUnreachableError(group=name, reason=f"{path}: {error.strerror}") from error
+        self._reader = FrameReader()
+        self._received: list[Message] = []
+        self._last_call = 0
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_tokens: int,
+        *,
+        temperature: float = 1.0,
+        seed: int | None = None,
+        stop_token: int | None = None,
+        timeout_s: float = 60.0,
+        on_tokens: Callable[[int, list[int]], None] | None = None,
+    ) -> list[Generation]:
+        """Continue every prompt, and wait for all of them. Blocks while the group is cleared, too.
+
+        Parameters
+        ----------
+        prompts : sequence of sequences of int
+            Token ids.
+        max_tokens : int
+            Most tokens per answer.
+        temperature : float
+            0 for greedy.
+        seed : int or None
+            Fixes the answers, given the weights; None draws one.
+        stop_token : int or None
+            Ends an answer that contains it.
+        timeout_s : float
+            When to give up and cancel the requests.
+        on_tokens : callable or None
+            Called with (index of the prompt, new tokens) while answers grow.
+
+        Returns
+        -------
+        list of Generation
+            One per prompt, in order. An answer that a weight change has cut short says so (ABORTED).
+
+        Raises
+        ------
+        GenerationRefusedError
+            If the group does not take the requests; none of them was begun.
+        ClientTimeoutError
+            If answers are missing after `timeout_s`.
+        RolloutUnreachableError
+            If the connection broke.
+        """
+        deadline = time.monotonic() + timeout_s
+        call = self.submit(
+            prompts,
+            max_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop_token=stop_token,
+            stream=on_tokens is not None,
+        )
+        answers: dict[int, Generation] = {}
+        while len(answers) < len(prompts):
+            message = self._next_of(call, deadline)
+            for index, tokens in message.get("tokens", ()):
+                if on_tokens is not None:
+                    on_tokens(index, tokens)
+            for result in message.get("results", ()):
+                answers[result["index"]] = Generation.from_mapping(result)
+        return [answers[index] for index in range(len(prompts))]
+
+    def submit(self, prompts: Sequence[Sequence[int]], max_tokens: int, **options: Any) -> int:
+        """Send a generate message, return its id at once; its answers come out of :meth:`receive`."""
+        tokens = [[int(token) for token in prompt] for prompt in prompts]
+        return self._send({"op": "generate", "prompts": tokens, "max_tokens": max_tokens, **options})
+
+    def cancel(self, call: int) -> None:
+        """Drop the requests of a call that have no answer yet."""
+        self._send({"op": "cancel", "call": call})
+
+    def stats(self, *, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Return what the group is doing: running, waiting, finished, tokens per version, cache, draft model.
+
+        Raises
+        ------
+        ClientTimeoutError, RolloutUnreachableError
+            As :meth:`generate`.
+        """
+        message = self._next_of(self._send({"op": "stats"}), time.monotonic() + timeout_s)
+        stats: dict[str, Any] = message["stats"]
+        return stats
+
+    def receive(self, timeout_s: float) -> Message:
+        """Return the next message of any call.
+
+        Raises
+        ------
+        ClientTimeoutError
+            If none arrives in time.
+        RolloutUnreachableError
+            If the connection broke.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._received:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ClientTimeoutError(group=self._name, seconds=timeout_s)
+            self._socket.settimeout(left)
+            try:
+                data = self._socket.recv(_READ_BYTES)
+            except TimeoutError:
+                continue
+            except OSError as error:
+                raise RolloutUnreachableError(group=self._name, reason=str(error)) from error
+            if not data:
+                raise RolloutUnreachableError(group=self._name, reason="it closed the connection")
+            self._received += self._reader.feed(data)
+        return self._received.pop(0)
+
+    def close(self) -> None:
+        """Leave; requests without an answer are dropped. Idempotent."""
+        self._socket.close()
+
+    def __enter__(self) -> RolloutClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(self, message: Message) -> int:
+        self._last_call += 1
+        self._socket.settimeout(None)
+        try:
+            self._socket.sendall(encode({"id": self._last_call, **message}))
+        except OSError as error:
+            raise RolloutUnreachableError(group=self._name, reason=str(error)) from error
+        return self._last_call
+
+    def _next_of(self, call: int, deadline: float) -> Message:
+        """Return the next message of one call; what is left of calls that were given up is skipped."""
+        while True:
+            try:
+                message = self.receive(max(deadline - time.monotonic(), 0.0))
+            except ClientTimeoutError:
+                self.cancel(call)
+                raise
+            if message.get("id") != call:
+                continue
+            if "error" in message:
+                problem = message["error"]
+                raise GenerationRefusedError(
+                    group=self._name, error=problem["type"], cause=problem["message"]
+                )
+            return message

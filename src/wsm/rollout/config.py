@@ -1,0 +1,221 @@
+"""What a rollout group is told before it starts: one YAML file, checked whole, passed on to every rank.
+
+Sections: ``group`` (:class:`wsm.config.WsmConfig`), ``model`` (:class:`~wsm.rollout.shape.ModelShape`),
+``engine`` (:class:`~wsm.rollout.engine.EngineOptions`), ``load`` (:class:`LoadConfig`, or absent) and
+``seed``. Opens one file, imports no paddle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from wsm.actions.surfaces import GroupKind
+from wsm.config import WsmConfig, config_from_mapping
+from wsm.rollout.engine import EngineOptions, Limits
+from wsm.rollout.errors import RolloutConfigError
+from wsm.rollout.run_directory import SNAPSHOT_DIRECTORY, run_directory_path
+from wsm.rollout.shape import ModelShape
+
+_SECTIONS = ("group", "model", "engine", "load", "seed")
+
+Section = TypeVar("Section")
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """Requests that the group's supervisor makes by itself, so that it generates under load.
+
+    Parameters
+    ----------
+    concurrency : int
+        Requests that are open at any time.
+    prompt_tokens, max_tokens : int
+        Length of each prompt, and of each answer.
+    temperature : float
+        Of each request.
+    seed : int
+        Of prompts and answers.
+    """
+
+    concurrency: int = 16
+    prompt_tokens: int = 4
+    max_tokens: int = 8
+    temperature: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """One rollout group.
+
+    Parameters
+    ----------
+    group : WsmConfig
+        Name, ranks, snapshots, deadlines and FastDeploy's words.
+    engine : EngineOptions
+        The model, and what each rank allocates for it.
+    load : LoadConfig or None
+        Load of its own.
+    seed : int
+        Of the initial weights, where there is no snapshot to begin with.
+
+    Raises
+    ------
+    RolloutConfigError, ModelShapeError
+        If the parts do not fit each other.
+    """
+
+    group: WsmConfig
+    engine: EngineOptions = field(default_factory=EngineOptions)
+    load: LoadConfig | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check what no single part can."""
+        self.engine.shape.check_ranks(self.group.ranks)
+        if not self.group.follow:
+            self._refuse("group.follow", "must be true: all ranks but rank 0 follow it into its steps")
+        shape, load = self.engine.shape, self.load
+        if self.engine.limits.max_step_tokens < self.engine.limits.max_batch:
+            self._refuse("engine.max_step_tokens", "must not be less than max_batch")
+        if self.engine.kv_blocks <= self.engine.max_blocks:
+            self._refuse(
+                "engine.kv_blocks",
+                f"must exceed the {self.engine.max_blocks} blocks of the longest sequence",
+            )
+        if load is not None and load.prompt_tokens + load.max_tokens > shape.context:
+            self._refuse("load", f"makes sequences longer than the context of {shape.context} tokens")
+        if load is not None and load.concurrency > self.engine.limits.max_waiting:
+            self._refuse("load.concurrency", "exceeds engine.max_waiting")
+
+    @property
+    def kinds(self) -> tuple[GroupKind, ...]:
+        """The communicators that a step uses; each has all ranks."""
+        return (GroupKind.TP, GroupKind.EP) if self.engine.shape.experts else (GroupKind.TP,)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return what :func:`rollout_config_from_mapping` accepts; JSON types only."""
+        engine = dataclasses.asdict(self.engine)
+        model = engine.pop("shape")
+        engine.update(engine.pop("limits"))
+        mapping = {"group": _plain(self.group), "model": model, "engine": engine, "seed": self.seed}
+        return mapping if self.load is None else {**mapping, "load": dataclasses.asdict(self.load)}
+
+    def _refuse(self, field_name: str, reason: str) -> None:
+        raise RolloutConfigError(source=self.group.name, field=field_name, reason=reason)
+
+
+def load_rollout_config(
+    path: str | Path | None, *, name: str | None = None, ranks: int | None = None
+) -> RolloutConfig:
+    """Read a configuration file; without one, everything but the name has a default.
+
+    Parameters
+    ----------
+    path : path or None
+        The YAML file.
+    name, ranks : optional
+        Override ``group.name`` and ``group.ranks``.
+
+    Raises
+    ------
+    RolloutConfigError
+        If the file cannot be read or is no mapping; otherwise as :func:`rollout_config_from_mapping`.
+    """
+    content: Any = {}
+    if path is not None:
+        try:
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise RolloutConfigError(
+                source=str(path), field="file", reason=f"is unreadable: {reason}"
+            ) from error
+    return rollout_config_from_mapping(content, source=str(path or "defaults"), name=name, ranks=ranks)
+
+
+def rollout_config_from_mapping(
+    content: Any, *, source: str = "mapping", name: str | None = None, ranks: int | None = None
+) -> RolloutConfig:
+    """Build a configuration from plain values.
+
+    Raises
+    ------
+    RolloutConfigError
+        For an unknown section or option, a value of the wrong type, or parts that do not fit each other.
+    wsm.config.ConfigurationError, ModelShapeError
+        For the same in sections ``group`` and ``model``.
+    """
+    if not isinstance(content, Mapping):
+        raise RolloutConfigError(source=source, field="file", reason=f"must be a mapping with {_SECTIONS}")
+    for key in content:
+        if key not in _SECTIONS:
+            raise RolloutConfigError(
+                source=source, field=str(key), reason=f"is unknown; known are {_SECTIONS}"
+            )
+    group = {"ranks": 2, **_section(content, "group", source)}
+    group.update({key: value for key, value in (("name", name), ("ranks", ranks)) if value is not None})
+    if "name" in group:
+        own = {"directory": str(run_directory_path(str(group["name"])) / SNAPSHOT_DIRECTORY)}
+        group["snapshot"] = {**own, **_section(group, "snapshot", source)}
+    engine = _section(content, "engine", source)
+    limit_names = {option.name for option in dataclasses.fields(Limits)}
+    limits = {key: engine.pop(key) for key in list(engine) if key in limit_names}
+    seed = content.get("seed", 0)
+    if type(seed) is not int or seed < 0:
+        raise RolloutConfigError(source=source, field="seed", reason="must be an integer from 0")
+    return RolloutConfig(
+        group=config_from_mapping(group, where=f"{source}: group"),
+        engine=_build(
+            EngineOptions,
+            engine,
+            f"{source}: engine",
+            shape=ModelShape.from_mapping(_section(content, "model", source)),
+            limits=_build(Limits, limits, f"{source}: engine"),
+        ),
+        load=(
+            _build(LoadConfig, _section(content, "load", source), f"{source}: load")
+            if content.get("load") is not None
+            else None
+        ),
+        seed=seed,
+    )
+
+
+def _section(content: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
+    section = content.get(key)
+    if section is None:
+        return {}
+    if not isinstance(section, Mapping):
+        raise RolloutConfigError(source=source, field=key, reason="must be a mapping of options")
+    return dict(section)
+
+
+def _build(kind: type[Section], values: Mapping[str, Any], source: str, **parts: Any) -> Section:
+    """Make a flat options class; every option has a default, whose type its value must have."""
+    defaults = {option.name: option.default for option in dataclasses.fields(kind)}  # type: ignore[arg-type]  # T is not bound to dataclasses, which have no nominal type
+    for key, value in values.items():
+        default = defaults.get(key, dataclasses.MISSING)
+        if default is dataclasses.MISSING:
+            known = sorted(name for name in defaults if defaults[name] is not dataclasses.MISSING)
+            raise RolloutConfigError(source=source, field=key, reason=f"is unknown; known are {known}")
+        kinds = (int, float) if isinstance(default, float) else (type(default),)
+        if not isinstance(value, kinds) or isinstance(value, bool) is not isinstance(default, bool):
+            reason = f"is {value!r}, must be of type {type(default).__name__}"
+            raise RolloutConfigError(source=source, field=key, reason=reason)
+        if not isinstance(value, bool) and value < (0 if key in ("seed", "temperature") else 1):
+            raise RolloutConfigError(source=source, field=key, reason=f"is {value!r}, which is too small")
+    return kind(**values, **parts)
+
+
+def _plain(group: WsmConfig) -> dict[str, Any]:
+    plain = dataclasses.asdict(group)
+    plain["engine_words"]["suffixes"] = list(group.engine_words.suffixes)
+    plain["engine_words"]["answers"] = list(group.engine_words.answers)
+    return plain

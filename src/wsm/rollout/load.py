@@ -1,0 +1,103 @@
+"""Load that a group makes for itself: a number of requests that is always open, through the real socket.
+
+Runs in a thread of the supervisor. Prompts are random but the same for the same seed. Knows nothing about
+weights; that requests wait, are cut short or frozen during an update is for the answers to tell.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from wsm import log
+from wsm.rollout.client import RolloutClient
+from wsm.rollout.config import LoadConfig
+from wsm.rollout.errors import ClientTimeoutError, RolloutUnreachableError
+from wsm.rollout.request import FinishReason, Generation
+
+_LOOK_S = 0.1
+_BITS_OF_SEED = 20
+
+
+class LoadGenerator:
+    """Keeps ``config.concurrency`` requests open until it is closed.
+
+    Parameters
+    ----------
+    name : str
+        The group.
+    config : LoadConfig
+        What to ask for.
+    vocabulary : int
+        Prompts are made of tokens 0 to this, exclusive.
+    directory : path or None
+        Where the group's segment lies; ``/dev/shm`` by default.
+
+    Attributes
+    ----------
+    answers, aborted : int
+        Answers so far, and how many of them a weight change cut short.
+    tokens_by_version : Counter of int
+        Generated tokens by the version that made them.
+    """
+
+    def __init__(
+        self, name: str, config: LoadConfig, vocabulary: int, *, directory: str | Path | None = None
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._vocabulary = vocabulary
+        self._directory = directory
+        self._random = np.random.default_rng(config.seed)
+        self._asked = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="wsm-rollout-load", daemon=True)
+        self.answers = 0
+        self.aborted = 0
+        self.tokens_by_version: Counter[int] = Counter()
+
+    def start(self) -> LoadGenerator:
+        """Begin to ask."""
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Ask no more, and drop what is open. Idempotent."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with RolloutClient(self._name, directory=self._directory) as client:
+                for _ in range(self._config.concurrency):
+                    self._ask(client)
+                while not self._closing.is_set():
+                    self._turn(client)
+        except RolloutUnreachableError as error:
+            if not self._closing.is_set():
+                log.logger("rollout.load").error(log.GROUP_STOPPED, error=str(error))
+
+    def _turn(self, client: RolloutClient) -> None:
+        try:
+            message = client.receive(_LOOK_S)
+        except ClientTimeoutError:
+            return
+        for result in message.get("results", ()):
+            self._count(Generation.from_mapping(result))
+            self._ask(client)
+
+    def _ask(self, client: RolloutClient) -> None:
+        config = self._config
+        prompt = self._random.integers(0, self._vocabulary, config.prompt_tokens).tolist()
+        seed = config.seed << _BITS_OF_SEED | self._asked % (1 << _BITS_OF_SEED)
+        self._asked += 1
+        client.submit([prompt], config.max_tokens, temperature=config.temperature, seed=seed)
+
+    def _count(self, answer: Generation) -> None:
+        self.answers += 1
+        self.aborted += answer.finish_reason is FinishReason.ABORTED
+        self.tokens_by_version.update(answer.versions)

@@ -1,0 +1,184 @@
+"""What the messages on the request socket mean: generate, cancel, stats.
+
+Between the socket and the scheduler of rank 0. Whatever a client gets wrong is answered with an error
+that has a type; nothing that a client sends can stop the group.
+
+====================================================================== ==================================
+client sends                                                           client receives
+====================================================================== ==================================
+``{id, op: generate, prompts, max_tokens, temperature?, seed?,``       ``{id, tokens: [[index, [..]]]}``,
+``stop_token?, stream?}``                                              ``{id, results: [..], done}``
+``{id, op: cancel, call}``                                             nothing
+``{id, op: stats}``                                                    ``{id, stats}``
+anything else                                                          ``{id, error: {type, message}}``
+====================================================================== ==================================
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from wsm.errors import WsmError
+from wsm.rollout.errors import QueueFullError, RequestError
+from wsm.rollout.frames import Message
+from wsm.rollout.request import Generation, Request
+from wsm.rollout.request_socket import Connection, RequestSocket
+from wsm.rollout.scheduler import Scheduler
+
+#: Bits of a request's seed that tell the prompts of one call apart.
+_INDEX_BITS = 20
+MAX_CALL_SEED = (1 << (63 - _INDEX_BITS)) - 1
+
+
+@dataclass(eq=False)
+class Call:
+    """One generate message: its requests by id, as (index, request, tokens already streamed)."""
+
+    connection: Connection
+    call_id: int
+    stream: bool
+    open: dict[str, tuple[int, Request]] = field(default_factory=dict)
+    streamed: dict[str, int] = field(default_factory=dict)
+
+
+class RequestService:
+    """Answers clients.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Where requests go.
+    requests : RequestSocket
+        Where messages come from.
+    stats : callable
+        Further facts for ``stats``.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, requests: RequestSocket, stats: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        self._scheduler = scheduler
+        self._socket = requests
+        self._stats = stats
+        self._calls: dict[str, Call] = {}
+        self._next_request = 0
+        self._finished = 0
+        self._tokens_by_version: Counter[int] = Counter()
+
+    def turn(self, timeout_s: float = 0.0) -> None:
+        """Answer what is finished, take what has arrived; wait up to `timeout_s` if nothing has."""
+        self._deliver()
+        for connection, message in self._socket.exchange(timeout_s):
+            if message is None:
+                self._forget(connection)
+            else:
+                self._obey(connection, message)
+
+    def _obey(self, connection: Connection, message: Message) -> None:
+        call_id = message.get("id")
+        try:
+            if type(call_id) is not int:
+                raise RequestError(field="id", reason="must be an integer")
+            operation = message.get("op")
+            if operation == "generate":
+                self._generate(connection, call_id, message)
+            elif operation == "cancel":
+                self._forget(connection, message.get("call"))
+            elif operation == "stats":
+                self._socket.send(connection, {"id": call_id, "stats": self._all_stats()})
+            else:
+                raise RequestError(field="op", reason=f"is {operation!r}, must be generate, cancel or stats")
+        except WsmError as error:
+            problem = {"type": type(error).__name__, "message": str(error)}
+            self._socket.send(connection, {"id": call_id, "error": problem})
+
+    def _generate(self, connection: Connection, call_id: int, message: Message) -> None:
+        """Submit every prompt of a call, or none."""
+        requests = self._requests_of(message)
+        if len(requests) > self._scheduler.room():
+            raise QueueFullError(asked=len(requests), room=self._scheduler.room())
+        for request in requests:
+            self._scheduler.check(request)
+        call = Call(connection, call_id, message.get("stream") is True)
+        for index, request in enumerate(requests):
+            call.open[request.request_id] = (index, request)
+            self._calls[request.request_id] = call
+            self._scheduler.submit(request)
+
+    def _requests_of(self, message: Message) -> list[Request]:
+        prompts = message.get("prompts")
+        if not isinstance(prompts, list) or not 0 < len(prompts) < 1 << _INDEX_BITS:
+            raise RequestError(field="prompts", reason="must be a list of at least one list of tokens")
+        temperature, seed = message.get("temperature", 1.0), message.get("seed")
+        if type(temperature) not in (int, float):
+            raise RequestError(field="temperature", reason="must be a number")
+        if seed is not None and not (type(seed) is int and 0 <= seed <= MAX_CALL_SEED):
+            raise RequestError(field="seed", reason=f"must be an integer within 0..{MAX_CALL_SEED}")
+        stop_token = message.get("stop_token")
+        if stop_token is not None and type(stop_token) is not int:
+            raise RequestError(field="stop_token", reason="must be an integer")
+        max_tokens = message.get("max_tokens")
+        if type(max_tokens) is not int:
+            raise RequestError(field="max_tokens", reason="must be an integer")
+        base = secrets.randbelow(MAX_CALL_SEED + 1) if seed is None else seed
+        requests = []
+        for index, prompt in enumerate(prompts):
+            if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
+                raise RequestError(field=f"prompts[{index}]", reason="must be a list of integers")
+            self._next_request += 1
+            name, own_seed = f"{self._next_request}", base << _INDEX_BITS | index
+            requests.append(Request(name, tuple(prompt), max_tokens, temperature, own_seed, stop_token))
+        return requests
+
+    def _deliver(self) -> None:
+        """Send streamed tokens, and the answers of finished requests, one message per call."""
+        finished: dict[Call, list[Message]] = {}
+        for answer in self._scheduler.take_finished():
+            self._count(answer)
+            call = self._calls.pop(answer.request_id, None)
+            if call is not None:
+                index, _ = call.open.pop(answer.request_id)
+                finished.setdefault(call, []).append({**answer.as_mapping(), "index": index})
+        for call in {call for call in self._calls.values() if call.stream}:
+            self._stream(call)
+        for call, results in finished.items():
+            message = {"id": call.call_id, "results": results, "done": not call.open}
+            self._socket.send(call.connection, message)
+
+    def _stream(self, call: Call) -> None:
+        news = []
+        for name, (index, request) in call.open.items():
+            sent = call.streamed.get(name, 0)
+            if len(request.tokens) > sent:
+                news.append([index, request.tokens[sent:]])
+                call.streamed[name] = len(request.tokens)
+        if news:
+            self._socket.send(call.connection, {"id": call.call_id, "tokens": news})
+
+    def _forget(self, connection: Connection, call_id: object = None) -> None:
+        """Drop a client's requests: those of one call, or all."""
+        dropped = {
+            name
+            for name, call in self._calls.items()
+            if call.connection is connection and call_id in (None, call.call_id)
+        }
+        for name in dropped:
+            del self._calls[name]
+        self._scheduler.cancel(dropped)
+
+    def _count(self, answer: Generation) -> None:
+        self._finished += 1
+        self._tokens_by_version.update(answer.versions)
+
+    def _all_stats(self) -> Message:
+        return {
+            "running": self._scheduler.in_flight(),
+            "waiting": self._scheduler.waiting(),
+            "finished": self._finished,
+            "tokens_by_version": {str(key): count for key, count in sorted(self._tokens_by_version.items())},
+            **self._stats(),
+        }

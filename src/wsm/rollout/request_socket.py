@@ -1,0 +1,160 @@
+"""The Unix-domain socket on which rank 0 takes requests: connections, bytes, bounds.
+
+Non-blocking, one thread, driven by the worker's event loop between steps. Knows messages, but not
+what they mean. A client that sends garbage, or does not read what it asked for, loses its connection
+and nothing else happens.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from wsm import log
+from wsm.rollout.errors import FrameError
+from wsm.rollout.frames import FrameReader, Message, encode
+from wsm.signals.names import segment_path
+
+CLIENT_GONE: Final = "client.gone"
+
+MAX_CONNECTIONS = 64
+#: What a client that does not read may have outstanding.
+MAX_UNSENT_BYTES = 64 * 1024 * 1024
+_READ_BYTES = 256 * 1024
+
+
+def request_socket_path(name: str, directory: str | Path | None = None) -> Path:
+    """Return where the group `name` takes requests: beside its segment."""
+    path = segment_path(name, directory)
+    return path.with_name(f"{path.name}.requests")
+
+
+@dataclass(eq=False)
+class Connection:
+    """One client."""
+
+    socket: socket.socket
+    reader: FrameReader = field(default_factory=FrameReader)
+    unsent: bytearray = field(default_factory=bytearray)
+
+
+class RequestSocket:
+    """The listening end.
+
+    Parameters
+    ----------
+    path : Path
+        Made with mode 0600. A socket that a dead process left there is replaced: whoever calls this holds
+        rank 0's slot of the group, so nobody else can be listening.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._log = log.logger("rollout.requests")
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        path.unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            self._listener.bind(str(path))
+        finally:
+            os.umask(before)
+        self._listener.listen(MAX_CONNECTIONS)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._connections: list[Connection] = []
+
+    def watch(self, descriptor: int) -> None:
+        """Let :meth:`exchange` return as soon as `descriptor` is readable, too."""
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def exchange(self, timeout_s: float = 0.0) -> list[tuple[Connection, Message | None]]:
+        """Send and receive what is possible; wait up to `timeout_s` if there is nothing.
+
+        Returns
+        -------
+        list of (Connection, dict or None)
+            What arrived; None: that client is gone.
+        """
+        received: list[tuple[Connection, Message | None]] = []
+        for key, events in self._selector.select(timeout_s):
+            connection = key.data
+            if key.fileobj is self._listener:
+                self._accept()
+            elif isinstance(connection, Connection):
+                if events & selectors.EVENT_WRITE:
+                    self._flush(connection)
+                if events & selectors.EVENT_READ:
+                    received += self._receive(connection)
+        gone = [connection for connection in self._connections if connection.socket.fileno() < 0]
+        self._connections = [connection for connection in self._connections if connection not in gone]
+        return received + [(connection, None) for connection in gone]
+
+    def send(self, connection: Connection, message: Message) -> None:
+        """Queue a message for a client, and send what can be sent now. Never blocks."""
+        if connection.socket.fileno() < 0:
+            return
+        connection.unsent += encode(message)
+        self._flush(connection)
+        if len(connection.unsent) > MAX_UNSENT_BYTES:
+            self._drop(connection, "it does not read its answers")
+
+    def close(self) -> None:
+        """Close everything and remove the socket. Idempotent."""
+        for connection in self._connections:
+            connection.socket.close()
+        self._connections = []
+        if self._listener.fileno() >= 0:
+            self._listener.close()
+            self._selector.close()
+            self._path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        if len(self._connections) >= MAX_CONNECTIONS:
+            client.close()
+            return
+        client.setblocking(False)
+        connection = Connection(client)
+        self._connections.append(connection)
+        self._selector.register(client, selectors.EVENT_READ, connection)
+
+    def _receive(self, connection: Connection) -> list[tuple[Connection, Message | None]]:
+        if connection.socket.fileno() < 0:
+            return []
+        try:
+            data = connection.socket.recv(_READ_BYTES)
+            messages = connection.reader.feed(data)
+        except BlockingIOError:
+            return []
+        except (OSError, FrameError) as error:
+            self._drop(connection, str(error))
+            return []
+        if not data:
+            self._drop(connection, "it closed the connection")
+        return [(connection, message) for message in messages]
+
+    def _flush(self, connection: Connection) -> None:
+        try:
+            while connection.unsent:
+                sent = connection.socket.send(connection.unsent)
+                del connection.unsent[:sent]
+        except BlockingIOError:
+            pass  # the rest goes when the selector says so
+        except OSError as error:
+            self._drop(connection, str(error))
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+        self._selector.modify(connection.socket, wanted, connection)
+
+    def _drop(self, connection: Connection, why: str) -> None:
+        self._log.debug(CLIENT_GONE, why=why)
+        self._selector.unregister(connection.socket)
+        connection.socket.close()

@@ -1,0 +1,55 @@
+"""Where the processes of one run of a group meet: a private directory beside the group's segment.
+
+It holds the configuration that every rank reads, the rendezvous of the process groups, the bells, each
+rank's log, and the snapshots where no other place was configured. Its name follows from the group's,
+so whoever looks for a hung rank's log finds it. Only the owner of the segment makes and removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from wsm.signals.names import segment_path
+
+CONFIG_FILE: Final = "config.json"
+RENDEZVOUS_DIRECTORY: Final = "rendezvous"
+SNAPSHOT_DIRECTORY: Final = "snapshots"
+
+_TAIL_BYTES = 16 * 1024
+
+
+def run_directory_path(name: str, directory: str | Path | None = None) -> Path:
+    """Return the run directory of the group `name`."""
+    path = segment_path(name, directory)
+    return path.with_name(f"{path.name}.run")
+
+
+def log_path(run_directory: Path, rank: int) -> Path:
+    """Return where a rank's standard error goes."""
+    return run_directory / f"rank{rank}.log"
+
+
+def make_run_directory(path: Path, config: Mapping[str, Any]) -> None:
+    """Make the directory, mode 0700, with the configuration in it; what a dead run left there goes first."""
+    remove_run_directory(path)
+    path.mkdir(mode=0o700)
+    (path / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+
+
+def remove_run_directory(path: Path) -> None:
+    """Remove the directory and everything in it. Idempotent."""
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def log_tail(run_directory: Path, rank: int, lines: int = 15) -> str:
+    """Return the last lines that a rank has logged."""
+    path = log_path(run_directory, rank)
+    if not path.exists():
+        return ""
+    text = path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+    return "\n".join(text.rstrip().splitlines()[-lines:])

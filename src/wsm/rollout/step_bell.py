@@ -1,0 +1,80 @@
+"""How the other ranks learn at once that rank 0 has begun a step, without spinning for it.
+
+Entering a step stores a word in shared memory and wakes nobody, which keeps it cheap. A rank that only
+follows sleeps on a datagram socket instead; rank 0 sends it one byte per step. The byte is a hint and
+nothing more: what to do is decided by the words, and a follower looks at them now and then anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from pathlib import Path
+
+#: A follower looks at the words this often, whether anybody rang or not.
+LOOK_S = 0.02
+
+
+def bell_path(run_directory: Path, rank: int) -> Path:
+    """Return where a follower listens."""
+    return run_directory / f"rank{rank}.bell"
+
+
+class StepBell:
+    """Rank 0's end.
+
+    Parameters
+    ----------
+    run_directory : Path
+        Private to one run of the group.
+    ranks : int
+        Of the group.
+    """
+
+    def __init__(self, run_directory: Path, ranks: int) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._listeners = [str(bell_path(run_directory, rank)) for rank in range(1, ranks)]
+
+    def ring(self) -> None:
+        """Wake every follower. Never blocks; one that is not there, or still has to wake, is skipped."""
+        for listener in self._listeners:
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+                self._socket.sendto(b"\0", listener)
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        self._socket.close()
+
+
+class BellListener:
+    """A follower's end.
+
+    Parameters
+    ----------
+    run_directory : Path
+        As rank 0's.
+    rank : int
+        The follower.
+    """
+
+    def __init__(self, run_directory: Path, rank: int) -> None:
+        self._path = bell_path(run_directory, rank)
+        self._path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._socket.bind(str(self._path))
+
+    def wait(self, other: int, timeout_s: float = LOOK_S) -> None:
+        """Wait until it rings, or the descriptor `other` becomes readable; blocks up to `timeout_s`."""
+        ready, _, _ = select.select([self._socket.fileno(), other], [], [], timeout_s)
+        if self._socket.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                while self._socket.recv(1):
+                    pass
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        self._socket.close()
+        self._path.unlink(missing_ok=True)

@@ -1,0 +1,157 @@
+"""One rank as a process: ``python -m wsm.rollout.worker_process RUN_DIRECTORY RANK SUPERVISOR_PID``.
+
+The event loop of the design, twice: rank 0 takes requests and decides when to step, the other ranks
+step when rank 0 has begun. Everything about weights happens inside ``worker.poll()``. The process ends
+on SIGTERM between two steps, and with its supervisor, however that ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from wsm import log
+from wsm.actions.backends.paddle_groups import PaddleGlooGroups
+from wsm.actions.backends.rendezvous import FileRendezvous
+from wsm.actions.options import PlanOptions
+from wsm.actions.weights import AddressContract
+from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
+from wsm.rollout.request_service import RequestService
+from wsm.rollout.request_socket import RequestSocket, request_socket_path
+from wsm.rollout.run_directory import CONFIG_FILE, RENDEZVOUS_DIRECTORY
+from wsm.rollout.runner import RolloutRunner
+from wsm.rollout.step_bell import BellListener, StepBell
+from wsm.worker import HOLD, JOIN, Worker
+
+_IDLE_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+class Stop:
+    """Whether the process was asked to end; looked at between steps."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+
+
+def lead(worker: Worker, runner: RolloutRunner, service: RequestService, bell: StepBell, stop: Stop) -> None:
+    """Run rank 0: take requests, step while there is work."""
+    while not stop.asked:
+        turn = worker.poll()
+        service.turn()
+        if turn is HOLD:
+            continue
+        if turn is JOIN or runner.requests.has_work():
+            with worker.step() as permit:
+                bell.ring()
+                runner.execute(permit)
+        else:
+            service.turn(_IDLE_S)
+
+
+def follow(worker: Worker, runner: RolloutRunner, bell: BellListener, stop: Stop) -> None:
+    """Run another rank: step when rank 0 has begun to."""
+    while not stop.asked:
+        turn = worker.poll()
+        if turn is JOIN:
+            with worker.step() as permit:
+                runner.execute(permit)
+        elif turn is not HOLD:
+            bell.wait(worker.fileno())
+
+
+def main(arguments: list[str]) -> None:
+    """Run one rank until it is asked to end."""
+    run_directory, rank = Path(arguments[0]), int(arguments[1])
+    _end_with(int(arguments[2]))
+    stop = Stop()
+    config = rollout_config_from_mapping(
+        json.loads((run_directory / CONFIG_FILE).read_text(encoding="utf-8"))
+    )
+    log.configure(level=os.environ.get("WSM_LOG_LEVEL", "info"))
+    runner = _runner(config, rank, run_directory)
+    options = PlanOptions.from_runner(
+        runner,
+        shut_down_groups=config.group.shut_down_groups,
+        capture_is_collective=False,
+        address_contract=AddressContract() if runner.graphs is not None else None,
+        deadlines=config.group.deadlines.action_s,
+    )
+    with Worker(config.group, runner, rank=rank, plan_options=options) as worker:
+        if rank:
+            listener = BellListener(run_directory, rank)
+            follow(worker, runner, listener, stop)
+            listener.close()
+        else:
+            _lead(worker, runner, config, run_directory, stop)
+
+
+def _lead(
+    worker: Worker, runner: RolloutRunner, config: RolloutConfig, run_directory: Path, stop: Stop
+) -> None:
+    requests = RequestSocket(request_socket_path(config.group.name))
+    bell = StepBell(run_directory, config.group.ranks)
+    try:
+        requests.watch(worker.fileno())
+        lead(
+            worker,
+            runner,
+            RequestService(runner.requests, requests, lambda: _facts(worker, runner)),
+            bell,
+            stop,
+        )
+    finally:
+        bell.close()
+        requests.close()
+
+
+def _runner(config: RolloutConfig, rank: int, run_directory: Path) -> RolloutRunner:
+    import paddle  # noqa: PLC0415 - only after the process can be stopped, since it takes a second
+
+    paddle.disable_signal_handler()
+    everyone = range(config.group.ranks)
+    groups = PaddleGlooGroups(
+        rank, dict.fromkeys(config.kinds, everyone), FileRendezvous(run_directory / RENDEZVOUS_DIRECTORY)
+    )
+    if not config.group.shut_down_groups:
+        # Where clears shut groups down, the first update creates them, as every later one does.
+        for kind in groups.kinds():
+            groups.restart(kind, incarnation=f"{kind.value}-start")
+    return RolloutRunner(config.engine, groups, rank, config.group.ranks)
+
+
+def _facts(worker: Worker, runner: RolloutRunner) -> Mapping[str, Any]:
+    """Return what ``stats`` says beyond the requests."""
+    facts: dict[str, Any] = {
+        "version": worker.version,
+        "weights": worker.weights.name,
+        "kv": worker.kv.name,
+        "kv_bytes": runner.kv_cache.allocated_bytes(),
+        "kv_blocks_available": runner.pool.available(),
+        "steps": runner.steps,
+    }
+    for draft in runner.auxiliaries:
+        facts[draft.name] = {"guessed": draft.guessed, "agreed": draft.agreed}
+    return facts
+
+
+def _end_with(supervisor: int) -> None:
+    """Ask the kernel to kill this process when its supervisor dies, which it might do without a word."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:
+        sys.exit("the supervisor died before this rank began")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
