@@ -96,6 +96,12 @@ def test_a_name_that_is_no_string_is_refused():
         specs_of({3: b"x"})
 
 
+@pytest.mark.parametrize("name", ["__metadata__", "\ud800"])
+def test_a_name_that_no_file_can_hold_is_refused(name):
+    with pytest.raises(errors.TrainerTensorError, match="no safetensors file"):
+        specs_of({name: b"x"})
+
+
 def test_a_tensor_that_changes_its_shape_meanwhile_is_refused():
     with pytest.raises(errors.TrainerTensorError, match="changed"):
         bytes_of({"t": b"xyz"}, TensorSpec("t", "U8", (2,)))

@@ -22,6 +22,8 @@ from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 #: Bytes before the JSON.
 PREFIX_BYTES = 8
+#: The one name that no tensor can have.
+METADATA_KEY = "__metadata__"
 #: The format's own limit for the JSON, in bytes.
 MAX_HEADER_BYTES = 100_000_000
 
@@ -105,7 +107,7 @@ def parse_header(text: bytes, *, file: str, file_bytes: int) -> Header:
         fields = strict_json.parse(text)
     except strict_json.StrictJsonError as error:
         raise SafetensorsFormatError(file=file, problem=f"in its header, {error}") from error
-    metadata = _metadata(fields.pop("__metadata__", {}), file)
+    metadata = _metadata(fields.pop(METADATA_KEY, {}), file)
     rows = sorted((_row(name, fields[name], file) for name in fields), key=lambda row: (row[0], row[1]))
     position = 0
     for begin, end, spec in rows:
@@ -121,7 +123,7 @@ def parse_header(text: bytes, *, file: str, file_bytes: int) -> Header:
 
 def build_header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
     """Return prefix and JSON of a file whose data is `specs`, one after the other, without gaps."""
-    fields: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    fields: dict[str, Any] = {METADATA_KEY: dict(metadata)} if metadata else {}
     position = 0
     for spec in specs:
         end = position + spec.nbytes

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.safetensors_header import METADATA_KEY
+from wsm.strategies.strict_json import is_text
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 #: A state dict: names to tensors in any of the accepted forms.
@@ -72,6 +74,8 @@ def _spec(name: object, value: Any) -> TensorSpec:
         raise TrainerTensorError(
             tensor=str(name), problem=f"its name is a {type(name).__name__}, not a string"
         )
+    if name == METADATA_KEY or not is_text(name):
+        raise TrainerTensorError(tensor=ascii(name), problem="no safetensors file can hold this name")
     if isinstance(value, tuple):
         return _declared(name, value)
     if _is_array(value):

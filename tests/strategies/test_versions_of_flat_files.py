@@ -1,0 +1,112 @@
+"""FastDeploy's flat layout: what is known about the version of files that no publisher of ours arranged."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from wsm.strategies import ManifestScope, MemoryTarget, TensorSpec, errors, inspect, load, write_version
+
+WHOLE = {"a": ("U8", (2,), b"11")}
+A = TensorSpec("a", "U8", (2,))
+
+
+@pytest.fixture
+def flat(snapshot, plain):
+    """One whole file of rank 0, written by somebody else."""
+    plain("model_state.tp0.0.pdparams", WHOLE, directory=snapshot.root)
+    return snapshot.root
+
+
+@pytest.fixture
+def flat_parts(snapshot):
+    """Version 7 as parts with manifests, straight in the directory."""
+    path = snapshot.publish(7)
+    for file in path.iterdir():
+        shutil.move(file, snapshot.root / file.name)
+    shutil.rmtree(snapshot.root / "versions")
+    return snapshot.root
+
+
+def test_without_any_evidence_a_load_of_no_particular_version_reports_none(snapshot, flat):
+    report = load(snapshot.source(), MemoryTarget([A]))
+    assert report.version is None
+    assert report.manifest_scope is ManifestScope.LOADED
+    assert report.manifest_digest == report.digest
+    assert report.verified == 0
+    assert inspect(snapshot.source()).manifest_digest is None
+
+
+def test_without_any_evidence_a_particular_version_is_refused(snapshot, flat):
+    with pytest.raises(errors.VersionUnknownError, match="version 3 was asked for"):
+        load(snapshot.source(), MemoryTarget([A]), version=3)
+
+
+def test_a_version_file_beside_the_files_is_evidence(snapshot, flat):
+    write_version(flat, 3)
+    assert load(snapshot.source(), MemoryTarget([A])).version == 3
+    assert load(snapshot.source(), MemoryTarget([A]), version=3).version == 3
+    with pytest.raises(errors.VersionMismatchError, match="holds version 3"):
+        load(snapshot.source(), MemoryTarget([A]), version=4)
+
+
+def test_a_broken_version_file_is_an_error_and_not_no_evidence(snapshot, flat):
+    (flat / "version.yaml").write_text("step: soon")
+    with pytest.raises(errors.VersionFileError):
+        load(snapshot.source(), MemoryTarget([A]))
+
+
+def test_manifests_beside_flat_files_count_as_in_a_version_directory(snapshot, flat_parts):
+    report = load(snapshot.source(), snapshot.target(), version=7)
+    assert (report.version, report.manifest_scope, report.verified) == (7, ManifestScope.GROUP, 7)
+
+
+def test_a_rank_manifest_alone_speaks_for_its_rank(snapshot, flat_parts):
+    (flat_parts / "model_state.manifest.json").unlink()
+    report = load(snapshot.source(), snapshot.target(), version=7)
+    assert (report.manifest_scope, report.verified) == (ManifestScope.RANK, 7)
+
+
+def test_a_version_file_that_ran_ahead_of_flat_files_is_refused(snapshot, flat_parts):
+    write_version(flat_parts, 8)
+    with pytest.raises(errors.VersionMismatchError, match="version 8 was asked for"):
+        load(snapshot.source(), snapshot.target())
+
+
+def test_parts_tell_their_version_without_manifest_and_version_file(snapshot, flat_parts):
+    for name in ("model_state.manifest.json", "model_state.tp0.0.manifest.json", "version.yaml"):
+        (flat_parts / name).unlink()
+    report = load(snapshot.source(), snapshot.target())
+    assert (report.version, report.manifest_scope, report.verified) == (7, ManifestScope.LOADED, 0)
+    with pytest.raises(errors.VersionMismatchError):
+        load(snapshot.source(), snapshot.target(), version=6)
+
+
+def test_the_version_file_of_the_model_directory_does_not_bind_the_shared_directory(
+    snapshot, plain, tmp_path
+):
+    snapshot.root.mkdir()
+    write_version(snapshot.root, 3)
+    plain("model_state.tp0.0.pdparams", WHOLE, directory=tmp_path / "shared")
+    source = snapshot.source(shared_directory=tmp_path / "shared")
+    assert load(source, MemoryTarget([A])).version is None
+    with pytest.raises(errors.VersionUnknownError):
+        load(source, MemoryTarget([A]), version=3)
+
+
+def test_a_published_version_wins_over_flat_files_beside_it(snapshot, flat_parts, held, bytes_of):
+    snapshot.publish(8, seed=8)
+    target = snapshot.target()
+    assert load(snapshot.source(), target).version == 8
+    assert held(target) == bytes_of(seed=8)
+    assert load(snapshot.source(), target, version=7).version == 7
+    assert held(target) == bytes_of()
+
+
+def test_a_reader_follows_the_version_file_when_what_it_announced_is_gone(snapshot, monkeypatch):
+    """A publisher announced version 2 and retired version 1 after we had read version.yaml."""
+    snapshot.publish(2, seed=2)
+    announced = iter([1, 2])
+    monkeypatch.setattr("wsm.strategies.snapshot_lookup.read_version", lambda _directory: next(announced))
+    assert load(snapshot.source(), snapshot.target()).version == 2
