@@ -130,9 +130,9 @@ class PaddleGlooGroups:
         remains = [weakref.ref(live[0]), weakref.ref(live[0].process_group)]
         del live
         _core().ProcessGroupIdMap.destroy()
-        held = [left for left in (remain() for remain in remains) if left is not None]
-        if held:
-            raise GroupStillHeldError(kind=kind.value, holders=_holders(held))
+        for remain in remains:
+            if remain() is not None:
+                raise GroupStillHeldError(kind=kind.value, holders=_holders(remain()))
 
     def restart(self, kind: GroupKind, *, incarnation: str) -> None:
         """Create the communicator on a store of its own. Collective, blocks for the slowest member.
@@ -222,15 +222,12 @@ def _allow_descriptors(spare: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted * 2, ceiling), hard))
 
 
-def _holders(objects: Sequence[Any]) -> list[str]:
-    """Name what refers to any of `objects`, for the error message only."""
-    own = {id(objects)}
+def _holders(held: Any) -> list[str]:
+    """Name what refers to `held`, for the error message only."""
     found = set()
-    for held in objects:
-        for referrer in gc.get_referrers(held):
-            if isinstance(referrer, types.FrameType):
-                if referrer.f_globals is not globals():
-                    found.add(f"a local variable of {referrer.f_code.co_name}()")
-            elif id(referrer) not in own:
-                found.add(f"a {type(referrer).__qualname__}")
+    for referrer in gc.get_referrers(held):
+        if not isinstance(referrer, types.FrameType):
+            found.add(f"a {type(referrer).__qualname__}")
+        elif referrer.f_globals is not globals():
+            found.add(f"a local variable of {referrer.f_code.co_name}()")
     return sorted(found) or ["something outside Python"]

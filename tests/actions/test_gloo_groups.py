@@ -1,0 +1,78 @@
+"""Real Gloo groups between real processes, created and destroyed for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.paddle, pytest.mark.processes]
+pytest.importorskip("paddle")
+
+MEMBER = Path(__file__).with_name("gloo_member.py")
+
+
+@pytest.fixture
+def run_members(tmp_path):
+    """``run_members(scenario, size, ranks=None)``: what each started rank found, by rank."""
+    started = []
+
+    def run(scenario, size, ranks=None):
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOG_minloglevel": "1"}
+        for rank in range(size) if ranks is None else ranks:
+            command = [sys.executable, "-W", "ignore", MEMBER, scenario, str(rank), str(size), tmp_path]
+            started.append(
+                subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+                )
+            )
+        answers = []
+        for process in started:
+            output, errors = process.communicate(timeout=90)
+            assert process.returncode == 0, errors
+            answers.append(json.loads(output))
+        return answers
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_groups_are_created_and_destroyed_again_and_again(run_members, size, tmp_path):
+    everyone = size * (size + 1) / 2
+    for rank, answer in enumerate(run_members("rounds", size)):
+        pair = 3.0 if rank < 2 else 7.0
+        assert answer["totals"] == [[everyone, pair, everyone]] * 5
+        assert answer["descriptors_per_round"] <= 3 * 4, "more than paddle's own leak per creation"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["group_ids"]
+
+
+def test_one_kind_goes_down_and_comes_back_while_the_others_live(run_members):
+    for answer in run_members("subset", 2):
+        assert answer["found"] == [[True, False, True], [3.0, 3.0], [3.0, 3.0, 3.0]] * 3
+
+
+def test_a_group_that_somebody_keeps_is_named_and_can_be_let_go(run_members):
+    for answer in run_members("held", 2):
+        assert answer["errors"] == [["a list"], "tp"]
+        assert answer["alive"] is False
+        assert answer["total"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "says"),
+    [(0, "GroupCreationError", "not all members came"), (1, "RendezvousTimeoutError", "rank 0")],
+)
+def test_a_member_that_never_comes_is_an_error_and_no_hang(run_members, rank, error, says, tmp_path):
+    (answer,) = run_members("alone", 2, ranks=[rank])
+    assert answer["error"] == error
+    assert says in answer["message"]
+    assert answer["alive"] is False
+    assert not list(tmp_path.glob("*.endpoint"))
