@@ -22,9 +22,10 @@ class UnversionedWeightsError(BadInputError):
     """Neither the command nor the source says which version was loaded."""
 
     def __init__(self, *, strategy: str, files: tuple[str, ...]) -> None:
+        first = files[0] if files else "none"
         super().__init__(
-            f"{strategy} loaded {len(files)} file(s), first {files[0] if files else 'none'}: no version is named, "
-            "and the command named none; name one (--version), or publish with a manifest and version.yaml",
+            f"{strategy} loaded {len(files)} file(s), first {first}: no version is named there nor in the command; "
+            "name one (--version), or publish with a manifest and version.yaml",
             strategy=strategy,
             files=files,
         )

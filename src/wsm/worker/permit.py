@@ -42,7 +42,7 @@ class StepPermit:
         "_open",
         "_open_slowly",
         "_own_word",
-        "_simple",
+        "_simple_until",
         "rank",
         "version",
     )
@@ -62,8 +62,8 @@ class StepPermit:
         self._open_slowly = open_slowly
         self._break = break_step
         self._open = False
-        self._simple = False
         self._last = 0
+        self._simple_until = 0
 
     @property
     def step(self) -> int:
@@ -83,18 +83,20 @@ class StepPermit:
 
     def end_simple_steps(self) -> int | None:
         """Let the driver open the next step; return the last step that was opened without it, if any."""
-        if not self._simple:
+        if not self._simple_until:
             return None
-        self._simple = False
+        self._simple_until = 0
         return self.step
 
     def __enter__(self) -> StepPermit:
         """Store RUNNING; everything collective of the step comes after it."""
-        if self._simple and self._last & MAX_STEP != MAX_STEP:
-            self._last = word = self._last + 1
-            self._memory[self._own_word] = word
+        word = self._last + 1
+        if word < self._simple_until:
+            self._last = self._memory[self._own_word] = word
         else:
-            self._last, self.version, self._simple = self._open_slowly()
+            self._last, self.version, simple = self._open_slowly()
+            # Beyond its last step number a word would run over into the field next to it.
+            self._simple_until = self._last | MAX_STEP if simple else 0
         self._open = True
         return self
 

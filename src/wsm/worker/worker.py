@@ -175,6 +175,8 @@ class Worker:
         """
         memory = self._memory
         if memory[self._command] == self._quiet:
+            if not self._followed:
+                return SERVE
             own = memory[self._own_step]
             for index in self._followed:
                 if memory[index] > own:
