@@ -110,7 +110,7 @@ def alone(groups: PaddleGlooGroups, rank: int) -> dict[str, Any]:
 def main() -> None:
     scenario, rank, size, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     everyone = range(size)
-    pair = range(rank // 2 * 2, rank // 2 * 2 + 2)
+    pair = range(rank // 2 * 2, min(rank // 2 * 2 + 2, size))
     groups = PaddleGlooGroups(
         rank,
         {GroupKind.WORLD: everyone, GroupKind.TP: pair, GroupKind.EP: everyone},

@@ -7,7 +7,13 @@ import threading
 
 import pytest
 
-from wsm.actions.backends.store_sockets import StoreDeadline, disable_nagle, reserve_port, sockets_of
+from wsm.actions.backends.store_sockets import (
+    StoreDeadline,
+    disable_nagle,
+    reserve_port,
+    sockets_of,
+    without_nagle,
+)
 
 
 def has_nodelay(connection):
@@ -38,6 +44,18 @@ def test_connections_that_come_later_inherit_the_option_from_the_server(server):
         assert not has_nodelay(client)
         disable_nagle("127.0.0.1", server.getsockname()[1])
         assert has_nodelay(client)
+
+
+def test_a_connection_that_is_made_meanwhile_and_one_that_comes_later_have_it_too(server):
+    threads = threading.active_count()
+    with without_nagle("127.0.0.1", server.getsockname()[1]):
+        client, accepted = connect(server)
+    later, later_accepted = connect(server)
+    with client, accepted, later, later_accepted:
+        assert has_nodelay(client)
+        assert has_nodelay(accepted)
+        assert has_nodelay(later_accepted)
+    assert threading.active_count() == threads
 
 
 def test_sockets_of_others_are_not_touched(server):

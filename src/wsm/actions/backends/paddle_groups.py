@@ -24,7 +24,7 @@ from typing import Any
 
 from wsm.actions.backends.errors import GroupCreationError, GroupDownError, GroupStillHeldError
 from wsm.actions.backends.rendezvous import Endpoint, Rendezvous
-from wsm.actions.backends.store_sockets import StoreDeadline, disable_nagle, reserve_port
+from wsm.actions.backends.store_sockets import StoreDeadline, reserve_port, without_nagle
 from wsm.actions.surfaces import GroupKind
 
 #: Descriptors that one creation may need beside 2 to 4 per member that stay open for good.
@@ -170,8 +170,8 @@ class PaddleGlooGroups:
         with reserve_port() as holder:
             port = int(holder.getsockname()[1])
             # World size 1: the constructor would otherwise wait inside, without a deadline, for all members.
-            store = _core().TCPStore(self._host, port, True, 1, int(self._timeout_s) or 1)
-        disable_nagle(self._host, port)
+            with without_nagle(self._host, port):
+                store = _core().TCPStore(self._host, port, True, 1, int(self._timeout_s) or 1)
         endpoint = Endpoint(self._host, port, self._rendezvous.next_group_id())
         self._rendezvous.announce(name, endpoint)
         return endpoint, store
@@ -187,8 +187,8 @@ class PaddleGlooGroups:
         except OSError as error:
             reason = f"the store of rank {leader} at port {endpoint.port} cannot be reached: {error}"
             raise GroupCreationError(kind=kind.value, ranks=self._members[kind], reason=reason) from error
-        store = _core().TCPStore(endpoint.host, endpoint.port, False, 1, int(self._timeout_s) or 1)
-        disable_nagle(endpoint.host, endpoint.port)
+        with without_nagle(endpoint.host, endpoint.port):
+            store = _core().TCPStore(endpoint.host, endpoint.port, False, 1, int(self._timeout_s) or 1)
         return endpoint, store
 
     def _create(
