@@ -1,7 +1,7 @@
 """Who may import whom, and who may import paddle: read off the source of every module.
 
 The direction is the design's: errors, clock, log <- states, signals <- protocol, actions, strategies
-<- config, command, report, receipt <- worker, controller <- bridge <- rollout <- demo <- cli.
+<- config, command, report, receipt <- worker, controller <- rollout <- demo <- cli.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": FOUNDATION,
     "receipt": FOUNDATION | {"report"},
 }
-SHELLS = {"worker", "controller", "bridge"}
+SHELLS = {"worker", "controller", "group_segment", "testing"}
 EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "states",
     "signals",

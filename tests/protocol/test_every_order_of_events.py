@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from wsm.protocol import decide, rank as protocol
-from wsm.protocol.rank import Phase, RankState, Todo
+from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.protocol.view import View
 from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
@@ -74,7 +74,7 @@ def put(items: tuple, index: int, item: object) -> tuple:
     return (*items[:index], item, *items[index + 1 :])
 
 
-def apply(world: World, r: int, move: protocol.Move, **changes: object) -> World:
+def apply(world: World, r: int, move: Move, **changes: object) -> World:
     if move.step is not None:
         world = replace(world, steps=put(world.steps, r, move.step.pack()))
     if move.status is not None:

@@ -3,11 +3,14 @@
 ==================  ===================================================================================
 module              responsible for
 ==================  ===================================================================================
-:mod:`.worker`      :class:`Worker`: ``poll()``, ``step()``, ``fileno()``; words in and out, nothing else
+:mod:`.worker`      :class:`Worker`: ``poll()``, ``step()``, ``fileno()``; the path taken while serving
+:mod:`.driver`      the slow path: look at the words, do one thing, tell the protocol what came of it
+:mod:`.patience`    how long a rank waits, for whom, and what it says when that was too long
 :mod:`.execution`   one command on this rank: legality, plan, state machines, undo; knows no words
 :mod:`.permit`      the permit of one step, without which nothing may be computed with the weights
 :mod:`.group_words` this rank's view of the segment: read a View, write a word, wait
 :mod:`.attaching`   from a configuration to a registered slot in the right segment
+:mod:`.recording`   what goes into the journal and the log
 :mod:`.loading`     from a configuration to the function that an action loads weights with
 :mod:`.errors`      what an embedding loop can be told
 ==================  ===================================================================================

@@ -19,7 +19,7 @@ from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.config import Deadlines
 from wsm.errors import InternalError
 from wsm.protocol import rank as protocol
-from wsm.protocol.rank import Move, Phase, RankState, Todo
+from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.protocol.view import View
 from wsm.protocol.votes import never_ready
 from wsm.report import FailureReport, RankReport
@@ -31,10 +31,10 @@ from wsm.worker.errors import (
     NotServingError,
     PeerNeverReadyError,
     StepBrokenError,
-    WaitExpiredError,
 )
 from wsm.worker.execution import Execution, Load, Request
 from wsm.worker.group_words import GroupWords
+from wsm.worker.patience import Patience
 from wsm.worker.recording import Recorder
 
 #: How long one turn waits at most when there is nothing to do, in seconds.
@@ -94,12 +94,10 @@ class RankDriver:
         self._runner = runner
         self._plans = plans
         self._load = load
-        self._deadlines = deadlines
+        self._patience = Patience(deadlines, clock, runner.requests)
         self._clock = clock
         self._recorder = recorder
         self._execution: Execution | None = None
-        self._phase_since_ns = clock.monotonic_ns()
-        self._expired_phase: Phase | None = None
         self._served_until_ns: int | None = None
         self._work: dict[Todo, Callable[[View], None]] = {
             Todo.REJOIN: self._rejoin,
@@ -173,8 +171,7 @@ class RankDriver:
 
     def _take(self, move: Move) -> None:
         if move.state.phase is not self.state.phase:
-            self._phase_since_ns = self._clock.monotonic_ns()
-            self._expired_phase = None
+            self._patience.begin()
         self.state = move.state
         self._words.write(move)
         if move.status is not None or (move.step is not None and move.step.kind is not StepKind.RUNNING):
@@ -374,44 +371,9 @@ class RankDriver:
 
     def _expire(self, view: View) -> None:
         """Report a wait that has passed its deadline, once; fail the command where a rank still may."""
-        phase = self.state.phase
-        limit = self._limit_s(phase)
-        waited = (self._clock.monotonic_ns() - self._phase_since_ns) / 1e9
-        if limit is None or waited < limit or self._expired_phase is phase:
+        error = self._patience.expired(self.state, view, self._execution)
+        if error is None:
             return
-        self._expired_phase = phase
-        error = WaitExpiredError(
-            rank=self.state.rank,
-            wait=phase.value,
-            seconds=waited,
-            waiting_for=self._waiting_for(view),
-        )
         self._recorder.wait_expired(self.state.epoch, self.state.sequence, error)
         if protocol.may_fail(self.state):
-            self._fail(phase.value, error)
-
-    def _limit_s(self, phase: Phase) -> float | None:
-        if phase is Phase.VOTING:
-            return self._at_work.plan.actions[self.state.action].deadline_s
-        return {
-            Phase.BEGINNING: self._deadlines.arguments_s,
-            Phase.DRAINING: self._deadlines.drain_s,
-            Phase.PARKING: self._deadlines.park_s,
-            Phase.PREPARED: self._deadlines.decision_s,
-            Phase.FAILED: self._deadlines.decision_s,
-            Phase.STOPPED: self._deadlines.decision_s,
-        }.get(phase)
-
-    def _waiting_for(self, view: View) -> str:
-        """Name who or what this rank waits for in its present phase."""
-        state = self.state
-        if state.phase is Phase.PARKING:
-            here = (StepKind.PARKED, state.sequence, state.step)
-            late = [r for r, word in enumerate(view.steps) if (word.kind, word.sequence, word.step) != here]
-            return f"rank {', '.join(map(str, late))} to park"
-        if state.phase is Phase.VOTING:
-            late = [r for r, word in enumerate(view.statuses) if word.ready <= state.action]
-            return f"rank {', '.join(map(str, late))} to be ready"
-        if state.phase is Phase.DRAINING:
-            return f"{self._runner.requests.in_flight()} requests to finish"
-        return "the command's arguments" if state.phase is Phase.BEGINNING else "the controller's decision"
+            self._fail(self.state.phase.value, error)

@@ -5,7 +5,7 @@ Between :mod:`wsm.signals` (memory) and :mod:`wsm.protocol` (rules): it knows ne
 
 from __future__ import annotations
 
-from wsm.protocol.rank import Move
+from wsm.protocol.rank_state import Move
 from wsm.protocol.view import View
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import Watch, wait, wake

@@ -24,8 +24,8 @@ class UnversionedWeightsError(BadInputError):
     def __init__(self, *, strategy: str, files: tuple[str, ...]) -> None:
         first = files[0] if files else "none"
         super().__init__(
-            f"{strategy} loaded {len(files)} file(s), first {first}: no version is named there nor in the command; "
-            "name one (--version), or publish with a manifest and version.yaml",
+            f"{strategy} loaded {len(files)} file(s), first {first}: neither they nor the command "
+            "name a version; name one (--version), or publish with a manifest and version.yaml",
             strategy=strategy,
             files=files,
         )

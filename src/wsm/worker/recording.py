@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from wsm import log
 from wsm.clock import Clock
 from wsm.errors import WsmError
-from wsm.protocol.rank import Move
+from wsm.protocol.rank_state import Move
 from wsm.report import FailureReport
 from wsm.states import entry
 from wsm.states.entry import JournalEntry, transition_entry

@@ -20,7 +20,7 @@ from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import Runner
 from wsm.clock import Clock, SystemClock
 from wsm.config import WsmConfig, load_config
-from wsm.protocol.rank import Phase, Todo
+from wsm.protocol.rank_state import Phase, Todo
 from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
 from wsm.states.vocabulary import KVState, WeightState
