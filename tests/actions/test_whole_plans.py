@@ -197,3 +197,28 @@ def test_groups_that_were_not_shut_down_are_left_alone(runner, options, make_con
     plans = derive_plans(options(shut_down_groups=False))
     walk(plans.clear, make_context())
     assert all(runner.groups.alive(kind) for kind in GroupKind)
+
+
+@pytest.mark.parametrize("collective", [False, True])
+def test_an_update_that_fails_before_its_first_byte_is_undone_to_what_it_was(
+    collective, runner, options, make_context
+):
+    def refuse(context, target):
+        raise ValueError("the manifest names a tensor that the model does not have")
+
+    plan = derive_plans(options(capture_is_collective=collective)).update_in_place
+    context = make_context(load=refuse, in_flight=InFlightPolicy.KEEP)
+    began = []
+    with pytest.raises(ValueError, match="manifest"):
+        for action in (*plan.before_parking, *plan.actions):
+            began.append(action)
+            action.run(context)
+    assert not context.weights_touched
+    for _ in range(2):
+        for action in reversed(began):
+            action.undo(context)
+    assert bytes(runner.weights.readable("head")[:2]) == b"\x01\x01"
+    assert runner.kv_cache.allocated_bytes()
+    assert runner.requests.admitting
+    assert runner.graphs.captured() is not collective
+    assert runner.auxiliaries[0].graphs.captured() is not collective
