@@ -15,7 +15,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments
 from wsm.config import EngineWordsConfig
 from wsm.controller.engine_words import TakenWords, take_words
-from wsm.controller.errors import MixedGroupError, RankLostError
+from wsm.controller.errors import MixedGroupError, PlansDifferError, RankLostError
 from wsm.controller.group_view import GroupView
 from wsm.controller.status import GroupStatus, read_status
 from wsm.controller.transaction import SETTLE_S, Pending, Transaction
@@ -238,6 +238,7 @@ class Controller:
             view = self._group.view()
             command = decide.next_command(view, operation)
             self._require_all_alive(operation)
+            self._require_equal_plans(command.epoch)
             state = self._state_before(view, operation)
             nothing_to_do = self._nothing_to_do(view, operation, arguments, served, state)
             if nothing_to_do is not None:
@@ -263,6 +264,14 @@ class Controller:
         lost = self._group.lost()
         if lost:
             raise RankLostError(operation=operation.name.lower(), ranks=lost, group=self.status().sentence())
+
+    def _require_equal_plans(self, epoch: int) -> None:
+        plans = [self._group.plans(rank, epoch) for rank in range(self._segment.world_size)]
+        others = [
+            rank for rank, plan in enumerate(plans) if None not in (plan, plans[0]) and plan != plans[0]
+        ]
+        if others:
+            raise PlansDifferError(ranks=others)
 
     def _complete_inherited(self, role: LockHold, settle_s: float) -> None:
         """Bring a command to its end that another controller left open; the role proves that it is gone."""

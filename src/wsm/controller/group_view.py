@@ -78,6 +78,10 @@ class GroupView:
         data = self.segment.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
         return None if data is None else CommandArguments.from_bytes(data)
 
+    def plans(self, rank: int, epoch: int) -> bytes | None:
+        """Read which plans a rank derived, as it said on attaching; None once it has reported on a command."""
+        return self.segment.report(rank).read(epoch, 0, StatusCode.ATTACHED)
+
     def report(self, rank: int, command: CommandWord, code: StatusCode) -> RankReport | None:
         """Read what a rank reported when it reached `code`; None if it is not there."""
         data = self.segment.report(rank).read(command.epoch, command.sequence, code)

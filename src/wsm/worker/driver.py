@@ -22,7 +22,7 @@ from wsm.protocol import rank as protocol
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.protocol.view import View
 from wsm.protocol.votes import never_ready
-from wsm.report import FailureReport, RankReport
+from wsm.report import MAX_REPORT_BYTES, FailureReport, RankReport
 from wsm.signals.word import Operation, StatusCode, StepKind, StepWord
 from wsm.states.machine import LifeCycle
 from wsm.worker.errors import (
@@ -140,7 +140,13 @@ class RankDriver:
     def join(self) -> None:
         """Enter the epoch that the command word names; this rank holds nothing in it."""
         view, rank = self._words.view(), self._words.rank
-        self._take(protocol.join(rank, view.command, view.steps[rank], view.statuses[rank]))
+        move = protocol.join(rank, view.command, view.steps[rank], view.statuses[rank])
+        # The controller compares it: ranks with other plans would wait for each other in other collectives.
+        plans = "\n".join(f"{plan.name}: {' '.join(plan.names())}" for plan in self._plans)
+        self._words.segment.report(rank).write(
+            move.state.epoch, 0, StatusCode.ATTACHED, plans.encode()[:MAX_REPORT_BYTES]
+        )
+        self._take(move)
 
     def enter_step(self) -> tuple[int, int]:
         """Store RUNNING for the next step; return the word and the version that makes the step.
