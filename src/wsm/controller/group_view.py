@@ -79,7 +79,7 @@ class GroupView:
         return None if data is None else CommandArguments.from_bytes(data)
 
     def plans(self, rank: int, epoch: int) -> bytes | None:
-        """Read which plans a rank derived, as it said on attaching; None once it has reported on a command."""
+        """Read which plans a rank derived, as it said on attaching; None once it reported on a command."""
         return self.segment.report(rank).read(epoch, 0, StatusCode.ATTACHED)
 
     def report(self, rank: int, command: CommandWord, code: StatusCode) -> RankReport | None:
