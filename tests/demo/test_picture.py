@@ -30,7 +30,9 @@ def a_run(*, updated: bool) -> tuple[Report, list[Span]]:
                 spans.append(Span(rank, "actions", "load_weights", start + 82 * MS, start + 90 * MS))
                 spans.append(Span(rank, "weights", "CLEARED", start + 50 * MS, start + 80 * MS))
         steps.append(
-            StepRecord(step, step if updated else None, step - 1, 0.1 * step, {step - 1: 8}, 0, pause_ms=50.0)
+            StepRecord(
+                step, step if updated else None, step - 1, 0.1 * step, {step - 1: 8}, False, pause_ms=50.0
+            )
         )
     return Report({}, steps, 0.3), spans
 

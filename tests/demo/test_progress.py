@@ -11,7 +11,7 @@ from wsm.demo.report import Report, StepRecord
 
 def record(step: int) -> StepRecord:
     return StepRecord(
-        step, step, step - 1, 0.125 * step, {step - 1: 512}, 0, 210.0, 11.2, 140.4, 9.0, 24.0, 190.0
+        step, step, step - 1, 0.125 * step, {step - 1: 512}, False, 210.0, 11.2, 140.4, 9.0, 24.0, 190.0
     )
 
 
@@ -60,7 +60,7 @@ def test_a_run_that_raised_says_that_it_stopped() -> None:
 def test_a_run_that_does_not_update_shows_no_version() -> None:
     stream = io.StringIO()
     with RunProgress("wsm demo", 1, Console(file=stream, width=80)) as progress:
-        progress.finished(StepRecord(1, None, 0, 0.06, {0: 512}, 0))
+        progress.finished(StepRecord(1, None, 0, 0.06, {0: 512}, False))
     assert "version -" in stream.getvalue()
 
 

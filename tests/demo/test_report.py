@@ -13,7 +13,7 @@ def record(step: int, *, reward: float = 0.5, **fields: object) -> StepRecord:
         "version": step,
         "served_version": step - 1,
         "tokens": {step - 1: 512},
-        "mixed_version_steps": 0,
+        "mixed_versions": False,
         **fields,
     }
     return StepRecord(step=step, reward=reward, **facts)  # type: ignore[arg-type] # facts by name
@@ -32,7 +32,7 @@ def test_totals_of_a_short_run_use_what_there_is() -> None:
 
 
 def test_tokens_are_counted_per_version_over_all_steps() -> None:
-    steps = [record(1, tokens={0: 512}), record(2, tokens={0: 2, 1: 510}, mixed_version_steps=1)]
+    steps = [record(1, tokens={0: 512}), record(2, tokens={0: 2, 1: 510}, mixed_versions=True)]
     totals = Report({}, steps, 1.0).totals()
     assert totals["tokens_per_version"] == {"0": 514, "1": 510}
     assert totals["mixed_version_steps"] == 1

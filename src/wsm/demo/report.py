@@ -33,8 +33,8 @@ class StepRecord:
         Mean reward per token of the answers.
     tokens : mapping of int to int
         Generated tokens by the version that each token says it was made by.
-    mixed_version_steps : int
-        Steps of the group's loop whose tokens name more than one version, or another than the receipts.
+    mixed_versions : bool
+        Whether any token names another version than the receipts do; must be False.
     generate_ms, clear_ms, train_ms, publish_ms, update_ms : float
         Wall time as the loop saw it; 0 for what the step did not do.
     pause_ms : float
@@ -47,9 +47,9 @@ class StepRecord:
         Of what the version consists of.
     loss, entropy : float
         The trainer's, of this step.
-    log_probability_gap : float
+    log_probability_gap : float or None
         Largest difference between the log probability of a token as the group saw it and as the trainer
-        computes it from the weights it published; NaN-free 0.0 where the group was not updated.
+        computes it from the weights that it published; None where the group does not hold those.
     """
 
     step: int
@@ -57,7 +57,7 @@ class StepRecord:
     served_version: int
     reward: float
     tokens: Mapping[int, int]
-    mixed_version_steps: int
+    mixed_versions: bool
     generate_ms: float = 0.0
     clear_ms: float = 0.0
     train_ms: float = 0.0
@@ -69,7 +69,7 @@ class StepRecord:
     manifest_digest: str | None = None
     loss: float = 0.0
     entropy: float = 0.0
-    log_probability_gap: float = 0.0
+    log_probability_gap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class Report:
         for step in self.steps:
             tokens.update(step.tokens)
         rewards = [step.reward for step in self.steps]
+        gaps = [step.log_probability_gap for step in self.steps if step.log_probability_gap is not None]
         return {
             "steps": len(self.steps),
             "seconds": round(self.seconds, 3),
@@ -104,8 +105,9 @@ class Report:
             "versions_served": sum(step.version is not None for step in self.steps),
             "tokens": sum(tokens.values()),
             "tokens_per_version": {str(version): tokens[version] for version in sorted(tokens)},
-            "mixed_version_steps": sum(step.mixed_version_steps for step in self.steps),
+            "mixed_version_steps": sum(step.mixed_versions for step in self.steps),
             "bytes": sum(step.bytes for step in self.steps),
+            "log_probability_gap": max(gaps, default=None),
             "median_ms": {
                 name: _median([getattr(step, f"{name}_ms") for step in self.steps])
                 for name in ("generate", "clear", "train", "publish", "update", "pause")

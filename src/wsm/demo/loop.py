@@ -1,0 +1,286 @@
+"""The loop itself: a group serves a policy, a trainer improves it, and every step hands the weights over.
+
+The one module that knows group, trainer and files at once. A step is generate, clear, train, publish, update:
+the trainer works while the group holds no memory, as on shared GPUs. Nothing is taken on trust: the
+digests that the ranks report must be those that the trainer published, every token must name the version that
+the receipts name, and the ranks' journals must be behaviours of the tables.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wsm.controller import Controller
+from wsm.demo.errors import DemoSettingsError, WeightsDifferError
+from wsm.demo.progress import RunProgress
+from wsm.demo.report import Report, StepRecord
+from wsm.demo.task import CopyTask, Rewards, Tokens
+from wsm.demo.timeline import Span
+from wsm.demo.trainer_process import Reply, TrainerProcess
+from wsm.errors import WsmError
+from wsm.receipt import Receipt
+from wsm.rollout.client import RolloutClient
+from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
+from wsm.rollout.request import Generation
+from wsm.rollout.supervisor import INITIAL_VERSION, RolloutSupervisor
+
+JOURNAL_DIRECTORY = "journals"
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """What a run is asked to do.
+
+    Parameters
+    ----------
+    out : Path
+        Where results go.
+    steps : int
+        Turns of the loop.
+    ranks : int
+        Tensor-parallel ranks of the group.
+    batch : int
+        Prompts per step.
+    update : bool
+        Whether the group gets the trainer's weights; without, the reward stays where it is.
+    seed : int
+        Of initial weights, prompts and answers.
+    task : CopyTask
+        What is learned.
+    """
+
+    out: Path
+    steps: int = 40
+    ranks: int = 2
+    batch: int = 128
+    update: bool = True
+    seed: int = 0
+    task: CopyTask = field(default_factory=CopyTask)
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises
+        ------
+        DemoSettingsError
+            If one of them is too small.
+        """
+        for name, least in (("steps", 1), ("ranks", 1), ("batch", 2), ("seed", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise DemoSettingsError(setting=name, value=value, remedy=f"give at least {least}")
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return plain values for the report."""
+        return {
+            "steps": self.steps,
+            "ranks": self.ranks,
+            "batch": self.batch,
+            "update": self.update,
+            "seed": self.seed,
+            "symbols": self.task.symbols,
+            "length": self.task.length,
+            "chance": self.task.chance,
+        }
+
+
+def group_config(settings: DemoSettings, name: str) -> RolloutConfig:
+    """Return the configuration of the demo's group.
+
+    Raises
+    ------
+    wsm.errors.BadInputError
+        If the model cannot be split over that many ranks.
+    """
+    return rollout_config_from_mapping(
+        {
+            "group": {
+                "name": name,
+                "ranks": settings.ranks,
+                "journal_directory": str((settings.out / JOURNAL_DIRECTORY).resolve()),
+            },
+            "model": {"vocabulary": settings.task.symbols},
+            "engine": {"max_batch": settings.batch},
+            "seed": settings.seed,
+        },
+        source="demo",
+    )
+
+
+def run_loop(settings: DemoSettings, progress: RunProgress) -> tuple[Report, list[Span]]:
+    """Run the whole loop. Blocks; starts processes, and leaves none behind however it ends.
+
+    Parameters
+    ----------
+    settings : DemoSettings
+        What to do. Old journals in ``out`` are removed.
+    progress : RunProgress
+        Told what happens.
+
+    Returns
+    -------
+    Report, list of Span
+        Numbers, and the spans of controller and trainer; those of the ranks are in their journals.
+
+    Raises
+    ------
+    wsm.errors.WsmError
+        If the group or the trainer fails; the message names the culprit.
+    """
+    began = time.monotonic()
+    config = group_config(settings, f"demo-{os.getpid()}")
+    for journal in (settings.out / JOURNAL_DIRECTORY).glob("rank*.ndjson"):
+        journal.unlink()
+    snapshots = Path(config.group.snapshot.directory)
+    shape = config.engine.shape
+    with (
+        TrainerProcess(shape, ranks=settings.ranks, directory=snapshots, seed=settings.seed) as trainer,
+        RolloutSupervisor(config) as group,
+        group.client() as client,
+    ):
+        loop = _Loop(settings, progress, trainer, group.controller, client)
+        try:
+            steps = [loop.step(number) for number in range(1, settings.steps + 1)]
+        except WsmError:
+            group.check()  # a rank that died says more in its log than the others can
+            raise
+    return Report(settings.as_mapping(), steps, time.monotonic() - began), loop.spans
+
+
+class _Loop:
+    """One run under way."""
+
+    def __init__(
+        self,
+        settings: DemoSettings,
+        progress: RunProgress,
+        trainer: TrainerProcess,
+        controller: Controller,
+        client: RolloutClient,
+    ) -> None:
+        self.spans: list[Span] = []
+        self._settings = settings
+        self._progress = progress
+        self._trainer = trainer
+        self._controller = controller
+        self._client = client
+        self._version = INITIAL_VERSION
+        self._step = 0
+
+    def step(self, number: int) -> StepRecord:
+        """Run one turn of the loop."""
+        self._step = number
+        task = self._settings.task
+        prompts = task.prompts(self._settings.batch, seed=self._seed_of(number))
+        with self._timed("generate") as generated:
+            answers = self._client.generate(
+                prompts.tolist(), task.length, temperature=1.0, seed=self._seed_of(number)
+            )
+        tokens = np.array([answer.tokens for answer in answers], np.int64)
+        rewards = task.rewards(prompts, tokens)
+        record = StepRecord(
+            step=number,
+            version=None,
+            served_version=self._version,
+            reward=float(rewards.mean()),
+            tokens=Counter(version for answer in answers for version in answer.versions),
+            mixed_versions=any(set(answer.versions) != {self._version} for answer in answers),
+            generate_ms=generated[0].duration_ns / 1e6,
+        )
+        hand_over = self._hand_over if self._settings.update else self._train_only
+        record = hand_over(record, prompts, tokens, rewards, answers)
+        self._progress.finished(record)
+        return record
+
+    def _hand_over(
+        self,
+        record: StepRecord,
+        prompts: Tokens,
+        tokens: Tokens,
+        rewards: Rewards,
+        answers: list[Generation],
+    ) -> StepRecord:
+        """Clear the group, train in the memory that it gave back, and update it to what was learned."""
+        with self._timed("clear") as cleared:
+            self._controller.clear()
+        learned = self._train(prompts, tokens, rewards)
+        version = self._version + 1
+        self._progress.phase("publish")
+        published = self._trainer.publish(version)
+        self._spans_of(published, "publish")
+        with self._timed("update") as updated:
+            receipt = self._controller.update(version)
+        _require_published(receipt, published.facts)
+        self._version = version
+        seen = np.array([answer.logprobs for answer in answers])
+        return replace(
+            record,
+            version=version,
+            clear_ms=cleared[0].duration_ns / 1e6,
+            train_ms=learned.milliseconds,
+            publish_ms=published.milliseconds,
+            update_ms=updated[0].duration_ns / 1e6,
+            pause_ms=receipt.pause_s * 1e3,
+            bytes=sum(rank.bytes for rank in receipt.ranks),
+            digests={str(rank.rank): rank.digest or "" for rank in receipt.ranks},
+            manifest_digest=receipt.manifest_digest,
+            loss=learned.facts["loss"],
+            entropy=learned.facts["entropy"],
+            log_probability_gap=float(np.abs(seen - np.array(learned.facts["log_probability"])).max()),
+        )
+
+    def _train_only(
+        self,
+        record: StepRecord,
+        prompts: Tokens,
+        tokens: Tokens,
+        rewards: Rewards,
+        _answers: list[Generation],
+    ) -> StepRecord:
+        """Train, and tell the group nothing."""
+        learned = self._train(prompts, tokens, rewards)
+        return replace(
+            record,
+            train_ms=learned.milliseconds,
+            loss=learned.facts["loss"],
+            entropy=learned.facts["entropy"],
+        )
+
+    def _train(self, prompts: Tokens, tokens: Tokens, rewards: Rewards) -> Reply:
+        self._progress.phase("train")
+        learned = self._trainer.improve(prompts, tokens, rewards)
+        self._spans_of(learned, "train")
+        return learned
+
+    def _seed_of(self, number: int) -> int:
+        return self._settings.seed * 1_000_003 + number
+
+    def _spans_of(self, reply: Reply, name: str) -> None:
+        facts = {"step": self._step}
+        self.spans.append(Span("trainer", "training", name, reply.started_ns, reply.finished_ns, facts))
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[list[Span]]:
+        """Show a phase and keep its span, which is in the list once the block has ended."""
+        self._progress.phase(name)
+        done: list[Span] = []
+        started = time.monotonic_ns()
+        yield done
+        done.append(Span("controller", "commands", name, started, time.monotonic_ns(), {"step": self._step}))
+        self.spans += done
+
+
+def _require_published(receipt: Receipt, published: Mapping[str, Any]) -> None:
+    """Hold what every rank says that it holds against what the trainer wrote."""
+    held = {str(rank.rank): rank.digest for rank in receipt.ranks}
+    if held != published["digests"] or receipt.manifest_digest != published["manifest_digest"]:
+        raise WeightsDifferError(version=receipt.version, held=held, published=published["digests"])

@@ -1,0 +1,90 @@
+"""One whole demo: run the loop, then write what it leaves behind. What ``wsm demo`` calls.
+
+Responsible for files in the output directory and for the last lines on the terminal; the loop knows neither.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from wsm.demo.errors import ImpossibleJournalError
+from wsm.demo.journal_spans import journal_spans
+from wsm.demo.loop import JOURNAL_DIRECTORY, DemoSettings, run_loop
+from wsm.demo.picture import draw
+from wsm.demo.progress import RunProgress
+from wsm.demo.report import Report
+from wsm.demo.timeline import Span, extent
+from wsm.demo.trace import write_trace
+from wsm.states.entry import JournalEntry, read_ndjson
+from wsm.states.replay import replay
+
+REPORT_FILE = "report.json"
+TRACE_FILE = "trace.json"
+PICTURE_FILE = "timeline.png"
+
+
+def run_demo(settings: DemoSettings, console: Console | None = None) -> Report:
+    """Run the demo and write ``report.json``, ``trace.json``, ``timeline.png`` and ``journals/``. Blocks.
+
+    Parameters
+    ----------
+    settings : DemoSettings
+        What to do; ``settings.out`` is created.
+    console : rich.console.Console, optional
+        Where progress is shown; standard output by default.
+
+    Raises
+    ------
+    wsm.errors.WsmError
+        If the group or the trainer failed, or left behind what must not be.
+    """
+    settings.out.mkdir(parents=True, exist_ok=True)
+    title = f"wsm demo: {settings.ranks} ranks, {'with' if settings.update else 'without'} updates"
+    with RunProgress(title, settings.steps, console) as progress:
+        report, spans = run_loop(settings, progress)
+        progress.phase("write results")
+        files = write_results(settings.out, report, spans, chance=settings.task.chance)
+    progress.summary(report, files)
+    return report
+
+
+def write_results(out: Path, report: Report, spans: list[Span], *, chance: float) -> list[str]:
+    """Write report, trace and picture of a run whose journals are in `out`; say for each file what it is.
+
+    Raises
+    ------
+    ImpossibleJournalError
+        If a rank did what the tables do not know. Report and trace are written nevertheless.
+    """
+    report.write(out / REPORT_FILE)
+    entries = read_journals(out / JOURNAL_DIRECTORY)
+    _, end_ns = extent(spans)
+    everything = [*spans, *journal_spans(entries, end_ns=end_ns)]
+    write_trace(out / TRACE_FILE, everything)
+    files = [
+        f"{out / REPORT_FILE}: numbers per step",
+        f"{out / TRACE_FILE}: every action, for Perfetto or chrome://tracing",
+    ]
+    try:
+        draw(out / PICTURE_FILE, report, everything, chance=chance)
+        files.append(f"{out / PICTURE_FILE}: reward, states and actions as a picture")
+    except ModuleNotFoundError as error:
+        files.append(f"no picture: {error.name} is not installed (pip install 'wsm[demo]')")
+    files.append(f"{out / JOURNAL_DIRECTORY}/: {len(entries)} journal entries of all ranks")
+    impossible = replay(entries).impossible
+    if impossible is not None:
+        raise ImpossibleJournalError(
+            rank=impossible.entry.rank, index=impossible.index, reason=impossible.reason
+        )
+    return files
+
+
+def read_journals(directory: Path) -> list[JournalEntry]:
+    """Read the journals of all ranks, one after the other."""
+    entries: list[JournalEntry] = []
+    for path in sorted(directory.glob("rank*.ndjson")):
+        with path.open(encoding="utf-8") as lines:
+            entries += read_ndjson(lines)
+    return entries
