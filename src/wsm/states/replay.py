@@ -1,6 +1,7 @@
 """Hold a journal against the tables, and name the first entry that no rank can have lived.
 
-Every entry is taken in by the same tables and joint rules that drive the machines. The rules are in :mod:`.rank_history`, which follows one rank.
+Every entry is taken in by the same tables and joint rules that drive the machines. The rules are in
+:mod:`.rank_history`, which follows one rank.
 """
 
 from __future__ import annotations

@@ -1,0 +1,126 @@
+"""Any sequence of events, against a model that knows versions instead of states.
+
+The model never looks at the tables: it remembers which version the weights hold and which one computed the
+KV blocks. Whatever is fired in whatever order, the rank must serve only one version with its own blocks.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from wsm.states.entry import read_ndjson, transition_entry
+from wsm.states.errors import IllegalTransitionError
+from wsm.states.journal import Journal
+from wsm.states.machine import LifeCycle
+from wsm.states.record import TransitionRecord
+from wsm.states.replay import replay
+from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+
+EVENTS = (*WeightEvent, *KVEvent)
+
+
+class AnyOrderOfEvents(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.journal = Journal(capacity=10_000)
+        self.records: list[TransitionRecord] = []
+        self.life = LifeCycle(observers=[self.records.append, self.write])
+        self.now = itertools.count(1)
+        self.versions = itertools.count(1)
+        self.epoch = self.sequence = 1
+        self.serves: int | None = None  # version that a committed rank serves
+        self.loads: int | None = None  # version that the update under way brings
+        self.blocks: set[int] = set()  # versions that the KV blocks are valid for
+        self.update_keeps_blocks = True
+
+    def write(self, record: TransitionRecord) -> None:
+        self.journal.append(transition_entry(record, rank=0, wall_ns=record.at_ns))
+
+    @rule(event=st.sampled_from(EVENTS), kept=st.booleans(), kv_kept=st.booleans())
+    def anything(self, event: WeightEvent | KVEvent, kept: bool, kv_kept: bool) -> None:
+        before, told = self.life.joint, len(self.records)
+        could = self.life.can(event, kept=kept)
+        try:
+            record = self.life.fire(
+                event,
+                at_ns=next(self.now),
+                epoch=self.epoch,
+                sequence=self.sequence,
+                kept=kept,
+                kv_kept=kv_kept,
+            )
+        except IllegalTransitionError:
+            assert not could
+            assert self.life.joint == before
+            assert len(self.records) == told
+            return
+        assert could
+        assert self.records[told:] == [record]
+        self.take_into_the_model(record)
+
+    @rule()
+    def the_next_command_comes(self) -> None:
+        self.sequence += 1
+
+    @precondition(lambda self: self.epoch < 50)
+    @rule()
+    def a_new_epoch_begins(self) -> None:
+        self.life.lose(at_ns=next(self.now), epoch=self.epoch, sequence=0)
+        self.epoch += 1
+        self.serves = self.loads = None
+        self.blocks = set()
+
+    @rule(keeps=st.booleans())
+    def a_whole_update(self, keeps: bool) -> None:
+        """Deep states are rare among random events, so some walks are the usual ones."""
+        for event in (WeightEvent.UPDATE, KVEvent.UPDATE, KVEvent.REBUILT, WeightEvent.PREPARED):
+            if not (keeps and self.life.kv is KVState.NORMAL and isinstance(event, KVEvent)):
+                self.anything(event, kept=False, kv_kept=keeps)
+
+    def take_into_the_model(self, record: TransitionRecord) -> None:
+        if record.machine == "kv":
+            if record.dest != "NORMAL":
+                self.blocks = set()
+            return
+        if record.event == "update":
+            self.loads = next(self.versions)
+            if record.kv_kept and self.blocks:
+                self.blocks.add(self.loads)
+        elif record.event == "commit":
+            self.serves, self.loads = self.loads, None
+        elif record.dest == "NORMAL":
+            self.loads = None
+        elif record.dest in {"CLEARED", "CLEARING", "FAULTED"}:
+            self.serves = self.loads = None
+
+    @invariant()
+    def who_serves_holds_one_version_and_blocks_of_no_other(self) -> None:
+        if self.life.serving:
+            assert self.serves is not None
+            assert not self.blocks or self.serves in self.blocks
+            self.blocks.add(self.serves)  # and now it computes more of them
+
+    @invariant()
+    def who_is_prepared_could_serve_at_once(self) -> None:
+        if self.life.weights is WeightState.PREPARED and self.life.can(WeightEvent.COMMIT):
+            assert self.life.kv is KVState.NORMAL
+            assert self.loads is not None
+
+    @invariant()
+    def who_is_cleared_holds_nothing(self) -> None:
+        if self.life.weights is WeightState.CLEARED:
+            assert self.life.kv is KVState.CLEARED
+            assert self.serves is None
+
+    def teardown(self) -> None:
+        entries = read_ndjson(self.journal.to_ndjson().splitlines(keepends=True))
+        assert entries == list(self.journal)
+        assert [entry.facts["dest"] for entry in entries] == [record.dest for record in self.records]
+        result = replay(entries)
+        assert result.impossible is None, str(result.impossible)
+
+
+TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase

@@ -1,0 +1,204 @@
+"""Weights and KV cache together: what may stand side by side, and what history keeps apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from wsm.states.errors import FlagError, IllegalTransitionError, JointRuleError
+from wsm.states.explore import EPOCH_EVENTS, explore
+from wsm.states.joint import START, JointState, serving
+from wsm.states.machine import LifeCycle
+from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+
+# In this test's own words: what the KV cache can be (columns) while the weights are (rows).
+PAIRS = """
+| weights  | NORMAL | CLEARING | CLEARED   | UPDATING |
+| -------- | ------ | -------- | --------- | -------- |
+| NORMAL   | serves | yes      | yes       | yes      |
+| CLEARING | yes    | yes      | yes       | yes      |
+| CLEARED  | never  | never    | yes       | never    |
+| UPDATING | yes    | yes      | yes       | yes      |
+| PREPARED | yes    | never    | new epoch | never    |
+| FAULTED  | yes    | yes      | yes       | yes      |
+"""
+
+
+def pairs() -> dict[tuple[str, str], str]:
+    heading, _rule, *lines = (
+        [cell.strip() for cell in line.strip("| ").split("|")] for line in PAIRS.strip().splitlines()
+    )
+    return {
+        (weights, kv): cell for weights, *cells in lines for kv, cell in zip(heading[1:], cells, strict=True)
+    }
+
+
+def bring_to_serving(fire: Callable[..., object]) -> None:
+    fire(WeightEvent.UPDATE)
+    fire(KVEvent.UPDATE)
+    fire(KVEvent.REBUILT)
+    fire(WeightEvent.PREPARED)
+    fire(WeightEvent.COMMIT)
+
+
+def test_exactly_the_allowed_pairs_can_be_reached(ways: Mapping[JointState, object]) -> None:
+    reached = {(joint.weights.name, joint.kv.name) for joint in ways}
+    assert reached == {pair for pair, cell in pairs().items() if cell != "never"}
+
+
+def test_only_both_normal_serves() -> None:
+    serves = {(weights.name, kv.name) for weights in WeightState for kv in KVState if serving(weights, kv)}
+    assert serves == {pair for pair, cell in pairs().items() if cell == "serves"}
+
+
+def test_a_prepared_rank_without_its_cache_exists_only_while_a_new_epoch_is_taken_in() -> None:
+    into = {
+        edge.row.event
+        for edge in explore()
+        if edge.dest[:2] == (WeightState.PREPARED, KVState.CLEARED) and edge.source[:2] != edge.dest[:2]
+    }
+    assert into == {KVEvent.LOST}
+    assert into <= EPOCH_EVENTS
+
+
+def test_nothing_is_called_cleared_while_the_cache_still_holds_memory(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    bring_to_serving(fire)
+    fire(WeightEvent.CLEAR)
+    fire(KVEvent.CLEAR)
+    with pytest.raises(JointRuleError, match="given all memory back"):
+        fire(WeightEvent.CLEARED)
+    assert life.weights is WeightState.CLEARING
+    fire(KVEvent.CLEARED)
+    fire(WeightEvent.CLEARED)
+    assert life.joint == START
+
+
+def test_a_rank_is_not_prepared_before_its_cache_stands(life: LifeCycle, fire: Callable[..., object]) -> None:
+    fire(WeightEvent.UPDATE)
+    with pytest.raises(JointRuleError, match="rebuild the KV cache first"):
+        fire(WeightEvent.PREPARED)
+    assert not life.can(WeightEvent.PREPARED)
+    fire(KVEvent.UPDATE)
+    fire(KVEvent.REBUILT)
+    fire(WeightEvent.PREPARED)
+    assert life.weights is WeightState.PREPARED
+    assert not life.serving
+
+
+def test_blocks_of_the_old_weights_never_meet_the_new_ones(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    bring_to_serving(fire)
+    fire(WeightEvent.UPDATE, kv_kept=False)
+    with pytest.raises(JointRuleError, match="computed by the weights that are replaced"):
+        fire(WeightEvent.PREPARED)
+    fire(KVEvent.UPDATE)
+    fire(KVEvent.REBUILT)
+    fire(WeightEvent.PREPARED)
+    fire(WeightEvent.COMMIT)
+    assert life.serving
+
+
+def test_blocks_that_the_policy_keeps_stay_valid(life: LifeCycle, fire: Callable[..., object]) -> None:
+    bring_to_serving(fire)
+    fire(WeightEvent.UPDATE, kv_kept=True)
+    fire(WeightEvent.PREPARED)
+    fire(WeightEvent.COMMIT)
+    assert life.serving
+
+
+def test_blocks_are_whole_again_when_the_old_weights_are_kept(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    bring_to_serving(fire)
+    fire(WeightEvent.UPDATE, kv_kept=False)
+    fire(WeightEvent.FAIL)
+    assert life.joint.kv_stale
+    fire(WeightEvent.ABORT, kept=True)
+    assert life.serving
+    assert not life.joint.kv_stale
+
+
+def test_a_rank_that_held_nothing_cannot_keep_it(life: LifeCycle, fire: Callable[..., object]) -> None:
+    fire(WeightEvent.UPDATE)
+    with pytest.raises(JointRuleError, match="without a version to go back to"):
+        fire(WeightEvent.ABORT, kept=True)
+    fire(WeightEvent.ABORT, kept=False)
+    assert life.weights is WeightState.CLEARING
+
+
+def test_what_was_kept_through_prepared_is_remembered(life: LifeCycle, fire: Callable[..., object]) -> None:
+    bring_to_serving(fire)
+    fire(WeightEvent.UPDATE)
+    fire(WeightEvent.PREPARED)
+    fire(WeightEvent.ABORT, kept=True)
+    assert life.serving
+
+
+def test_kept_waits_for_a_cache_that_is_still_at_work(life: LifeCycle, fire: Callable[..., object]) -> None:
+    bring_to_serving(fire)
+    fire(WeightEvent.UPDATE)
+    fire(KVEvent.UPDATE)
+    with pytest.raises(JointRuleError, match="still at work"):
+        fire(WeightEvent.ABORT, kept=True)
+    fire(KVEvent.REBUILT)
+    fire(WeightEvent.ABORT, kept=True)
+    assert life.serving
+
+
+def test_no_cache_is_built_where_no_weights_are_or_come(life: LifeCycle, fire: Callable[..., object]) -> None:
+    with pytest.raises(JointRuleError, match="beside weights that are there"):
+        fire(KVEvent.UPDATE)
+    bring_to_serving(fire)
+    fire(WeightEvent.CLEAR)
+    with pytest.raises(JointRuleError):
+        fire(KVEvent.UPDATE)
+    assert life.kv is KVState.NORMAL
+
+
+def test_nothing_but_a_decision_or_a_new_epoch_takes_the_cache_from_a_prepared_rank(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    bring_to_serving(fire)
+    fire(WeightEvent.UPDATE)
+    fire(WeightEvent.PREPARED)
+    taken = {event for event in KVEvent if life.can(event)}
+    assert taken == {KVEvent.LOST}
+
+
+def test_a_refusal_says_where_everything_is_and_what_would_be_legal(life: LifeCycle) -> None:
+    with pytest.raises(IllegalTransitionError) as refused:
+        life.fire(WeightEvent.COMMIT, at_ns=1, epoch=1, sequence=1)
+    assert refused.value.context == {
+        "machine": "weights",
+        "state": "CLEARED",
+        "event": "commit",
+        "legal": ("clear", "update", "abort", "lost"),
+    }
+    assert str(refused.value) == (
+        "'commit' is refused while weights is CLEARED; legal there: clear, update, abort, lost"
+    )
+
+
+@pytest.mark.parametrize("flag", ["kept", "kv_kept"])
+@pytest.mark.parametrize("value", [1, 0, "yes", None, [True]])
+def test_a_flag_that_is_not_a_bool_is_bad_input_and_changes_nothing(
+    life: LifeCycle, fire: Callable[..., object], flag: str, value: object
+) -> None:
+    with pytest.raises(FlagError, match=flag):
+        fire(WeightEvent.UPDATE, **{flag: value})
+    assert life.joint == START
+
+
+def test_a_new_epoch_is_never_refused(
+    ways: Mapping[JointState, object], brought_to: Callable[[JointState], LifeCycle]
+) -> None:
+    for joint in ways:
+        life = brought_to(joint)
+        kv, weights = life.lose(at_ns=9, epoch=2, sequence=0)
+        assert life.joint == START
+        assert (kv.machine, kv.source, kv.dest) == ("kv", joint.kv.name, "CLEARED")
+        assert (weights.machine, weights.source, weights.dest) == ("weights", joint.weights.name, "CLEARED")

@@ -1,0 +1,262 @@
+"""The door to the machines: records, observers, threads, and the traps of `transitions` behind it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import pytest
+from transitions import Machine
+
+from wsm.states import machine as machine_module
+from wsm.states.chart import Guard
+from wsm.states.errors import (
+    ConcurrentFireError,
+    FlagError,
+    IllegalTransitionError,
+    MachineDisagreesError,
+)
+from wsm.states.joint import START
+from wsm.states.machine import LifeCycle
+from wsm.states.record import TransitionRecord
+from wsm.states.table import CHARTS
+from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+
+
+def fire_into(life: LifeCycle, event: WeightEvent | KVEvent, **flags: bool) -> TransitionRecord:
+    return life.fire(event, at_ns=1, epoch=1, sequence=1, **flags)
+
+
+def test_the_life_of_a_serving_rank_from_boot_to_the_next_version(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    for _ in range(3):
+        fire(WeightEvent.UPDATE)
+        fire(KVEvent.UPDATE)
+        fire(KVEvent.REBUILT)
+        fire(WeightEvent.PREPARED)
+        assert not life.serving
+        fire(WeightEvent.COMMIT)
+        assert life.serving
+        fire(WeightEvent.CLEAR)
+        assert not life.serving
+        fire(KVEvent.CLEAR)
+        fire(KVEvent.CLEARED)
+        fire(WeightEvent.CLEARED)
+        assert life.joint == START
+
+
+def test_a_failed_teardown_serves_nothing_until_it_is_cleared_again(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    fire(WeightEvent.UPDATE)
+    fire(WeightEvent.ABORT, kept=False)
+    fire(WeightEvent.FAIL)
+    assert life.weights is WeightState.FAULTED
+    assert not life.can(WeightEvent.UPDATE)
+    fire(WeightEvent.CLEAR)
+    fire(WeightEvent.CLEARED)
+    assert life.joint == START
+
+
+def test_a_record_tells_the_whole_transition(life: LifeCycle) -> None:
+    life.fire(WeightEvent.UPDATE, at_ns=5, epoch=3, sequence=8, cause="update r-17")
+    record = life.fire(WeightEvent.ABORT, at_ns=7, epoch=3, sequence=8, kept=False, cause="rank 1 failed")
+    assert record == TransitionRecord(
+        machine="weights",
+        source="UPDATING",
+        event="abort",
+        dest="CLEARING",
+        guard="dropped",
+        at_ns=7,
+        epoch=3,
+        sequence=8,
+        cause="rank 1 failed",
+        kv_kept=True,
+    )
+
+
+def test_states_are_the_members_that_callers_compare_with(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    # The code of NORMAL is 0, which is false: nothing on the way may ask "is there a state?" by its truth.
+    fire(WeightEvent.UPDATE)
+    fire(KVEvent.UPDATE)
+    fire(KVEvent.REBUILT)
+    fire(WeightEvent.PREPARED)
+    fire(WeightEvent.COMMIT)
+    assert life.weights is WeightState.NORMAL
+    assert life.kv is KVState.NORMAL
+    fire(WeightEvent.CLEAR)
+    assert life.weights is WeightState.CLEARING
+
+
+def test_the_state_cannot_be_assigned(life: LifeCycle) -> None:
+    for name in ("weights", "kv", "joint", "serving"):
+        with pytest.raises(AttributeError):
+            setattr(life, name, WeightState.NORMAL)
+
+
+def test_asking_what_can_happen_tells_no_observer_and_changes_nothing() -> None:
+    seen: list[TransitionRecord] = []
+    life = LifeCycle(observers=[seen.append])
+    for event in (*WeightEvent, *KVEvent):
+        life.can(event)
+        life.can(event, kept=True)
+    assert not seen
+    assert life.joint == START
+
+
+def test_only_the_events_of_the_tables_exist_on_the_machines(life: LifeCycle) -> None:
+    edges = life.edges()
+    assert set(edges) == {"weights", "kv"}
+    events = {edge.event for machine in edges.values() for edge in machine}
+    assert not [event for event in events if event.startswith("to_")], "auto transitions pass every rule"
+
+
+def test_two_machines_move_apart(life: LifeCycle, fire: Callable[..., object]) -> None:
+    # Both take `update`; two machines on one model, or two regions of one machine, would share it.
+    fire(WeightEvent.UPDATE)
+    assert (life.weights, life.kv) == (WeightState.UPDATING, KVState.CLEARED)
+    fire(KVEvent.UPDATE)
+    assert (life.weights, life.kv) == (WeightState.UPDATING, KVState.UPDATING)
+
+
+def test_an_event_that_a_guard_stops_is_not_reported_as_taken(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    # With a queue, `transitions` answers True for it.
+    fire(WeightEvent.UPDATE)
+    with pytest.raises(IllegalTransitionError):
+        fire(WeightEvent.ABORT, kept=True)
+    assert life.weights is WeightState.UPDATING
+
+
+def test_a_guard_is_asked_with_a_real_bool_only() -> None:
+    for value in (2, "yes", [1], None, ""):
+        with pytest.raises(FlagError):
+            Guard.KEPT.holds(kept=value)  # type: ignore[arg-type] - the trap
+
+
+def test_a_machine_that_leaves_its_table_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    wrong = Machine.set_state
+
+    def elsewhere(self: Machine, state: object, model: object = None) -> None:
+        wrong(self, "FAULTED", model)
+
+    monkeypatch.setattr(Machine, "set_state", elsewhere)
+    with pytest.raises(MachineDisagreesError, match="FAULTED, its table says UPDATING"):
+        fire(WeightEvent.UPDATE)
+
+
+def test_a_machine_that_refuses_what_its_table_allows_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    def refuse(*_: object, **__: object) -> bool:
+        raise machine_module.MachineError("no")
+
+    monkeypatch.setattr("transitions.core.Event._trigger", refuse)
+    with pytest.raises(MachineDisagreesError, match="a refusal"):
+        fire(WeightEvent.UPDATE)
+    assert life.joint == START
+
+
+def test_an_observer_sees_the_machine_at_rest_and_may_fire() -> None:
+    seen_by_a_log: list[str] = []
+
+    def goes_on(record: TransitionRecord) -> None:
+        if record.event == "update" and record.machine == "weights":
+            fire_into(life, KVEvent.UPDATE)
+        if record.event == "update" and record.machine == "kv":
+            fire_into(life, KVEvent.REBUILT)
+
+    life = LifeCycle(
+        observers=[goes_on, lambda record: seen_by_a_log.append(f"{record.machine} {record.dest}")]
+    )
+    fire_into(life, WeightEvent.UPDATE)
+    assert seen_by_a_log == ["weights UPDATING", "kv UPDATING", "kv NORMAL"], "not in the order of happening"
+    assert life.kv is KVState.NORMAL
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), KeyboardInterrupt()])
+def test_what_an_observer_raises_reaches_the_caller_and_hides_nothing_from_the_others(
+    error: BaseException,
+) -> None:
+    seen: list[TransitionRecord] = []
+
+    def raises(_: TransitionRecord) -> None:
+        raise error
+
+    life = LifeCycle(observers=[raises, seen.append])
+    with pytest.raises(type(error)):
+        fire_into(life, WeightEvent.UPDATE)
+    assert life.weights is WeightState.UPDATING, "the transition stands"
+    assert [record.dest for record in seen] == ["UPDATING"]
+    with pytest.raises(type(error)):
+        fire_into(life, WeightEvent.FAIL)
+    assert len(seen) == 2, "an observer that raised must not end the delivery for good"
+
+
+def test_a_second_thread_is_refused_while_the_first_is_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = LifeCycle()
+    inside, leave = threading.Event(), threading.Event()
+    really = Machine.set_state
+
+    def slowly(self: Machine, state: object, model: object = None) -> None:
+        inside.set()
+        assert leave.wait(10)
+        really(self, state, model)
+
+    monkeypatch.setattr(Machine, "set_state", slowly)
+    first = threading.Thread(target=fire_into, args=(life, WeightEvent.UPDATE))
+    first.start()
+    try:
+        assert inside.wait(10)
+        with pytest.raises(ConcurrentFireError, match="one thread at a time"):
+            fire_into(life, KVEvent.LOST)
+    finally:
+        leave.set()
+        first.join()
+    assert life.weights is WeightState.UPDATING
+    fire_into(life, KVEvent.LOST)
+
+
+def test_one_thread_after_the_other_may_drive(life: LifeCycle) -> None:
+    threads = [
+        threading.Thread(target=fire_into, args=(life, event))
+        for event in (WeightEvent.UPDATE, KVEvent.UPDATE, KVEvent.REBUILT)
+    ]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert life.kv is KVState.NORMAL
+
+
+def test_a_refused_event_leaves_the_door_open(life: LifeCycle, fire: Callable[..., object]) -> None:
+    for _ in range(3):
+        with pytest.raises(IllegalTransitionError):
+            fire(WeightEvent.COMMIT)
+    fire(WeightEvent.UPDATE)
+    assert life.weights is WeightState.UPDATING
+
+
+def test_firing_writes_no_log_line_of_the_library(
+    life: LifeCycle, fire: Callable[..., object], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        fire(WeightEvent.UPDATE)
+    assert not [line for line in caplog.records if line.name.startswith("transitions")]
+
+
+def test_every_life_cycle_has_machines_of_its_own() -> None:
+    one, other = LifeCycle(), LifeCycle()
+    fire_into(one, WeightEvent.UPDATE)
+    assert other.joint == START
+
+
+def test_no_event_is_hidden_by_an_attribute_of_the_model() -> None:
+    for chart in CHARTS:
+        assert not {event.value for event in chart.events} & machine_module.ChartMachine(chart).taken_names()
