@@ -10,6 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from wsm.actions.backends.errors import GroupMembershipError
+from wsm.actions.backends.paddle_groups import PaddleGlooGroups
+from wsm.actions.backends.rendezvous import FileRendezvous
+from wsm.actions.surfaces import GroupKind
+
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
 pytest.importorskip("paddle")
 
@@ -76,3 +81,9 @@ def test_a_member_that_never_comes_is_an_error_and_no_hang(run_members, rank, er
     assert says in answer["message"]
     assert answer["alive"] is False
     assert not list(tmp_path.glob("*.endpoint"))
+
+
+@pytest.mark.parametrize("members", [[1, 2], [0, 0], []])
+def test_a_rank_is_a_member_of_its_own_groups_once(members, tmp_path):
+    with pytest.raises(GroupMembershipError):
+        PaddleGlooGroups(0, {GroupKind.TP: members}, FileRendezvous(tmp_path))

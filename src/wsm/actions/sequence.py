@@ -5,8 +5,8 @@ about is in :mod:`wsm.actions.plan`, what order it must have in :mod:`wsm.action
 
 What the worker does with a plan::
 
+    admit            when the command is seen: refuses policies, changes nothing
     before_parking   run each, then keep stepping until all are settled; then park
-    admit            once, when the ranks have agreed on the step: refuses policies, changes nothing
     actions          one per poll(): precondition, vote if collective, run, probe
     (decision)
     commit           after COMMIT only; cannot fail in practice

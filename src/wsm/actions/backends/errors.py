@@ -69,6 +69,19 @@ class RendezvousTimeoutError(GroupError):
         )
 
 
+class GroupMembershipError(BadInputError):
+    """A rank was given a communicator that it is no member of, or is a member of twice."""
+
+    def __init__(self, *, kind: str, ranks: Sequence[int], rank: int) -> None:
+        super().__init__(
+            f"the {kind} group of rank {rank} cannot have the members {list(ranks)}; name each once, "
+            "this rank among them",
+            kind=kind,
+            ranks=tuple(ranks),
+            rank=rank,
+        )
+
+
 class GroupCreationError(GroupError):
     """A communicator could not be created."""
 

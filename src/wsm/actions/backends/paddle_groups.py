@@ -22,7 +22,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from wsm.actions.backends.errors import GroupCreationError, GroupDownError, GroupStillHeldError
+from wsm.actions.backends.errors import (
+    GroupCreationError,
+    GroupDownError,
+    GroupMembershipError,
+    GroupStillHeldError,
+)
 from wsm.actions.backends.rendezvous import Endpoint, Rendezvous
 from wsm.actions.backends.store_sockets import StoreDeadline, reserve_port, without_nagle
 from wsm.actions.surfaces import GroupKind
@@ -52,6 +57,11 @@ class PaddleGlooGroups:
     interrupted : callable
         True when waiting has become pointless: a member died, or a new epoch began.
 
+    Raises
+    ------
+    GroupMembershipError
+        If this rank is not among the members of one of its communicators, or a rank is there twice.
+
     Notes
     -----
     Sets ``PADDLE_TRAINER_ID``, ``PADDLE_TRAINERS_NUM`` and, on loopback, ``GLOO_SOCKET_IFNAME`` where
@@ -71,6 +81,9 @@ class PaddleGlooGroups:
     ) -> None:
         self._rank = rank
         self._members = {kind: tuple(ranks) for kind, ranks in members.items()}
+        for kind, ranks in self._members.items():
+            if rank not in ranks or len(set(ranks)) < len(ranks):
+                raise GroupMembershipError(kind=kind.value, ranks=ranks, rank=rank)
         self._rendezvous = rendezvous
         self._host = host
         self._timeout_s = timeout_s

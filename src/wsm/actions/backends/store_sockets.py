@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -121,12 +122,11 @@ class StoreDeadline:
         self._thread.join()
 
     def _watch(self) -> None:
-        left = self._seconds
-        while not self._over.wait(min(_LOOK_EVERY_S, max(left, 0.0))):
-            left -= _LOOK_EVERY_S
+        ends = time.monotonic() + self._seconds
+        while not self._over.wait(_LOOK_EVERY_S):
             if self._interrupted():
                 self.cut = "it was interrupted"
-            elif left <= 0:
+            elif time.monotonic() >= ends:
                 self.cut = f"not all members came within {self._seconds:.1f} s"
             if self.cut:
                 for connection in sockets_of(self._host, self._port):
