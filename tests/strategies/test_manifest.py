@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wsm.strategies import ShardManifest, TensorSpec, VersionManifest, errors
@@ -139,7 +139,6 @@ _json = st.recursive(
 )
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_give_a_manifest_or_a_typed_error(data):
     for kind in (ShardManifest, VersionManifest):
@@ -147,7 +146,6 @@ def test_any_bytes_give_a_manifest_or_a_typed_error(data):
             kind.decode(data, file="m")
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.dictionaries(st.sampled_from([*fields_of(shard())]), _json, max_size=3), st.booleans())
 def test_any_content_under_a_good_seal_gives_a_manifest_or_a_typed_error(changes, inner):
     fields = fields_of(shard())

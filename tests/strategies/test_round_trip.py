@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, load, publish_snapshot
@@ -25,7 +25,6 @@ def _states(draw):
     return state
 
 
-@settings(max_examples=60, deadline=None)
 @given(_states(), st.integers(1, 300), st.integers(0, 3))
 def test_any_state_dict_in_any_parts_is_loaded_as_it_was(state, part_bytes, device_id):
     with tempfile.TemporaryDirectory() as directory:

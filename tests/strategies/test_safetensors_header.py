@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 import safetensors
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wsm.strategies import TensorSpec, errors
@@ -134,7 +134,6 @@ def test_what_we_write_is_what_the_safetensors_library_reads():
     assert (len(data) - 32) % 64 == 0
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=200))
 @example(b"\x80\x04\0\0\0\0\0\0{")
 def test_any_bytes_give_a_header_or_a_typed_error(data):
@@ -157,7 +156,6 @@ _near_headers = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(_near_headers, st.binary(max_size=40), st.binary(max_size=4))
 def test_anything_near_a_header_gives_a_header_that_covers_the_file_or_a_typed_error(fields, data, tail):
     file = file_with(json.dumps(fields).encode() + tail, data)
@@ -170,7 +168,6 @@ def test_anything_near_a_header_gives_a_header_that_covers_the_file_or_a_typed_e
     assert parse(rebuilt).tensors == header.tensors
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_one_flipped_bit_in_a_good_file_gives_a_header_or_a_typed_error(data):
     good = file_with(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from wsm.strategies import sealed_json
@@ -77,12 +78,12 @@ class ShardManifest:
     parts: tuple[PartEntry, ...]
     tensors: tuple[TensorEntry, ...]
 
-    @property
+    @cached_property
     def content_digest(self) -> str:
         """Digest of the tensors alone: equal weights have an equal one, however they were cut into parts."""
         return shard_digest((entry.spec, entry.digest) for entry in self.tensors)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of the whole manifest."""
         return sealed_json.content_digest(self._fields())

@@ -98,13 +98,13 @@ def open_shard(located: Located, source: SnapshotSource, stack: ExitStack) -> Op
 
 def _shard_manifest(shard: ShardFiles) -> ShardManifest | None:
     name = snapshot_names.shard_manifest_name(shard.base)
-    data = read_small(shard.directory, name)
+    data = _read_small(shard.directory, name)
     return None if data is None else ShardManifest.decode(data, file=shard.directory.locate(name))
 
 
 def _version_manifest(shard: ShardFiles, rank: int, manifest: ShardManifest | None) -> VersionManifest | None:
     name = snapshot_names.VERSION_MANIFEST
-    data = read_small(shard.directory, name)
+    data = _read_small(shard.directory, name)
     if data is None:
         return None
     file = shard.directory.locate(name)
@@ -124,7 +124,7 @@ def _version_manifest(shard: ShardFiles, rank: int, manifest: ShardManifest | No
     return whole
 
 
-def read_small(directory: SnapshotDirectory, name: str) -> bytes | None:
+def _read_small(directory: SnapshotDirectory, name: str) -> bytes | None:
     """Return the content of a manifest's file; None if there is none. Blocks.
 
     Raises

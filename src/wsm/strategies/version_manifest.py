@@ -7,6 +7,7 @@ equal digests mean shards of one publication. Knows nothing about directories or
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from wsm.strategies import sealed_json
@@ -50,7 +51,7 @@ class VersionManifest:
         """Number of ranks that the version was written for."""
         return len(self.shards)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of the whole manifest."""
         return sealed_json.content_digest(self._fields())
