@@ -219,7 +219,7 @@ class _Loop:
         self._spans_of(published, "publish")
         with self._timed("update") as updated:
             receipt = self._controller.update(version)
-        _require_published(receipt, published.facts)
+        require_published(receipt, published.facts)
         self._version = version
         seen = np.array([answer.logprobs for answer in answers])
         return replace(
@@ -279,7 +279,7 @@ class _Loop:
         self.spans += done
 
 
-def _require_published(receipt: Receipt, published: Mapping[str, Any]) -> None:
+def require_published(receipt: Receipt, published: Mapping[str, Any]) -> None:
     """Hold what every rank says that it holds against what the trainer wrote."""
     held = {str(rank.rank): rank.digest for rank in receipt.ranks}
     if held != published["digests"] or receipt.manifest_digest != published["manifest_digest"]:

@@ -1,0 +1,185 @@
+"""The whole demo on a real group and a real trainer, a few steps long."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from rich.console import Console
+
+from wsm.demo.errors import DemoSettingsError, ImpossibleJournalError, WeightsDifferError
+from wsm.demo.loop import JOURNAL_DIRECTORY, DemoSettings, require_published, run_loop
+from wsm.demo.progress import RunProgress
+from wsm.demo.report import Report, StepRecord
+from wsm.demo.run import read_journals, run_demo, write_results
+from wsm.errors import GroupError
+from wsm.receipt import Outcome, Receipt
+from wsm.report import RankReport
+from wsm.rollout.errors import ModelShapeError
+from wsm.states.entry import JournalEntry
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def slices(path: Path) -> dict[str, list[str]]:
+    """Names of the slices per track of a trace file, in order of their start."""
+    events = json.loads(path.read_text())["traceEvents"]
+    tracks = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    names: dict[str, list[str]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            names[f"{tracks[event['pid']]}/{event['cat']}"].append(event["name"])
+    return names
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("demo")
+    run_demo(DemoSettings(out, steps=3, batch=32), console())
+    return out, json.loads((out / "report.json").read_text())
+
+
+@pytest.mark.paddle
+@pytest.mark.processes
+class TestARunOfThreeSteps:
+    def test_every_step_serves_exactly_the_version_that_was_published_last(
+        self, finished: tuple[Path, dict[str, Any]]
+    ) -> None:
+        _, report = finished
+        assert [step["served_version"] for step in report["steps"]] == [1, 2, 3]
+        assert [step["version"] for step in report["steps"]] == [2, 3, 4]
+        assert report["totals"]["tokens_per_version"] == {"1": 128, "2": 128, "3": 128}
+        assert report["totals"]["mixed_version_steps"] == 0
+
+    def test_the_group_sees_the_trainers_own_probabilities(
+        self, finished: tuple[Path, dict[str, Any]]
+    ) -> None:
+        _, report = finished
+        assert report["totals"]["log_probability_gap"] < 1e-4
+
+    def test_each_version_has_digests_of_its_own_on_every_rank(
+        self, finished: tuple[Path, dict[str, Any]]
+    ) -> None:
+        _, report = finished
+        digests = [digest for step in report["steps"] for digest in step["digests"].values()]
+        assert len(digests) == len(set(digests)) == 6
+        assert len({step["manifest_digest"] for step in report["steps"]}) == 3
+
+    def test_every_rank_goes_round_the_whole_cycle_in_every_step(
+        self, finished: tuple[Path, dict[str, Any]]
+    ) -> None:
+        out, _ = finished
+        names = slices(out / "trace.json")
+        cycle = ["NORMAL", "CLEARING", "CLEARED", "UPDATING", "PREPARED"]
+        for rank in ("rank 0", "rank 1"):
+            assert names[f"{rank}/weights"] == ["CLEARED", "UPDATING", "PREPARED", *cycle * 3, "NORMAL"]
+            assert names[f"{rank}/actions"].count("load_weights") == 4
+        assert names["controller/commands"] == ["generate", "clear", "update"] * 3
+        assert names["trainer/training"] == ["train", "publish"] * 3
+
+    def test_the_trainer_works_while_no_rank_holds_weights(
+        self, finished: tuple[Path, dict[str, Any]]
+    ) -> None:
+        out, _ = finished
+        events = [
+            event
+            for event in json.loads((out / "trace.json").read_text())["traceEvents"]
+            if event["ph"] == "X"
+        ]
+        cleared = [event for event in events if event["name"] == "CLEARED" and event["cat"] == "weights"]
+        for train in (event for event in events if event["name"] == "train"):
+            around = [
+                c
+                for c in cleared
+                if c["ts"] <= train["ts"] and c["ts"] + c["dur"] >= train["ts"] + train["dur"]
+            ]
+            assert len(around) == 2
+
+    def test_the_picture_and_the_journals_are_there(self, finished: tuple[Path, dict[str, Any]]) -> None:
+        out, _ = finished
+        assert (out / "timeline.png").stat().st_size > 10_000
+        assert {entry.rank for entry in read_journals(out / JOURNAL_DIRECTORY)} == {0, 1}
+
+
+@pytest.mark.paddle
+@pytest.mark.processes
+def test_without_updates_the_group_serves_its_first_version_to_the_end(tmp_path: Path) -> None:
+    report = run_demo(DemoSettings(tmp_path, steps=2, batch=16, update=False), console())
+    totals = report.totals()
+    assert totals["tokens_per_version"] == {"1": 128}
+    assert totals["versions_served"] == totals["bytes"] == 0
+    assert slices(tmp_path / "trace.json")["rank 0/weights"] == ["CLEARED", "UPDATING", "PREPARED", "NORMAL"]
+
+
+@pytest.mark.paddle
+@pytest.mark.processes
+def test_a_rank_that_is_killed_ends_the_run_with_an_error_that_names_it(tmp_path: Path) -> None:
+    class KillsRankOne(RunProgress):
+        def finished(self, record: StepRecord) -> None:
+            super().finished(record)
+            ranks = [
+                child
+                for child in psutil.Process().children()
+                if child.cmdline()[2:3] == ["wsm.rollout.worker_process"] and child.cmdline()[4] == "1"
+            ]
+            os.kill(ranks[0].pid, signal.SIGKILL)
+
+    with pytest.raises(GroupError, match="rank 1"):
+        run_loop(DemoSettings(tmp_path, steps=3, batch=16), KillsRankOne("demo", 3, console()))
+
+
+def test_settings_that_cannot_be_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(DemoSettingsError, match="steps is 0; give at least 1"):
+        DemoSettings(tmp_path, steps=0)
+    with pytest.raises(ModelShapeError, match="ranks"):
+        run_loop(DemoSettings(tmp_path, ranks=3), RunProgress("demo", 1, console()))
+
+
+def receipt_of(digests: dict[int, str], manifest: str) -> Receipt:
+    ranks = tuple(RankReport(rank, digest=digest) for rank, digest in digests.items())
+    return Receipt(
+        "r", Outcome.UPDATED, 1, 2, 7, 6, manifest, loaded=True, seconds=0.1, pause_s=0.1, ranks=ranks
+    )
+
+
+def test_a_rank_with_other_bytes_than_were_published_is_named() -> None:
+    published = {"digests": {"0": "aa", "1": "bb"}, "manifest_digest": "mm"}
+    require_published(receipt_of({0: "aa", 1: "bb"}, "mm"), published)
+    with pytest.raises(WeightsDifferError, match="version 7: rank 1 has another digest"):
+        require_published(receipt_of({0: "aa", 1: "xx"}, "mm"), published)
+    with pytest.raises(WeightsDifferError, match="the group's manifest"):
+        require_published(receipt_of({0: "aa", 1: "bb"}, "nn"), published)
+
+
+def test_a_journal_that_the_tables_do_not_know_fails_the_run_after_its_report_is_written(
+    tmp_path: Path,
+) -> None:
+    facts = {
+        "machine": "weights",
+        "source": "CLEARED",
+        "event": "commit",
+        "dest": "NORMAL",
+        "guard": None,
+        "cause": "",
+    }
+    (tmp_path / JOURNAL_DIRECTORY).mkdir()
+    lines = [
+        JournalEntry("started", 1, 1, 0, 0, 0, {"pid": 1}),
+        JournalEntry("transition", 2, 2, 0, 1, 1, facts),
+    ]
+    (tmp_path / JOURNAL_DIRECTORY / "rank0.ndjson").write_text(
+        "".join(line.to_line() + "\n" for line in lines)
+    )
+    report = Report({}, [StepRecord(1, None, 1, 0.5, {1: 4}, False)], 1.0)
+    with pytest.raises(ImpossibleJournalError, match="rank 0"):
+        write_results(tmp_path, report, [], chance=0.125)
+    assert json.loads((tmp_path / "report.json").read_text())["totals"]["steps"] == 1
