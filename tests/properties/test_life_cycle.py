@@ -34,7 +34,6 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         self.serves: int | None = None  # version that a committed rank serves
         self.loads: int | None = None  # version that the update under way brings
         self.blocks: set[int] = set()  # versions that the KV blocks are valid for
-        self.update_keeps_blocks = True
 
     def write(self, record: TransitionRecord) -> None:
         self.journal.append(transition_entry(record, rank=0, wall_ns=record.at_ns))
@@ -73,12 +72,16 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         self.serves = self.loads = None
         self.blocks = set()
 
-    @rule(keeps=st.booleans())
-    def a_whole_update(self, keeps: bool) -> None:
-        """Deep states are rare among random events, so some walks are the usual ones."""
-        for event in (WeightEvent.UPDATE, KVEvent.UPDATE, KVEvent.REBUILT, WeightEvent.PREPARED):
-            if not (keeps and self.life.kv is KVState.NORMAL and isinstance(event, KVEvent)):
-                self.anything(event, kept=False, kv_kept=keeps)
+    @rule(keeps=st.booleans(), rebuilds=st.booleans(), commits=st.booleans())
+    def an_update(self, keeps: bool, rebuilds: bool, commits: bool) -> None:
+        """Deep states are rare among random events, so some walks try to be a whole update."""
+        self.anything(WeightEvent.UPDATE, kept=False, kv_kept=keeps)
+        if rebuilds:
+            self.anything(KVEvent.UPDATE, kept=False, kv_kept=True)
+            self.anything(KVEvent.REBUILT, kept=False, kv_kept=True)
+        self.anything(WeightEvent.PREPARED, kept=False, kv_kept=True)
+        if commits:
+            self.anything(WeightEvent.COMMIT, kept=False, kv_kept=True)
 
     def take_into_the_model(self, record: TransitionRecord) -> None:
         if record.machine == "kv":

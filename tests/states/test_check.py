@@ -1,4 +1,4 @@
-"""The static checks: the real tables pass, and each seeded fault is found by the check that is meant for it."""
+"""The static checks: the real tables pass, each seeded fault is found by the check that is meant for it."""
 
 from __future__ import annotations
 
