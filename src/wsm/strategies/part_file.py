@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from wsm.strategies.errors import PickleRefusedError, UnreadableFileError
+from wsm.strategies.pickle_file import PickleFile
 from wsm.strategies.safetensors_file import SafetensorsFile
 from wsm.strategies.safetensors_header import PREFIX_BYTES
 from wsm.strategies.snapshot_directory import SnapshotDirectory
@@ -71,18 +72,21 @@ def open_part(directory: SnapshotDirectory, name: str, *, allow_pickle: bool) ->
         descriptor = directory.open(name)
     except FileNotFoundError as error:
         raise UnreadableFileError(file=path, reason="it vanished, or is a link to nothing") from error
-    if not is_pickle(descriptor):
+    try:
+        pickled = is_pickle(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        raise UnreadableFileError(file=path, reason=str(error)) from error
+    if not pickled:
         return SafetensorsFile(descriptor, path)
     if not allow_pickle:
         os.close(descriptor)
         raise PickleRefusedError(file=path)
-    from wsm.strategies.pickle_file import PickleFile  # noqa: PLC0415 - paddle is loaded only if it must be
-
     return PickleFile(descriptor, path)
 
 
 def is_pickle(descriptor: int) -> bool:
-    """Whether an open file begins as a pickle and could not be a safetensors file."""
+    """Whether an open file begins as a pickle and could be no safetensors file; OSError if unreadable."""
     head = os.pread(descriptor, _SNIFF_BYTES, 0)
     if len(head) < 2 or head[0] != 0x80 or head[1] not in _PICKLE_PROTOCOLS:
         return False

@@ -69,7 +69,7 @@ class SnapshotDirectory:
             return True
         try:
             return os.path.samestat(Path(self.path).stat(), os.fstat(self._descriptor))
-        except FileNotFoundError:
+        except OSError:
             return False
 
     def names(self) -> list[str]:
