@@ -65,12 +65,16 @@ class SnapshotConfig:
         The model directory: parts, full files, ``versions/`` and ``version.yaml``.
     shared_directory : str
         The directory of last resort (FastDeploy: ``/shared_ipc_meta``).
+    device_ids : sequence of int
+        The device id in each rank's file names; empty: from the environment (``CUDA_VISIBLE_DEVICES`` and
+        ``FLAGS_selected_gpus``), and the rank itself where there is neither.
     allow_pickle : bool
         Whether files in pickle format may be loaded, which runs code that they contain.
     """
 
     directory: str = "."
     shared_directory: str = "/shared_ipc_meta"
+    device_ids: Sequence[int] = ()
     allow_pickle: bool = False
 
 
@@ -150,6 +154,13 @@ class WsmConfig:
         """
         if self.ranks < 1:
             raise ConfigurationError(where="ranks", problem=f"{self.ranks} ranks", fix="give at least 1")
+        given = len(self.snapshot.device_ids)
+        if given not in (0, self.ranks):
+            raise ConfigurationError(
+                where="snapshot: device_ids",
+                problem=f"{given} ids for {self.ranks} ranks",
+                fix="give one per rank, or none",
+            )
         parts = _connected_parts(self.ranks, self.communicators)
         if len(parts) > 1:
             raise ConfigurationError(

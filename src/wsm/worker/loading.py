@@ -12,19 +12,19 @@ from typing import Any
 from wsm.actions.base import ActionContext
 from wsm.config import WsmConfig
 from wsm.errors import BadInputError
-from wsm.strategies.load import load
+from wsm.strategies.load import inspect, load
 from wsm.strategies.snapshot_source import SnapshotSource
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker.execution import Load
 
 
 class UnversionedWeightsError(BadInputError):
-    """Neither the command nor the source says which version was loaded."""
+    """Neither the command nor the source says which version is to be loaded."""
 
     def __init__(self, *, strategy: str, files: tuple[str, ...]) -> None:
         first = files[0] if files else "none"
         super().__init__(
-            f"{strategy} loaded {len(files)} file(s), first {first}: neither they nor the command "
+            f"{strategy} found {len(files)} file(s), first {first}: neither they nor the command "
             "name a version; name one (--version), or publish with a manifest and version.yaml",
             strategy=strategy,
             files=files,
@@ -43,10 +43,13 @@ def load_function(config: WsmConfig) -> Load:
         source = SnapshotSource(
             snapshot.directory,
             rank=context.rank,
+            device_id=snapshot.device_ids[context.rank] if snapshot.device_ids else None,
             world_size=context.world_size,
             shared_directory=snapshot.shared_directory,
             allow_pickle=snapshot.allow_pickle,
         )
+        if context.version is None:
+            _require_version(source, config.strategy)
         report = load(
             source,
             target,
@@ -55,11 +58,8 @@ def load_function(config: WsmConfig) -> Load:
             progress=lambda _done, _total: context.progress(),
             cancelled=context.cancelled,
         )
-        version = report.version if report.version is not None else context.version
-        if version is None:
-            raise UnversionedWeightsError(strategy=report.strategy, files=report.files)
         return {
-            "version": version,
+            "version": report.version if report.version is not None else context.version,
             "manifest_digest": report.manifest_digest,
             "manifest_scope": report.manifest_scope.value,
             "digest": report.digest,
@@ -71,3 +71,10 @@ def load_function(config: WsmConfig) -> Load:
         }
 
     return load_snapshot
+
+
+def _require_version(source: SnapshotSource, strategy: str) -> None:
+    """Refuse weights that nobody can name, before the first byte of them is applied."""
+    preview = inspect(source, name=strategy)
+    if preview.version is None:
+        raise UnversionedWeightsError(strategy=strategy, files=preview.files)
