@@ -1,0 +1,132 @@
+"""``python -m bench [--quick]``: run every measurement, print one table, write ``bench.json``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.acceptance import measure_acceptance
+from bench.cycle import measure_cycles
+from bench.legacy import measure_cycles as measure_legacy_cycles
+from bench.measure import Distribution
+from bench.rank_process import STEP_S
+from bench.serving import measure_serving
+
+#: Medians to reach on a quiet machine, in the unit of the row.
+AIM_TURN_NS = 250.0
+AIM_ACCEPTED_US = 200.0
+AIM_CYCLE_MS = 5.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what, how much, and beside what."""
+
+    what: str
+    unit: str
+    p50: float
+    p99: float | None = None
+    aim: float | None = None
+    note: str = ""
+
+
+def serving_rows() -> list[Row]:
+    """Measure turns of a serving loop."""
+    costs = measure_serving()
+    ratio = costs.gloo / costs.following.p50
+    return [
+        _row("an empty loop", "ns", costs.empty),
+        _row("poll() and step()", "ns", costs.following, aim=AIM_TURN_NS),
+        _row("the same, schedulers decide alike", "ns", costs.alike, aim=AIM_TURN_NS),
+        Row("Gloo broadcast per turn (FastDeploy)", "ns", costs.gloo, note=f"{ratio:.0f} times ours"),
+    ]
+
+
+def acceptance_rows(commands: int) -> list[Row]:
+    """Measure from the call of a command to the last rank's acceptance."""
+    rows = []
+    for mode, note in (("idle", ""), ("serving", f"steps of {STEP_S * 1e3:g} ms")):
+        for ranks in (2, 4):
+            found = measure_acceptance(commands, ranks=ranks, mode=mode)
+            aim = AIM_ACCEPTED_US if mode == "idle" else None
+            rows.append(_row(f"call to all accepted, {ranks} {mode} ranks", "us", found, aim=aim, note=note))
+    return rows
+
+
+def cycle_rows(cycles: int, legacy_cycles: int) -> list[Row]:
+    """Measure clear and update with empty actions, and FastDeploy's schedule beside it."""
+    ours = measure_cycles(cycles)
+    legacy = Distribution.of([seconds * 1e3 for seconds in measure_legacy_cycles(legacy_cycles)])
+    ratio = legacy.p50 / ours.p50
+    return [
+        _row("clear and update, empty actions", "ms", ours, aim=AIM_CYCLE_MS),
+        _row("the same, FastDeploy's legacy sleeps", "ms", legacy, note=f"{ratio:.0f} times ours"),
+    ]
+
+
+def show(rows: list[Row], console: Console) -> None:
+    """Print the table; it fits 80 columns."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("measured")
+    for column in ("p50", "p99", ""):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("")
+    for row in rows:
+        reached = "" if row.aim is None else f"aim {row.aim:g}{'' if row.p50 < row.aim else ', missed'}"
+        p50, p99 = _short(row.p50), "" if row.p99 is None else _short(row.p99)
+        table.add_row(row.what, p50, p99, row.unit, row.note or reached)
+    console.print(table)
+
+
+def main() -> None:
+    """Run the bench."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer samples: half a minute instead of one")
+    parser.add_argument("--out", type=Path, default=Path("bench.json"), help="where the numbers go")
+    options = parser.parse_args()
+    console = Console(highlight=False)
+    began = time.monotonic()
+    load = os.getloadavg()[0]
+    commands, legacy = (100, 1) if options.quick else (500, 3)
+    console.print(
+        f"{os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f} before the start"
+    )
+    rows = [*serving_rows(), *acceptance_rows(commands), *cycle_rows(commands, legacy)]
+    show(rows, console)
+    content = {
+        "machine": _machine(load),
+        "seconds": round(time.monotonic() - began, 1),
+        "rows": [asdict(row) for row in rows],
+    }
+    options.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    console.print(f"numbers in {options.out}, {content['seconds']} s")
+
+
+def _row(what: str, unit: str, found: Distribution, *, aim: float | None = None, note: str = "") -> Row:
+    return Row(what, unit, found.p50, found.p99, aim, note)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _machine(load: float) -> dict[str, Any]:
+    return {
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "load_before": load,
+    }
+
+
+if __name__ == "__main__":
+    main()
