@@ -94,6 +94,8 @@ class RolloutClient:
         RolloutUnreachableError
             If the connection broke.
         """
+        if not prompts:
+            return []
         deadline = time.monotonic() + timeout_s
         call = self.submit(
             prompts,

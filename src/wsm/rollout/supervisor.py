@@ -197,7 +197,9 @@ class RolloutSupervisor:
                     undo.callback(word.close)
                     undo.callback(word.unlink)
         if words.suffixes:
-            undo.enter_context(EngineBridge(self.controller, words).start())
+            undo.enter_context(
+                EngineBridge(undo.enter_context(Controller(self.config.group.name)), words).start()
+            )
         if self.config.load is not None:
             name, vocabulary = self.config.group.name, self.config.engine.shape.vocabulary
             self.load = LoadGenerator(name, self.config.load, vocabulary).start()

@@ -1,0 +1,291 @@
+"""Whole rollout groups: real processes, real Gloo, real snapshots, commanded from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import paddle
+import psutil
+import pytest
+
+from wsm import Outcome
+from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
+from wsm.rollout.errors import GenerationRefusedError, RankExitedError
+from wsm.rollout.model import full_logits
+from wsm.rollout.moe import local_mixture
+from wsm.rollout.request import FinishReason
+from wsm.rollout.run_directory import run_directory_path
+from wsm.rollout.sharding import initial_state, shard
+from wsm.rollout.supervisor import RolloutSupervisor
+from wsm.signals.errors import SegmentOwnedError
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.states.vocabulary import InFlightPolicy, WeightState
+from wsm.strategies import publish_snapshot
+
+pytestmark = [pytest.mark.paddle, pytest.mark.processes]
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the place that is checked
+MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 512}
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3]]
+
+
+def configuration(name: str, **sections) -> RolloutConfig:
+    group = {"name": f"test-{name}-{os.getpid()}", **sections.pop("group", {})}
+    return rollout_config_from_mapping({"group": group, "model": MODEL, **sections})
+
+
+def publish(config: RolloutConfig, version: int) -> None:
+    """Publish the weights whose seed is the version."""
+    shape, ranks = config.engine.shape, config.group.ranks
+    full = initial_state(shape, version)
+    shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
+    publish_snapshot(config.group.snapshot.directory, version, shards, durable=False)
+
+
+def greedy(config: RolloutConfig, version: int, prompt, count: int) -> tuple[int, ...]:
+    """What the weights of `version` say, computed by one process without any cache."""
+    shape = config.engine.shape
+    weights = {name: paddle.to_tensor(array) for name, array in initial_state(shape, version).items()}
+    sequence = list(prompt)
+    with paddle.no_grad():
+        for _ in range(count):
+            odds = full_logits(shape, weights, paddle.to_tensor([sequence]), local_mixture(shape))
+            sequence.append(int(odds[0, -1].argmax()))
+    return tuple(sequence[len(prompt) :])
+
+
+def until(condition, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.002)
+
+
+@pytest.fixture(scope="module")
+def group():
+    config = configuration("rollout", group={"engine_words": {"suffixes": [40_000 + os.getpid() % 10_000]}})
+    publish(config, 1)
+    with RolloutSupervisor(config) as running:
+        yield running
+
+
+@pytest.fixture
+def client(group):
+    with group.client() as connected:
+        yield connected
+
+
+@pytest.fixture
+def serves(group):
+    """`serves(version)`: bring the group to a version, whatever a test before left."""
+
+    def bring(version: int):
+        publish_once(group.config, version)
+        group.controller.clear()
+        return group.controller.update(version)
+
+    return bring
+
+
+def publish_once(config: RolloutConfig, version: int) -> None:
+    if not (Path(config.group.snapshot.directory) / "versions" / str(version)).exists():
+        publish(config, version)
+
+
+class InBackground(threading.Thread):
+    """One long request, and the moment when it has begun to answer."""
+
+    def __init__(self, group, count: int) -> None:
+        super().__init__()
+        self.group, self.count = group, count
+        self.begun = threading.Event()
+        self.answer = None
+        self.start()
+        assert self.begun.wait(20)
+
+    def run(self) -> None:
+        with self.group.client() as client:
+            [self.answer] = client.generate(
+                [[1, 2, 3]], self.count, temperature=0, on_tokens=lambda *_: self.begun.set()
+            )
+
+
+def test_a_group_boots_with_the_version_that_its_snapshots_announce(tmp_path):
+    config = configuration("announced", group={"snapshot": {"directory": str(tmp_path)}})
+    publish(config, 5)
+    with RolloutSupervisor(config) as running, running.client() as client:
+        [answer] = client.generate([PROMPTS[0]], 4, temperature=0)
+    assert answer.versions == (5,) * 4
+    assert answer.tokens == greedy(config, 5, PROMPTS[0], 4)
+
+
+def test_every_token_is_what_the_version_that_it_names_says(group, client, serves):
+    for version in (2, 3, 4):
+        receipt = serves(version)
+        assert (receipt.outcome, receipt.version, receipt.loaded) == (Outcome.UPDATED, version, True)
+        for prompt, answer in zip(PROMPTS, client.generate(PROMPTS, 6, temperature=0), strict=True):
+            assert answer.versions == (version,) * 6
+            assert answer.tokens == greedy(group.config, version, prompt, 6)
+
+
+def test_requests_that_arrive_while_the_group_is_cleared_wait_for_the_next_version(group, client, serves):
+    serves(2)
+    publish_once(group.config, 3)
+    group.controller.clear()
+    assert client.stats()["kv_bytes"] == 0
+    client.submit(PROMPTS, 4, temperature=0)
+    with group.client() as onlooker:
+        until(lambda: onlooker.stats()["waiting"] == 3)
+    group.controller.update(3)
+    results = []
+    while len(results) < 3:
+        results += client.receive(20).get("results", [])
+    assert {tuple(result["versions"]) for result in results} == {(3,) * 4}
+
+
+def test_abort_answers_what_was_generated_so_far(group, serves):
+    serves(2)
+    running = InBackground(group, count=500)
+    group.controller.clear(in_flight=InFlightPolicy.ABORT)
+    running.join(20)
+    assert running.answer.finish_reason is FinishReason.ABORTED
+    assert 0 < len(running.answer.tokens) < 500
+    assert set(running.answer.versions) == {2}
+
+
+def test_drain_lets_running_requests_finish_with_the_old_version(group, serves):
+    serves(2)
+    running = InBackground(group, count=100)
+    group.controller.clear(in_flight=InFlightPolicy.DRAIN)
+    running.join(20)
+    assert running.answer.finish_reason is FinishReason.LENGTH
+    assert running.answer.versions == (2,) * 100
+
+
+def test_kept_requests_go_on_with_the_new_version_and_say_which_token_is_whose(group, serves):
+    publish_once(group.config, 3)
+    serves(2)
+    running = InBackground(group, count=300)
+    group.controller.clear(in_flight=InFlightPolicy.KEEP)
+    group.controller.update(3)
+    running.join(20)
+    answer = running.answer
+    assert answer.finish_reason is FinishReason.LENGTH
+    assert list(answer.versions) == sorted(answer.versions)
+    assert set(answer.versions) == {2, 3}
+    change = answer.versions.index(3)
+    prompt = (1, 2, 3)
+    assert answer.tokens[:change] == greedy(group.config, 2, prompt, change)
+    after = greedy(group.config, 3, (*prompt, *answer.tokens[:change]), 5)
+    assert answer.tokens[change : change + 5] == after
+
+
+def test_the_raw_words_of_an_engine_drive_the_group(group, client, serves):
+    serves(2)
+    publish_once(group.config, 3)
+    with EngineWord(EngineWordKind.WEIGHTS, group.config.group.engine_words.suffixes[0]) as word:
+        until(lambda: word.read() == WeightState.NORMAL)
+        word.store(WeightState.CLEARING)
+        until(lambda: word.read() == WeightState.CLEARED)
+        assert group.controller.status().state == "CLEARED"
+        word.store(WeightState.UPDATING)
+        until(lambda: word.read() == WeightState.NORMAL)
+    [answer] = client.generate([[1]], 2)
+    assert set(answer.versions) == {group.controller.status().version}
+
+
+def test_a_version_that_does_not_exist_is_refused_and_the_group_serves_on(group, client, serves):
+    serves(2)
+    with pytest.raises(Exception, match="999"):
+        group.controller.update(999)
+    assert group.controller.status().serving
+    with pytest.raises(GenerationRefusedError):
+        client.generate([[99]], 2)
+    [answer] = client.generate([PROMPTS[0]], 3, temperature=0)
+    assert answer.tokens == greedy(group.config, 2, PROMPTS[0], 3)
+
+
+def test_a_second_owner_is_refused_and_changes_nothing(group, client):
+    with pytest.raises(SegmentOwnedError), RolloutSupervisor(group.config):
+        pass
+    group.check()
+    assert run_directory_path(group.config.group.name).exists()
+    assert len(client.generate([[1]], 2)[0].tokens) == 2
+
+
+@pytest.mark.parametrize("kind", ["experts", "draft"])
+def test_groups_of_every_kind_survive_cycles_that_shut_all_communicators_down(kind):
+    model = {**MODEL, **({"experts": 4} if kind == "experts" else {"draft_layers": 1})}
+    config = configuration(
+        kind,
+        model=model,
+        group={"shut_down_groups": True},
+        engine={"routing_replay": kind == "experts"},
+        load={"concurrency": 4},
+    )
+    publish(config, 1)
+    with RolloutSupervisor(config) as running, running.client() as client:
+        for version in (2, 3):
+            publish(config, version)
+            running.controller.clear()
+            running.controller.update(version)
+            [answer] = client.generate([PROMPTS[1]], 5, temperature=0)
+            assert answer.tokens == greedy(config, version, PROMPTS[1], 5)
+            assert answer.versions == (version,) * 5
+            assert (answer.routing is not None) == (kind == "experts")
+        until(lambda: running.load.tokens_by_version[3] > 0)
+        running.check()
+
+
+def test_a_rank_that_is_killed_is_reported_and_the_end_leaves_nothing():
+    config = configuration("killed")
+    with RolloutSupervisor(config) as running:
+        pids = running.pids()
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(RankExitedError, match="rank 1 was killed by signal 9"):
+            until(running.check)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert leftovers(config) == []
+
+
+def test_a_boot_that_fails_leaves_nothing(tmp_path):
+    (tmp_path / "model_state.tp0.0.pdparams").write_bytes(b"\x80\x04 not safetensors")
+    config = configuration("broken", group={"snapshot": {"directory": str(tmp_path)}})
+    with pytest.raises(Exception, match=r"rank [01]"), RolloutSupervisor(config):
+        pass
+    assert leftovers(config) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_the_ranks_end_with_their_supervisor_however_it_ends(how):
+    config = configuration("ending")
+    program = (
+        "import sys, json; from wsm.rollout.config import rollout_config_from_mapping as build;"
+        "from wsm.rollout.supervisor import run_group;"
+        "run_group(build(json.loads(sys.argv[1])), lambda group: print(*group.pids(), flush=True))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, json.dumps(config.as_mapping())], stdout=subprocess.PIPE, text=True
+    ) as supervisor:
+        pids = [int(pid) for pid in supervisor.stdout.readline().split()]
+        assert len(pids) == 2
+        supervisor.send_signal(how)
+        supervisor.wait(20)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    if how is signal.SIGKILL:  # what it left is replaced by the next owner, who then removes all
+        with RolloutSupervisor(config) as running, running.client() as client:
+            assert len(client.generate([[1]], 2)[0].tokens) == 2
+    else:
+        assert supervisor.returncode == 0
+    assert leftovers(config) == []
+
+
+def leftovers(config: RolloutConfig) -> list[str]:
+    return [path.name for path in SHARED_MEMORY.iterdir() if config.group.name in path.name]
