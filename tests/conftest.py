@@ -7,6 +7,7 @@ the forgetting visible. It knows nothing about single packages.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a place for our files: the place that is checked
+PATIENCE_S = 10.0
 
 hypothesis.settings.register_profile("development", max_examples=50, deadline=None)
 hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, print_blob=True)
@@ -32,8 +34,18 @@ def nothing_is_left_behind() -> Iterator[None]:
         child for child in psutil.Process().children(recursive=True) if not _is_resource_tracker(child)
     ]
     assert not children, f"tests left processes behind: {[_describe(child) for child in children]}"
-    abandoned = [name for name in sorted(_shared_names() - before) if not _is_in_use(name)]
+    # A group of another session on this machine may be coming or going right now: look again for a while.
+    deadline = time.monotonic() + PATIENCE_S
+    while (abandoned := _abandoned(before)) and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert not abandoned, f"tests left shared memory behind: {abandoned}"
+
+
+def _abandoned(before: set[str]) -> list[str]:
+    """Names that appeared during the session and belong to no group that lives."""
+    appeared = sorted(_shared_names() - before)
+    living = [name for name in appeared if _is_in_use(name)]
+    return [name for name in appeared if not any(name.startswith(segment) for segment in living)]
 
 
 def _shared_names() -> set[str]:

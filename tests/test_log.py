@@ -66,16 +66,16 @@ def test_configure_does_not_touch_the_root_logger() -> None:
 def test_json_lines_carry_context_time_and_level() -> None:
     stream = io.StringIO()
     log.configure(json=True, stream=stream)
-    log.logger("controller").bind(epoch=1, sequence=3).warning(log.SIGNAL_STALE, seen_epoch=0)
+    log.logger("controller").bind(epoch=1, sequence=3).warning(log.DEADLINE_EXPIRED, waited_s=2)
     line = json.loads(stream.getvalue())
     assert line.pop("timestamp").endswith("+00:00")
     assert line == {
         "level": "warning",
         "logger": "wsm.controller",
-        "event": "signal.stale",
+        "event": "deadline.expired",
         "epoch": 1,
         "sequence": 3,
-        "seen_epoch": 0,
+        "waited_s": 2,
     }
 
 
@@ -95,16 +95,16 @@ def test_configuring_twice_prints_every_line_once() -> None:
     first, second = io.StringIO(), io.StringIO()
     log.configure(stream=first)
     log.configure(stream=second)
-    log.logger("worker").info(log.RANK_STARTED, rank=0)
+    log.logger("worker").info(log.GROUP_STARTED, rank=0)
     assert first.getvalue() == ""
-    assert second.getvalue().count("rank.started") == 1
+    assert second.getvalue().count("group.started") == 1
     assert "\x1b[" not in second.getvalue()
 
 
 def test_lines_below_the_level_are_not_rendered() -> None:
     stream = io.StringIO()
     log.configure(level="warning", stream=stream)
-    log.logger("worker").info(log.RANK_STARTED)
+    log.logger("worker").info(log.GROUP_STARTED)
     assert stream.getvalue() == ""
 
 

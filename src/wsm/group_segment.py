@@ -8,6 +8,7 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 
+from wsm import log
 from wsm.config import WsmConfig
 from wsm.protocol.epochs import first_epoch
 from wsm.signals.segment import Segment
@@ -40,4 +41,6 @@ def own_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segm
     )
     if segment.words[segment.layout.command] == 0:
         segment.words[segment.layout.command] = first_epoch().pack()
+    event = log.SEGMENT_ADOPTED if segment.adopted else log.SEGMENT_CREATED
+    log.logger("group", group=config.name).info(event, path=str(segment.path), run_id=segment.run_id)
     return segment

@@ -19,12 +19,9 @@ from typing import Any, Final, TextIO
 import structlog
 
 TRANSITION_COMMITTED: Final = "transition.committed"
-TRANSITION_REFUSED: Final = "transition.refused"
 
 COMMAND_ISSUED: Final = "command.issued"
 COMMAND_SEEN: Final = "command.seen"
-COMMAND_ACCEPTED: Final = "command.accepted"
-COMMAND_REFUSED: Final = "command.refused"
 COMMAND_DECIDED: Final = "command.decided"
 COMMAND_FINISHED: Final = "command.finished"
 COMMAND_FAILED: Final = "command.failed"
@@ -36,13 +33,10 @@ ACTION_UNDONE: Final = "action.undone"
 
 STEP_BROKEN: Final = "step.broken"
 DEADLINE_EXPIRED: Final = "deadline.expired"
-PARTICIPANT_LOST: Final = "participant.lost"
 
-SIGNAL_STALE: Final = "signal.stale"
 SEGMENT_CREATED: Final = "segment.created"
 SEGMENT_ADOPTED: Final = "segment.adopted"
 SEGMENT_RECREATED: Final = "segment.recreated"
-ROLE_TAKEN: Final = "role.taken"
 DECISION_COMPLETED: Final = "decision.completed"
 
 JOURNAL_ENDED: Final = "journal.ended"
@@ -51,13 +45,11 @@ ENGINE_WORD_SEEN: Final = "engine_word.seen"
 ENGINE_WORD_ANSWERED: Final = "engine_word.answered"
 ENGINE_WORD_CONFLICT: Final = "engine_word.conflict"
 
-WEIGHTS_LOADED: Final = "weights.loaded"
-SNAPSHOT_PUBLISHED: Final = "snapshot.published"
-SNAPSHOT_FILE_IGNORED: Final = "snapshot.file_ignored"
+SNAPSHOT_PART_IGNORED: Final = "snapshot.part_ignored"
+SNAPSHOT_NOT_REMOVED: Final = "snapshot.not_removed"
 
 GROUP_STARTED: Final = "group.started"
 GROUP_STOPPED: Final = "group.stopped"
-RANK_STARTED: Final = "rank.started"
 RANK_STOPPED: Final = "rank.stopped"
 
 #: The root of every logger of wsm; a host sets its level or handlers as for any library.

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
+from wsm import log
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, inspect, load
-from wsm.strategies.snapshot_files import EVENT_PART_NAME_IGNORED
 
 A, B, C = (TensorSpec(name, "U8", (2,)) for name in "abc")
 WHOLE = {"a": ("U8", (2,), b"11"), "b": ("U8", (2,), b"22"), "c": ("U8", (2,), b"33")}
@@ -121,13 +120,13 @@ def test_the_dot_keeps_rank_1_on_device_234_apart_from_rank_12_on_device_34(plai
 
 
 @pytest.mark.parametrize("bad", ["partabc", "part", "part-1", "part1x", "part1.5", "part\uff11"])
-def test_an_invalid_part_name_is_warned_about_and_ignored(plain, model, source, bad):
+def test_an_invalid_part_name_is_warned_about_and_ignored(plain, model, source, bad, caplog):
     plain(f"model_state.tp3.5.{bad}.pdparams", one("a", b"99"), directory=model)
     plain("model_state.tp3.5.part0.pdparams", WHOLE, directory=model)
-    with capture_logs() as logs:
-        report = load(source, MemoryTarget([A, B, C]))
+    report = load(source, MemoryTarget([A, B, C]))
     path = f"{model}/model_state.tp3.5.{bad}.pdparams"
-    assert [log["file"] for log in logs if log["event"] == EVENT_PART_NAME_IGNORED] == [path]
+    warned = [record.wsm_fields for record in caplog.records]
+    assert [fields["file"] for fields in warned if fields["event"] == log.SNAPSHOT_PART_IGNORED] == [path]
     assert report.ignored == (path,)
     assert names(report.files) == ["model_state.tp3.5.part0.pdparams"]
 
@@ -136,8 +135,7 @@ def test_only_invalid_part_names_fall_through_to_the_whole_file(plain, model, so
     plain("model_state.tp3.5.partabc.pdparams", one("a", b"99"), directory=model)
     plain("model_state.tp3.5.nopart.pdparams", one("a", b"99"), directory=model)
     plain("model_state.tp3.5.pdparams", WHOLE, directory=model)
-    with capture_logs():
-        report = load(source, MemoryTarget([A, B, C]))
+    report = load(source, MemoryTarget([A, B, C]))
     assert names(report.files) == ["model_state.tp3.5.pdparams"]
 
 

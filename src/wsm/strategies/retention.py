@@ -16,14 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
+from wsm import log
 
 _REMOVED_PREFIX = ".removed-"
 
-_log = structlog.get_logger("wsm.strategies")
-
-#: Logged when an old version cannot be removed; the new one is published all the same.
-EVENT_NOT_REMOVED = "publish.version_not_removed"
+_log = log.logger("strategies")
 
 
 @dataclass(frozen=True)
@@ -103,7 +100,8 @@ def _remove(path: Path) -> bool:
         path.rename(hidden)
         shutil.rmtree(hidden)
     except OSError as error:
-        _log.warning(EVENT_NOT_REMOVED, path=str(path), reason=str(error))
+        # The new version is published all the same.
+        _log.warning(log.SNAPSHOT_NOT_REMOVED, path=str(path), reason=str(error))
         return False
     else:
         return True

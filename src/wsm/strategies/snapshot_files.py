@@ -14,16 +14,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-import structlog
-
+from wsm import log
 from wsm.strategies import snapshot_names
 from wsm.strategies.errors import PartSequenceError
 from wsm.strategies.snapshot_directory import SnapshotDirectory
 
-_log = structlog.get_logger("wsm.strategies")
-
-#: Logged once per file whose name has the form of a part without a number in it.
-EVENT_PART_NAME_IGNORED = "snapshot.part_name_ignored"
+_log = log.logger("strategies")
 
 
 class Place(enum.Enum):
@@ -124,7 +120,7 @@ def _parts(
         index = snapshot_names.part_index(base, name)
         if index is None:
             path = directory.locate(name)
-            _log.warning(EVENT_PART_NAME_IGNORED, file=path, expected=f"{base}.part<number>.pdparams")
+            _log.warning(log.SNAPSHOT_PART_IGNORED, file=path, expected=f"{base}.part<number>.pdparams")
             ignored.append(path)
         else:
             indexed.append((index, name))
