@@ -285,14 +285,15 @@ class RankDriver:
             return
         self._take(protocol.accepted(self._shown()))
 
-    def _run(self, view: View) -> None:
+    def _run(self, _view: View) -> None:
         execution, index = self._at_work, self.state.action
         try:
             execution.run(index)
-        except Exception:  # noqa: BLE001 - whatever an action raises fails the command
-            if view.command.operation.is_abort:
-                error = CommandAbortedError(rank=self.state.rank, action=execution.doing)
-            self._fail(execution.doing, error)
+        except Exception as error:  # noqa: BLE001 - whatever an action raises fails the command
+            # The words are read again: an action that was told to stop read them later than this turn did.
+            aborted = self._words.view().command.operation.is_abort
+            cause = CommandAbortedError(rank=self.state.rank, action=execution.doing) if aborted else error
+            self._fail(execution.doing, cause)
             return
         self._take(protocol.action_finished(self._shown(), touched=execution.touched))
 
