@@ -1,1 +1,21 @@
+"""The command line: ``wsm``. One module per command, or per group of close ones.
 
+========================  =============================================================================
+module                    responsible for
+========================  =============================================================================
+:mod:`.main`              the entry point: which commands there are, and how the process ends
+:mod:`.lazy_group`        loading a command's module when it is asked for
+:mod:`.teaching_command`  ``--help`` with examples and exit codes
+:mod:`.failures`          from an exception to one line and an exit code
+:mod:`.commanding`        ``wsm clear``, ``wsm update``
+:mod:`.interruption`      Ctrl-C and SIGTERM while a group is being commanded
+:mod:`.status`            ``wsm status``, with :mod:`.verdict`, :mod:`.status_text` and :mod:`.screen`
+:mod:`.rollout`           ``wsm rollout``
+:mod:`.demo`              ``wsm demo``
+:mod:`.snapshots`         ``wsm inspect``, ``wsm convert``
+:mod:`.journal`           ``wsm journal``, with :mod:`.journal_text`
+:mod:`.diagrams`          ``wsm diagrams``
+========================  =============================================================================
+
+Nothing here is needed by a program: whatever a command does is a call to the public API.
+"""

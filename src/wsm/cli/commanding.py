@@ -1,0 +1,147 @@
+"""``wsm clear`` and ``wsm update``: one command to a group, and its receipt."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from wsm.cli.configuration import read_group_config
+from wsm.cli.failures import wrong_usage
+from wsm.cli.groups import known_group
+from wsm.cli.interruption import receipt_of
+from wsm.cli.options import Seconds, Version, config_option, json_option
+from wsm.cli.teaching_command import TeachingCommand
+from wsm.config import EngineWordsConfig
+from wsm.controller import Controller, Pending
+from wsm.receipt import Receipt
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+
+
+def _command_options(deadline_s: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return what both commands take besides their own options."""
+    options = (
+        click.argument("name"),
+        click.option(
+            "--in-flight",
+            type=click.Choice([policy.value for policy in InFlightPolicy]),
+            default=InFlightPolicy.ABORT.value,
+            show_default=True,
+            help="Running requests: end them with what they have (abort), let them finish first (drain), "
+            "or freeze and continue them (keep).",
+        ),
+        click.option(
+            "--deadline",
+            "deadline_s",
+            type=Seconds(),
+            default=deadline_s,
+            show_default=True,
+            help="Take the command back if it is not decided by then.",
+        ),
+        click.option(
+            "--wait",
+            "wait_s",
+            type=Seconds(zero=True),
+            default=0.0,
+            show_default=True,
+            help="How long to wait while another controller commands the group; 0 is refused at once.",
+        ),
+        click.option("--request-id", help="Name of the request in logs and receipt; drawn by default."),
+        config_option("The group's configuration, for FastDeploy's words; without it they are left alone."),
+        json_option("Print the receipt as JSON."),
+    )
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        return functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
+
+    return decorate
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm clear policy", "end running requests, give the memory back"),
+        ("wsm clear policy --in-flight drain --deadline 120", "let running requests finish first"),
+    ),
+)
+@_command_options(deadline_s=60.0)
+def clear(name: str, **options: Any) -> None:
+    """Release weights and KV cache on every rank of the group NAME.
+
+    The ranks finish the step that they are in, stop at the same step, tear down what they hold, and measure
+    that the memory is really free. The processes live on, and serve again after 'wsm update'. Clearing a
+    cleared group does nothing; clearing a FAULTED one repairs it.
+    """
+    _command(name, lambda controller, shared: controller.begin_clear(**shared), **options)
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm update policy --version 7", "serve version 7; say so if it is served already"),
+        ("wsm update policy", "serve the newest version, as version.yaml names it"),
+        ("wsm update policy --version 7 --json | jq .ranks", "digests and seconds per action, of every rank"),
+    ),
+)
+@click.option(
+    "--version",
+    type=Version(),
+    metavar="V",
+    help="The version to load; by default the newest that the source announces.",
+)
+@click.option("--force", is_flag=True, help="Load even if the group serves that version already.")
+@click.option(
+    "--kv-policy",
+    type=click.Choice([policy.value for policy in KVPolicy]),
+    default=KVPolicy.DROP.value,
+    show_default=True,
+    help="KV blocks that the old weights computed: forget them, or go on with them.",
+)
+@_command_options(deadline_s=300.0)
+def update(name: str, version: int | None, force: bool, kv_policy: str, **options: Any) -> None:
+    """Load a version on every rank of the group NAME, and serve it.
+
+    A cleared group loads into fresh memory; a serving one stops at the same step on all ranks and loads in
+    place. The ranks switch together or not at all: if one fails, or loads something else than the others, all
+    keep what they had, or all are cleared if any had begun to overwrite its weights. The message says which.
+    """
+
+    def begin(controller: Controller, shared: dict[str, Any]) -> Pending:
+        return controller.begin_update(version, force=force, kv_policy=KVPolicy(kv_policy), **shared)
+
+    _command(name, begin, **options)
+
+
+def _command(
+    name: str,
+    begin: Callable[[Controller, dict[str, Any]], Pending],
+    *,
+    in_flight: str,
+    config_file: Path | None,
+    as_json: bool,
+    **shared: Any,
+) -> None:
+    with known_group(name), Controller(name, engine_words=_engine_words(config_file, name)) as controller:
+        shared["in_flight"] = InFlightPolicy(in_flight)
+        receipt = receipt_of(lambda: begin(controller, shared), lambda: controller.status().sentence())
+    click.echo(json.dumps(receipt.to_mapping(), indent=2) if as_json else _line(name, receipt))
+
+
+def _engine_words(config_file: Path | None, name: str) -> EngineWordsConfig | None:
+    if config_file is None:
+        return None
+    with wrong_usage():
+        return read_group_config(config_file, name).engine_words
+
+
+def _line(name: str, receipt: Receipt) -> str:
+    pause = (
+        f"; ranks stood still for {receipt.pause_s * 1e3:.0f} ms"
+        if receipt.loaded and receipt.pause_s
+        else ""
+    )
+    return f"{name} {receipt.sentence()}{pause}"

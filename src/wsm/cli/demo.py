@@ -1,0 +1,50 @@
+"""``wsm demo``: the main job at small scale, with its results in a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from wsm.cli.failures import wrong_usage
+from wsm.cli.requirements import require_paddle
+from wsm.cli.teaching_command import TeachingCommand
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm demo", "the reward rises from chance to almost 1"),
+        ("wsm demo --no-update --out no-update", "the same without updates: the reward stays flat"),
+    ),
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="demo-out",
+    show_default=True,
+    help="Where report, picture, trace and journals go.",
+)
+@click.option("--steps", type=click.IntRange(min=1), default=40, show_default=True, help="Turns of the loop.")
+@click.option("--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks of the group.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and prompts."
+)
+@click.option("--no-update", is_flag=True, help="Train, but never update the group.")
+def demo(out: Path, steps: int, ranks: int, seed: int, no_update: bool) -> None:
+    """Train a policy with reinforcement learning while a live group serves it.
+
+    Each step generates answers with the group, clears the group, trains in another process, publishes the new
+    weights as a snapshot, and updates the group to them. That every rank holds what was published, and that
+    every answer comes from one version, is checked in each step.
+
+    Writes report.json (numbers per step), timeline.png (reward and states), trace.json (every action, for
+    Perfetto) and the ranks' journals.
+    """
+    require_paddle("demo")
+    from wsm.demo.loop import DemoSettings  # noqa: PLC0415 - numpy and rich, for this command only
+    from wsm.demo.run import run_demo  # noqa: PLC0415 - the same
+
+    with wrong_usage():
+        settings = DemoSettings(out, steps=steps, ranks=ranks, seed=seed, update=not no_update)
+    run_demo(settings)

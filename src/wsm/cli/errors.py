@@ -1,0 +1,61 @@
+"""What can go wrong in the command line itself. Everything else is raised where it happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wsm.errors import BadInputError, GroupError, RefusedError
+
+
+class NoSuchGroupError(BadInputError):
+    """No group of that name is on this host."""
+
+    def __init__(self, *, group: str, existing: Sequence[str]) -> None:
+        there = f"there is {', '.join(existing)}" if existing else "there is none at all"
+        super().__init__(
+            f"no group {group!r} on this host ({there}); check the name, start the group, "
+            "and in containers share /dev/shm with it",
+            group=group,
+            existing=tuple(existing),
+        )
+
+
+class ForeignConfigurationError(BadInputError):
+    """A configuration file is for another group than the one that is commanded."""
+
+    def __init__(self, *, file: str, found: str, group: str) -> None:
+        super().__init__(
+            f"{file} configures group {found!r}, not {group!r}; give the file of that group, or its name",
+            file=file,
+            found=found,
+            group=group,
+        )
+
+
+class PaddleRequiredError(RefusedError):
+    """A command computes, and paddle is not installed."""
+
+    def __init__(self, *, command: str) -> None:
+        super().__init__(
+            f"'wsm {command}' runs a model and needs paddle, which is not installed; "
+            "install the extra: pip install 'wsm[cpu]' (or 'wsm[gpu]')",
+            command=command,
+        )
+
+
+class JournalFileError(BadInputError):
+    """A file holds no journal."""
+
+    def __init__(self, *, file: str, problem: str) -> None:
+        super().__init__(f"{file}: {problem}", file=file, problem=problem)
+
+
+class ImpossibleHistoryError(GroupError):
+    """A journal tells what the tables do not allow."""
+
+    def __init__(self, *, file: str, entry: str) -> None:
+        super().__init__(
+            f"{file}: {entry}; no rank can have lived that: the journal is incomplete, or wsm has a bug",
+            file=file,
+            entry=entry,
+        )

@@ -1,0 +1,53 @@
+"""The groups of this host, by name: which there are, and what to say where one is not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from wsm.cli.errors import NoSuchGroupError
+from wsm.cli.failures import wrong_usage
+from wsm.signals.errors import SegmentMissingError
+from wsm.signals.header import MAGIC
+from wsm.signals.names import SHARED_MEMORY_DIRECTORY, check_name, segment_path
+
+_PREFIX = "wsm."
+
+
+def existing_groups(directory: Path = SHARED_MEMORY_DIRECTORY) -> list[str]:
+    """Return the names of all groups that have a segment, living or dead, in order."""
+    return sorted(
+        path.name.removeprefix(_PREFIX) for path in directory.glob(f"{_PREFIX}*") if _is_segment(path)
+    )
+
+
+@contextlib.contextmanager
+def known_group(name: str) -> Iterator[None]:
+    """Inside, a group that does not exist is wrong usage, with the names of those that do.
+
+    Raises
+    ------
+    CommandEndedError
+        With the exit code of wrong usage.
+    """
+    with wrong_usage():
+        check_name(name)
+    try:
+        yield
+    except SegmentMissingError as error:
+        if segment_path(name).exists():
+            raise
+        with wrong_usage():
+            raise NoSuchGroupError(group=name, existing=existing_groups()) from error
+
+
+def _is_segment(path: Path) -> bool:
+    """Whether a file begins as segments do; what lies beside a segment under its name does not."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:  # gone meanwhile, or another user's
+        return False

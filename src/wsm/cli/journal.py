@@ -1,0 +1,113 @@
+"""``wsm journal``: what ranks did, in the order of time, held against the tables."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from wsm.cli.errors import ImpossibleHistoryError, JournalFileError
+from wsm.cli.failures import wrong_usage
+from wsm.cli.journal_text import day_of, entry_text
+from wsm.cli.teaching_command import TeachingCommand
+from wsm.errors import BadInputError
+from wsm.states.entry import JournalEntry, read_ndjson
+from wsm.states.replay import Replay, replay
+
+
+@dataclass(frozen=True)
+class _JournalFile:
+    """One file, read and replayed."""
+
+    path: Path
+    entries: Sequence[JournalEntry]
+    result: Replay
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm journal journals/", "all ranks of a group, in the order of time"),
+        ("wsm journal journals/rank1.ndjson --last 40", "how rank 1 ended"),
+        ("wsm journal journals/ --sequence 17", "one command on all ranks"),
+        ("wsm journal journals/ --check", "only whether the tables allow it"),
+    ),
+)
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path)
+)
+@click.option("--rank", type=click.IntRange(min=-1), help="Show this rank only (-1: controllers).")
+@click.option("--sequence", type=click.IntRange(min=0), help="Show this command only.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="Show the last N entries only.")
+@click.option("--check", is_flag=True, help="Show nothing, say only whether the tables allow it.")
+def journal(
+    files: tuple[Path, ...], rank: int | None, sequence: int | None, last: int | None, check: bool
+) -> None:
+    """Show the journals in FILE..., and hold every entry against the transition tables.
+
+    A directory stands for the *.ndjson files in it (journal_directory of the configuration holds one per
+    rank). Entries of several files are merged by their time. All entries are checked, whatever is shown; the
+    first one that no rank can have lived is marked with '!', and the exit code is 1 then.
+    """
+    journals = [_read(path) for path in _expanded(files)]
+    if not check:
+        shown = [
+            (one, index)
+            for one, index in _merged(journals)
+            if rank in (None, one.entries[index].rank) and sequence in (None, one.entries[index].sequence)
+        ]
+        _print(shown[-last:] if last else shown)
+    for one in journals:
+        if one.result.impossible is not None:
+            raise ImpossibleHistoryError(file=str(one.path), entry=str(one.result.impossible))
+    click.echo(_conclusion(journals))
+
+
+def _expanded(files: Iterable[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in files:
+        inside = sorted(path.glob("*.ndjson")) if path.is_dir() else [path]
+        if not inside:
+            with wrong_usage():
+                raise JournalFileError(file=str(path), problem="holds no *.ndjson file; name the journals")
+        found += inside
+    return found
+
+
+def _read(path: Path) -> _JournalFile:
+    # Bytes that are no text become a line that is no JSON, which gets the error that names it.
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        try:
+            entries = read_ndjson(lines)
+        except BadInputError as error:
+            raise JournalFileError(file=str(path), problem=str(error)) from error
+    return _JournalFile(path, entries, replay(entries))
+
+
+def _merged(journals: Iterable[_JournalFile]) -> Iterable[tuple[_JournalFile, int]]:
+    """Yield (file, index) of all entries by time; the order within a file is kept whatever the clock did."""
+    streams = ([(one, index) for index in range(len(one.entries))] for one in journals)
+    return heapq.merge(*streams, key=lambda place: place[0].entries[place[1]].wall_ns)
+
+
+def _print(shown: Iterable[tuple[_JournalFile, int]]) -> None:
+    day = ""
+    for one, index in shown:
+        entry = one.entries[index]
+        if day_of(entry) != day:
+            day = day_of(entry)
+            click.echo(day)
+        impossible = one.result.impossible
+        click.echo(
+            entry_text(entry, mark="!" if impossible is not None and impossible.index == index else " ")
+        )
+
+
+def _conclusion(journals: Sequence[_JournalFile]) -> str:
+    count = sum(one.result.entries for one in journals)
+    states = {rank: joint for one in journals for rank, joint in one.result.states.items()}
+    ends = "; ".join(f"rank {rank} ends in {states[rank]}" for rank in sorted(states))
+    return f"{count} entries, all as the tables allow{f'; {ends}' if ends else ''}"

@@ -1,0 +1,92 @@
+"""The entry point of ``wsm``: which commands there are, their common options, and how the process ends."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+import click
+
+from wsm import __version__, log
+from wsm.cli.failures import INTERRUPTED, WRONG_USAGE, CommandEndedError, usage_failure
+from wsm.cli.lazy_group import LazyCommand, LazyGroup
+
+_COMMANDS: Final = {
+    "rollout": LazyCommand("wsm.cli.rollout", "rollout", "Start a group of ranks that generate text."),
+    "status": LazyCommand("wsm.cli.status", "status", "Show what a group, or every group, is doing."),
+    "clear": LazyCommand("wsm.cli.commanding", "clear", "Release weights and KV cache on every rank."),
+    "update": LazyCommand("wsm.cli.commanding", "update", "Load a version on every rank and serve it."),
+    "demo": LazyCommand("wsm.cli.demo", "demo", "Run an RL loop that trains a policy while it is served."),
+    "inspect": LazyCommand("wsm.cli.snapshots", "inspect", "Show what a rank would load from a directory."),
+    "convert": LazyCommand("wsm.cli.snapshots", "convert", "Turn pickle files into safetensors files."),
+    "journal": LazyCommand("wsm.cli.journal", "journal", "Read journals, and hold them against the tables."),
+    "diagrams": LazyCommand("wsm.cli.diagrams", "diagrams", "Draw the state machines from their tables."),
+}
+
+#: Commands that speak through the log even if nobody asked for it: they run until they are stopped.
+_TALKATIVE = ("rollout",)
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
+
+
+@click.group(cls=LazyGroup, lazy=_COMMANDS, context_settings=_CONTEXT, invoke_without_command=True)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    envvar="WSM_LOG_LEVEL",
+    help="Log events of this level and above to standard error. [env: WSM_LOG_LEVEL]",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    envvar="WSM_LOG_FORMAT",
+    help="How log lines look. [env: WSM_LOG_FORMAT]",
+)
+@click.option(
+    "--traceback",
+    is_flag=True,
+    envvar="WSM_TRACEBACK",
+    help="Show tracebacks below an error, a failed rank's first. [env: WSM_TRACEBACK]",
+)
+@click.version_option(__version__, prog_name="wsm", message="%(prog)s %(version)s")
+@click.pass_context
+def wsm(ctx: click.Context, log_level: str | None, log_format: str | None, traceback: bool) -> None:  # noqa: ARG001 - LazyGroup reads it from the context
+    """Change the weights of running inference workers.
+
+    A group of ranks serves a version, is cleared (weights and KV cache are released, the processes
+    live on), and is updated to another version. The ranks switch together or not at all.
+
+    Any terminal of the host may command and watch a group, by its name; one command at a time. Results go to
+    standard output, logs and errors to standard error.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+        ctx.exit(WRONG_USAGE)
+    if log_level or log_format or ctx.invoked_subcommand in _TALKATIVE:
+        log.configure(json=log_format == "json", level=log_level or "info")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; return the exit code, of those in :mod:`wsm.cli.failures`."""
+    try:
+        code = wsm.main(args=arguments, prog_name="wsm", standalone_mode=False)
+    except click.Abort:
+        failure = CommandEndedError("interrupted", exit_code=INTERRUPTED)
+    except click.ClickException as error:
+        failure = usage_failure(error)
+    except CommandEndedError as error:
+        failure = error
+    else:
+        return code if isinstance(code, int) else 0
+    failure.show()
+    return failure.exit_code
+
+
+def main() -> NoReturn:
+    """Run the command line of this process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""What a command needs beyond the core, asked for before anything is started."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from wsm.cli.errors import PaddleRequiredError
+
+
+def require_paddle(command: str) -> None:
+    """Refuse a command that computes where paddle is not installed. Does not import it.
+
+    Raises
+    ------
+    PaddleRequiredError
+        If it is not there.
+    """
+    if importlib.util.find_spec("paddle") is None:
+        raise PaddleRequiredError(command=command)

@@ -1,0 +1,56 @@
+"""``wsm rollout``: a whole group in the foreground, from its first process to its last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from wsm.cli.failures import wrong_usage
+from wsm.cli.options import config_option
+from wsm.cli.requirements import require_paddle
+from wsm.cli.teaching_command import TeachingCommand
+from wsm.signals.names import check_name
+
+if TYPE_CHECKING:
+    from wsm.rollout.supervisor import RolloutSupervisor
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm rollout --name policy --ranks 2", "two tensor-parallel ranks with random weights"),
+        ("wsm rollout --name policy --config rollout.yaml &", "as the file says, in the background"),
+        ("wsm status policy", "from any other terminal; so do 'wsm clear' and 'wsm update'"),
+    ),
+)
+@click.option("--name", help="The group's name; may stand in the file instead.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Number of ranks, one process each.  [default: 2]")
+@config_option("Sections group, model, engine, load and seed; every option has a default.")
+def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> None:
+    """Start a group of ranks that generate text, and keep it running until Ctrl-C or SIGTERM.
+
+    Each rank is a process with its share of a small transformer. The group loads the newest version of its
+    snapshot directory, or random weights where there is none, and then serves. Afterwards anybody may clear
+    and update it. If a rank dies, the group ends with an error.
+    """
+    require_paddle("rollout")
+    from wsm.rollout.config import load_rollout_config  # noqa: PLC0415 - numpy and more, for this command only
+    from wsm.rollout.supervisor import run_group  # noqa: PLC0415 - the same
+
+    with wrong_usage():
+        if name is not None:
+            check_name(name)
+        config = load_rollout_config(config_file, name=name, ranks=ranks)
+        check_name(config.group.name)
+    run_group(config, _announce)
+
+
+def _announce(group: RolloutSupervisor) -> None:
+    name = group.config.group.name
+    now = group.controller.status()
+    pids = ", ".join(map(str, group.pids()))
+    click.echo(f"{name} serves version {now.version} on {len(now.ranks)} ranks (processes {pids})")
+    click.echo(f"snapshots are loaded from {group.config.group.snapshot.directory}")
+    click.echo(f"drive it: wsm status {name} | wsm clear {name} | wsm update {name}; Ctrl-C ends it")

@@ -1,0 +1,100 @@
+"""``wsm status``: what a group is doing, read off its words. Asks nobody and disturbs nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+import click
+
+from wsm.cli.groups import existing_groups, known_group
+from wsm.cli.options import Seconds, json_option
+from wsm.cli.status_text import group_line, group_text
+from wsm.cli.teaching_command import TeachingCommand
+from wsm.controller.group_view import GroupView
+from wsm.controller.status import GroupStatus, read_status
+from wsm.errors import WsmError
+from wsm.signals.segment import Segment
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm status", "one line for every group of this host"),
+        ("wsm status policy", "one group, rank by rank"),
+        ("wsm status policy --watch", "the same, anew whenever it changes; Ctrl-C ends it"),
+        ("wsm status policy --json | jq .serving", "for programs"),
+    ),
+)
+@click.argument("name", required=False)
+@json_option("Print plain values as JSON; with --watch, one line per change.")
+@click.option("--watch", is_flag=True, help="Show changes until interrupted.")
+@click.option(
+    "--every",
+    "every_s",
+    type=Seconds(),
+    default=0.5,
+    show_default=True,
+    help="Longest time between two looks with --watch.",
+)
+def status(name: str | None, as_json: bool, watch: bool, every_s: float) -> None:
+    """Show what the group NAME is doing; without NAME, every group of this host.
+
+    It reads the group's shared memory and needs no help from the ranks, so it also works while they hang, and
+    after they died.
+
+    The table has one row per rank. 'weights' and 'KV' are its states. 'step' is 'running N' while it steps or
+    may step, 'parked N' where it stands still for a command, 'broken N' after a step raised.
+    'code/sequence' is how far it is with which command; RUNNING(3) is in the fourth action of its plan.
+    """
+    if name is None:
+        if watch:
+            raise click.UsageError("--watch needs the NAME of a group")
+        _show_all(as_json=as_json)
+    elif watch:
+        _watch(name, every_s, as_json=as_json)
+    else:
+        with known_group(name), _attached(name) as group:
+            now = read_status(group)
+        click.echo(json.dumps(now.to_mapping(), indent=2) if as_json else group_text(now))
+
+
+@contextlib.contextmanager
+def _attached(name: str) -> Iterator[GroupView]:
+    with Segment.attach(name) as segment:
+        group = GroupView(segment)
+        try:
+            yield group
+        finally:
+            group.close()
+
+
+def _show_all(*, as_json: bool) -> None:
+    found: list[GroupStatus] = []
+    broken: dict[str, str] = {}
+    for name in existing_groups():
+        try:
+            with _attached(name) as group:
+                found.append(read_status(group))
+        except WsmError as error:  # noqa: PERF203 - one that cannot be read must not hide the others
+            broken[name] = str(error)
+    if as_json:
+        click.echo(json.dumps([now.to_mapping() for now in found], indent=2))
+        return
+    lines = [*map(group_line, found), *(f"{name}: unreadable: {why}" for name, why in broken.items())]
+    click.echo("\n".join(lines) if lines else "no group on this host; 'wsm rollout' starts one")
+
+
+def _watch(name: str, every_s: float, *, as_json: bool) -> None:
+    """Show the group whenever a word changes, and after `every_s` seconds in any case, until interrupted."""
+    from wsm.cli.screen import Screen  # noqa: PLC0415 - draws with rich, which only this needs
+
+    with Screen() as screen:
+        while True:
+            with known_group(name), _attached(name) as group:
+                while not group.segment.inode_changed():
+                    watches = group.watches()
+                    now = read_status(group)
+                    screen.show(json.dumps(now.to_mapping()) if as_json else group_text(now))
+                    group.wait(watches, every_s)

@@ -1,0 +1,109 @@
+"""What the words of a group come to, in one sentence: what it does, who is to blame, what to do next.
+
+Pure: reads a :class:`wsm.GroupStatus`, asks nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from wsm.controller.status import GroupStatus, RankStatus
+
+
+def verdict(status: GroupStatus) -> str:
+    """Return the most important thing about a group. Deaths come first, then work under way, then states."""
+    return next(filter(None, (rule(status) for rule in _RULES)), "does not serve")
+
+
+def _absent(status: GroupStatus) -> str | None:
+    absent = [rank for rank in status.ranks if rank.life == "never"]
+    if not absent:
+        return None
+    if len(absent) == len(status.ranks):
+        return "no rank has attached yet; start the workers"
+    return f"{_names(absent)} {_verb(absent, 'has', 'have')} not attached yet; the group waits for that"
+
+
+def _dead(status: GroupStatus) -> str | None:
+    dead = [rank for rank in status.ranks if rank.life == "dead"]
+    if not dead:
+        return None
+    if len(dead) == len(status.ranks):
+        return "every rank is dead; start the group again"
+    return f"{_names(dead)} {_verb(dead, 'is', 'are')} dead, and the group needs every rank; start it again"
+
+
+def _under_way(status: GroupStatus) -> str | None:
+    if status.over:
+        return None
+    waiting = [rank for rank in status.ranks if not _is_done(rank, status)]
+    late = (
+        ", ".join(f"rank {rank.rank} {_doing(rank, status)}" for rank in waiting) or "the committed version"
+    )
+    if status.operation == "NONE":
+        return f"waits for {late} to join epoch {status.epoch}"
+    if status.controller_pid is None:
+        return f"{status.operation} is open, its controller gone; waits for {late}; the next command ends it"
+    return f"{status.operation} by process {status.controller_pid} is under way; waits for {late}"
+
+
+def _broken(status: GroupStatus) -> str | None:
+    broken = [rank for rank in status.ranks if rank.step_kind == "broken"]
+    if not broken:
+        return None
+    return (
+        f"a step raised on {_names(broken)}, which ends this epoch; see its log, then start the group again"
+    )
+
+
+def _serving(status: GroupStatus) -> str | None:
+    return f"serves version {status.version}" if status.serving else None
+
+
+def _faulted(status: GroupStatus) -> str | None:
+    faulted = [rank for rank in status.ranks if rank.weights == "FAULTED"]
+    if not faulted:
+        return None
+    return f"a teardown failed on {_names(faulted)}; 'wsm clear {status.name}' tries it again on all ranks"
+
+
+def _cleared(status: GroupStatus) -> str | None:
+    if status.state != "CLEARED":
+        return None
+    return f"holds no weights; 'wsm update {status.name} --version V' makes it serve"
+
+
+def _mixed(status: GroupStatus) -> str | None:
+    if status.state != "MIXED":
+        return None
+    return f"the ranks differ and do not serve; 'wsm clear {status.name}' brings them together"
+
+
+_RULES: Sequence[Callable[[GroupStatus], str | None]] = (
+    _dead,
+    _absent,
+    _under_way,
+    _broken,
+    _serving,
+    _faulted,
+    _cleared,
+    _mixed,
+)
+
+
+def _is_done(rank: RankStatus, status: GroupStatus) -> bool:
+    return (rank.epoch, rank.sequence) == (status.epoch, status.sequence) and rank.code.startswith("DONE_")
+
+
+def _doing(rank: RankStatus, status: GroupStatus) -> str:
+    if (rank.epoch, rank.sequence) != (status.epoch, status.sequence):
+        return "(has not answered)"
+    return f"({rank.code} {rank.action})" if rank.code == "RUNNING" else f"({rank.code})"
+
+
+def _names(ranks: Sequence[RankStatus]) -> str:
+    return f"rank {', '.join(str(rank.rank) for rank in ranks)}"
+
+
+def _verb(ranks: Sequence[RankStatus], one: str, several: str) -> str:
+    return one if len(ranks) == 1 else several
