@@ -1,0 +1,87 @@
+"""Drawings of states as DOT text, for Graphviz.
+
+A pure renderer: a drawing in, text out, always the same. No state is marked as the active one.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+from wsm.states.diagram.model import Arrow, Drawing, Node, NodeKind
+
+_COLOURS = {
+    NodeKind.RESTING: ("#eef1f4", "#5b6770"),
+    NodeKind.WORKING: ("#fff3d6", "#b7791f"),
+    NodeKind.DECIDING: ("#e6e4fb", "#5a4fcf"),
+    NodeKind.SERVING: ("#dff3e3", "#2f855a"),
+    NodeKind.FAULTED: ("#fbe0de", "#c53030"),
+}
+_LINE = r"\n"
+_HEADING = (
+    '    fontname="Helvetica" fontsize=18 labelloc=t',
+    '    node [shape=box style="rounded,filled" fontname="Helvetica" fontsize=12 margin="0.15,0.08"]',
+    '    edge [fontname="Helvetica" fontsize=10 color="#4a5560" fontcolor="#1d2329"]',
+)
+
+
+def digraph(drawing: Drawing) -> str:
+    """Return a ``digraph``: working states dashed, final ones doubled, a dot before the initial one."""
+    lines = [f"digraph {drawing.name} {{", f"    label=<{_heading(drawing)}>", *_HEADING]
+    for node in drawing.nodes:
+        lines += _node(node)
+    lines += _arrows(drawing.arrows)
+    for node in drawing.nodes:
+        lines += _note(node)
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _node(node: Node) -> list[str]:
+    fill, line = _COLOURS[node.kind]
+    text = _escaped(node.title) if not node.meaning else f"{_escaped(node.title)}\\n{_escaped(node.meaning)}"
+    style = "rounded,filled,dashed" if node.kind is NodeKind.WORKING else "rounded,filled"
+    double = " peripheries=2" if node.final else ""
+    lines = [f'    {node.key} [label="{text}" fillcolor="{fill}" color="{line}" style="{style}"{double}]']
+    if node.initial:
+        lines += [
+            f'    start_{node.key} [shape=point width=0.15 label="" color="#1d2329"]',
+            f"    start_{node.key} -> {node.key}",
+        ]
+    return lines
+
+
+def _arrows(arrows: Sequence[Arrow]) -> list[str]:
+    """Draw arrows that run side by side as one, with a line of label each: their labels would overlap."""
+    together: dict[tuple[str, str, str], list[str]] = {}
+    for arrow in arrows:
+        together.setdefault((arrow.source, arrow.dest, _style(arrow)), []).append(_escaped(arrow.label))
+    return [
+        f'    {source} -> {dest} [label=" {_LINE.join(labels)} "{style}]'
+        for (source, dest, style), labels in together.items()
+    ]
+
+
+def _style(arrow: Arrow) -> str:
+    if arrow.event == "lost":
+        return ' color="#b8c0c8" fontcolor="#7b8794"'
+    return " style=dashed" if arrow.of_kv else ""
+
+
+def _note(node: Node) -> list[str]:
+    if not node.note:
+        return []
+    text = "".join(f"{_escaped(line)}\\l" for line in node.note)
+    key = f"note_{node.key}"
+    return [
+        f'    {key} [shape=note style=filled fillcolor="#fffdf5" color="#b7a36a" fontsize=10 label="{text}"]',
+        f'    {key} -> {node.key} [style=dotted arrowhead=none color="#b7a36a" constraint=false]',
+    ]
+
+
+def _heading(drawing: Drawing) -> str:
+    remark = f'<br/><font point-size="11">{html.escape(drawing.remark)}</font>' if drawing.remark else ""
+    return html.escape(drawing.title) + remark
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"")
