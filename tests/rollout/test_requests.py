@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wsm.rollout.block_pool import BlockPool
@@ -100,7 +100,9 @@ def test_stats_count_tokens_by_version(client):
         ([[1, 99]], {}, "outside 0..49"),
         ([[]], {}, "prompt is empty"),
         ([[1]], {"max_tokens": 64}, "positions of 64"),
-        ([[1]], {"max_tokens": 0}, "at least 1"),
+        ([[1]], {"max_tokens": 10**400}, "within 1"),
+        ([[1]], {"temperature": 10**400}, "temperature"),
+        ([[1]], {"max_tokens": 0}, "within 1"),
         ([[1]], {"temperature": -2}, "temperature"),
         ([[1]], {"temperature": "hot"}, "temperature must be a number"),
         ([[1]], {"seed": -3}, "seed"),
@@ -136,6 +138,27 @@ def test_an_unknown_message_is_answered_with_an_error(client, message):
     answer = client.receive(5)
     assert answer["id"] == 77
     assert answer["error"]["type"] == "RequestError"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = ["id", "op", "call", "prompts", "max_tokens", "temperature", "seed", "stop_token", "stream"]
+
+
+@given(
+    calls=st.lists(
+        st.dictionaries(st.sampled_from(FIELDS), JSON | st.sampled_from(["generate", "cancel", [[1]], 3]))
+    )
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_nothing_that_a_client_can_say_stops_the_leader(leader, tmp_path, calls):
+    with RolloutClient("test", directory=tmp_path) as client:
+        for call in calls:
+            client._socket.sendall(encode(call))
+        assert client.generate([[1]], 2)[0].tokens == (9, 9)
 
 
 @pytest.mark.parametrize(

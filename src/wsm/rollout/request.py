@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,7 @@ from wsm.rollout.errors import RequestError
 from wsm.rollout.shape import ModelShape
 
 MAX_SEED = 2**63 - 1
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 
 
 class FinishReason(enum.Enum):
@@ -99,7 +99,11 @@ class Request:
             holds=all(0 <= token < shape.vocabulary for token in self.prompt),
             reason=f"has a token outside 0..{shape.vocabulary - 1}",
         )
-        self._require("max_tokens", holds=self.max_tokens >= 1, reason="must be at least 1")
+        self._require(
+            "max_tokens",
+            holds=1 <= self.max_tokens <= shape.context,
+            reason=f"must be within 1..{shape.context}",
+        )
         self._require(
             "max_tokens",
             holds=len(self.prompt) + self.max_tokens <= shape.context,
@@ -107,8 +111,8 @@ class Request:
         )
         self._require(
             "temperature",
-            holds=self.temperature == 0 or (math.isfinite(self.temperature) and self.temperature >= 1e-3),
-            reason="must be 0 or at least 0.001",
+            holds=self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE,
+            reason=f"must be 0 or within {MIN_TEMPERATURE}..{MAX_TEMPERATURE}",
         )
         self._require("seed", holds=0 <= self.seed <= MAX_SEED, reason=f"must be within 0..{MAX_SEED}")
 

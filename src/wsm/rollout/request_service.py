@@ -31,6 +31,8 @@ from wsm.rollout.scheduler import Scheduler
 
 #: Bits of a request's seed that tell the prompts of one call apart.
 _INDEX_BITS = 20
+#: Keeps messages of very long answers below the bound of a frame.
+_RESULTS_PER_MESSAGE = 32
 MAX_CALL_SEED = (1 << (63 - _INDEX_BITS)) - 1
 
 
@@ -91,7 +93,7 @@ class RequestService:
             elif operation == "stats":
                 self._socket.send(connection, {"id": call_id, "stats": self._all_stats()})
             else:
-                raise RequestError(field="op", reason=f"is {operation!r}, must be generate, cancel or stats")
+                raise RequestError(field="op", reason="must be generate, cancel or stats")
         except WsmError as error:
             problem = {"type": type(error).__name__, "message": str(error)}
             self._socket.send(connection, {"id": call_id, "error": problem})
@@ -135,7 +137,7 @@ class RequestService:
         return requests
 
     def _deliver(self) -> None:
-        """Send streamed tokens, and the answers of finished requests, one message per call."""
+        """Send streamed tokens, and the answers of finished requests, call by call."""
         finished: dict[Call, list[Message]] = {}
         for answer in self._scheduler.take_finished():
             self._count(answer)
@@ -146,8 +148,11 @@ class RequestService:
         for call in {call for call in self._calls.values() if call.stream}:
             self._stream(call)
         for call, results in finished.items():
-            message = {"id": call.call_id, "results": results, "done": not call.open}
-            self._socket.send(call.connection, message)
+            for start in range(0, len(results), _RESULTS_PER_MESSAGE):
+                some = results[start : start + _RESULTS_PER_MESSAGE]
+                last = start + len(some) == len(results)
+                message = {"id": call.call_id, "results": some, "done": last and not call.open}
+                self._socket.send(call.connection, message)
 
     def _stream(self, call: Call) -> None:
         news = []

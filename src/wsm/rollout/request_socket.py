@@ -98,7 +98,11 @@ class RequestSocket:
         """Queue a message for a client, and send what can be sent now. Never blocks."""
         if connection.socket.fileno() < 0:
             return
-        connection.unsent += encode(message)
+        try:
+            connection.unsent += encode(message)
+        except FrameError as error:
+            self._drop(connection, str(error))
+            return
         self._flush(connection)
         if len(connection.unsent) > MAX_UNSENT_BYTES:
             self._drop(connection, "it does not read its answers")
@@ -155,6 +159,8 @@ class RequestSocket:
         self._selector.modify(connection.socket, wanted, connection)
 
     def _drop(self, connection: Connection, why: str) -> None:
+        if connection.socket.fileno() < 0:
+            return
         self._log.debug(CLIENT_GONE, why=why)
         self._selector.unregister(connection.socket)
         connection.socket.close()
