@@ -8,6 +8,7 @@ configured. Knows no model; imports no paddle.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -187,19 +188,15 @@ class RolloutSupervisor:
 
     def _host(self, undo: contextlib.ExitStack) -> None:
         words = self.config.group.engine_words
-        for suffix in words.suffixes:
-            for answer in words.answers:
-                kind = EngineWordKind[answer.upper()]
-                if not EngineWord.exists(
-                    kind, suffix
-                ):  # no engine: whoever commands by words needs them all the same
-                    word = EngineWord.create(kind, suffix, int(WeightState.NORMAL))
-                    undo.callback(word.close)
-                    undo.callback(word.unlink)
+        for suffix, answer in itertools.product(words.suffixes, words.answers):
+            kind = EngineWordKind[answer.upper()]
+            # Where no engine has made them, whoever commands by words needs them all the same.
+            if not EngineWord.exists(kind, suffix):
+                word = undo.enter_context(EngineWord.create(kind, suffix, int(WeightState.NORMAL)))
+                undo.callback(word.unlink)
         if words.suffixes:
-            undo.enter_context(
-                EngineBridge(undo.enter_context(Controller(self.config.group.name)), words).start()
-            )
+            controller = undo.enter_context(Controller(self.config.group.name))
+            undo.enter_context(EngineBridge(controller, words).start())
         if self.config.load is not None:
             name, vocabulary = self.config.group.name, self.config.engine.shape.vocabulary
             self.load = LoadGenerator(name, self.config.load, vocabulary).start()

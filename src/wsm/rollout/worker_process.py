@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -90,30 +91,17 @@ def main(arguments: list[str]) -> None:
     )
     with Worker(config.group, runner, rank=rank, plan_options=options) as worker:
         if rank:
-            listener = BellListener(run_directory, rank)
-            follow(worker, runner, listener, stop)
-            listener.close()
-        else:
-            _lead(worker, runner, config, run_directory, stop)
-
-
-def _lead(
-    worker: Worker, runner: RolloutRunner, config: RolloutConfig, run_directory: Path, stop: Stop
-) -> None:
-    requests = RequestSocket(request_socket_path(config.group.name))
-    bell = StepBell(run_directory, config.group.ranks)
-    try:
-        requests.watch(worker.fileno())
-        lead(
-            worker,
-            runner,
-            RequestService(runner.requests, requests, lambda: _facts(worker, runner)),
-            bell,
-            stop,
-        )
-    finally:
-        bell.close()
-        requests.close()
+            with closing(BellListener(run_directory, rank)) as listener:
+                follow(worker, runner, listener, stop)
+            return
+        path = request_socket_path(config.group.name)
+        with (
+            closing(RequestSocket(path)) as requests,
+            closing(StepBell(run_directory, config.group.ranks)) as bell,
+        ):
+            requests.watch(worker.fileno())
+            service = RequestService(runner.requests, requests, lambda: _facts(worker, runner))
+            lead(worker, runner, service, bell, stop)
 
 
 def _runner(config: RolloutConfig, rank: int, run_directory: Path) -> RolloutRunner:
