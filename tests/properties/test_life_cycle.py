@@ -21,6 +21,9 @@ from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
 EVENTS = (*WeightEvent, *KVEvent)
 
+#: How an update may end, with the outcome; None: it does not.
+ENDS = (None, (WeightEvent.COMMIT, False), (WeightEvent.ABORT, True), (WeightEvent.ABORT, False))
+
 
 class AnyOrderOfEvents(RuleBasedStateMachine):
     def __init__(self) -> None:
@@ -72,16 +75,22 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
         self.serves = self.loads = None
         self.blocks = set()
 
-    @rule(keeps=st.booleans(), rebuilds=st.booleans(), commits=st.booleans())
-    def an_update(self, keeps: bool, rebuilds: bool, commits: bool) -> None:
+    @rule(
+        keeps=st.booleans(),
+        rebuilds=st.booleans(),
+        ends=st.sampled_from(
+            [None, (WeightEvent.COMMIT, False), (WeightEvent.ABORT, True), (WeightEvent.ABORT, False)]
+        ),
+    )
+    def an_update(self, keeps: bool, rebuilds: bool, ends: tuple[WeightEvent, bool] | None) -> None:
         """Deep states are rare among random events, so some walks try to be a whole update."""
         self.anything(WeightEvent.UPDATE, kept=False, kv_kept=keeps)
         if rebuilds:
             self.anything(KVEvent.UPDATE, kept=False, kv_kept=True)
             self.anything(KVEvent.REBUILT, kept=False, kv_kept=True)
         self.anything(WeightEvent.PREPARED, kept=False, kv_kept=True)
-        if commits:
-            self.anything(WeightEvent.COMMIT, kept=False, kv_kept=True)
+        if ends is not None:
+            self.anything(ends[0], kept=ends[1], kv_kept=True)
 
     def take_into_the_model(self, record: TransitionRecord) -> None:
         if record.machine == "kv":

@@ -6,6 +6,7 @@ Knows messages, notes and blocks; what is said in them is in :mod:`.sequences`.
 from __future__ import annotations
 
 import enum
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Union
@@ -28,6 +29,12 @@ _TITLES = {
     Participant.RANK_0: "rank 0",
     Participant.RANK_1: "rank 1",
 }
+
+#: Lifelines stand far enough apart for the notes over both ranks.
+_CONFIG = ("config:", "  sequence:", "    width: 230")
+
+#: Characters that a note over both ranks has room for.
+_NOTE_WIDTH = 44
 
 RANKS = (Participant.RANK_0, Participant.RANK_1)
 
@@ -80,7 +87,7 @@ class Dialogue:
 
 def sequence_diagram(dialogue: Dialogue) -> str:
     """Return a ``sequenceDiagram``."""
-    lines = ["---", f"title: {dialogue.title}", "---", "sequenceDiagram"]
+    lines = ["---", f"title: {dialogue.title}", *_CONFIG, "---", "sequenceDiagram"]
     lines += [f"    participant {each.value} as {_TITLES[each]}" for each in Participant]
     lines += _items(dialogue.items, depth=1)
     return "\n".join(lines) + "\n"
@@ -110,7 +117,8 @@ def _items(items: Sequence[Item], *, depth: int) -> list[str]:
             lines.append(f"{indent}{item.source.value}{arrow}{item.target.value}: {item.text}")
         elif isinstance(item, Note):
             over = ",".join(each.value for each in (item.over[0], *item.over[1:][-1:]))
-            lines.append(f"{indent}Note over {over}: {'<br/>'.join(item.lines)}")
+            wrapped = [part for line in item.lines for part in textwrap.wrap(line, _NOTE_WIDTH)]
+            lines.append(f"{indent}Note over {over}: {'<br/>'.join(wrapped)}")
         else:
             lines += _block(item, indent=indent, depth=depth)
     return lines

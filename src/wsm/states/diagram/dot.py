@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from wsm.states.diagram.model import Arrow, Drawing, Node, NodeKind
+from wsm.states.diagram.model import Arrow, Drawing, Node, NodeKind, side_by_side
 
 _COLOURS = {
     NodeKind.RESTING: ("#eef1f4", "#5b6770"),
@@ -51,14 +51,14 @@ def _node(node: Node) -> list[str]:
 
 
 def _arrows(arrows: Sequence[Arrow]) -> list[str]:
-    """Draw arrows that run side by side as one, with a line of label each: their labels would overlap."""
-    together: dict[tuple[str, str, str], list[str]] = {}
-    for arrow in arrows:
-        together.setdefault((arrow.source, arrow.dest, _style(arrow)), []).append(_escaped(arrow.label))
-    return [
-        f'    {source} -> {dest} [label=" {_LINE.join(labels)} "{style}]'
-        for (source, dest, style), labels in together.items()
-    ]
+    """Draw what runs side by side as one arrow, apart from what looks different."""
+    lines = []
+    for style in dict.fromkeys(map(_style, arrows)):
+        alike = [arrow for arrow in arrows if _style(arrow) == style]
+        for (source, dest), labels in side_by_side(alike).items():
+            text = _LINE.join(map(_escaped, labels))
+            lines.append(f'    {source} -> {dest} [label=" {text} "{style}]')
+    return lines
 
 
 def _style(arrow: Arrow) -> str:

@@ -87,7 +87,7 @@ def joint_drawing(edges: Sequence[JointEdge] | None = None) -> Drawing:
             for weights, kv in sorted({joint[:2] for joint in within}, key=_place)
         ),
         arrows=tuple(sorted(arrows, key=lambda arrow: (arrow.source, arrow.dest, arrow.label))),
-        remark="weights + KV cache; events of the KV cache are dashed in DOT. "
+        remark="weights + KV cache; kv marks events of the KV cache. "
         "Left out: lost (from everywhere to CLEARED + CLEARED) and events that change nothing.",
     )
 

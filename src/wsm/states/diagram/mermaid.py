@@ -5,7 +5,7 @@ A pure renderer: a drawing in, text out, always the same. No state is marked as 
 
 from __future__ import annotations
 
-from wsm.states.diagram.model import Drawing, Node, NodeKind
+from wsm.states.diagram.model import Drawing, Node, NodeKind, side_by_side
 
 _STYLES = {
     NodeKind.RESTING: "fill:#eef1f4,stroke:#5b6770,color:#1d2329",
@@ -24,7 +24,10 @@ def state_diagram(drawing: Drawing) -> str:
     for node in drawing.nodes:
         lines += _state(node)
     lines += [f"    [*] --> {node.key}" for node in drawing.nodes if node.initial]
-    lines += [f"    {arrow.source} --> {arrow.dest} : {arrow.label}" for arrow in drawing.arrows]
+    lines += [
+        f"    {source} --> {dest} : {'<br/>'.join(labels)}"
+        for (source, dest), labels in side_by_side(drawing.arrows).items()
+    ]
     lines += [f"    {node.key} --> [*]" for node in drawing.nodes if node.final]
     for node in drawing.nodes:
         lines += _note(node)

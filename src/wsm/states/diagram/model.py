@@ -77,8 +77,9 @@ class Arrow:
 
     @property
     def label(self) -> str:
-        """The event, and the guard in brackets."""
-        return self.event if self.guard is None else f"{self.event} [{self.guard}]"
+        """The event, whose it is where that is not clear, and the guard in brackets."""
+        event = f"kv {self.event}" if self.of_kv else self.event
+        return event if self.guard is None else f"{event} [{self.guard}]"
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,14 @@ class Drawing:
     nodes: tuple[Node, ...]
     arrows: tuple[Arrow, ...]
     remark: str = ""
+
+
+def side_by_side(arrows: Iterable[Arrow]) -> dict[tuple[str, str], list[str]]:
+    """Group the labels of arrows between the same two nodes; renderers would draw them over each other."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for arrow in arrows:
+        together.setdefault((arrow.source, arrow.dest), []).append(arrow.label)
+    return together
 
 
 @dataclass(frozen=True)

@@ -53,9 +53,9 @@ def accept(began: tuple[str, ...]) -> tuple[Item, ...]:
 
 def work(plan: PlanSummary) -> tuple[Item, ...]:
     """The ranks run a plan; its collective actions are voted on."""
-    names = [f"{each.name}{' *' if each.collective else ''}" for each in plan.steps]
+    names = ", ".join(f"{each.name}{'*' if each.collective else ''}" for each in plan.steps)
     return (
-        both(*_wrapped(f"plan {plan.name}" + (": " if names else ""), names)),
+        both(f"plan {plan.name}: {names}" if names else f"plan {plan.name}"),
         Block(
             "loop",
             (
@@ -125,13 +125,3 @@ def walk(joint: JointState, *events: Event, kept: bool = False) -> tuple[JointSt
         guard = "" if row.guard is None else f" [{row.guard.value}]"
         lines.append(f"{machine}: {row.source.name} {event.value}{guard} {row.dest.name}")
     return joint, tuple(lines)
-
-
-def _wrapped(heading: str, names: list[str], *, width: int = 56) -> list[str]:
-    lines = [heading]
-    for name in names:
-        if len(lines[-1]) + len(name) > width:
-            lines.append("")
-        lines[-1] += f"{name}, "
-    lines[-1] = lines[-1].removesuffix(", ")
-    return [line.rstrip() for line in lines]

@@ -1,0 +1,200 @@
+"""The dialogues say what the protocol's own code does: two ranks are driven through it, word by word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pytest
+
+from wsm.protocol import rank as protocol
+from wsm.protocol.decide import decision, is_over
+from wsm.protocol.rank import Move, RankState, Todo
+from wsm.protocol.view import View
+from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepWord
+from wsm.states.diagram import sequences
+from wsm.states.diagram.dialogue import RANKS, Dialogue, Message, Participant, chosen
+from wsm.states.diagram.model import PlanSummary, by_name
+from wsm.states.errors import IllegalTransitionError
+
+STATUS = re.compile(r"status ([A-Z_]+)(?: or ([A-Z_]+))?")
+DECISIONS = re.compile(r"command \(epoch, q, (\w+)\)")
+
+
+@dataclass
+class Group:
+    """Two ranks and a controller in lock-step on the real protocol code; every written code is noted."""
+
+    holds: bool
+    fails: str = ""  # "" or the rank-1 failure: "untouched", "touched"
+    collective: tuple[bool, ...] = (False, True)
+    written: list[list[str]] = field(default_factory=lambda: [[], []])
+    decisions: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.command = CommandWord(1, 0, Operation.NONE)
+        self.committed = CommittedWord(0, None)
+        moves = [self.joined(rank) for rank in (0, 1)]
+        self.states: list[RankState] = [move.state for move in moves]
+        self.steps: list[StepWord] = [move.step for move in moves if move.step is not None]
+        self.statuses: list[StatusWord] = [move.status for move in moves if move.status is not None]
+
+    def joined(self, rank: int) -> Move:
+        move = protocol.join(rank, self.command, StepWord.unpack(0), StatusWord.unpack(0))
+        return Move(RankState(**{**vars(move.state), "holds": self.holds}), move.todo, move.step, move.status)
+
+    def view(self) -> View:
+        return View(self.command, tuple(self.steps), tuple(self.statuses), self.committed)
+
+    def run(self, operation: Operation) -> None:
+        self.command = CommandWord(1, 1, operation)
+        self.decisions.append(operation.name)
+        for _ in range(100):
+            for rank in (0, 1):
+                self.turn(rank)
+            decided = decision(self.view(), agree=True, give_up=False)
+            if decided is not None:
+                self.command = self.command._replace(operation=decided)
+                self.decisions.append(decided.name)
+                if decided.is_commit:
+                    self.committed = CommittedWord(1, 7)
+            if is_over(self.view()):
+                return
+        pytest.fail(f"the command never ended: {self.written}")
+
+    def turn(self, rank: int) -> None:
+        move = protocol.advance(self.states[rank], self.view())
+        self.take(rank, move)
+        answer = self.answers().get(move.todo)
+        if answer is not None:
+            self.take(rank, answer(self.states[rank]))
+
+    def answers(self) -> dict[Todo, Callable[[RankState], Move]]:
+        return {
+            Todo.BEGIN: lambda state: protocol.began(state, self.collective),
+            Todo.DRAIN: protocol.drained,
+            Todo.ACCEPT: protocol.accepted,
+            Todo.RUN: self.act,
+            Todo.FORSAKEN: protocol.failed,
+            Todo.FINISH: protocol.finished,
+            Todo.STAGE: lambda state: (
+                protocol.failed(state) if self.is_failing(state) else protocol.staged(state)
+            ),
+            Todo.COMMIT: protocol.committed,
+            Todo.UNDO: lambda state: protocol.stopped(state, touched=self.is_touched(state)),
+            Todo.KEEP: lambda state: protocol.settled(state, StatusCode.DONE_KEPT),
+            Todo.DROP: lambda state: protocol.settled(state, StatusCode.DONE_CLEARED),
+        }
+
+    def act(self, state: RankState) -> Move:
+        if self.is_failing(state) and state.action == len(self.collective) - 1:
+            return protocol.failed(state, touched=self.fails == "touched")
+        return protocol.action_finished(state, touched=False)
+
+    def is_failing(self, state: RankState) -> bool:
+        return state.rank == 1 and self.fails != ""
+
+    def is_touched(self, state: RankState) -> bool:
+        return state.operation is Operation.CLEAR or state.touched
+
+    def take(self, rank: int, move: Move) -> None:
+        self.states[rank] = move.state
+        if move.step is not None:
+            self.steps[rank] = move.step
+        if move.status is not None:
+            self.statuses[rank] = move.status
+            self.written[rank].append(move.status.code.name)
+
+
+def drawn_codes(items: Iterable[object], rank: Participant) -> list[tuple[str, ...]]:
+    """The status codes that a rank writes in a dialogue; several where the diagram leaves it open."""
+    return [
+        tuple(code for code in matched.groups() if code)
+        for item in items
+        if isinstance(item, Message) and item.source is rank and (matched := STATUS.match(item.text))
+    ]
+
+
+def drawn_decisions(items: Iterable[object]) -> list[str]:
+    return [
+        matched[1]
+        for item in items
+        if isinstance(item, Message)
+        and item.source is Participant.CONTROLLER
+        and (matched := DECISIONS.match(item.text))
+    ]
+
+
+def all_dialogues(plans: tuple[PlanSummary, ...]) -> dict[str, Dialogue]:
+    named = by_name(plans)
+    return {
+        "clear": sequences.clear_dialogue(named),
+        "update": sequences.update_dialogue(named),
+        "hot": sequences.hot_update_dialogue(),
+    }
+
+
+class Case(NamedTuple):
+    dialogue: str
+    operation: Operation
+    holds: bool
+    fails: str
+    branches: tuple[str, ...]
+
+
+CASES = [
+    Case("clear", Operation.CLEAR, True, "", (sequences.CLEARED_BY_ALL,)),
+    Case("clear", Operation.CLEAR, True, "touched", (sequences.NOT_CLEARED,)),
+    Case("update", Operation.UPDATE, False, "", (sequences.PREPARED_BY_ALL,)),
+    Case("update", Operation.UPDATE, True, "untouched", (sequences.NOT_PREPARED, sequences.NOBODY_TOUCHED)),
+    Case("update", Operation.UPDATE, True, "touched", (sequences.NOT_PREPARED, sequences.SOMEBODY_TOUCHED)),
+    Case("hot", Operation.HOT_UPDATE, True, "", (sequences.STAGED_BY_ALL,)),
+    Case("hot", Operation.HOT_UPDATE, True, "untouched", (sequences.NOT_STAGED,)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.dialogue}-{case.fails or 'succeeds'}")
+def test_the_words_of_a_dialogue_come_in_the_protocols_order(
+    plans: tuple[PlanSummary, ...], case: Case
+) -> None:
+    group = Group(holds=case.holds, fails=case.fails)
+    group.run(case.operation)
+    items = list(chosen(all_dialogues(plans)[case.dialogue].items, *case.branches))
+    assert drawn_decisions(items) == group.decisions
+    for rank, written in zip(RANKS, group.written, strict=True):
+        drawn = drawn_codes(items, rank)
+        # A failing dialogue leaves open how far the other rank came, and a hot one which of them failed.
+        left_open = {"PREPARED", "FAILED"} if rank is Participant.RANK_0 or case.dialogue == "hot" else set()
+        told = [code for code in written if not case.fails or code not in left_open]
+        assert len(drawn) == len(told), (drawn, told)
+        assert all(code in codes for code, codes in zip(told, drawn, strict=True)), (drawn, told)
+
+
+@pytest.mark.parametrize("name", ["clear", "update", "hot"])
+def test_every_code_and_operation_in_a_dialogue_exists(rendered: dict[str, str], name: str) -> None:
+    text = rendered[f"sequence_{'hot_update' if name == 'hot' else name}.mmd"]
+    codes = {code for found in STATUS.findall(text) for code in found if code}
+    assert codes <= {code.name for code in StatusCode}
+    assert set(DECISIONS.findall(text)) <= {operation.name for operation in Operation}
+    assert len(codes) >= 5
+
+
+def test_a_dialogue_ends_where_its_states_should(plans: tuple[PlanSummary, ...]) -> None:
+    update = all_dialogues(plans)["update"]
+    told = [
+        line
+        for item in chosen(update.items, sequences.PREPARED_BY_ALL)
+        for line in getattr(item, "lines", ())
+    ]
+    assert "weights: PREPARED commit NORMAL" in told
+    assert told.index("KV cache: UPDATING rebuilt NORMAL") < told.index("weights: UPDATING prepared PREPARED")
+
+
+def test_a_dialogue_that_the_tables_do_not_allow_cannot_be_drawn(
+    plans: tuple[PlanSummary, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sequences, "_SERVING", sequences.START)
+    with pytest.raises(IllegalTransitionError):
+        all_dialogues(plans)["clear"]
