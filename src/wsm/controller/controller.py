@@ -1,12 +1,16 @@
 """The role that commands a group: clear it, update it, look at it. One process at a time, per command.
 
-Responsible for what is refused before anything is written, and for what a successor does with a
-command that a dead controller left open. An open command is driven by :mod:`.transaction`.
+Responsible for the order in which a command is begun, and for what a successor does with a command that
+a dead controller left open. What is refused is in :mod:`.admission`; an open command is driven by
+:mod:`.transaction`.
 """
 
 from __future__ import annotations
 
+import threading
 import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import final
@@ -14,19 +18,22 @@ from typing import final
 from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments
 from wsm.config import EngineWordsConfig
+from wsm.controller import admission
 from wsm.controller.engine_words import TakenWords, take_words
-from wsm.controller.errors import MixedGroupError, PlansDifferError, RankLostError
+from wsm.controller.errors import CommandWithdrawnError
 from wsm.controller.group_view import GroupView
+from wsm.controller.pending import Pending
 from wsm.controller.status import GroupStatus, read_status
-from wsm.controller.transaction import SETTLE_S, Pending, Transaction
+from wsm.controller.transaction import SETTLE_S, Transaction
 from wsm.protocol import decide
 from wsm.protocol.takeover import Inheritance, inherited
 from wsm.protocol.view import View
-from wsm.receipt import Outcome, Receipt
+from wsm.receipt import Receipt
+from wsm.signals.errors import SegmentClosedError
 from wsm.signals.lock import ControllerRole
 from wsm.signals.lock_file import LockHold
 from wsm.signals.segment import Segment
-from wsm.signals.word import Operation, StatusCode
+from wsm.signals.word import Operation
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, WeightState
 
 
@@ -67,6 +74,9 @@ class Controller:
         self._segment = Segment.attach(name, directory=directory)
         self._group = GroupView(self._segment)
         self._role = ControllerRole(self._segment)
+        self._counting = threading.Lock()
+        self._uses = 1
+        self._closed = False
 
     def clear(
         self,
@@ -106,7 +116,7 @@ class Controller:
         RankFailedError, RankLostError, CommandTimeoutError
             If a rank failed, died, or was late; the message says what the group holds now.
         UnsettledError
-            If it is decided and some rank has not said that it is done.
+            If it is decided to go on, and some rank has not said that it is done.
         """
         return self.begin_clear(
             in_flight=in_flight,
@@ -174,11 +184,25 @@ class Controller:
         settle_s: float = SETTLE_S,
         wait_s: float = 0.0,
         request_id: str | None = None,
+        still_wanted: Callable[[], bool] | None = None,
     ) -> Pending:
-        """As :meth:`clear`, without waiting for its end. What is refused is raised here."""
+        """As :meth:`clear`, without waiting for its end. What is refused is raised here.
+
+        Parameters
+        ----------
+        still_wanted : callable or None
+            Asked once it is this controller's turn, before anything is written; False raises
+            :class:`CommandWithdrawnError`.
+        """
         arguments = CommandArguments(request_id or uuid.uuid4().hex, in_flight=in_flight)
         return self._begin(
-            Operation.CLEAR, arguments, deadline_s=deadline_s, settle_s=settle_s, wait_s=wait_s, served=None
+            Operation.CLEAR,
+            arguments,
+            deadline_s=deadline_s,
+            settle_s=settle_s,
+            wait_s=wait_s,
+            served=None,
+            still_wanted=still_wanted,
         )
 
     def begin_update(
@@ -192,8 +216,9 @@ class Controller:
         settle_s: float = SETTLE_S,
         wait_s: float = 0.0,
         request_id: str | None = None,
+        still_wanted: Callable[[], bool] | None = None,
     ) -> Pending:
-        """As :meth:`update`, without waiting for its end. What is refused is raised here."""
+        """As :meth:`update`, without waiting for its end; `still_wanted` as :meth:`begin_clear`."""
         arguments = CommandArguments(request_id or uuid.uuid4().hex, version, in_flight, kv_policy)
         return self._begin(
             Operation.UPDATE,
@@ -202,17 +227,29 @@ class Controller:
             settle_s=settle_s,
             wait_s=wait_s,
             served=None if force else version,
+            still_wanted=still_wanted,
         )
 
     def status(self) -> GroupStatus:
-        """Read what the group is doing now. Does not block, needs no role, works on a dead group."""
-        return read_status(self._group)
+        """Read what the group is doing now. Does not block, needs no role, works on a dead group.
+
+        Raises
+        ------
+        wsm.signals.errors.SegmentClosedError
+            If this controller was closed.
+        """
+        self._begin_use()
+        try:
+            return read_status(self._group)
+        finally:
+            self._end_use()
 
     def close(self) -> None:
         """Let go of the segment. A command under way keeps what it needs until it is over. Idempotent."""
-        if not self._segment.is_closed:
-            self._group.close()
-            self._segment.close()
+        with self._counting:
+            was_closed, self._closed = self._closed, True
+        if not was_closed:
+            self._end_use()
 
     def __enter__(self) -> Controller:
         return self
@@ -231,111 +268,82 @@ class Controller:
         settle_s: float,
         wait_s: float,
         served: int | None,
+        still_wanted: Callable[[], bool] | None,
     ) -> Pending:
-        role = self._role.acquire(wait_s)
-        try:
+        with ExitStack() as undo:
+            self._begin_use()
+            undo.callback(self._end_use)
+            role = self._role.acquire(wait_s)
+            undo.callback(role.release)
             self._complete_inherited(role, settle_s)
-            view = self._group.view()
-            command = decide.next_command(view, operation)
-            self._require_all_alive(operation)
-            self._require_equal_plans(command.epoch)
-            state = self._state_before(view, operation)
-            nothing_to_do = self._nothing_to_do(view, operation, arguments, served, state)
-            if nothing_to_do is not None:
-                role.release()
-                return Pending.ended(nothing_to_do)
+            view, state = self._admit(operation)
+            if still_wanted is not None and not still_wanted():
+                raise CommandWithdrawnError(operation=operation.name.lower(), request_id=arguments.request_id)
+            ended = admission.nothing_to_do(
+                self._group, view, operation, request_id=arguments.request_id, served=served, state=state
+            )
+            if ended is not None:
+                return Pending.ended(ended)
             taken = self._take_engine_words(operation, state)
-        except BaseException:
-            role.release()
-            raise
-        self._group.open(command, arguments)
-        return Transaction(
-            self._group,
-            role,
-            command,
-            arguments,
-            deadline_s=deadline_s,
-            settle_s=settle_s,
-            clock=self._clock,
-            on_over=None if taken is None else lambda: taken.answer(self._held_now()),
-        ).start()
+            undo.callback(taken.give_back)
+            command = self._group.open(decide.next_command(view, operation), arguments)
+            pending = Transaction(
+                self._group,
+                role,
+                command,
+                arguments,
+                deadline_s=deadline_s,
+                settle_s=settle_s,
+                clock=self._clock,
+                on_over=lambda: self._end_command(taken),
+            ).start()
+            undo.pop_all()
+            return pending
 
-    def _require_all_alive(self, operation: Operation) -> None:
-        lost = self._group.lost()
-        if lost:
-            raise RankLostError(operation=operation.name.lower(), ranks=lost, group=self.status().sentence())
-
-    def _require_equal_plans(self, epoch: int) -> None:
-        plans = [self._group.plans(rank, epoch) for rank in range(self._segment.world_size)]
-        others = [
-            rank for rank, plan in enumerate(plans) if None not in (plan, plans[0]) and plan != plans[0]
-        ]
-        if others:
-            raise PlansDifferError(ranks=others)
+    def _admit(self, operation: Operation) -> tuple[View, WeightState]:
+        """Refuse what this group cannot be asked now; return what was read, and where all ranks are."""
+        admission.require_alive(self._group, operation)
+        view = self._group.view()
+        command = decide.next_command(view, operation)
+        admission.require_equal_plans(self._group, command.epoch)
+        return view, admission.require_one_state(view, operation)
 
     def _complete_inherited(self, role: LockHold, settle_s: float) -> None:
         """Bring a command to its end that another controller left open; the role proves that it is gone."""
         view = self._group.view()
         if inherited(view) is Inheritance.NOTHING or view.command.operation is Operation.NONE:
             return
-        arguments = self._group.arguments(view.command) or CommandArguments("its arguments are gone")
         Transaction(
             self._group,
             role,
             view.command,
-            arguments,
+            self._group.arguments(view.command) or CommandArguments("its arguments are gone"),
             deadline_s=settle_s,
             settle_s=settle_s,
             clock=self._clock,
         ).complete()
 
-    def _state_before(self, view: View, operation: Operation) -> WeightState:
-        """Return the state that all ranks are in; updating ranks in different states has no one meaning."""
-        states = {rank: WeightState(status.weights) for rank, status in enumerate(view.statuses)}
-        found = set(states.values())
-        if operation is not Operation.CLEAR and (len(found) > 1 or WeightState.FAULTED in found):
-            raise MixedGroupError(states={rank: state.name for rank, state in states.items()})
-        return max(found)
-
-    def _nothing_to_do(
-        self,
-        view: View,
-        operation: Operation,
-        arguments: CommandArguments,
-        served: int | None,
-        state: WeightState,
-    ) -> Receipt | None:
-        """Return the receipt of a command whose end is reached already."""
-        cleared = operation is Operation.CLEAR and all(
-            status.weights == WeightState.CLEARED for status in view.statuses
-        )
-        serves = state is WeightState.NORMAL and served is not None and served == view.committed.version
-        if not cleared and not serves:
-            return None
-        origin = view.command._replace(sequence=view.committed.sequence)
-        found = [self._group.report(r, origin, StatusCode.DONE_COMMITTED) for r in range(len(view.statuses))]
-        reports = tuple(report for report in found if report is not None) if serves else ()
-        digests = {report.manifest_digest for report in reports}
-        return Receipt(
-            request_id=arguments.request_id,
-            outcome=Outcome.ALREADY_SERVED if serves else Outcome.ALREADY_CLEARED,
-            epoch=view.command.epoch,
-            sequence=view.committed.sequence if serves else view.command.sequence,
-            version=view.committed.version if serves else None,
-            previous_version=view.committed.version,
-            manifest_digest=digests.pop() if len(digests) == 1 else None,
-            loaded=False,
-            seconds=0.0,
-            pause_s=0.0,
-            ranks=reports,
-        )
-
-    def _take_engine_words(self, operation: Operation, state: WeightState) -> TakenWords | None:
-        if not self._engine_words.suffixes:
-            return None
+    def _take_engine_words(self, operation: Operation, state: WeightState) -> TakenWords:
         asked = WeightState.CLEARING if operation is Operation.CLEAR else WeightState.UPDATING
         before = WeightState(state.fastdeploy_code)
         return take_words(self._engine_words, before=before, asked=asked, directory=self._directory)
 
-    def _held_now(self) -> WeightState:
-        return WeightState.NORMAL if self.status().serving else WeightState.CLEARED
+    def _end_command(self, taken: TakenWords) -> None:
+        try:
+            taken.answer(read_status(self._group).engine_state)
+        finally:
+            self._end_use()
+
+    def _begin_use(self) -> None:
+        with self._counting:
+            if self._closed:
+                raise SegmentClosedError(path=str(self._segment.path))
+            self._uses += 1
+
+    def _end_use(self) -> None:
+        """Let go of the segment with its last user: this object, or a command that outlives it."""
+        with self._counting:
+            self._uses -= 1
+            if self._uses == 0:
+                self._group.close()
+                self._segment.close()

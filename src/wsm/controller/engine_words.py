@@ -23,20 +23,34 @@ class TakenWords:
     ----------
     words : sequence of EngineWord
         Taken.
+    before : WeightState
+        What they held.
     asked : WeightState
         What they hold now: CLEARING or UPDATING.
     """
 
-    def __init__(self, words: Sequence[EngineWord], asked: WeightState) -> None:
+    def __init__(self, words: Sequence[EngineWord], before: WeightState, asked: WeightState) -> None:
         self._words = words
+        self._before = before
         self._asked = asked
 
-    def answer(self, state: WeightState) -> None:
-        """Write how it ended. A word that changed meanwhile is the engine's next command and stays."""
+    def answer(self, state: WeightState | None) -> None:
+        """Write how it ended. A word that changed meanwhile is the engine's next command and stays.
+
+        Parameters
+        ----------
+        state : WeightState or None
+            What all ranks are; None, while nobody can say it in one word, leaves the question standing.
+        """
         for word in self._words:
-            word.compare_exchange(int(self._asked), state.fastdeploy_code)
+            if state is not None:
+                word.compare_exchange(int(self._asked), state.fastdeploy_code)
             word.close()
         self._words = ()
+
+    def give_back(self) -> None:
+        """Write what stood there: the command was never asked."""
+        self.answer(self._before)
 
 
 def take_words(
@@ -64,4 +78,4 @@ def take_words(
             undo.callback(word.compare_exchange, int(asked), int(before))
             words.append(word)
         undo.pop_all()
-    return TakenWords(words, asked)
+    return TakenWords(words, before, asked)

@@ -55,20 +55,40 @@ class RankFailedError(GroupError):
 
 
 class CommandTimeoutError(GroupError):
-    """The caller's deadline passed before anything was decided; the command was aborted."""
+    """The caller's patience ended before anything was decided; the command was aborted."""
 
     def __init__(
-        self, *, request_id: str, operation: str, deadline_s: float, waiting: Mapping[int, str], group: str
+        self,
+        *,
+        request_id: str,
+        operation: str,
+        deadline_s: float,
+        gave_up: bool,
+        waiting: Mapping[int, str],
+        group: str,
     ) -> None:
         late = ", ".join(f"rank {rank} {what}" for rank, what in waiting.items()) or "nobody"
+        why = "because its caller gave up" if gave_up else f"after {deadline_s:.3g} s without a decision"
+        fix = "" if gave_up else "; look at the late rank, or give a longer deadline"
         super().__init__(
-            f"{operation} was aborted after {deadline_s:.3g} s without a decision; late: {late} [{group}]; "
-            "look at the late rank, or give a longer deadline",
+            f"{operation} was aborted {why}; late: {late} [{group}]{fix}",
             request_id=request_id,
             operation=operation,
             deadline_s=deadline_s,
+            gave_up=gave_up,
             waiting=dict(waiting),
             group=group,
+        )
+
+
+class CommandWithdrawnError(RefusedError):
+    """When it was the controller's turn, the command was no longer wanted; nothing was written."""
+
+    def __init__(self, *, operation: str, request_id: str) -> None:
+        super().__init__(
+            f"{operation} {request_id} was withdrawn before it began: whoever asked for it asks no more",
+            operation=operation,
+            request_id=request_id,
         )
 
 

@@ -6,7 +6,9 @@ controller role. Knows no states.
 
 from __future__ import annotations
 
-from wsm.command import ARGUMENTS_KIND, CommandArguments
+import threading
+
+from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
 from wsm.protocol.view import View
 from wsm.report import FailureReport, RankReport
 from wsm.signals.liveness import Life, Liveness
@@ -26,8 +28,9 @@ class GroupView:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self.liveness = Liveness(segment)
         self._layout = segment.layout
+        self._liveness = Liveness(segment)
+        self._watching = threading.Lock()  # a transaction's thread and callers of status() look at once
 
     @property
     def participants(self) -> int:
@@ -53,15 +56,33 @@ class GroupView:
         """Wait until a status differs from what was seen; blocks up to `timeout_s` seconds."""
         return wait(self.segment, watches, timeout_s)
 
-    def lost(self) -> list[int]:
-        """Return the participants whose processes are gone, or were never there."""
-        return [index for index in range(self.participants) if self.liveness.look(index) is not Life.ALIVE]
+    def life(self, participant: int) -> Life:
+        """Whether the participant's process lives now."""
+        with self._watching:
+            return self._liveness.look(participant)
 
-    def open(self, command: CommandWord, arguments: CommandArguments) -> None:
-        """Write a command: its arguments first, then its word."""
+    def pid(self, participant: int) -> int | None:
+        """Pid of the process that stands or stood there; None if nobody did."""
+        with self._watching:
+            return self._liveness.pid(participant)
+
+    def lost(self) -> list[int]:
+        """Return the participants whose processes are gone."""
+        return [index for index in range(self.participants) if self.life(index) is Life.DEAD]
+
+    def open(self, command: CommandWord, arguments: CommandArguments) -> CommandWord:
+        """Write a command, its arguments first, then its word; return the word that was written.
+
+        A sequence is skipped if arguments stand under it already: their controller died before it wrote
+        the word, so no rank has seen it and none may find other arguments under it.
+        """
+        while self._raw_arguments(command) is not None:
+            command = command._replace(sequence=command.sequence + 1)
+        command.pack()  # a sequence that does not fit is refused before anything is written
         slot = self.segment.arguments(command.sequence)
         slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, arguments.to_bytes())
         self.write_command(command)
+        return command
 
     def write_command(self, command: CommandWord) -> None:
         """Store the command word and wake everybody who waits for it."""
@@ -74,9 +95,12 @@ class GroupView:
         wake(self.segment, self._layout.committed)
 
     def arguments(self, command: CommandWord) -> CommandArguments | None:
-        """Read the arguments of a command; None if they are gone."""
-        data = self.segment.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
-        return None if data is None else CommandArguments.from_bytes(data)
+        """Read the arguments of a command; None if they are gone, or of another build."""
+        data = self._raw_arguments(command)
+        try:
+            return None if data is None else CommandArguments.from_bytes(data)
+        except CommandArgumentsError:
+            return None
 
     def plans(self, rank: int, epoch: int) -> bytes | None:
         """Read which plans a rank derived, as it said on attaching; None once it reported on a command."""
@@ -97,4 +121,8 @@ class GroupView:
 
     def close(self) -> None:
         """Let go of the processes that are watched."""
-        self.liveness.close()
+        with self._watching:
+            self._liveness.close()
+
+    def _raw_arguments(self, command: CommandWord) -> bytes | None:
+        return self.segment.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)

@@ -17,7 +17,7 @@ from wsm.errors import WsmError
 from wsm.protocol.decide import waiting_on
 from wsm.protocol.view import View
 from wsm.report import FailureReport, RankReport
-from wsm.signals.word import CommandWord, StatusCode
+from wsm.signals.word import CommandWord, StatusCode, StatusWord
 
 #: Errors that only repeat that another rank failed.
 _ECHOES = ("PeerNeverReadyError", "CommandAbortedError")
@@ -51,12 +51,35 @@ def agree(found: Sequence[RankReport]) -> bool:
     return len(set(loaded_versions(found).values())) == 1
 
 
+def version(group: GroupView, command: CommandWord) -> int | None:
+    """Return the version that all ranks have agreed on, from whichever report of theirs can be read.
+
+    A rank that has committed already has written its last report over the one that it prepared with.
+    """
+    for rank in range(group.participants):
+        for code in (StatusCode.PREPARED, StatusCode.DONE_COMMITTED):
+            report = group.report(rank, command, code)
+            if report is not None and report.version is not None:
+                return report.version
+    return None
+
+
 def late(view: View) -> dict[int, str]:
-    """Say what the participants that the command waits for are doing."""
-    return {
-        rank: "has not answered" if status is None else f"is {status.code.name.lower()}"
-        for rank, status in waiting_on(view).items()
-    }
+    """Say what those are doing whom the others wait for: of all who are not done, the least advanced."""
+    waiting = waiting_on(view)
+    least = min((_progress(status) for status in waiting.values()), default=None)
+    return {rank: _doing(status) for rank, status in waiting.items() if _progress(status) == least}
+
+
+def _progress(status: StatusWord | None) -> tuple[int, ...]:
+    return (-1,) if status is None else (status.code, status.action, status.ready)
+
+
+def _doing(status: StatusWord | None) -> str:
+    if status is None:
+        return "has not answered"
+    where = f" (action {status.action} of its plan)" if status.code is StatusCode.RUNNING else ""
+    return f"is {status.code.name.lower()}{where}"
 
 
 def aborted(
@@ -68,6 +91,7 @@ def aborted(
     late_then: dict[int, str],
     lost: Sequence[int],
     deadline_s: float,
+    gave_up: bool,
 ) -> WsmError:
     """Return the error for a command that was aborted, naming the first cause that is no echo of another."""
     now = read_status(group).sentence()
@@ -104,5 +128,10 @@ def aborted(
             request_id=request_id, operation=operation, found=loaded_versions(prepared), group=now
         )
     return CommandTimeoutError(
-        request_id=request_id, operation=operation, deadline_s=deadline_s, waiting=late_then, group=now
+        request_id=request_id,
+        operation=operation,
+        deadline_s=deadline_s,
+        gave_up=gave_up,
+        waiting=late_then,
+        group=now,
     )

@@ -109,15 +109,31 @@ class GroupStatus:
         states = {rank.weights for rank in self.ranks}
         return states.pop() if len(states) == 1 else "MIXED"
 
+    @property
+    def engine_state(self) -> WeightState | None:
+        """What FastDeploy's weights word can truly say of the whole group.
+
+        NORMAL if it serves, CLEARED if no rank holds anything, FAULTED (to an engine: CLEARING) if a teardown
+        failed; None while a command is open or no single word fits.
+        """
+        states = {rank.weights for rank in self.ranks}
+        if not self.over:
+            return None
+        if self.serving:
+            return WeightState.NORMAL
+        if WeightState.FAULTED.name in states:
+            return WeightState.FAULTED
+        return WeightState.CLEARED if states == {WeightState.CLEARED.name} else None
+
     def to_mapping(self) -> Mapping[str, Any]:
         """Return plain values, ready for JSON."""
         return {**asdict(self), "serving": self.serving, "state": self.state}
 
     def sentence(self) -> str:
         """Say in a few words what the group holds; what errors quote."""
-        if self.serving:
-            return f"the group serves version {self.version}"
-        return f"the group is {self.state}, and does not serve"
+        held = f"serves version {self.version}" if self.serving else f"is {self.state}, and does not serve"
+        still = "" if self.over else f"; command {self.sequence} ({self.operation}) is still open"
+        return f"the group {held}{still}"
 
 
 def read_status(group: GroupView) -> GroupStatus:
@@ -126,13 +142,14 @@ def read_status(group: GroupView) -> GroupStatus:
     ranks = []
     for index, status in enumerate(view.statuses):
         step = view.steps[index] if index < len(view.steps) else None
+        joined = status.epoch != 0  # a word that nobody has written yet names no state
         ranks.append(
             RankStatus(
                 rank=index,
-                life=group.liveness.look(index).value,
-                pid=group.liveness.pid(index),
-                weights=WeightState(status.weights).name,
-                kv=KVState(status.kv).name,
+                life=group.life(index).value,
+                pid=group.pid(index),
+                weights=WeightState(status.weights if joined else WeightState.CLEARED).name,
+                kv=KVState(status.kv if joined else KVState.CLEARED).name,
                 code=status.code.name,
                 epoch=status.epoch,
                 sequence=status.sequence,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from wsm import log
 from wsm.clock import Clock
@@ -18,6 +17,7 @@ from wsm.command import CommandArguments
 from wsm.controller import outcome
 from wsm.controller.errors import UnsettledError
 from wsm.controller.group_view import GroupView
+from wsm.controller.pending import Pending
 from wsm.errors import GroupError
 from wsm.protocol import decide
 from wsm.protocol.view import View
@@ -31,53 +31,7 @@ LOOK_S = 0.02
 #: How long a decided command may take to be over on every rank before the caller is told, in seconds.
 SETTLE_S = 30.0
 
-
-class Pending:
-    """A command under way, for the caller. Safe for threads.
-
-    Attributes
-    ----------
-    request_id : str
-        The request's name.
-    """
-
-    def __init__(self, request_id: str, future: Future[Receipt], give_up: Callable[[], None]) -> None:
-        self.request_id = request_id
-        self._future = future
-        self._give_up = give_up
-
-    @classmethod
-    def ended(cls, receipt: Receipt) -> Pending:
-        """Return a command that needed no work."""
-        future: Future[Receipt] = Future()
-        future.set_result(receipt)
-        return cls(receipt.request_id, future, lambda: None)
-
-    def result(self, timeout_s: float | None = None) -> Receipt:
-        """Wait for the receipt. Blocks; the command has a deadline of its own.
-
-        Raises
-        ------
-        TimeoutError
-            If it is not over after `timeout_s` seconds; it goes on.
-        wsm.errors.WsmError
-            As :meth:`wsm.Controller.clear` and :meth:`wsm.Controller.update`.
-        """
-        try:
-            return self._future.result(timeout_s)
-        except FutureTimeoutError:
-            if self._future.done():
-                raise
-            raise TimeoutError(f"{self.request_id} is not over after {timeout_s} s; it goes on") from None
-
-    def give_up(self) -> None:
-        """Abort the command if nothing is decided yet; a decision that was made is final. Does not block."""
-        self._give_up()
-
-    @property
-    def over(self) -> bool:
-        """Whether the receipt, or the error, is there."""
-        return self._future.done()
+_STOPPED = frozenset((StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED))
 
 
 class Transaction:
@@ -99,7 +53,7 @@ class Transaction:
         Seconds after a decision until the caller is told who is not done.
     clock : Clock
         For both.
-    on_over : callable or None
+    on_over : callable
         Called in the driving thread, with the role still held, when the command has ended in any way.
     """
 
@@ -113,7 +67,7 @@ class Transaction:
         deadline_s: float,
         settle_s: float,
         clock: Clock,
-        on_over: Callable[[], None] | None = None,
+        on_over: Callable[[], object] = bool,
     ) -> None:
         self._group = group
         self._role = role
@@ -127,6 +81,7 @@ class Transaction:
         self._decided_ns: int | None = None
         self._previous = group.view().committed.version
         self._give_up = threading.Event()
+        self._gave_up = False
         self._late: dict[int, str] = {}
         self._lost: list[int] = []
         self._future: Future[Receipt] = Future()
@@ -160,75 +115,94 @@ class Transaction:
             try:
                 receipt = self._drive()
             finally:
-                if self._on_over is not None:
-                    self._on_over()
-                self._role.release()
+                self._end()
         except BaseException as error:  # noqa: BLE001 - the caller's thread gets it, whatever it is
             self._future.set_exception(error)
         else:
             self._future.set_result(receipt)
 
+    def _end(self) -> None:
+        try:
+            self._on_over()
+        finally:
+            self._role.release()
+
     def _drive(self) -> Receipt:
         while True:
             watches = self._group.watches()
             view = self._group.view()
+            if view.command.operation.is_decision and self._decided_ns is None:
+                self._decided_ns = self._clock.monotonic_ns()  # by a controller that is dead
             if decide.is_over(view):
                 break
             if not self._write_what_follows(view):
                 self._raise_if_stuck(view)
                 self._group.wait(watches, self._patience_s())
-        committed = view.command.operation.is_commit
-        cleared = view.command.operation is Operation.CLEAR
-        if committed:
+        if view.command.operation.is_commit:
             return self._receipt(Outcome.UPDATED, StatusCode.DONE_COMMITTED)
-        if cleared:
+        if view.command.operation is Operation.CLEAR:
             return self._receipt(Outcome.CLEARED, StatusCode.DONE_CLEARED)
         raise self._aborted()
 
     def _write_what_follows(self, view: View) -> bool:
         """Write the decision, or the committed version, if it is time; return whether one was written."""
-        prepared = outcome.reports(self._group, self._command, StatusCode.PREPARED)
-        agree = prepared is not None and outcome.agree(prepared)
-        word = decide.decision(view, agree=agree, give_up=self._must_give_up())
-        if word is not None:
-            if not self._late:
-                self._late = outcome.late(view)
-            self._decided_ns = self._clock.monotonic_ns()
-            self._log.info(log.COMMAND_DECIDED, decision=word.name)
-            self._group.write_command(decide.decided(view, word))
-            return True
         if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
-            version = self._arguments.version if prepared is None else prepared[0].version
-            if version is not None:
-                self._group.write_committed(decide.committed(view, version))
-                return True
-        return False
+            return self._write_committed(view)
+        give_up = self._must_give_up()
+        prepared = None
+        if decide.all_prepared(view):
+            prepared = outcome.reports(self._group, self._command, StatusCode.PREPARED)
+            if prepared is None and not give_up:
+                return False  # their words are here before their reports: look again
+        agree = prepared is not None and outcome.agree(prepared)
+        word = decide.decision(view, agree=agree, give_up=give_up)
+        if word is None:
+            return False
+        self._late = outcome.late(view)
+        self._decided_ns = self._clock.monotonic_ns()
+        self._log.info(log.COMMAND_DECIDED, decision=word.name)
+        self._group.write_command(decide.decided(view, word))
+        return True
+
+    def _write_committed(self, view: View) -> bool:
+        version = self._arguments.version
+        if version is None:
+            version = outcome.version(self._group, self._command)
+        if version is None:
+            return False
+        self._group.write_committed(decide.committed(view, version))
+        return True
 
     def _must_give_up(self) -> bool:
         if self._decided_ns is not None:
             return False
         self._lost = self._group.lost()
-        return (
-            bool(self._lost) or self._give_up.is_set() or self._elapsed_s(self._began_ns) > self._deadline_s
-        )
+        self._gave_up = self._give_up.is_set()
+        return bool(self._lost) or self._gave_up or self._elapsed_s(self._began_ns) > self._deadline_s
 
     def _raise_if_stuck(self, view: View) -> None:
         """End the wait for ranks that will not answer; what was decided stays decided."""
         if self._decided_ns is None:
             return
         waited = self._elapsed_s(self._decided_ns)
-        waiting = outcome.late(view)
+        waiting = decide.waiting_on(view)
         lost = [rank for rank in self._group.lost() if rank in waiting]
-        if lost and len(lost) == len(waiting):
-            self._lost = lost
+        # After an abort the living stand stopped until the dead have stopped too, which they never will.
+        only_lost = lost and all(
+            rank in lost or (status is not None and status.code in _STOPPED)
+            for rank, status in waiting.items()
+        )
+        if not only_lost and waited <= self._settle_s:
+            return
+        self._lost = lost
+        if lost or view.command.operation.is_abort:
             raise self._aborted()
-        if waited > self._settle_s:
-            raise UnsettledError(
-                request_id=self._arguments.request_id,
-                decision=view.command.operation.name,
-                waiting=waiting,
-                waited_s=waited,
-            )
+        raise UnsettledError(
+            request_id=self._arguments.request_id,
+            decision=view.command.operation.name,
+            waiting=outcome.late(view),
+            waited_s=waited,
+        )
 
     def _patience_s(self) -> float:
         left = self._deadline_s - self._elapsed_s(self._began_ns)
@@ -243,6 +217,7 @@ class Transaction:
             late_then=self._late,
             lost=self._lost,
             deadline_s=self._deadline_s,
+            gave_up=self._gave_up,
         )
         self._log.error(log.COMMAND_FAILED, error=str(error))
         return error

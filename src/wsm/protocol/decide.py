@@ -44,11 +44,19 @@ def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
     statuses = [view.of_command(index) for index in range(len(view.statuses))]
     if operation is Operation.CLEAR and all(status and status.code.is_terminal for status in statuses):
         return None
-    if operation in _COMMIT_OF and all(status and status.code is StatusCode.PREPARED for status in statuses):
+    if operation in _COMMIT_OF and all_prepared(view):
         return _COMMIT_OF[operation] if agree else _ABORT_OF[operation]
     if give_up or any(status and status.code.is_failure for status in statuses):
         return _ABORT_OF[operation]
     return None
+
+
+def all_prepared(view: View) -> bool:
+    """Whether every participant says PREPARED for the command of the view."""
+    return all(
+        (status := view.of_command(index)) is not None and status.code is StatusCode.PREPARED
+        for index in range(len(view.statuses))
+    )
 
 
 def is_over(view: View) -> bool:
@@ -67,7 +75,8 @@ def waiting_on(view: View) -> dict[int, StatusWord | None]:
     found: dict[int, StatusWord | None] = {}
     for index, word in enumerate(view.statuses):
         if view.command.operation is Operation.NONE:
-            if word.epoch != view.command.epoch:
+            # Zero words are equal too, but say nothing: the owner has not begun the first epoch yet.
+            if word.epoch == 0 or word.epoch != view.command.epoch:
                 found[index] = None
             continue
         status = view.of_command(index)

@@ -1,0 +1,105 @@
+"""What is asked before a command is written: whether it is legal for this group, and whether it is needed.
+
+Reads only. Whatever is refused here has changed nothing.
+"""
+
+from __future__ import annotations
+
+from wsm.controller.errors import MixedGroupError, PlansDifferError, RankLostError
+from wsm.controller.group_view import GroupView
+from wsm.controller.status import read_status
+from wsm.protocol.view import View
+from wsm.receipt import Outcome, Receipt
+from wsm.signals.word import Operation, StatusCode
+from wsm.states.vocabulary import WeightState
+
+
+def require_alive(group: GroupView, operation: Operation) -> None:
+    """Refuse to command a group that has lost a rank.
+
+    Raises
+    ------
+    RankLostError
+        If a process is gone; it names the ranks.
+    """
+    lost = group.lost()
+    if lost:
+        raise RankLostError(operation=operation.name.lower(), ranks=lost, group=read_status(group).sentence())
+
+
+def require_equal_plans(group: GroupView, epoch: int) -> None:
+    """Refuse to command ranks that would wait for each other in different collective actions.
+
+    Raises
+    ------
+    PlansDifferError
+        If a rank said on attaching that it derived other plans than the first one.
+    """
+    plans = [group.plans(rank, epoch) for rank in range(group.segment.world_size)]
+    others = [rank for rank, plan in enumerate(plans) if None not in (plan, plans[0]) and plan != plans[0]]
+    if others:
+        raise PlansDifferError(ranks=others)
+
+
+def require_one_state(view: View, operation: Operation) -> WeightState:
+    """Return the state that all ranks are in; updating ranks in different states has no one meaning.
+
+    Ranks in different states can only be cleared, and FAULTED is what counts of them then.
+
+    Raises
+    ------
+    MixedGroupError
+        If an update finds ranks in different states, or a faulted one.
+    """
+    states = {rank: WeightState(status.weights) for rank, status in enumerate(view.statuses)}
+    found = set(states.values())
+    if operation is not Operation.CLEAR and (len(found) > 1 or WeightState.FAULTED in found):
+        raise MixedGroupError(states={rank: state.name for rank, state in states.items()})
+    return WeightState.FAULTED if WeightState.FAULTED in found else max(found)
+
+
+def nothing_to_do(
+    group: GroupView,
+    view: View,
+    operation: Operation,
+    *,
+    request_id: str,
+    served: int | None,
+    state: WeightState,
+) -> Receipt | None:
+    """Return the receipt of a command whose end is reached already.
+
+    Parameters
+    ----------
+    group, view : GroupView, View
+        The group, and what was read of it.
+    operation : Operation
+        What is asked.
+    request_id : str
+        The caller's name for the request.
+    served : int or None
+        The version that an update need not load if the group serves it already.
+    state : WeightState
+        Of all ranks.
+    """
+    cleared = operation is Operation.CLEAR and state is WeightState.CLEARED
+    serves = state is WeightState.NORMAL and served is not None and served == view.committed.version
+    if not cleared and not serves:
+        return None
+    origin = view.command._replace(sequence=view.committed.sequence)
+    found = [group.report(rank, origin, StatusCode.DONE_COMMITTED) for rank in range(group.participants)]
+    reports = tuple(report for report in found if report is not None) if serves else ()
+    digests = {report.manifest_digest for report in reports}
+    return Receipt(
+        request_id=request_id,
+        outcome=Outcome.ALREADY_SERVED if serves else Outcome.ALREADY_CLEARED,
+        epoch=view.command.epoch,
+        sequence=view.committed.sequence if serves else view.command.sequence,
+        version=view.committed.version if serves else None,
+        previous_version=view.committed.version,
+        manifest_digest=digests.pop() if len(digests) == 1 else None,
+        loaded=False,
+        seconds=0.0,
+        pause_s=0.0,
+        ranks=reports,
+    )

@@ -1,0 +1,57 @@
+"""A command under way, in the hands of its caller. Knows nothing of how it is driven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+from wsm.receipt import Receipt
+
+
+class Pending:
+    """A command under way, for the caller. Safe for threads.
+
+    Attributes
+    ----------
+    request_id : str
+        The request's name.
+    """
+
+    def __init__(self, request_id: str, future: Future[Receipt], give_up: Callable[[], None]) -> None:
+        self.request_id = request_id
+        self._future = future
+        self._give_up = give_up
+
+    @classmethod
+    def ended(cls, receipt: Receipt) -> Pending:
+        """Return a command that needed no work."""
+        future: Future[Receipt] = Future()
+        future.set_result(receipt)
+        return cls(receipt.request_id, future, lambda: None)
+
+    def result(self, timeout_s: float | None = None) -> Receipt:
+        """Wait for the receipt. Blocks; the command has a deadline of its own.
+
+        Raises
+        ------
+        TimeoutError
+            If it is not over after `timeout_s` seconds; it goes on.
+        wsm.errors.WsmError
+            As :meth:`wsm.Controller.clear` and :meth:`wsm.Controller.update`.
+        """
+        try:
+            return self._future.result(timeout_s)
+        except FutureTimeoutError:
+            if self._future.done():  # it ended just now, or with an error that is a timeout itself
+                return self._future.result()
+            raise TimeoutError(f"{self.request_id} is not over after {timeout_s} s; it goes on") from None
+
+    def give_up(self) -> None:
+        """Abort the command if nothing is decided yet; a decision that was made is final. Does not block."""
+        self._give_up()
+
+    @property
+    def over(self) -> bool:
+        """Whether the receipt, or the error, is there."""
+        return self._future.done()
