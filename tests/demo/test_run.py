@@ -15,10 +15,11 @@ import pytest
 from rich.console import Console
 
 from wsm.demo.errors import DemoSettingsError, ImpossibleJournalError, WeightsDifferError
-from wsm.demo.loop import JOURNAL_DIRECTORY, DemoSettings, require_published, run_loop
+from wsm.demo.loop import require_published, run_loop
 from wsm.demo.progress import RunProgress
 from wsm.demo.report import Report, StepRecord
 from wsm.demo.run import read_journals, run_demo, write_results
+from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings
 from wsm.errors import GroupError
 from wsm.receipt import Outcome, Receipt
 from wsm.report import RankReport
@@ -141,7 +142,7 @@ def test_settings_that_cannot_be_are_refused_before_anything_starts(tmp_path: Pa
     with pytest.raises(DemoSettingsError, match="steps is 0; give at least 1"):
         DemoSettings(tmp_path, steps=0)
     with pytest.raises(ModelShapeError, match="ranks"):
-        run_loop(DemoSettings(tmp_path, ranks=3), RunProgress("demo", 1, console()))
+        DemoSettings(tmp_path, ranks=3)
 
 
 def receipt_of(digests: dict[int, str], manifest: str) -> Receipt:

@@ -42,8 +42,8 @@ def demo(out: Path, steps: int, ranks: int, seed: int, no_update: bool) -> None:
     Perfetto) and the ranks' journals.
     """
     require_paddle("demo")
-    from wsm.demo.loop import DemoSettings  # noqa: PLC0415 - numpy and rich, for this command only
-    from wsm.demo.run import run_demo  # noqa: PLC0415 - the same
+    from wsm.demo.run import run_demo  # noqa: PLC0415 - numpy and rich, for this command only
+    from wsm.demo.settings import DemoSettings  # noqa: PLC0415 - the same
 
     with wrong_usage():
         settings = DemoSettings(out, steps=steps, ranks=ranks, seed=seed, update=not no_update)

@@ -13,107 +13,25 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from wsm.controller import Controller
-from wsm.demo.errors import DemoSettingsError, WeightsDifferError
+from wsm.demo.errors import WeightsDifferError
 from wsm.demo.progress import RunProgress
 from wsm.demo.report import Report, StepRecord
-from wsm.demo.task import CopyTask, Rewards, Tokens
+from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings, group_config
+from wsm.demo.task import Rewards, Tokens
 from wsm.demo.timeline import Span
 from wsm.demo.trainer_process import Reply, TrainerProcess
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
 from wsm.rollout.client import RolloutClient
-from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
 from wsm.rollout.request import Generation
 from wsm.rollout.supervisor import INITIAL_VERSION, RolloutSupervisor
-
-JOURNAL_DIRECTORY = "journals"
-
-
-@dataclass(frozen=True)
-class DemoSettings:
-    """What a run is asked to do.
-
-    Parameters
-    ----------
-    out : Path
-        Where results go.
-    steps : int
-        Turns of the loop.
-    ranks : int
-        Tensor-parallel ranks of the group.
-    batch : int
-        Prompts per step.
-    update : bool
-        Whether the group gets the trainer's weights; without, the reward stays where it is.
-    seed : int
-        Of initial weights, prompts and answers.
-    task : CopyTask
-        What is learned.
-    """
-
-    out: Path
-    steps: int = 40
-    ranks: int = 2
-    batch: int = 128
-    update: bool = True
-    seed: int = 0
-    task: CopyTask = field(default_factory=CopyTask)
-
-    def __post_init__(self) -> None:
-        """Check the numbers.
-
-        Raises
-        ------
-        DemoSettingsError
-            If one of them is too small.
-        """
-        for name, least in (("steps", 1), ("ranks", 1), ("batch", 2), ("seed", 0)):
-            value = getattr(self, name)
-            if value < least:
-                raise DemoSettingsError(setting=name, value=value, remedy=f"give at least {least}")
-
-    def as_mapping(self) -> dict[str, Any]:
-        """Return plain values for the report."""
-        return {
-            "steps": self.steps,
-            "ranks": self.ranks,
-            "batch": self.batch,
-            "update": self.update,
-            "seed": self.seed,
-            "symbols": self.task.symbols,
-            "length": self.task.length,
-            "chance": self.task.chance,
-        }
-
-
-def group_config(settings: DemoSettings, name: str) -> RolloutConfig:
-    """Return the configuration of the demo's group.
-
-    Raises
-    ------
-    wsm.errors.BadInputError
-        If the model cannot be split over that many ranks.
-    """
-    return rollout_config_from_mapping(
-        {
-            "group": {
-                "name": name,
-                "ranks": settings.ranks,
-                "journal_directory": str((settings.out / JOURNAL_DIRECTORY).resolve()),
-            },
-            "model": {"vocabulary": settings.task.symbols},
-            "engine": {"max_batch": settings.batch},
-            "seed": settings.seed,
-        },
-        source="demo",
-    )
 
 
 def run_loop(settings: DemoSettings, progress: RunProgress) -> tuple[Report, list[Span]]:
@@ -141,9 +59,10 @@ def run_loop(settings: DemoSettings, progress: RunProgress) -> tuple[Report, lis
     for journal in (settings.out / JOURNAL_DIRECTORY).glob("rank*.ndjson"):
         journal.unlink()
     snapshots = Path(config.group.snapshot.directory)
-    shape = config.engine.shape
     with (
-        TrainerProcess(shape, ranks=settings.ranks, directory=snapshots, seed=settings.seed) as trainer,
+        TrainerProcess(
+            settings.shape, ranks=settings.ranks, directory=snapshots, seed=settings.seed
+        ) as trainer,
         RolloutSupervisor(config) as group,
         group.client() as client,
     ):

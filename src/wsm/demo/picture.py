@@ -33,6 +33,8 @@ _WORK_COLOURS = {
 }
 _OTHER_WORK = "#dddddd"
 _RANK_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")
+#: Of the rows: reward, states, one step from near, its actions; in units of two inches.
+_HEIGHTS = (1.8, 0.7, 1.0, 2.0)
 #: A bar narrower than this part of the axes has no room for its name.
 _LABEL_FRACTION = 0.055
 
@@ -56,15 +58,18 @@ def draw(path: Path, report: Report, spans: Sequence[Span], *, chance: float) ->
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - the demo extra is optional
     from matplotlib.figure import Figure  # noqa: PLC0415 - as above
 
-    figure = Figure(figsize=(12, 11), layout="constrained")
+    # Without updates there is no command whose actions could be shown.
+    heights = _HEIGHTS if report.totals()["versions_served"] else _HEIGHTS[:-1]
+    figure = Figure(figsize=(12, 2.0 * sum(heights)), layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(4, 2, height_ratios=(2.0, 0.8, 1.1, 2.0))
+    grid = figure.add_gridspec(len(heights), 2, height_ratios=heights)
     _reward(figure.add_subplot(grid[0, :]), report, chance)
     _states(figure.add_subplot(grid[1, :]), spans)
     step = _typical_step(report)
     _cycle(figure.add_subplot(grid[2, :]), spans, step)
-    for column, command in enumerate(("clear", "update")):
-        _actions(figure.add_subplot(grid[3, column]), spans, step, command)
+    if len(heights) == len(_HEIGHTS):
+        for column, command in enumerate(("clear", "update")):
+            _actions(figure.add_subplot(grid[-1, column]), spans, step, command)
     figure.savefig(path, dpi=100)
 
 
@@ -136,12 +141,10 @@ def _actions(axes: Axes, spans: Sequence[Span], step: int, command: str) -> None
             label=span.track if span.name == rows[0] else None,
         )
     _rows(axes, rows)
-    axes.set(xlabel="milliseconds since the command", xlim=(0, max((end - start) / 1e6, 1e-3)))
+    axes.set(xlabel="milliseconds since the command", xlim=(0, (end - start) / 1e6))
     _title(axes, f"{command}: every action")
     if actions:
         axes.legend(loc="upper right", fontsize=8)
-    else:
-        axes.text(0.5, 0.5, f"no {command} in this step", ha="center", transform=axes.transAxes)
 
 
 def _work_of(spans: Sequence[Span], step: int) -> list[Span]:

@@ -11,10 +11,11 @@ from rich.console import Console
 
 from wsm.demo.errors import ImpossibleJournalError
 from wsm.demo.journal_spans import journal_spans
-from wsm.demo.loop import JOURNAL_DIRECTORY, DemoSettings, run_loop
+from wsm.demo.loop import run_loop
 from wsm.demo.picture import draw
 from wsm.demo.progress import RunProgress
 from wsm.demo.report import Report
+from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings
 from wsm.demo.timeline import Span, extent
 from wsm.demo.trace import write_trace
 from wsm.states.entry import JournalEntry, read_ndjson

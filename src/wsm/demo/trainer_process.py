@@ -7,6 +7,7 @@ only as published snapshots, which is how any trainer hands them to a group.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -203,7 +204,12 @@ def main() -> None:
 
     settings = json.loads(sys.argv[2])
     trainer = Trainer(ModelShape.from_mapping(settings["shape"]), seed=settings["seed"])
-    with socket.socket(fileno=int(sys.argv[1])) as connection, connection.makefile("rw") as lines:
+    with (
+        # An asker that is killed, or leaves an answer unread, resets the connection instead of ending it.
+        contextlib.suppress(ConnectionError),
+        socket.socket(fileno=int(sys.argv[1])) as connection,
+        connection.makefile("rw") as lines,
+    ):
         for line in lines:
             lines.write(json.dumps(_answer(trainer, json.loads(line), settings)) + "\n")
             lines.flush()

@@ -1,0 +1,97 @@
+"""What a run of the demo is asked to do, checked before anything starts, and the group that follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wsm.demo.errors import DemoSettingsError
+from wsm.demo.task import CopyTask
+from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
+from wsm.rollout.shape import ModelShape
+
+#: Where the ranks write their journals, in the output directory.
+JOURNAL_DIRECTORY = "journals"
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """What a run is asked to do.
+
+    Parameters
+    ----------
+    out : Path
+        Where results go.
+    steps : int
+        Turns of the loop.
+    ranks : int
+        Tensor-parallel ranks of the group.
+    batch : int
+        Prompts per step.
+    update : bool
+        Whether the group gets the trainer's weights; without, the reward stays where it is.
+    seed : int
+        Of initial weights, prompts and answers.
+    task : CopyTask
+        What is learned.
+    """
+
+    out: Path
+    steps: int = 40
+    ranks: int = 2
+    batch: int = 128
+    update: bool = True
+    seed: int = 0
+    task: CopyTask = field(default_factory=CopyTask)
+
+    def __post_init__(self) -> None:
+        """Check the numbers.
+
+        Raises
+        ------
+        DemoSettingsError
+            If one of them is too small.
+        ModelShapeError
+            If the model cannot be split over that many ranks.
+        """
+        for name, least in (("steps", 1), ("ranks", 1), ("batch", 2), ("seed", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise DemoSettingsError(setting=name, value=value, remedy=f"give at least {least}")
+        self.shape.check_ranks(self.ranks)
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model that learns; its vocabulary is the task's alphabet."""
+        return ModelShape(vocabulary=self.task.symbols)
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return plain values for the report."""
+        return {
+            "steps": self.steps,
+            "ranks": self.ranks,
+            "batch": self.batch,
+            "update": self.update,
+            "seed": self.seed,
+            "symbols": self.task.symbols,
+            "length": self.task.length,
+            "chance": self.task.chance,
+        }
+
+
+def group_config(settings: DemoSettings, name: str) -> RolloutConfig:
+    """Return the configuration of the demo's group."""
+    return rollout_config_from_mapping(
+        {
+            "group": {
+                "name": name,
+                "ranks": settings.ranks,
+                "journal_directory": str((settings.out / JOURNAL_DIRECTORY).resolve()),
+            },
+            "model": settings.shape.as_mapping(),
+            "engine": {"max_batch": settings.batch},
+            "seed": settings.seed,
+        },
+        source="demo",
+    )
