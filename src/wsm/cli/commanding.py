@@ -127,7 +127,10 @@ def _command(
 ) -> None:
     with known_group(name), Controller(name, engine_words=_engine_words(config_file, name)) as controller:
         shared["in_flight"] = InFlightPolicy(in_flight)
-        receipt = receipt_of(lambda: begin(controller, shared), lambda: controller.status().sentence())
+        receipt = receipt_of(
+            lambda still_wanted: begin(controller, {**shared, "still_wanted": still_wanted}),
+            lambda: controller.status().sentence(),
+        )
     click.echo(json.dumps(receipt.to_mapping(), indent=2) if as_json else _line(name, receipt))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsm.errors import BadInputError, GroupError, RefusedError
+from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
 
 
 class NoSuchGroupError(BadInputError):
@@ -58,4 +58,27 @@ class ImpossibleHistoryError(GroupError):
             f"{file}: {entry}; no rank can have lived that: the journal is incomplete, or wsm has a bug",
             file=file,
             entry=entry,
+        )
+
+
+class DiagramsDifferError(BadInputError):
+    """The committed drawings are not what the code draws."""
+
+    def __init__(self, *, directory: str, names: Sequence[str]) -> None:
+        super().__init__(
+            f"{directory} is not what the code draws ({', '.join(names)}); run 'wsm diagrams', "
+            "review what changes, and commit it",
+            directory=directory,
+            names=tuple(names),
+        )
+
+
+class TablesFaultyError(InternalError):
+    """The static checks found something wrong with the transition tables."""
+
+    def __init__(self, *, findings: Sequence[str]) -> None:
+        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+        super().__init__(
+            f"the transition tables are faulty: {findings[0]}{more}; correct wsm.states.table",
+            findings=tuple(findings),
         )

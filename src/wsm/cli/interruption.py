@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import FrameType
 
 import click
@@ -37,43 +39,72 @@ class SignalReceived(KeyboardInterrupt):
         self.exit_code = _BASE + number
 
 
-def receipt_of(begin: Callable[[], Pending], held_now: Callable[[], str]) -> Receipt:
+class Wish:
+    """Whether a command is still wanted when it is its turn. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_granted = False
+        self._is_withdrawn = False
+
+    def holds(self) -> bool:
+        """Ask, right before the command is written; a yes is final."""
+        with self._lock:
+            self._is_granted = not self._is_withdrawn
+            return self._is_granted
+
+    def withdraw(self) -> bool:
+        """Take the wish back; return whether that was in time, so that nothing will be written."""
+        with self._lock:
+            self._is_withdrawn = True
+            return not self._is_granted
+
+
+def receipt_of(begin: Callable[[Callable[[], bool]], Pending], held_now: Callable[[], str]) -> Receipt:
     """Begin a command and wait for its receipt; a signal takes the command back. Blocks.
 
     Parameters
     ----------
     begin : callable
-        Writes the command; may wait for another controller, and a signal ends that wait.
+        ``begin(still_wanted)`` writes the command; may wait for another controller before.
     held_now : callable
         Says what the group holds, for the last line.
 
     Raises
     ------
     CommandEndedError
-        If a signal came, once the command is over.
+        If a signal came; the command is over then, or was never written.
     wsm.errors.WsmError
         As the command.
     """
+    wish = Wish()
+    begun: Future[Pending] = Future()
+    # In a thread of its own: a signal must not hit between writing the command and having a hold on it.
+    threading.Thread(target=_begin, args=(begin, wish, begun), name="wsm-begin", daemon=True).start()
     with _signals_raise():
         try:
-            pending = begin()
+            return begun.result().result()
         except SignalReceived as received:
-            raise CommandEndedError(
-                "interrupted; nothing was asked of the group", exit_code=received.exit_code
-            ) from None
-        try:
-            return pending.result()
-        except SignalReceived as received:
-            click.echo("taking the command back; a second signal leaves it to the next controller", err=True)
-            raise CommandEndedError(_taken_back(pending, held_now), exit_code=received.exit_code) from None
+            nothing_was_asked = "interrupted; nothing was asked of the group"
+            message = nothing_was_asked if wish.withdraw() else _taken_back(begun, held_now)
+            raise CommandEndedError(message, exit_code=received.exit_code) from None
 
 
-def _taken_back(pending: Pending, held_now: Callable[[], str]) -> str:
-    pending.give_up()
+def _begin(begin: Callable[[Callable[[], bool]], Pending], wish: Wish, begun: Future[Pending]) -> None:
     try:
+        begun.set_result(begin(wish.holds))
+    except BaseException as error:  # noqa: BLE001 - the waiting thread gets it, whatever it is
+        begun.set_exception(error)
+
+
+def _taken_back(begun: Future[Pending], held_now: Callable[[], str]) -> str:
+    try:
+        pending = begun.result()
+        pending.give_up()
+        click.echo("taking the command back; a second signal leaves at once", err=True)
         receipt = pending.result()
     except SignalReceived:
-        return "interrupted twice; the command is still open, and the next 'wsm' command decides it"
+        return "interrupted twice; the command is still open, and the next command to the group decides it"
     except CommandTimeoutError:
         return f"interrupted; the command was taken back: {held_now()}"
     except WsmError as error:

@@ -39,6 +39,8 @@ def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> No
     from wsm.rollout.config import load_rollout_config  # noqa: PLC0415 - numpy and more, for this command only
     from wsm.rollout.supervisor import run_group  # noqa: PLC0415 - the same
 
+    if name is None and config_file is None:
+        raise click.UsageError("the group needs a name: give --name, or a --config that has one")
     with wrong_usage():
         if name is not None:
             check_name(name)

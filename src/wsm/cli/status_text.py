@@ -17,13 +17,13 @@ _RIGHT = (True, True, False, False, False, False, False)
 def group_text(status: GroupStatus) -> str:
     """Return the whole picture of one group, several lines."""
     lines = [*textwrap.wrap(f"{status.name}: {verdict(status)}.", COLUMNS), "", *_table(status)]
-    about = [f"epoch {status.epoch}", f"sequence {status.sequence}", f"operation {status.operation}"]
+    about = [f"epoch {status.epoch}", f"sequence {status.sequence} ({status.operation})"]
     if status.version is not None:
         about.append(f"committed version {status.version}")
     if status.controller_pid is not None:
-        about.append(f"commanded by process {status.controller_pid}")
+        about.append(f"controller pid {status.controller_pid}")
     if status.owner_pid is not None:
-        about.append(f"owned by process {status.owner_pid}")
+        about.append(f"owner pid {status.owner_pid}")
     return "\n".join([*lines, "", *textwrap.wrap(", ".join(about), COLUMNS)])
 
 

@@ -1,0 +1,76 @@
+"""A living group, and two ways to run a command line: in this process, and as a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click.testing
+import pytest
+
+from wsm.cli.main import run
+
+# Processes that tests start import the same modules; they have no pytest to find them.
+sys.path.insert(0, str(Path(__file__).parent))
+from command_line import Ended, Run, Start
+from living_group import PATIENCE_S, LivingGroup
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[LivingGroup]:
+    """A cleared group of two ranks, with versions 1 and 2 published."""
+    living = LivingGroup(f"cli-{os.getpid()}", tmp_path)
+    try:
+        living.start()
+        yield living
+    finally:
+        living.close()
+
+
+@pytest.fixture
+def wsm() -> Run:
+    """Run a command line in this process: ``wsm("status", name)``."""
+
+    def run_here(*arguments: object) -> Ended:
+        with click.testing.CliRunner().isolation() as (out, err, _):
+            code = run([str(argument) for argument in arguments])
+        return Ended(code, out.getvalue().decode(), err.getvalue().decode())
+
+    return run_here
+
+
+@pytest.fixture
+def start_wsm() -> Iterator[Start]:
+    """Start a command line as a process, as a shell would."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: object) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "wsm.cli.main", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "COLUMNS": "80"},
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def wsm_process(start_wsm: Start) -> Run:
+    """Run a command line as a process to its end."""
+
+    def run_there(*arguments: object) -> Ended:
+        process = start_wsm(*arguments)
+        out, err = process.communicate(timeout=PATIENCE_S)
+        return Ended(process.returncode, out, err)
+
+    return run_there

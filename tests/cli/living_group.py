@@ -1,0 +1,99 @@
+"""A group of real rank processes that live in plain memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+from small_model import RANKS, publish
+
+from wsm import Controller, GroupStatus, load_config
+from wsm.group_segment import own_group
+
+HERE = Path(__file__).parent
+PATIENCE_S = 30.0
+
+
+class LivingGroup:
+    """A group whose ranks are processes; this process owns its segment.
+
+    Versions 1 and 2 are published in `snapshots`.
+    """
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.snapshots = directory / "snapshots"
+        self.journals = directory / "journals"
+        self.config_file = directory / "wsm.yaml"
+        self.config_file.write_text(
+            yaml.safe_dump(
+                {
+                    "name": name,
+                    "ranks": RANKS,
+                    "snapshot": {"directory": str(self.snapshots), "shared_directory": str(directory)},
+                    "journal_directory": str(self.journals),
+                }
+            )
+        )
+        for version in (1, 2):
+            publish(self.snapshots, version)
+        self.segment = own_group(load_config(self.config_file))
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self) -> None:
+        for rank in range(RANKS):
+            self.processes.append(
+                subprocess.Popen(
+                    [sys.executable, HERE / "rank_process.py", self.config_file, str(rank)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        for process in self.processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "attached\n"
+        self.until(lambda status: status.over)
+
+    def stop(self, rank: int) -> None:
+        """Stop a rank's process, which hangs then."""
+        self.processes[rank].send_signal(signal.SIGSTOP)
+
+    def resume(self, rank: int) -> None:
+        self.processes[rank].send_signal(signal.SIGCONT)
+
+    def kill(self, rank: int) -> None:
+        self.processes[rank].kill()
+        self.processes[rank].wait()
+
+    def until(self, condition: Callable[[GroupStatus], bool]) -> GroupStatus:
+        """Wait until the group's status fulfils a condition."""
+        with Controller(self.name) as controller:
+            wait_until(lambda: condition(controller.status()))
+            return controller.status()
+
+    def serve(self, version: int = 1) -> None:
+        with Controller(self.name) as controller:
+            controller.update(version, force=True)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+        if not self.segment.is_closed:
+            self.segment.unlink()
+            self.segment.close()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Look again and again, as fast as others leave room."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        os.sched_yield()

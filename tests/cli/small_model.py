@@ -1,0 +1,16 @@
+"""A model of two small tensors, and its shards: what the groups of these tests serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wsm.strategies import PublishReport, TensorSpec, publish_snapshot
+
+SPECS = (TensorSpec("embed.weight", "F32", (16, 8)), TensorSpec("head.weight", "F32", (8, 16)))
+RANKS = 2
+
+
+def publish(directory: Path, version: int, *, ranks: int = RANKS) -> PublishReport:
+    """Publish a version whose bytes are its number."""
+    shard = {spec.name: (spec, bytes([version % 256]) * spec.nbytes) for spec in SPECS}
+    return publish_snapshot(directory, version, dict.fromkeys(range(ranks), shard), durable=False)

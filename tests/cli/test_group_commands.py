@@ -1,0 +1,238 @@
+"""A group of real rank processes, driven by ``wsm`` from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from command_line import Run, Start
+from living_group import LivingGroup, wait_until
+
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+
+pytestmark = pytest.mark.processes
+
+
+def test_update_clear_and_status_from_a_shell(group: LivingGroup, wsm_process: Run) -> None:
+    updated = wsm_process("update", group.name, "--version", 1)
+    assert (updated.code, updated.err) == (0, "")
+    assert updated.out.startswith(f"{group.name} serves version 1 (epoch 1, sequence 1")
+
+    status = wsm_process("status", group.name)
+    assert (status.code, status.err) == (0, "")
+    assert status.out.startswith(f"{group.name}: serves version 1.")
+    assert max(map(len, status.out.splitlines())) <= 80
+
+    cleared = wsm_process("clear", group.name)
+    assert (cleared.code, cleared.err) == (0, "")
+    assert "cleared (epoch 1, sequence 2" in cleared.out
+    assert group.until(lambda now: now.state == "CLEARED").over
+
+
+def test_the_newest_version_is_taken_where_none_is_named(group: LivingGroup, wsm: Run) -> None:
+    assert "serves version 2" in wsm("update", group.name).out
+
+
+def test_asking_for_what_is_served_loads_nothing_and_says_so(group: LivingGroup, wsm: Run) -> None:
+    group.serve(1)
+    again = wsm("update", group.name, "--version", 1, "--json")
+    assert again.code == 0
+    receipt = json.loads(again.out)
+    assert (receipt["outcome"], receipt["loaded"]) == ("already served", False)
+    assert json.loads(wsm("update", group.name, "--version", 1, "--json", "--force").out)["loaded"] is True
+
+
+def test_a_receipt_as_json_names_request_and_digests(group: LivingGroup, wsm: Run) -> None:
+    receipt = json.loads(wsm("update", group.name, "--version", 1, "--request-id", "night-7", "--json").out)
+    assert receipt["request_id"] == "night-7"
+    assert receipt["version"] == 1
+    assert len({rank["manifest_digest"] for rank in receipt["ranks"]}) == 1
+    assert [action["name"] for action in receipt["ranks"][0]["actions"]].count("load_weights") == 1
+
+
+def test_clearing_twice_is_no_error(group: LivingGroup, wsm: Run) -> None:
+    group.serve()
+    assert wsm("clear", group.name).code == 0
+    again = wsm("clear", group.name)
+    assert again.code == 0
+    assert "nothing was done" in again.out
+
+
+def test_a_failed_update_is_one_line_that_says_what_the_group_holds(group: LivingGroup, wsm: Run) -> None:
+    group.serve(1)
+    failed = wsm("update", group.name, "--version", 9)
+    assert (failed.code, failed.out) == (1, "")
+    assert failed.err.startswith("error: update failed on rank 0 in load_weights: ")
+    assert "[the group serves version 1]" in failed.err
+    assert "--traceback" in failed.err
+    assert failed.err.count("\n") == 1
+    assert "serves version 2" in wsm("update", group.name, "--version", 2).out
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_the_traceback_of_a_failed_rank_is_shown_on_request(
+    group: LivingGroup, wsm: Run, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "environment":
+        monkeypatch.setenv("WSM_TRACEBACK", "1")
+    options = ["--traceback"] if how == "option" else []
+    failed = wsm(*options, "update", group.name, "--version", 9)
+    assert failed.code == 1
+    assert "-- traceback of rank 0 --\nTraceback" in failed.err
+    assert "SnapshotNotFoundError" in failed.err
+
+
+def test_a_policy_that_cannot_be_honoured_is_refused(group: LivingGroup, wsm: Run) -> None:
+    group.serve(1)
+    refused = wsm("update", group.name, "--version", 2, "--kv-policy", "keep")
+    assert refused.code == 1
+    assert "KV policy 'keep'" in refused.err
+    assert group.until(lambda now: now.over).version == 1
+
+
+def test_a_second_command_is_refused_or_waits_as_the_caller_asks(
+    group: LivingGroup, wsm: Run, start_wsm: Start
+) -> None:
+    group.serve(1)
+    group.stop(1)
+    first = start_wsm("clear", group.name, "--deadline", 20)
+    holder = group.until(lambda now: now.controller_pid is not None and not now.over).controller_pid
+    refused = wsm("update", group.name, "--version", 2)
+    assert refused.code == 1
+    assert str(holder) in refused.err
+    waiting = start_wsm("update", group.name, "--version", 2, "--wait", 20)
+    group.resume(1)
+    assert first.wait(20) == 0
+    out, err = waiting.communicate(timeout=20)
+    assert (waiting.returncode, err) == (0, "")
+    assert "serves version 2" in out
+
+
+def test_a_deadline_takes_the_command_back_and_names_who_was_late(
+    group: LivingGroup, start_wsm: Start
+) -> None:
+    group.serve(1)
+    group.stop(1)
+    late = start_wsm("update", group.name, "--version", 2, "--deadline", 0.05)
+    group.until(lambda now: now.operation == "ABORT")
+    group.resume(1)
+    _, err = late.communicate(timeout=20)
+    assert late.returncode == 1
+    assert "rank 1" in err
+    assert group.until(lambda now: now.over and now.serving).version == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_command_is_taken_back_before_the_process_ends(
+    group: LivingGroup, start_wsm: Start, number: signal.Signals
+) -> None:
+    group.serve(1)
+    group.stop(1)
+    command = start_wsm("update", group.name, "--version", 2)
+    group.until(lambda now: not now.over)
+    command.send_signal(number)
+    assert "taking the command back" in command.stderr.readline()
+    group.until(lambda now: now.operation == "ABORT")
+    group.resume(1)
+    _, err = command.communicate(timeout=20)
+    assert command.returncode == 128 + number
+    assert "the command was taken back: the group serves version 1" in err
+    assert group.until(lambda now: now.over).serving
+
+
+def test_an_interrupted_wait_for_the_role_leaves_the_group_alone(
+    group: LivingGroup, start_wsm: Start
+) -> None:
+    group.serve(1)
+    group.stop(1)
+    first = start_wsm("clear", group.name)
+    group.until(lambda now: not now.over)
+    second = start_wsm("update", group.name, "--version", 2, "--wait", 60)
+    wait_until(lambda: has_open(second.pid, group.segment.path.with_name(f"{group.segment.path.name}.lock")))
+    second.send_signal(signal.SIGINT)
+    _, err = second.communicate(timeout=20)
+    assert second.returncode == 130
+    assert err.splitlines()[-1].startswith("error: interrupted")
+    group.resume(1)
+    assert first.wait(20) == 0
+
+
+def test_status_and_commands_on_a_group_that_died(group: LivingGroup, wsm: Run) -> None:
+    group.serve(1)
+    group.kill(1)
+    status = wsm("status", group.name)
+    assert status.code == 0
+    assert "rank 1 is dead" in status.out
+    refused = wsm("clear", group.name)
+    assert refused.code == 1
+    assert "rank 1 is gone" in refused.err
+    group.kill(0)
+    assert "every rank is dead" in wsm("status", group.name).out
+
+
+def test_status_lists_every_group_in_a_line(group: LivingGroup, wsm: Run) -> None:
+    group.serve(2)
+    everything = wsm("status")
+    assert everything.code == 0
+    assert f"{group.name}: serves version 2" in everything.out.splitlines()
+    names = [status["name"] for status in json.loads(wsm("status", "--json").out)]
+    assert group.name in names
+
+
+def test_watching_shows_changes_until_the_group_is_gone(group: LivingGroup, start_wsm: Start) -> None:
+    watching = start_wsm("status", group.name, "--watch", "--json", "--every", 0.02)
+    assert json.loads(watching.stdout.readline())["state"] == "CLEARED"
+    group.serve(1)
+    assert any(json.loads(line)["serving"] for line in iter(watching.stdout.readline, ""))
+    group.segment.unlink()
+    _, err = watching.communicate(timeout=20)
+    assert watching.returncode == 2
+    assert f"no group '{group.name}'" in err
+
+
+def test_ctrl_c_ends_a_watch_without_a_traceback(group: LivingGroup, start_wsm: Start) -> None:
+    watching = start_wsm("status", group.name, "--watch", "--every", 0.02)
+    assert group.name in watching.stdout.readline()
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=20)
+    assert watching.returncode == 130
+    assert err.splitlines()[-1] == "error: interrupted"
+    assert "Traceback" not in err
+
+
+def test_log_lines_are_json_on_request_and_results_stay_clean(group: LivingGroup, wsm_process: Run) -> None:
+    done = wsm_process("--log-format", "json", "update", group.name, "--version", 1, "--json")
+    events = [json.loads(line)["event"] for line in done.err.splitlines()]
+    assert {"command.issued", "command.decided", "command.finished"} <= set(events)
+    assert json.loads(done.out)["outcome"] == "updated"
+
+
+def test_the_engines_own_words_follow_a_command_that_knows_the_configuration(
+    group: LivingGroup, wsm: Run
+) -> None:
+    group.config_file.write_text(
+        f"{group.config_file.read_text()}engine_words: {{suffixes: [{group.name}]}}\n"
+    )
+    missing = wsm("update", group.name, "--version", 1, "--config", group.config_file)
+    assert missing.code == 1
+    assert "there is no engine word" in missing.err
+    with EngineWord.create(EngineWordKind.WEIGHTS, group.name, -2) as word:
+        try:
+            assert wsm("update", group.name, "--version", 1, "--config", group.config_file).code == 0
+            assert word.read() == 0
+            assert wsm("clear", group.name, "--config", group.config_file).code == 0
+            assert word.read() == -2
+        finally:
+            word.unlink()
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Whether a process has a file open."""
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed while we looked
+            if descriptor.readlink() == path:
+                return True
+    return False
