@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 import pytest
@@ -105,7 +106,9 @@ class Group:
             self.steps[rank] = move.step
         if move.status is not None:
             self.statuses[rank] = move.status
-            self.written[rank].append(move.status.code.name)
+            name = move.status.code.name
+            if self.written[rank][-1:] != [name]:  # the diagram draws a loop over the actions once
+                self.written[rank].append(name)
 
 
 def drawn_codes(items: Iterable[object], rank: Participant) -> list[tuple[str, ...]]:
@@ -155,6 +158,11 @@ CASES = [
 ]
 
 
+def once(codes: Iterable[str]) -> list[str]:
+    """What a loop over actions repeats is drawn once."""
+    return [code for code, _ in groupby(codes)]
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.dialogue}-{case.fails or 'succeeds'}")
 def test_the_words_of_a_dialogue_come_in_the_protocols_order(
     plans: tuple[PlanSummary, ...], case: Case
@@ -167,7 +175,7 @@ def test_the_words_of_a_dialogue_come_in_the_protocols_order(
         drawn = drawn_codes(items, rank)
         # A failing dialogue leaves open how far the other rank came, and a hot one which of them failed.
         left_open = {"PREPARED", "FAILED"} if rank is Participant.RANK_0 or case.dialogue == "hot" else set()
-        told = [code for code in written if not case.fails or code not in left_open]
+        told = [code for code in once(written) if not case.fails or code not in left_open]
         assert len(drawn) == len(told), (drawn, told)
         assert all(code in codes for code, codes in zip(told, drawn, strict=True)), (drawn, told)
 

@@ -60,16 +60,19 @@ def work(plan: PlanSummary) -> tuple[Item, ...]:
             "loop",
             (
                 Branch(
-                    "each action in order, one per poll()",
+                    "each action k in order, one per poll()",
                     (
+                        *status("RUNNING, in action k"),
                         Block(
                             "opt",
                             (
                                 Branch(
                                     "collective (*)",
                                     (
-                                        *status("RUNNING, ready k"),
-                                        both("entered only when every rank has voted", "READY for action k"),
+                                        both(
+                                            "the word is the vote READY(k) too:",
+                                            "entered only when every rank has voted",
+                                        ),
                                     ),
                                 ),
                             ),
