@@ -12,7 +12,9 @@ module              answers
 :mod:`.view`        what has one participant read?
 :mod:`.park`        who is in a later step, who stands where I stand, may I accept?
 :mod:`.votes`       may I enter this collective action, will it never happen, has everybody stopped?
-:mod:`.rank`        a rank's whole life: state, the next thing to do, the outcome of what was done
+:mod:`.rank_state`  what does a rank remember, and what can it be told to do?
+:mod:`.rank`        a rank's whole life: the next thing to do, the outcome of what was done
+:mod:`.phases`      what does a rank look for in each phase of a command?
 :mod:`.decide`      the controller's one decision per command, and when a command is over
 :mod:`.takeover`    what a successor does with what a dead controller left
 :mod:`.epochs`      how a group gets a new incarnation, and who may join it

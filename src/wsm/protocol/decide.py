@@ -100,11 +100,15 @@ def next_command(view: View, operation: Operation) -> CommandWord:
             sequence=command.sequence,
             operation=command.operation.name,
             waiting={
-                rank: "has not answered" if status is None else status.code.name
+                rank: _silence(command) if status is None else status.code.name
                 for rank, status in waiting_on(view).items()
             },
         )
     return CommandWord(view.command.epoch, view.command.sequence + 1, operation)
+
+
+def _silence(command: CommandWord) -> str:
+    return "has not joined the group" if command.operation is Operation.NONE else "has not answered"
 
 
 def decided(view: View, operation: Operation) -> CommandWord:

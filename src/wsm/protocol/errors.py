@@ -35,9 +35,10 @@ class CommandOpenError(RefusedError):
 
     def __init__(self, *, epoch: int, sequence: int, operation: str, waiting: dict[int, str]) -> None:
         working = ", ".join(f"rank {rank}: {what}" for rank, what in waiting.items())
+        what = "not complete yet" if operation == "NONE" else f"still at command {sequence} ({operation})"
         super().__init__(
-            f"command {sequence} ({operation}) of epoch {epoch} is still open ({working}); "
-            "ask again when it is over, or look at 'wsm status'",
+            f"the group is {what} in epoch {epoch} ({working}); "
+            "ask again when that is over, or look at 'wsm status'",
             epoch=epoch,
             sequence=sequence,
             operation=operation,

@@ -1,8 +1,11 @@
 """Park and vote: how ranks agree on the step after which they stop, without a collective.
 
 A rank stores RUNNING before it enters a step and PARKED when it stands at a boundary for a command.
-It may stop behind step s only if no rank will ever wait for it in step s + 1. These are the three
-questions that a standing rank asks the other ranks' step words; it stores its own PARKED first.
+It may stop behind step s only if no rank will ever wait for it in step s + 1. These are the questions
+that a standing rank asks the other ranks' step words; it stores its own PARKED first.
+
+A step is taken to be a rendezvous: nobody leaves it before all ranks have entered it. Any all-reduce,
+all-gather or barrier in it makes it one.
 """
 
 from __future__ import annotations
@@ -31,6 +34,11 @@ def is_behind(steps: Sequence[StepWord], *, rank: int, epoch: int, step: int, se
         for index, peer in enumerate(steps)
         if index != rank
     )
+
+
+def any_broken(steps: Sequence[StepWord], *, epoch: int) -> bool:
+    """Whether a step raised on some rank, so that no step of this epoch can be run by all any more."""
+    return any(word.epoch == epoch and word.kind is StepKind.BROKEN for word in steps)
 
 
 def all_stand(
