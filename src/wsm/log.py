@@ -14,7 +14,7 @@ import datetime as dt
 import logging
 import sys
 from collections.abc import Mapping
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import structlog
 
@@ -136,7 +136,14 @@ def _to_record(
     return (text,), {"extra": {_FIELDS: {"event": name, **event}}}
 
 
-class _EventHandler(logging.StreamHandler[TextIO]):
+if TYPE_CHECKING:
+    _TextHandler = logging.StreamHandler[TextIO]
+else:
+    # Python 3.10 knows the parameter only while types are checked.
+    _TextHandler = logging.StreamHandler
+
+
+class _EventHandler(_TextHandler):
     """The handler that :func:`configure` adds, recognisable so that a second call can replace it."""
 
 
