@@ -73,7 +73,7 @@ def test_every_exemption_from_a_check_has_a_code_and_a_reason() -> None:
         for number, line in enumerate(path.read_text().splitlines(), start=1)
         if re.search(r"#\s*(noqa|type:\s*ignore)", line)
         and not re.search(
-            r"#\s*(noqa: [A-Z]+\d+(, [A-Z]+\d+)*|type: ignore\[[a-z-]+(, ?[a-z-]+)*\])(\s+-|\s+#)\s+\w", line
+            r"#\s*(noqa: [A-Z]+\d+(, [A-Z]+\d+)*|type: ignore\[[a-z-]+(, ?[a-z-]+)*\])(\s+-|\s+#)\s+\S", line
         )
     ]
     assert not bare

@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "states": FOUNDATION,
     "signals": FOUNDATION,
     "protocol": FOUNDATION | {"states", "signals"},
+    "exploration": FOUNDATION | {"states", "signals", "protocol"},
     "strategies": CORE,
     "actions": CORE | {"strategies.tensor", "strategies.digest"},
     "config": FOUNDATION | {"states", "actions", "strategies"},
