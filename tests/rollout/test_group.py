@@ -192,10 +192,10 @@ def test_the_raw_words_of_an_engine_drive_the_group(group, client, serves):
     publish_once(group.config, 3)
     with EngineWord(EngineWordKind.WEIGHTS, group.config.group.engine_words.suffixes[0]) as word:
         until(lambda: word.read() == WeightState.NORMAL)
-        word.store(WeightState.CLEARING)
+        word.store(int(WeightState.CLEARING))
         until(lambda: word.read() == WeightState.CLEARED)
         assert group.controller.status().state == "CLEARED"
-        word.store(WeightState.UPDATING)
+        word.store(int(WeightState.UPDATING))
         until(lambda: word.read() == WeightState.NORMAL)
     [answer] = client.generate([[1]], 2)
     assert set(answer.versions) == {group.controller.status().version}
