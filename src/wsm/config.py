@@ -20,6 +20,10 @@ import yaml
 from wsm.errors import BadInputError
 
 
+#: FastDeploy's words, as the option ``answers`` names them.
+ENGINE_WORDS = ("weights", "kv_cache", "prefix_tree")
+
+
 class ConfigurationError(BadInputError):
     """A configuration value is missing, unknown or contradicts another one."""
 
@@ -93,8 +97,24 @@ class EngineWordsConfig:
     """
 
     suffixes: Sequence[int | str] = ()
-    answers: Sequence[str] = ("weights", "kv_cache", "prefix_tree")
+    answers: Sequence[str] = ENGINE_WORDS
     deadline_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        """Check the names of the words.
+
+        Raises
+        ------
+        ConfigurationError
+            If one is unknown.
+        """
+        for name in self.answers:
+            if name not in ENGINE_WORDS:
+                raise ConfigurationError(
+                    where="engine_words: answers",
+                    problem=f"unknown word {name!r}",
+                    fix=f"the words are {', '.join(ENGINE_WORDS)}",
+                )
 
 
 @dataclass(frozen=True)
@@ -258,7 +278,7 @@ def _check_type(where: str, annotation: str, value: object) -> None:
         if not annotation.startswith(("Mapping", "Sequence")):
             return
     wrong = not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)
-    if wrong or (annotation == "float" and isinstance(value, (int, float)) and value <= 0):
+    if wrong or (annotation == "float" and isinstance(value, (int, float)) and not value > 0):
         need = "a positive number of seconds" if annotation == "float" else annotation
         raise ConfigurationError(where=where, problem=f"is {value!r}", fix=f"it must be {need}")
 
@@ -275,9 +295,9 @@ def _connected_parts(ranks: int, communicators: Mapping[str, Sequence[Sequence[i
         return rank
 
     for name, groups in communicators.items():
-        for members in groups:
+        for members in _lists_of_ranks(name, groups):
             for rank in members:
-                if rank not in range(ranks):
+                if type(rank) is not int or rank not in range(ranks):
                     raise ConfigurationError(
                         where=f"communicators: {name}",
                         problem=f"names rank {rank!r}",
@@ -288,3 +308,11 @@ def _connected_parts(ranks: int, communicators: Mapping[str, Sequence[Sequence[i
     for rank in range(ranks):
         parts.setdefault(find(rank), []).append(rank)
     return list(parts.values())
+
+
+def _lists_of_ranks(name: str, groups: object) -> Sequence[Sequence[int]]:
+    if isinstance(groups, (list, tuple)) and all(isinstance(members, (list, tuple)) for members in groups):
+        return groups
+    raise ConfigurationError(
+        where=f"communicators: {name}", problem=f"is {groups!r}", fix="it must be a list of lists of ranks"
+    )

@@ -81,12 +81,13 @@ class RankReport:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> builtins.bytes:
-        """Return the JSON text; facts that do not fit are left out and counted."""
-        content = asdict(self)
-        data = json.dumps(content, default=str).encode()
-        if len(data) > MAX_REPORT_BYTES:
-            content["facts"] = {"left_out": len(self.facts)}
-            data = json.dumps(content, default=str).encode()
+        """Return the JSON text; the largest facts are left out, by name, where all of them do not fit."""
+        content, facts, left_out = asdict(self), dict(self.facts), []
+        data = _json(content)
+        while len(data) > MAX_REPORT_BYTES and facts:
+            left_out.append(max(facts, key=lambda name: len(_json(facts[name]))))
+            del facts[left_out[-1]]
+            data = _json({**content, "facts": {**facts, "left_out": left_out}})
         return data
 
     @classmethod
@@ -138,8 +139,15 @@ class FailureReport:
         return cls(rank, action, type(error).__name__, message[:_MAX_MESSAGE], lines[-_MAX_TRACEBACK:])
 
     def to_bytes(self) -> builtins.bytes:
-        """Return the JSON text."""
-        return json.dumps(asdict(self), ensure_ascii=True).encode()[: 2 * MAX_REPORT_BYTES]
+        """Return the JSON text: the end of a traceback, the beginning of a message, as far as they fit."""
+        content, data = asdict(self), _json(asdict(self))
+        while len(data) > MAX_REPORT_BYTES and (content["traceback"] or content["message"]):
+            if content["traceback"]:
+                content["traceback"] = content["traceback"][len(content["traceback"]) // 2 + 1 :]
+            else:
+                content["message"] = content["message"][: len(content["message"]) // 2]
+            data = _json(content)
+        return data
 
     @classmethod
     def from_bytes(cls, rank: int, data: builtins.bytes) -> FailureReport:
@@ -154,3 +162,8 @@ class FailureReport:
             return cls(**json.loads(data))
         except (ValueError, TypeError) as error:
             raise ReportFormatError(rank=rank, problem=f"{type(error).__name__}: {error}") from error
+
+
+def _json(content: object) -> builtins.bytes:
+    # Text of any language as it is, since escapes take up to six times the room; lone surrogates as escapes.
+    return json.dumps(content, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace")

@@ -3,15 +3,16 @@
 An engine that knows nothing of wsm writes CLEARING or UPDATING into its weights word and waits for
 CLEARED or NORMAL. The bridge compares what the words ask with what the group is, does what is missing,
 and answers by compare-exchange from exactly the value that it answers; a value that changed meanwhile
-is the next command. It looks at levels, and remembers only since when it sees a disagreement, so that a
-bridge that died is replaced by a new one that looks. Runs beside the owner of the group, once per group.
+is the next command. It looks at levels, and remembers only since when it sees a disagreement and when to
+try again, so that a bridge that died is replaced by a new one that looks. Runs beside the owner of the
+group, once per group.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import final
@@ -20,16 +21,18 @@ from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.config import EngineWordsConfig
 from wsm.controller.controller import Controller
+from wsm.controller.errors import CommandWithdrawnError
 from wsm.errors import WsmError
-from wsm.signals.errors import EngineWordMissingError
+from wsm.signals.errors import EngineWordMissingError, RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.vocabulary import KVState, WeightState
 
 #: Seconds between two looks. The words know no futex, so somebody has to look.
 POLL_S = 0.002
 
-#: Seconds before a command that failed without an answer is tried again.
+#: Seconds before what failed without an answer is tried again: doubled every time, up to the longest.
 RETRY_S = 0.5
+LONGEST_RETRY_S = 30.0
 
 _KINDS = {
     "weights": EngineWordKind.WEIGHTS,
@@ -72,7 +75,9 @@ class EngineBridge:
         self._clock = clock or SystemClock()
         self._directory = directory
         self._words: dict[tuple[EngineWordKind, str], EngineWord] = {}
-        self._disagree_since_ns: int | None = None
+        self._conflict: tuple[list[int], int] | None = None
+        self._retry_s = 0.0
+        self._retry_at_ns = 0
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._log = log.logger("engine_bridge")
@@ -89,14 +94,14 @@ class EngineBridge:
         weights = self._of_kind(EngineWordKind.WEIGHTS)
         asked = {word.read() for word in weights}
         if weights and len(weights) == len(self._config.suffixes):
-            if asked == {_CLEARING}:
-                self._obey(weights, _CLEARING, self._clear)
-            elif asked == {_UPDATING}:
-                self._obey(weights, _UPDATING, self._update)
+            if len(asked) == 1 and asked <= _BEFORE.keys():
+                self._conflict = None
+                self._obey(weights, *asked)
             elif asked & _BEFORE.keys():
                 self._wait_for_the_other_parts(weights)
             else:
-                self._disagree_since_ns = None
+                self._conflict = None
+                self._retry_s = 0.0
                 self._show_truth(weights)
         self._answer_caches()
 
@@ -119,14 +124,17 @@ class EngineBridge:
         self.close()
 
     def _run(self) -> None:
-        while not self._closing.wait(POLL_S):
-            self._turn_and_log()
+        pause_s = POLL_S
+        while not self._closing.wait(pause_s):
+            pause_s = POLL_S if self._turned() else min(max(pause_s * 2, RETRY_S), LONGEST_RETRY_S)
 
-    def _turn_and_log(self) -> None:
+    def _turned(self) -> bool:
         try:
             self.turn()
-        except WsmError as error:
+        except Exception as error:  # noqa: BLE001 - a bridge that ends leaves its engine waiting for ever
             self._log.error(log.COMMAND_FAILED, error=str(error))
+            return False
+        return True
 
     def _attach(self) -> None:
         """Attach to words that appeared; leave words that the engine created anew or removed."""
@@ -145,21 +153,26 @@ class EngineBridge:
     def _of_kind(self, kind: EngineWordKind) -> list[EngineWord]:
         return [word for (other, _), word in self._words.items() if other is kind]
 
-    def _obey(self, words: Iterable[EngineWord], asked: int, command: Callable[[], None]) -> None:
+    def _obey(self, words: list[EngineWord], asked: int) -> None:
         """Run the command that all parts ask for, then answer what the group is."""
-        self._disagree_since_ns = None
-        self._log.info(log.ENGINE_WORD_SEEN, asked=WeightState(asked).name)
+        if self._retry_s and self._clock.monotonic_ns() < self._retry_at_ns:
+            return
+        name = WeightState(asked).name
         succeeded = True
         try:
-            command()
+            self._command(words, asked)
+        except (RoleBusyError, CommandWithdrawnError):
+            return  # another command is under way, which may be the one that holds the words: look again
         except WsmError as error:
             succeeded = False
-            self._log.error(log.COMMAND_FAILED, asked=WeightState(asked).name, error=str(error))
+            self._log.error(log.COMMAND_FAILED, asked=name, error=str(error))
         answer = self._truth()
         # A group that serves its old version has not been updated: the word stays pending rather than lie.
         if answer is None or (asked == _UPDATING and answer == _NORMAL and not succeeded):
-            self._closing.wait(RETRY_S)
+            self._retry_s = min(max(self._retry_s * 2, RETRY_S), LONGEST_RETRY_S)
+            self._retry_at_ns = self._clock.monotonic_ns() + int(self._retry_s * 1e9)
             return
+        self._retry_s = 0.0
         for word in words:
             answered = word.compare_exchange(asked, answer)
             self._log.info(
@@ -169,28 +182,31 @@ class EngineBridge:
                 answered=answered,
             )
 
-    def _clear(self) -> None:
-        self._controller.clear(
-            deadline_s=self._config.deadline_s, wait_s=self._config.deadline_s, request_id="engine-clear"
-        )
+    def _command(self, words: list[EngineWord], asked: int) -> None:
+        """Do what is asked, if all words still ask it when it is this controller's turn."""
+        self._log.info(log.ENGINE_WORD_SEEN, asked=WeightState(asked).name)
+        begin, name = self._controller.begin_clear, "engine-clear"
+        if asked == _UPDATING:
+            begin, name = self._controller.begin_update, "engine-update"
+        begin(
+            deadline_s=self._config.deadline_s,
+            request_id=name,
+            still_wanted=lambda: {word.read() for word in words} == {asked},
+        ).result()
 
-    def _update(self) -> None:
-        self._controller.update(
-            deadline_s=self._config.deadline_s, wait_s=self._config.deadline_s, request_id="engine-update"
-        )
-
-    def _wait_for_the_other_parts(self, words: Iterable[EngineWord]) -> None:
+    def _wait_for_the_other_parts(self, words: list[EngineWord]) -> None:
         """Give the parts that asked their old value back when the others have not asked in time."""
-        now = self._clock.monotonic_ns()
-        if self._disagree_since_ns is None:
-            self._disagree_since_ns = now
-        if now - self._disagree_since_ns < self._config.deadline_s * 1e9:
+        now, values = self._clock.monotonic_ns(), [word.read() for word in words]
+        if self._conflict is None or self._conflict[0] != values:
+            self._conflict = values, now
+        if now - self._conflict[1] < self._config.deadline_s * 1e9:
             return
-        self._disagree_since_ns = None
-        values = {word.path.name: word.read() for word in words}
-        self._log.error(log.ENGINE_WORD_CONFLICT, words=values)
-        for word in words:
-            asked = word.read()
+        self._conflict = None
+        self._log.error(
+            log.ENGINE_WORD_CONFLICT,
+            words={word.path.name: value for word, value in zip(words, values, strict=True)},
+        )
+        for word, asked in zip(words, values, strict=True):
             if asked in _BEFORE:
                 word.compare_exchange(asked, _BEFORE[asked])
 
@@ -217,9 +233,5 @@ class EngineBridge:
 
     def _truth(self) -> int | None:
         """Return NORMAL or CLEARED if that is what every rank is, else None."""
-        status = self._controller.status()
-        if status.serving and status.over:
-            return _NORMAL
-        if status.over and status.state == WeightState.CLEARED.name:
-            return _CLEARED
-        return None
+        state = self._controller.status().engine_state
+        return int(state) if state in (WeightState.NORMAL, WeightState.CLEARED) else None

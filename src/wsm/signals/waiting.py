@@ -11,11 +11,11 @@ A futex compares 32 bits. Which half of a word changes with whatever somebody wa
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import functools
 import math
 import os
+import select
 import sys
 import threading
 import time
@@ -171,13 +171,21 @@ class Bell:
     ----------
     segment : Segment
         Close the bell before the segment.
+    seen : int or None
+        The command word that the loop has dealt with; another one that is there already rings at once. None
+        takes what is there.
+    on_ring : callable
+        Called in the bell's thread after each ring.
     """
 
     _PATIENCE_S = 0.25
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(
+        self, segment: Segment, *, seen: int | None = None, on_ring: Callable[[], object] = bool
+    ) -> None:
         self._segment = segment
-        self._seen = segment.words[segment.layout.command]
+        self._on_ring = on_ring
+        self._seen = segment.words[segment.layout.command] if seen is None else seen
         self._closing = False
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._watch, name=f"wsm-bell-{segment.name}", daemon=True)
@@ -187,10 +195,20 @@ class Bell:
         """The descriptor; it stays the same."""
         return self._fd
 
-    def clear(self) -> None:
-        """Make the descriptor unreadable. Clear first and read the word after, so that no ring is lost."""
-        with contextlib.suppress(BlockingIOError):
+    def is_ringing(self) -> bool:
+        """Whether the descriptor is readable now."""
+        return bool(select.select([self._fd], [], [], 0)[0])
+
+    def clear(self) -> bool:
+        """Make the descriptor unreadable; return whether it was readable.
+
+        Clear first and read the word after, so that no ring is lost.
+        """
+        try:
             os.eventfd_read(self._fd)
+        except BlockingIOError:
+            return False
+        return True
 
     def close(self) -> None:
         """End the thread and close the descriptor. Does nothing the second time."""
@@ -217,6 +235,7 @@ class Bell:
                     changed = told_of_replacement = True
                 if changed and not self._closing:
                     os.eventfd_write(self._fd, 1)
+                    self._on_ring()
         except (SegmentClosedError, ValueError):
             if not self._segment.is_closed:
                 raise

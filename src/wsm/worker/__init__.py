@@ -7,6 +7,9 @@ module              responsible for
 :mod:`.driver`      the slow path: look at the words, do one thing, tell the protocol what came of it
 :mod:`.patience`    how long a rank waits, for whom, and what it says when that was too long
 :mod:`.execution`   one command on this rank: legality, plan, state machines, undo; knows no words
+:mod:`.execution_factory`  from a command's word and arguments to its execution
+:mod:`.pause`       how long a rank could not serve
+:mod:`.reporting`   what a rank writes into its payload slots
 :mod:`.permit`      the permit of one step, without which nothing may be computed with the weights
 :mod:`.group_words` this rank's view of the segment: read a View, write a word, wait
 :mod:`.attaching`   from a configuration to a registered slot in the right segment

@@ -13,6 +13,7 @@ from wsm.config import ConfigurationError, WsmConfig
 from wsm.group_segment import own_group
 from wsm.signals.errors import SegmentMissingError, SegmentOwnedError, SegmentReplacedError
 from wsm.signals.liveness import Registration, register
+from wsm.signals.ownership import OWNER_BYTE
 from wsm.signals.segment import Segment
 from wsm.worker.errors import WaitExpiredError
 
@@ -38,8 +39,10 @@ class Attachment:
         self._registration = registration
         self._turns = 0
 
-    def check(self, sequence: int) -> None:
+    def check(self, sequence: int, *, now: bool = False) -> None:
         """Notice on idle turns that the segment was created anew: what is stored in it reaches nobody.
+
+        Looks every few hundred turns, or `now`.
 
         Raises
         ------
@@ -47,17 +50,24 @@ class Attachment:
             If it was, and no command (`sequence` 0) is at hand; the process should attach anew.
         """
         self._turns += 1
-        if sequence or self._turns % _TURNS_BETWEEN_CHECKS:
+        if sequence or (self._turns % _TURNS_BETWEEN_CHECKS and not now):
             return
         if self.segment.inode_changed():
             raise SegmentReplacedError(path=str(self.segment.path))
 
     def close(self) -> None:
         """Leave the slot and the segment; the owner removes it. Idempotent."""
+        self._leave(remove=self.segment.is_owner)
+
+    def abandon(self) -> None:
+        """Leave before having joined: what was made here is removed, what others live in is left to them."""
+        self._leave(remove=self.segment.is_owner and not self.segment.adopted)
+
+    def _leave(self, *, remove: bool) -> None:
         if self.segment.is_closed:
             return
         self._registration.release()
-        if self.segment.is_owner:
+        if remove:
             self.segment.unlink()
         self.segment.close()
 
@@ -106,15 +116,21 @@ def attach_rank(config: WsmConfig, rank: int, directory: str | Path | None = Non
 
 
 def _find(config: WsmConfig, rank: int, directory: str | Path | None) -> Segment | None:
-    """Return the group's segment; None if it is missing, of another run, or not begun yet."""
+    """Return the group's segment; None if it is missing, of another run, ownerless or not begun yet."""
     if rank == 0:
         try:
-            return own_group(config, directory=directory)
+            segment = own_group(config, directory=directory)
         except SegmentOwnedError:
             pass
+        else:
+            return _of_this_run(config, segment)
     try:
         segment = Segment.attach(config.name, world_size=config.ranks, directory=directory)
     except SegmentMissingError:
+        return None
+    if segment.lock_file.holder(OWNER_BYTE) is None:
+        # What a dead run left: whoever stands in it keeps the new owner from creating it anew.
+        segment.close()
         return None
     if segment.configuration_digest != config.group_digest():
         segment.close()
@@ -123,6 +139,11 @@ def _find(config: WsmConfig, rank: int, directory: str | Path | None) -> Segment
             problem=f"rank {rank} was told something else about the group than the owner of its segment",
             fix="give all ranks and the supervisor the same name, ranks, communicators, strategy and options",
         )
+    return _of_this_run(config, segment)
+
+
+def _of_this_run(config: WsmConfig, segment: Segment) -> Segment | None:
+    """Return the segment, unless ranks of an earlier run still live in it or its owner has not begun."""
     other_run = bool(config.run_id) and segment.run_id != config.run_id
     if other_run or segment.words[segment.layout.command] == 0:
         segment.close()

@@ -11,39 +11,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from wsm.actions.base import ActionContext
-from wsm.actions.sequence import Plans
-from wsm.actions.surfaces import Runner
 from wsm.clock import Clock
-from wsm.command import ARGUMENTS_KIND, CommandArguments
-from wsm.config import Deadlines
 from wsm.errors import InternalError
 from wsm.protocol import rank as protocol
+from wsm.protocol.phases import may_step
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.protocol.view import View
 from wsm.protocol.votes import never_ready
-from wsm.report import MAX_REPORT_BYTES, FailureReport, RankReport
+from wsm.report import FailureReport
 from wsm.signals.word import Operation, StatusCode, StepKind, StepWord
 from wsm.states.machine import LifeCycle
 from wsm.worker.errors import (
     CommandAbortedError,
-    CommandIllegalError,
     NotServingError,
     PeerNeverReadyError,
-    StepBrokenError,
+    TeardownFailedError,
 )
-from wsm.worker.execution import Execution, Load, Request
+from wsm.worker.execution import Execution
+from wsm.worker.execution_factory import ExecutionFactory
 from wsm.worker.group_words import GroupWords
 from wsm.worker.patience import Patience
+from wsm.worker.pause import Pause
 from wsm.worker.recording import Recorder
+from wsm.worker.reporting import Reporter
 
 #: How long one turn waits at most when there is nothing to do, in seconds.
 IDLE_WAIT_S = 0.001
 
 #: Looks at the words within one turn while nothing but words was written; more only in a broken protocol.
 _LOOKS_PER_TURN = 16
-
-_REQUESTS = {Operation.CLEAR: Request.CLEAR, Operation.UPDATE: Request.UPDATE}
 
 
 class RankDriver:
@@ -53,16 +49,16 @@ class RankDriver:
     ----------
     words : GroupWords
         The segment, seen by this rank.
-    runner : Runner
-        The engine's surfaces.
-    plans : Plans
-        Of this engine.
-    load : callable
-        What a load action loads with.
-    deadlines : Deadlines
+    life : LifeCycle
+        This rank's state machines.
+    executions : ExecutionFactory
+        Makes the work of a command.
+    reporter : Reporter
+        This rank's payload slots.
+    patience : Patience
         For this rank's waits.
     clock : Clock
-        For deadlines and seconds.
+        For times in records and receipts.
     recorder : Recorder
         Journal and log.
 
@@ -80,25 +76,25 @@ class RankDriver:
         self,
         *,
         words: GroupWords,
-        runner: Runner,
-        plans: Plans,
-        load: Load,
-        deadlines: Deadlines,
+        life: LifeCycle,
+        executions: ExecutionFactory,
+        reporter: Reporter,
+        patience: Patience,
         clock: Clock,
         recorder: Recorder,
     ) -> None:
-        self.life = LifeCycle()
+        self.life = life
         self.state = RankState(rank=words.rank, epoch=0)
         self.version: int | None = None
         self._words = words
-        self._runner = runner
-        self._plans = plans
-        self._load = load
-        self._patience = Patience(deadlines, clock, runner.requests)
+        self._executions = executions
+        self._reporter = reporter
+        self._patience = patience
         self._clock = clock
         self._recorder = recorder
+        self._pause = Pause(clock)
         self._execution: Execution | None = None
-        self._served_until_ns: int | None = None
+        self._may_enter = False
         self._work: dict[Todo, Callable[[View], None]] = {
             Todo.REJOIN: self._rejoin,
             Todo.BEGIN: self._begin,
@@ -118,16 +114,19 @@ class RankDriver:
         Waits at most 1 ms, and only if there is nothing to do until a word changes.
         """
         self._words.beat()
+        todo = self._next()
+        self._may_enter = todo is not Todo.WAIT
+        return todo
+
+    def _next(self) -> Todo:
         for _ in range(_LOOKS_PER_TURN):
             watches = self._words.watches()
             view = self._words.view()
             move = protocol.advance(self.state, view)
             self._take(move)
-            todo = move.todo
+            todo = self._drain(view) if move.todo is Todo.DRAIN else move.todo
             if todo in (Todo.SERVE, Todo.JOIN):
                 return todo
-            if todo is Todo.DRAIN:
-                return self._drain()
             if todo is Todo.WAIT:
                 self._expire(view)
                 self._words.wait(watches, IDLE_WAIT_S)
@@ -141,11 +140,7 @@ class RankDriver:
         """Enter the epoch that the command word names; this rank holds nothing in it."""
         view, rank = self._words.view(), self._words.rank
         move = protocol.join(rank, view.command, view.steps[rank], view.statuses[rank])
-        # The controller compares it: ranks with other plans would wait for each other in other collectives.
-        plans = "\n".join(f"{plan.name}: {' '.join(plan.names())}" for plan in self._plans)
-        self._words.segment.report(rank).write(
-            move.state.epoch, 0, StatusCode.ATTACHED, plans.encode()[:MAX_REPORT_BYTES]
-        )
+        self._reporter.attached(move.state.epoch)
         self._take(move)
 
     def enter_step(self) -> tuple[int, int]:
@@ -157,12 +152,18 @@ class RankDriver:
             If this rank may not step now.
         """
         state = self.state
+        if state.broken:
+            raise NotServingError(rank=state.rank, why=f"step {state.step} raised")
         if not self.life.serving or self.version is None or state.accepted or not state.holds:
             why = f"weights {self.life.weights.name}, KV cache {self.life.kv.name}, {state.phase.value}"
             raise NotServingError(rank=state.rank, why=why)
-        if state.broken:
-            raise NotServingError(rank=state.rank, why=f"step {state.step} raised")
+        if not self._may_enter:
+            # A rank that stands for a command and steps all the same would step beside ranks that accept it.
+            raise NotServingError(
+                rank=state.rank, why=f"the last poll() did not say so ({state.phase.value})"
+            )
         move = protocol.entered(state)
+        self._may_enter = False
         self._take(move)
         return StepWord(state.epoch, state.done, StepKind.RUNNING, move.state.step).pack(), self.version
 
@@ -174,6 +175,8 @@ class RankDriver:
         """Store BROKEN: the step raised, so nobody knows which of its collectives were run."""
         self._take(protocol.broke(self.state))
         self._recorder.step_broken(self.state.epoch, self.state.step, error)
+        if self.state.phase is not Phase.IDLE and protocol.may_fail(self.state):
+            self._fail("step", error)
 
     def _take(self, move: Move) -> None:
         if move.state.phase is not self.state.phase:
@@ -188,72 +191,41 @@ class RankDriver:
         return replace(self.state, weights=int(self.life.weights), kv=int(self.life.kv))
 
     def _rejoin(self, _view: View) -> None:
-        """A new epoch has begun: whatever this rank held belonged to the old one."""
+        """A new epoch has begun: whatever this rank held belonged to the old one, and is given back first.
+
+        Raises
+        ------
+        TeardownFailedError
+            If it could not be given back: nobody may take this rank for an empty one.
+        """
         state = self.state
+        execution = self._executions.ending(state)
+        while (released := execution.drop()) is None:
+            self._words.beat()
+        if not released:
+            raise TeardownFailedError(rank=state.rank, epoch=state.epoch)
         for record in self.life.lose(
             at_ns=self._clock.monotonic_ns(), epoch=state.epoch, sequence=state.sequence
         ):
             self._recorder.transition(record)
-        self._runner.weights.release()
         self.version = self._execution = None
         self.join()
 
     def _begin(self, view: View) -> None:
         state = self.state
-        data = self._words.segment.arguments(state.sequence).read(state.epoch, state.sequence, ARGUMENTS_KIND)
+        data = self._executions.arguments_of(state)
         if data is None:
             self._expire(view)
+            self._words.wait([], IDLE_WAIT_S)
             return
         self._recorder.command_seen(state.epoch, state.sequence, state.operation.name)
         try:
-            collective = self._execution_for(data).begin()
+            self._execution = self._executions.commanded(state, data)
+            collective = self._execution.begin()
         except Exception as error:  # noqa: BLE001 - whatever it is: the command is refused, with its cause
             self._fail("begin", error, refuse=True)
             return
         self._take(protocol.began(self._shown(), collective))
-
-    def _execution_for(self, data: bytes) -> Execution:
-        state = self.state
-        arguments = CommandArguments.from_bytes(data)
-        request = _REQUESTS.get(state.operation)
-        if state.broken:
-            raise StepBrokenError(rank=state.rank, step=state.step)
-        if request is None:
-            raise CommandIllegalError(
-                rank=state.rank,
-                command=state.operation.name,
-                weights=self.life.weights.name,
-                kv=self.life.kv.name,
-                why="this worker cannot stage weights beside the ones it serves",
-            )
-        return self._execution_of(request, arguments)
-
-    def _execution_of(self, request: Request, arguments: CommandArguments) -> Execution:
-        state = self.state
-        context = ActionContext(
-            runner=self._runner,
-            rank=state.rank,
-            world_size=len(self._words.steps),
-            epoch=state.epoch,
-            sequence=state.sequence,
-            version=arguments.version,
-            in_flight=arguments.in_flight,
-            kv_policy=arguments.kv_policy,
-            from_normal=self.life.serving,
-            load=self._load,
-            progress=self._words.beat,
-            cancelled=lambda: self._words.view().command.operation.is_abort,
-        )
-        self._execution = Execution(
-            request,
-            arguments,
-            plans=self._plans,
-            life=self.life,
-            context=context,
-            clock=self._clock,
-            recorder=self._recorder,
-        )
-        return self._execution
 
     @property
     def _at_work(self) -> Execution:
@@ -261,23 +233,23 @@ class RankDriver:
             raise InternalError(f"rank {self.state.rank} has no command at hand in {self.state.phase.value}")
         return self._execution
 
-    def _drain(self) -> Todo:
+    def _drain(self, view: View) -> Todo:
         """Serve on until the in-flight policy is satisfied, then park."""
         try:
             settled = self._at_work.drained()
         except Exception as error:  # noqa: BLE001 - whatever the scheduler raises fails the command
             self._fail("drain", error)
-            return Todo.WAIT
+            return Todo.LOOK
         if settled:
             self._take(protocol.drained(self._shown()))
-            return Todo.WAIT
-        self._expire(self._words.view())
-        serves = self.state.phase is Phase.DRAINING and self.state.holds and not self.state.broken
+            return Todo.LOOK
+        self._expire(view)
+        serves = self.state.phase is Phase.DRAINING and may_step(self.state, view)
         return Todo.SERVE if serves else Todo.WAIT
 
     def _accept(self, _view: View) -> None:
         if self.life.serving:
-            self._served_until_ns = self._clock.monotonic_ns()
+            self._pause.begin()
         try:
             self._at_work.accept()
         except Exception as error:  # noqa: BLE001 - an illegal transition is this command's failure
@@ -290,12 +262,17 @@ class RankDriver:
         try:
             execution.run(index)
         except Exception as error:  # noqa: BLE001 - whatever an action raises fails the command
-            # The words are read again: an action that was told to stop read them later than this turn did.
-            aborted = self._words.view().command.operation.is_abort
-            cause = CommandAbortedError(rank=self.state.rank, action=execution.doing) if aborted else error
-            self._fail(execution.doing, cause)
+            self._fail(execution.doing, self._cause_of(error, execution.doing))
             return
         self._take(protocol.action_finished(self._shown(), touched=execution.touched))
+
+    def _cause_of(self, error: Exception, action: str) -> Exception:
+        """Tell an action that failed from one that was stopped because the group had decided so already."""
+        if not self._words.called_off(self.state.epoch):
+            return error
+        stopped = CommandAbortedError(rank=self.state.rank, action=action)
+        stopped.__cause__ = error
+        return stopped
 
     def _forsaken(self, view: View) -> None:
         action = self._at_work.plan.actions[self.state.action].name
@@ -309,7 +286,7 @@ class RankDriver:
             done = StatusCode.DONE_CLEARED
             self.version = None
         report = self._at_work.finish()
-        self._report(done, report)
+        self._reporter.reached(self.state, done, report)
         self._take(protocol.finished(self._shown()))
         if done is StatusCode.DONE_CLEARED:
             self._execution = None
@@ -319,8 +296,8 @@ class RankDriver:
         execution.commit()
         report = execution.report()
         self.version = report.version
-        self._report(StatusCode.DONE_COMMITTED, replace(report, pause_s=self._pause_s()))
-        self._served_until_ns = None
+        report = replace(report, pause_s=self._pause.end())
+        self._reporter.reached(self.state, StatusCode.DONE_COMMITTED, report)
         self._execution = None
         self._take(protocol.committed(self._shown()))
         if self.version is not None:
@@ -333,39 +310,25 @@ class RankDriver:
     def _settle(self, _view: View) -> None:
         """Bring an aborted command to the end that the group has found."""
         dropping = self.state.touched
-        execution = self._execution or self._nothing_began()
+        execution = self._execution = self._execution or self._executions.ending(self.state)
         done = execution.drop() if dropping else execution.keep()
         if done is None:
             return
-        code = StatusCode.DONE_FAULTED if not done else StatusCode.DONE_CLEARED
-        if done and not dropping:
-            code = StatusCode.DONE_KEPT
-            self._served_until_ns = None if self.life.serving else self._served_until_ns
+        if self.life.serving:
+            self._pause.end()
         else:
             self.version = None
+        ended = StatusCode.DONE_CLEARED if dropping else StatusCode.DONE_KEPT
+        code = ended if done else StatusCode.DONE_FAULTED
         self._execution = None
         self._take(protocol.settled(self._shown(), code))
-
-    def _nothing_began(self) -> Execution:
-        """Return the work of a command that was aborted before this rank saw what it asked for."""
-        return self._execution_of(Request.CLEAR, CommandArguments(request_id="aborted before it was seen"))
-
-    def _pause_s(self) -> float:
-        if self._served_until_ns is None:
-            return 0.0
-        return (self._clock.monotonic_ns() - self._served_until_ns) / 1e9
-
-    def _report(self, code: StatusCode, report: RankReport) -> None:
-        state = self.state
-        slot = self._words.segment.report(state.rank)
-        slot.write(state.epoch, state.sequence, code, report.to_bytes())
 
     def _fail(self, doing: str, error: BaseException, *, refuse: bool = False) -> None:
         """Report why, then say FAILED or REFUSED; the group's decision leads out."""
         state = self.state
         code = StatusCode.REFUSED if refuse else StatusCode.FAILED
         failure = FailureReport.of(state.rank, doing, error)
-        self._words.segment.error(state.rank).write(state.epoch, state.sequence, code, failure.to_bytes())
+        self._reporter.failed(state, code, failure)
         self._recorder.command_failed(state.epoch, state.sequence, failure)
         if refuse:
             self._take(protocol.refused(self._shown()))

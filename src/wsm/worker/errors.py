@@ -91,3 +91,15 @@ class StepBrokenError(GroupError):
             rank=rank,
             step=step,
         )
+
+
+class TeardownFailedError(GroupError):
+    """A new epoch has begun, and this rank could not give back what it held in the old one."""
+
+    def __init__(self, *, rank: int, epoch: int) -> None:
+        super().__init__(
+            f"rank {rank} could not give back what it held in epoch {epoch}; "
+            "end this process and start another in its place, its journal names the action",
+            rank=rank,
+            epoch=epoch,
+        )

@@ -47,6 +47,11 @@ class GroupWords:
             CommittedWord.unpack(words[self.committed]),
         )
 
+    def called_off(self, epoch: int) -> bool:
+        """Whether the command of `epoch` is to be stopped: the group has decided against it, or ended."""
+        command = CommandWord.unpack(self.words[self.command])
+        return command.operation.is_abort or command.epoch != epoch
+
     def watches(self) -> list[Watch]:
         """Say what the words are now, for a later :meth:`wait`; to be taken before the view is read."""
         words = self.words

@@ -12,6 +12,7 @@ where ranks follow each other), ``step()`` one store. Whatever differs from the 
 from __future__ import annotations
 
 import enum
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
 
@@ -23,14 +24,18 @@ from wsm.config import WsmConfig, load_config
 from wsm.protocol.rank_state import Phase, Todo
 from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
+from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.worker.attaching import attach_rank
 from wsm.worker.driver import RankDriver
 from wsm.worker.execution import Load
+from wsm.worker.execution_factory import ExecutionFactory
 from wsm.worker.group_words import GroupWords
 from wsm.worker.loading import load_function
+from wsm.worker.patience import Patience
 from wsm.worker.permit import StepPermit
 from wsm.worker.recording import Recorder
+from wsm.worker.reporting import Reporter
 
 #: A command word that no controller ever writes: nothing is quiet.
 _NEVER = -1
@@ -100,18 +105,35 @@ class Worker:
             runner, shut_down_groups=config.shut_down_groups, deadlines=config.deadlines.action_s
         )
         plans = derive_plans(options)
-        self._recorder = Recorder(rank=rank, clock=clock, directory=config.journal_directory)
-        self._attachment = attach_rank(config, rank, directory)
-        words = GroupWords(self._attachment.segment, rank)
-        self._driver = RankDriver(
-            words=words,
-            runner=runner,
-            plans=plans,
-            load=load or load_function(config),
-            deadlines=config.deadlines,
-            clock=clock,
-            recorder=self._recorder,
-        )
+        with ExitStack() as undo:
+            recorder = Recorder(rank=rank, clock=clock, directory=config.journal_directory)
+            undo.callback(recorder.close)
+            attachment = attach_rank(config, rank, directory)
+            undo.callback(attachment.abandon)
+            words = GroupWords(attachment.segment, rank)
+            life = LifeCycle()
+            driver = RankDriver(
+                words=words,
+                life=life,
+                executions=ExecutionFactory(
+                    words=words,
+                    runner=runner,
+                    plans=plans,
+                    load=load or load_function(config),
+                    life=life,
+                    clock=clock,
+                    recorder=recorder,
+                ),
+                reporter=Reporter(attachment.segment, rank, plans),
+                patience=Patience(config.deadlines, clock, runner.requests),
+                clock=clock,
+                recorder=recorder,
+            )
+            driver.join()
+            undo.pop_all()
+        self._recorder = recorder
+        self._attachment = attachment
+        self._driver = driver
         self._words = words
         self._rank = rank
         self._bell: Bell | None = None
@@ -121,7 +143,6 @@ class Worker:
         self._followed = words.peer_steps if config.follow else ()
         self._quiet = _NEVER
         self._permit = StepPermit(rank, words.words, words.step, self._open_step_slowly, self._break_step)
-        self._driver.join()
 
     @classmethod
     def from_config(cls, path: str | Path, runner: Runner, *, rank: int, **options: Any) -> Worker:
@@ -211,17 +232,19 @@ class Worker:
             Whether a word of the group changed. Entering a step wakes nobody, so a rank that follows
             others should poll every millisecond or so.
         """
+        watches = self._words.watches()  # first: a command that arrives now must not be taken for an old one
         if self._memory[self._command] != self._quiet:
             return True
-        return self._words.wait(self._words.watches(), timeout_s)
+        return self._words.wait(watches, timeout_s)
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when a command arrives, for selectors, asyncio and ZMQ.
 
         Wait on it only while ``poll()`` returns SERVE and there is no work; ``poll()`` makes it quiet again.
+        It tells of commands, not of peers: a rank that follows others waits in short turns (:meth:`wait`).
         """
         if self._bell is None:
-            self._bell = Bell(self._words.segment)
+            self._bell = Bell(self._words.segment, seen=self._quiet, on_ring=self._rung)
         return self._bell.fileno()
 
     def close(self) -> None:
@@ -241,25 +264,32 @@ class Worker:
 
     def _turn(self) -> Turn:
         """Leave the quiet path; find out whether it may be taken again."""
+        rang = self._bell is not None and self._bell.clear()
         self._leave_quiet_path()
         seen = self._memory[self._command]
         todo = self._driver.turn()
         if todo is Todo.SERVE and self._driver.state.phase is Phase.IDLE:
             self._quiet = seen
-        elif todo is Todo.WAIT:
-            self._attachment.check(self._driver.state.sequence)
+            if self._bell is not None and self._bell.is_ringing():
+                self._quiet = _NEVER
+        if rang or todo is Todo.WAIT:
+            self._attachment.check(self._driver.state.sequence, now=rang)
         return _TURNS.get(todo, HOLD)
 
+    def _rung(self) -> None:
+        """Let the next poll() look, and silence the bell; called by the bell's thread after it rang."""
+        self._quiet = _NEVER
+
     def _leave_quiet_path(self) -> None:
-        if self._bell is not None:
-            self._bell.clear()
         self._quiet = _NEVER
         step = self._permit.end_simple_steps()
         if step is not None:
             self._driver.stepped_to(step)
 
     def _open_step_slowly(self) -> tuple[int, int, bool]:
-        self._permit.end_simple_steps()
+        step = self._permit.end_simple_steps()
+        if step is not None:
+            self._driver.stepped_to(step)
         word, version = self._driver.enter_step()
         return word, version, self._quiet != _NEVER
 

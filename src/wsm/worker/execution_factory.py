@@ -1,0 +1,118 @@
+"""From a command's words and arguments to the work that it means on this rank.
+
+Refuses what this rank cannot even begin. Knows where arguments stand, and runs nothing.
+"""
+
+from __future__ import annotations
+
+from wsm.actions.base import ActionContext
+from wsm.actions.sequence import Plans
+from wsm.actions.surfaces import Runner
+from wsm.clock import Clock
+from wsm.command import ARGUMENTS_KIND, CommandArguments
+from wsm.protocol.rank_state import RankState
+from wsm.signals.word import Operation
+from wsm.states.machine import LifeCycle
+from wsm.worker.errors import CommandIllegalError, StepBrokenError
+from wsm.worker.execution import Execution, Load, Request
+from wsm.worker.group_words import GroupWords
+from wsm.worker.recording import Recorder
+
+_REQUESTS = {Operation.CLEAR: Request.CLEAR, Operation.UPDATE: Request.UPDATE}
+
+
+class ExecutionFactory:
+    """Makes the executions of one rank.
+
+    Parameters
+    ----------
+    words : GroupWords
+        The segment, seen by this rank.
+    runner : Runner
+        The engine's surfaces.
+    plans : Plans
+        Of this engine.
+    load : callable
+        What a load action loads with.
+    life : LifeCycle
+        This rank's state machines.
+    clock : Clock
+        For the seconds in reports.
+    recorder : Recorder
+        Journal and log.
+    """
+
+    def __init__(
+        self,
+        *,
+        words: GroupWords,
+        runner: Runner,
+        plans: Plans,
+        load: Load,
+        life: LifeCycle,
+        clock: Clock,
+        recorder: Recorder,
+    ) -> None:
+        self._words = words
+        self._runner = runner
+        self._plans = plans
+        self._load = load
+        self._life = life
+        self._clock = clock
+        self._recorder = recorder
+
+    def arguments_of(self, state: RankState) -> bytes | None:
+        """Read the arguments of the command at hand; None if they cannot be read (yet)."""
+        slot = self._words.segment.arguments(state.sequence)
+        return slot.read(state.epoch, state.sequence, ARGUMENTS_KIND)
+
+    def commanded(self, state: RankState, data: bytes) -> Execution:
+        """Make the work of the command at hand.
+
+        Raises
+        ------
+        wsm.command.CommandArgumentsError, StepBrokenError, CommandIllegalError
+            If this rank cannot begin it. Nothing was changed.
+        """
+        arguments = CommandArguments.from_bytes(data)
+        if state.broken:
+            raise StepBrokenError(rank=state.rank, step=state.step)
+        request = _REQUESTS.get(state.operation)
+        if request is None:
+            raise CommandIllegalError(
+                rank=state.rank,
+                command=state.operation.name,
+                weights=self._life.weights.name,
+                kv=self._life.kv.name,
+                why="this worker cannot stage weights beside the ones it serves",
+            )
+        return self._make(state, request, arguments)
+
+    def ending(self, state: RankState) -> Execution:
+        """Make what brings a rank to the group's outcome that had not begun: to keep, or to give back."""
+        return self._make(state, Request.CLEAR, CommandArguments(request_id="ended before it had begun"))
+
+    def _make(self, state: RankState, request: Request, arguments: CommandArguments) -> Execution:
+        context = ActionContext(
+            runner=self._runner,
+            rank=state.rank,
+            world_size=len(self._words.steps),
+            epoch=state.epoch,
+            sequence=state.sequence,
+            version=arguments.version,
+            in_flight=arguments.in_flight,
+            kv_policy=arguments.kv_policy,
+            from_normal=self._life.serving,
+            load=self._load,
+            progress=self._words.beat,
+            cancelled=lambda: self._words.called_off(state.epoch),
+        )
+        return Execution(
+            request,
+            arguments,
+            plans=self._plans,
+            life=self._life,
+            context=context,
+            clock=self._clock,
+            recorder=self._recorder,
+        )
