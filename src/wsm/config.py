@@ -19,7 +19,6 @@ import yaml
 
 from wsm.errors import BadInputError
 
-
 #: FastDeploy's words, as the option ``answers`` names them.
 ENGINE_WORDS = ("weights", "kv_cache", "prefix_tree")
 

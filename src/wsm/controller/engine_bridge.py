@@ -42,6 +42,9 @@ _KINDS = {
 _NORMAL, _CLEARED = int(WeightState.NORMAL), int(WeightState.CLEARED)
 _CLEARING, _UPDATING = int(WeightState.CLEARING), int(WeightState.UPDATING)
 
+#: What an engine that asked waits for.
+_DONE = {_CLEARING: _CLEARED, _UPDATING: _NORMAL}
+
 #: What a part that asked gets back when the other parts never asked.
 _BEFORE = {_CLEARING: _NORMAL, _UPDATING: _CLEARED}
 
@@ -157,18 +160,16 @@ class EngineBridge:
         """Run the command that all parts ask for, then answer what the group is."""
         if self._retry_s and self._clock.monotonic_ns() < self._retry_at_ns:
             return
-        name = WeightState(asked).name
-        succeeded = True
+        answer: int | None = _DONE[asked]
         try:
             self._command(words, asked)
         except (RoleBusyError, CommandWithdrawnError):
             return  # another command is under way, which may be the one that holds the words: look again
         except WsmError as error:
-            succeeded = False
-            self._log.error(log.COMMAND_FAILED, asked=name, error=str(error))
-        answer = self._truth()
-        # A group that serves its old version has not been updated: the word stays pending rather than lie.
-        if answer is None or (asked == _UPDATING and answer == _NORMAL and not succeeded):
+            self._log.error(log.COMMAND_FAILED, asked=WeightState(asked).name, error=str(error))
+            # A group that serves its old version has not been updated: the word stays pending rather than lie.
+            answer = None if self._truth() == _DONE[asked] else self._truth()
+        if answer is None:
             self._retry_s = min(max(self._retry_s * 2, RETRY_S), LONGEST_RETRY_S)
             self._retry_at_ns = self._clock.monotonic_ns() + int(self._retry_s * 1e9)
             return
@@ -184,15 +185,16 @@ class EngineBridge:
 
     def _command(self, words: list[EngineWord], asked: int) -> None:
         """Do what is asked, if all words still ask it when it is this controller's turn."""
-        self._log.info(log.ENGINE_WORD_SEEN, asked=WeightState(asked).name)
         begin, name = self._controller.begin_clear, "engine-clear"
         if asked == _UPDATING:
             begin, name = self._controller.begin_update, "engine-update"
-        begin(
+        pending = begin(
             deadline_s=self._config.deadline_s,
             request_id=name,
             still_wanted=lambda: {word.read() for word in words} == {asked},
-        ).result()
+        )
+        self._log.info(log.ENGINE_WORD_SEEN, asked=WeightState(asked).name)
+        pending.result()
 
     def _wait_for_the_other_parts(self, words: list[EngineWord]) -> None:
         """Give the parts that asked their old value back when the others have not asked in time."""
