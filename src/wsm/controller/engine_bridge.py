@@ -167,8 +167,9 @@ class EngineBridge:
             return  # another command is under way, which may be the one that holds the words: look again
         except WsmError as error:
             self._log.error(log.COMMAND_FAILED, asked=WeightState(asked).name, error=str(error))
-            # A group that serves its old version has not been updated: the word stays pending rather than lie.
-            answer = None if self._truth() == _DONE[asked] else self._truth()
+            truth = self._truth()
+            # A group that serves its old version has not been updated: the word stays pending, and does not lie.
+            answer = None if (asked, truth) == (_UPDATING, _NORMAL) else truth
         if answer is None:
             self._retry_s = min(max(self._retry_s * 2, RETRY_S), LONGEST_RETRY_S)
             self._retry_at_ns = self._clock.monotonic_ns() + int(self._retry_s * 1e9)
