@@ -168,7 +168,7 @@ class EngineBridge:
         except WsmError as error:
             self._log.error(log.COMMAND_FAILED, asked=WeightState(asked).name, error=str(error))
             truth = self._truth()
-            # A group that serves its old version has not been updated: the word stays pending, and does not lie.
+            # A group that serves its old version has not been updated: the word stays pending.
             answer = None if (asked, truth) == (_UPDATING, _NORMAL) else truth
         if answer is None:
             self._retry_s = min(max(self._retry_s * 2, RETRY_S), LONGEST_RETRY_S)
