@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import click.testing
 import pytest
 
+from wsm import log
 from wsm.cli.main import run
 
 # Processes that tests start import the same modules; they have no pytest to find them.
@@ -31,15 +33,19 @@ def group(tmp_path: Path) -> Iterator[LivingGroup]:
 
 
 @pytest.fixture
-def wsm() -> Run:
-    """Run a command line in this process: ``wsm("status", name)``."""
+def wsm() -> Iterator[Run]:
+    """Run a command line in this process: ``wsm("status", name)``; what it did to the log is undone."""
+    root = logging.getLogger(log.ROOT)
+    before = (root.handlers[:], root.propagate, root.level)
 
     def run_here(*arguments: object) -> Ended:
         with click.testing.CliRunner().isolation() as (out, err, _):
             code = run([str(argument) for argument in arguments])
         return Ended(code, out.getvalue().decode(), err.getvalue().decode())
 
-    return run_here
+    yield run_here
+    root.handlers[:], root.propagate = before[:2]
+    root.setLevel(before[2])
 
 
 @pytest.fixture

@@ -10,6 +10,9 @@ import yaml
 from wsm.cli.errors import ForeignConfigurationError
 from wsm.config import WsmConfig, load_config
 
+#: What only a file of ``wsm rollout`` has on its top level.
+_ROLLOUT_SECTIONS = {"group", "model", "engine", "load", "seed"}
+
 
 def read_group_config(file: Path, group: str) -> WsmConfig:
     """Read the configuration of `group`.
@@ -29,23 +32,24 @@ def read_group_config(file: Path, group: str) -> WsmConfig:
     wsm.errors.BadInputError
         If it cannot be used.
     """
-    section = _rollout_section(file)
-    if section is None:
-        config = load_config(file)
-    else:
+    content = _mapping_in(file)
+    if _ROLLOUT_SECTIONS & content.keys():
         from wsm.rollout.config import load_rollout_config  # noqa: PLC0415 - only where such a file is given
 
-        config = load_rollout_config(file, name=None if "name" in section else group).group
+        section = content.get("group")
+        has_name = isinstance(section, dict) and "name" in section
+        config = load_rollout_config(file, name=None if has_name else group).group
+    else:
+        config = load_config(file)
     if config.name != group:
         raise ForeignConfigurationError(file=str(file), found=config.name, group=group)
     return config
 
 
-def _rollout_section(file: Path) -> dict[str, Any] | None:
-    """Return the section ``group``; None where there is none. A broken file is for its reader to refuse."""
+def _mapping_in(file: Path) -> dict[str, Any]:
+    """Return what the file holds; nothing if it is broken, which is for its reader to refuse."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return None
-    section = content.get("group") if isinstance(content, dict) else None
-    return section if isinstance(section, dict) else None
+        return {}
+    return content if isinstance(content, dict) else {}

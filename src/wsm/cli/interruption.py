@@ -80,9 +80,10 @@ def receipt_of(begin: Callable[[Callable[[], bool]], Pending], held_now: Callabl
     wish = Wish()
     begun: Future[Pending] = Future()
     # In a thread of its own: a signal must not hit between writing the command and having a hold on it.
-    threading.Thread(target=_begin, args=(begin, wish, begun), name="wsm-begin", daemon=True).start()
+    thread = threading.Thread(target=_begin, args=(begin, wish, begun), name="wsm-begin", daemon=True)
     with _signals_raise():
         try:
+            thread.start()
             return begun.result().result()
         except SignalReceived as received:
             nothing_was_asked = "interrupted; nothing was asked of the group"

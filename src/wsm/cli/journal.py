@@ -11,7 +11,7 @@ import click
 
 from wsm.cli.errors import ImpossibleHistoryError, JournalFileError
 from wsm.cli.failures import wrong_usage
-from wsm.cli.journal_text import day_of, entry_text
+from wsm.cli.journal_text import Story
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.errors import BadInputError
 from wsm.states.entry import JournalEntry, read_ndjson
@@ -63,7 +63,7 @@ def journal(
     for one in journals:
         if one.result.impossible is not None:
             raise ImpossibleHistoryError(file=str(one.path), entry=str(one.result.impossible))
-    click.echo(_conclusion(journals))
+    click.echo("\n".join(_conclusion(journals)))
 
 
 def _expanded(files: Iterable[Path]) -> list[Path]:
@@ -94,20 +94,15 @@ def _merged(journals: Iterable[_JournalFile]) -> Iterable[tuple[_JournalFile, in
 
 
 def _print(shown: Iterable[tuple[_JournalFile, int]]) -> None:
-    day = ""
+    story = Story()
     for one, index in shown:
-        entry = one.entries[index]
-        if day_of(entry) != day:
-            day = day_of(entry)
-            click.echo(day)
         impossible = one.result.impossible
-        click.echo(
-            entry_text(entry, mark="!" if impossible is not None and impossible.index == index else " ")
-        )
+        is_wrong = impossible is not None and impossible.index == index
+        click.echo(story.tell(one.entries[index], mark="!" if is_wrong else " "))
 
 
-def _conclusion(journals: Sequence[_JournalFile]) -> str:
+def _conclusion(journals: Sequence[_JournalFile]) -> list[str]:
     count = sum(one.result.entries for one in journals)
     states = {rank: joint for one in journals for rank, joint in one.result.states.items()}
-    ends = "; ".join(f"rank {rank} ends in {states[rank]}" for rank in sorted(states))
-    return f"{count} entries, all as the tables allow{f'; {ends}' if ends else ''}"
+    ends = [f"rank {rank} ends in {states[rank]}" for rank in sorted(states)]
+    return [f"{count} entries, all as the tables allow", *ends]

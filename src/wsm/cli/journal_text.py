@@ -1,4 +1,4 @@
-"""Journal entries for people: one line each, times in UTC, wrapped to 80 columns. Pure."""
+"""Journal entries for people: times in UTC, wrapped to 80 columns, nothing said twice. Pure."""
 
 from __future__ import annotations
 
@@ -11,49 +11,81 @@ from wsm.states import entry as kinds
 from wsm.states.entry import CONTROLLER, JournalEntry
 
 _COLUMNS = 80
-_MICROSECONDS = 1000
+_SECOND_NS = 1_000_000_000
+_AS_ABOVE = "as above"
 
 
-def entry_text(entry: JournalEntry, *, mark: str = " ") -> str:
-    """Return an entry as text of one or more lines.
+class Story:
+    """Tells entries in the order in which they are given, and a long cause or message once per command."""
 
-    Parameters
-    ----------
-    entry : JournalEntry
-        The entry.
-    mark : str
-        One character in front, for the entry that is wrong.
-    """
-    moment = dt.datetime.fromtimestamp(entry.wall_ns // 1_000_000_000, tz=dt.timezone.utc)
-    fraction = entry.wall_ns % 1_000_000_000 // _MICROSECONDS
-    who = "controller" if entry.rank == CONTROLLER else f"r{entry.rank}"
-    head = f"{mark} {moment:%H:%M:%S}.{fraction:06d} {who} e{entry.epoch} s{entry.sequence:<4} "
-    return textwrap.fill(
-        f"{head}{_what(entry)}",
-        _COLUMNS,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )
+    def __init__(self) -> None:
+        self._day = ""
+        self._told: dict[int, tuple[tuple[int, int], set[str]]] = {}
+
+    def tell(self, entry: JournalEntry, *, mark: str = " ") -> str:
+        """Return the next entry as text of one or more lines, under its date where that is a new one.
+
+        Parameters
+        ----------
+        entry : JournalEntry
+            The entry.
+        mark : str
+            One character in front, for the entry that is wrong.
+        """
+        day, time = _moment(entry.wall_ns)
+        who = "controller" if entry.rank == CONTROLLER else f"r{entry.rank}"
+        head = f"{mark} {time} {who} e{entry.epoch} s{entry.sequence:<4} "
+        text = textwrap.fill(
+            f"{head}{_what(entry.kind, self._shortened(entry))}",
+            _COLUMNS,
+            subsequent_indent=" " * len(head),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        is_new, self._day = day != self._day, day
+        return f"{day}\n{text}" if is_new else text
+
+    def _shortened(self, entry: JournalEntry) -> Mapping[str, Any]:
+        """Return the facts without what was told of this command on this rank before."""
+        command = (entry.epoch, entry.sequence)
+        if self._told.get(entry.rank, (None,))[0] != command:
+            self._told[entry.rank] = (command, set())
+        told = self._told[entry.rank][1]
+        facts = dict(entry.facts)
+        for name, instead in (("cause", ""), ("message", _AS_ABOVE)):
+            text = facts.get(name)
+            if not isinstance(text, str) or not text:
+                continue
+            if any(text == before or text.endswith(f": {before}") for before in told):
+                facts[name] = instead
+            told.add(text)
+        return facts
 
 
-def day_of(entry: JournalEntry) -> str:
-    """Return the UTC date of an entry."""
-    moment = dt.datetime.fromtimestamp(entry.wall_ns // 1_000_000_000, tz=dt.timezone.utc)
-    return f"{moment:%Y-%m-%d} UTC"
-
-
-def _what(entry: JournalEntry) -> str:
-    phrase = _PHRASES.get(entry.kind)
+def _moment(wall_ns: int) -> tuple[str, str]:
+    """Return date and time of day, UTC; what is no time of this era is shown as the number that it is."""
     try:
-        return phrase(entry.facts) if phrase is not None else _plain(entry)
-    except (KeyError, TypeError, ValueError):  # facts that this build does not write: show what there is
-        return _plain(entry)
+        moment = dt.datetime.fromtimestamp(wall_ns // _SECOND_NS, tz=dt.timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return "unknown date", f"{wall_ns} ns"
+    return f"{moment:%Y-%m-%d} UTC", f"{moment:%H:%M:%S}.{wall_ns % _SECOND_NS // 1000:06d}"
 
 
-def _plain(entry: JournalEntry) -> str:
-    return " ".join([entry.kind, *(f"{name}={value}" for name, value in entry.facts.items())])
+def _what(kind: str, facts: Mapping[str, Any]) -> str:
+    phrase = _PHRASES.get(kind)
+    try:
+        return phrase(facts) if phrase is not None else _plain(kind, facts)
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        OverflowError,
+    ):  # not as this build writes it: show what there is
+        return _plain(kind, facts)
+
+
+def _plain(kind: str, facts: Mapping[str, Any]) -> str:
+    return " ".join([kind, *(f"{name}={value}" for name, value in facts.items())])
 
 
 def _transition(facts: Mapping[str, Any]) -> str:

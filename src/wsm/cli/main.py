@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
@@ -63,6 +64,8 @@ def wsm(ctx: click.Context, log_level: str | None, log_format: str | None, trace
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
         ctx.exit(WRONG_USAGE)
+    if log_level:
+        os.environ["WSM_LOG_LEVEL"] = log_level  # ranks that we start log as we do
     if log_level or log_format or ctx.invoked_subcommand in _TALKATIVE:
         log.configure(json=log_format == "json", level=log_level or "info")
 

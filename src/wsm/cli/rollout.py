@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from wsm.cli.failures import wrong_usage
+from wsm.cli.failures import INTERRUPTED, wrong_usage
 from wsm.cli.options import config_option
 from wsm.cli.requirements import require_paddle
 from wsm.cli.teaching_command import TeachingCommand
@@ -33,7 +34,7 @@ def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> No
 
     Each rank is a process with its share of a small transformer. The group loads the newest version of its
     snapshot directory, or random weights where there is none, and then serves. Afterwards anybody may clear
-    and update it. If a rank dies, the group ends with an error.
+    and update it. If a rank dies, the group ends with an error; stopped by SIGTERM it ends with code 0.
     """
     require_paddle("rollout")
     from wsm.rollout.config import load_rollout_config  # noqa: PLC0415 - numpy and more, for this command only
@@ -46,7 +47,8 @@ def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> No
             check_name(name)
         config = load_rollout_config(config_file, name=name, ranks=ranks)
         check_name(config.group.name)
-    run_group(config, _announce)
+    if run_group(config, _announce) is signal.SIGINT:
+        raise SystemExit(INTERRUPTED)
 
 
 def _announce(group: RolloutSupervisor) -> None:

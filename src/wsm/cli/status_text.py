@@ -16,15 +16,21 @@ _RIGHT = (True, True, False, False, False, False, False)
 
 def group_text(status: GroupStatus) -> str:
     """Return the whole picture of one group, several lines."""
-    lines = [*textwrap.wrap(f"{status.name}: {verdict(status)}.", COLUMNS), "", *_table(status)]
-    about = [f"epoch {status.epoch}", f"sequence {status.sequence} ({status.operation})"]
+    command = [f"epoch {status.epoch}", f"sequence {status.sequence} ({status.operation})"]
     if status.version is not None:
-        about.append(f"committed version {status.version}")
-    if status.controller_pid is not None:
-        about.append(f"controller pid {status.controller_pid}")
-    if status.owner_pid is not None:
-        about.append(f"owner pid {status.owner_pid}")
-    return "\n".join([*lines, "", *textwrap.wrap(", ".join(about), COLUMNS)])
+        command.append(f"committed version {status.version}")
+    roles = {"owner": status.owner_pid, "controller": status.controller_pid}
+    processes = [f"{role} pid {pid}" for role, pid in roles.items() if pid is not None]
+    return "\n".join(
+        (
+            *textwrap.wrap(f"{status.name}: {verdict(status)}.", COLUMNS),
+            "",
+            *_table(status),
+            "",
+            ", ".join(command),
+            *([", ".join(processes)] if processes else []),
+        )
+    )
 
 
 def group_line(status: GroupStatus) -> str:

@@ -222,7 +222,7 @@ class RolloutSupervisor:
             process.wait()
 
 
-def run_group(config: RolloutConfig, announce: Callable[[RolloutSupervisor], None]) -> None:
+def run_group(config: RolloutConfig, announce: Callable[[RolloutSupervisor], None]) -> signal.Signals:
     """Run a group until SIGTERM or SIGINT; what ``wsm rollout`` does.
 
     Parameters
@@ -232,6 +232,11 @@ def run_group(config: RolloutConfig, announce: Callable[[RolloutSupervisor], Non
     announce : callable
         Called once it serves.
 
+    Returns
+    -------
+    signal.Signals
+        The first signal that asked for the end.
+
     Raises
     ------
     RankExitedError
@@ -239,9 +244,11 @@ def run_group(config: RolloutConfig, announce: Callable[[RolloutSupervisor], Non
     wsm.errors.WsmError
         As :class:`RolloutSupervisor`.
     """
+    received: list[int] = []
     ending = threading.Event()
 
-    def end(_number: int, _frame: FrameType | None) -> None:
+    def end(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
         ending.set()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -253,6 +260,7 @@ def run_group(config: RolloutConfig, announce: Callable[[RolloutSupervisor], Non
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    return signal.Signals(received[0])
 
 
 def _remove(segment: Segment) -> None:

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import Run
+from living_group import LivingGroup
+
+from wsm.cli.journal_text import Story
+from wsm.states import entry as kinds
+from wsm.states.entry import JournalEntry
+
+SECOND = 1_000_000_000
+
+
+def at(second: float, kind: str, *, rank: int = 0, sequence: int = 1, **facts: object) -> JournalEntry:
+    """An entry `second` seconds after the beginning, which was at 1970-01-02 00:00 UTC."""
+    nanoseconds = int(second * SECOND)
+    return JournalEntry(kind, nanoseconds, 86_400 * SECOND + nanoseconds, rank, 1, sequence, facts)
+
+
+def moved(second: float, source: str, event: str, dest: str) -> JournalEntry:
+    facts = {"machine": "weights", "source": source, "event": event, "dest": dest, "guard": None, "cause": ""}
+    return at(second, kinds.TRANSITION, **facts)
+
+
+def shown(wsm: Run, *arguments: object) -> list[str]:
+    """The lines of entries in what the command prints."""
+    return [line for line in wsm("journal", *arguments).out.splitlines() if line.startswith(("  ", "! "))]
+
+
+HISTORY = [
+    at(0, kinds.STARTED, sequence=0, pid=4711),
+    at(1, kinds.COMMAND_SEEN, operation="UPDATE"),
+    moved(2, "CLEARED", "update", "UPDATING"),
+    at(3, kinds.ACTION_STARTED, name="load_weights"),
+    at(3.25, kinds.ACTION_FINISHED, name="load_weights", seconds=0.25),
+]
+
+
+def write(path: Path, entries: list[JournalEntry]) -> Path:
+    path.write_text("".join(f"{entry.to_line()}\n" for entry in entries))
+    return path
+
+
+def test_a_journal_reads_as_a_story_with_its_end(wsm: Run, tmp_path: Path) -> None:
+    ended = wsm("journal", write(tmp_path / "rank0.ndjson", HISTORY))
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert lines[0] == "1970-01-02 UTC"
+    assert lines[1].endswith("process 4711 begins")
+    assert lines[2].split()[:4] == ["00:00:01.000000", "r0", "e1", "s1"]
+    assert lines[2].endswith("sees UPDATE")
+    assert lines[3].endswith("weights: CLEARED --update--> UPDATING")
+    assert lines[5].endswith("load_weights done in 250.000 ms")
+    assert lines[6:] == [
+        "5 entries, all as the tables allow",
+        "rank 0 ends in weights UPDATING, KV cache CLEARED",
+    ]
+
+
+def test_an_impossible_entry_is_marked_and_fails(wsm: Run, tmp_path: Path) -> None:
+    file = write(tmp_path / "rank0.ndjson", [*HISTORY, moved(4, "UPDATING", "commit", "NORMAL")])
+    ended = wsm("journal", file)
+    assert ended.code == 1
+    assert [line for line in ended.out.splitlines() if line.startswith("!")] == [
+        "! 00:00:04.000000 r0 e1 s1    weights: UPDATING --commit--> NORMAL"
+    ]
+    assert ended.err.startswith(f"error: {file}: entry 5 (transition, rank 0")
+    assert ended.err.count("\n") == 1
+
+
+def test_ranks_are_merged_by_time(wsm: Run, tmp_path: Path) -> None:
+    write(
+        tmp_path / "rank0.ndjson", [at(0, kinds.STARTED, pid=1), at(2, kinds.COMMAND_SEEN, operation="CLEAR")]
+    )
+    write(
+        tmp_path / "rank1.ndjson", [at(1, kinds.STARTED, rank=1, pid=2), at(3, kinds.STARTED, rank=1, pid=3)]
+    )
+    assert [line.split()[1] for line in shown(wsm, tmp_path)] == ["r0", "r1", "r0", "r1"]
+
+
+def test_a_reader_may_choose_what_is_shown_and_all_is_checked(wsm: Run, tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "rank0.ndjson", [*HISTORY, at(4, kinds.COMMAND_SEEN, sequence=2, operation="CLEAR")]
+    )
+    assert [line.split()[-1] for line in shown(wsm, file, "--last", 1)] == ["CLEAR"]
+    assert shown(wsm, file, "--sequence", 2) == shown(wsm, file, "--last", 1)
+    assert shown(wsm, file, "--rank", 3) == shown(wsm, file, "--check") == []
+    assert wsm("journal", file, "--check").out.startswith("6 entries")
+
+
+def test_the_torn_last_line_of_a_killed_process_is_no_error(wsm: Run, tmp_path: Path) -> None:
+    file = write(tmp_path / "rank0.ndjson", HISTORY)
+    file.write_text(file.read_text()[:-20])
+    assert wsm("journal", file).code == 0
+
+
+@pytest.mark.parametrize("content", [b"no journal\n", b"\xff\xfe\x00\n", b"{}\n", b"[1]\n"])
+def test_what_is_no_journal_is_named_with_its_line(wsm: Run, tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "rank0.ndjson"
+    file.write_bytes(content)
+    ended = wsm("journal", file)
+    assert ended.code == 1
+    assert ended.err.startswith(f"error: {file}: line 1 of the journal is unusable")
+    assert ended.err.count("\n") == 1
+
+
+def test_a_directory_without_journals_is_wrong_usage(wsm: Run, tmp_path: Path) -> None:
+    assert wsm("journal", tmp_path).code == 2
+
+
+def test_long_messages_are_wrapped_to_80_columns_and_lose_nothing() -> None:
+    words = [f"word{number}" for number in range(60)]
+    text = Story().tell(
+        at(0, kinds.ACTION_FAILED, name="load_weights", error="OSError", message=" ".join(words))
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.split()[-60:] == words
+
+
+def test_a_message_is_told_once_per_command_and_rank() -> None:
+    story = Story()
+    failed = {"name": "load_weights", "error": "OSError", "message": "the disk is gone"}
+    told = [
+        story.tell(at(1, kinds.ACTION_FAILED, **failed)),
+        story.tell(at(2, kinds.ACTION_FAILED, rank=1, **failed)),
+        story.tell(
+            at(3, kinds.COMMAND_FAILED, action="load_weights", error="OSError", message="the disk is gone")
+        ),
+        story.tell(at(4, kinds.ACTION_FAILED, sequence=2, **failed)),
+    ]
+    assert ["the disk is gone" in text for text in told] == [True, True, False, True]
+    assert told[2].endswith("FAILED in load_weights: OSError: as above")
+
+
+@pytest.mark.parametrize("wall_ns", [10**30, -(10**30)])
+def test_a_time_of_no_era_is_shown_as_the_number_that_it_is(wall_ns: int) -> None:
+    assert f"{wall_ns} ns" in Story().tell(JournalEntry(kinds.STARTED, 0, wall_ns, 0, 1, 0, {"pid": 1}))
+
+
+@pytest.mark.parametrize("kind", sorted(kinds.KINDS))
+def test_an_entry_without_its_facts_is_shown_all_the_same(kind: str) -> None:
+    assert kind in Story().tell(at(0, kind, surprise=1))
+
+
+@pytest.mark.processes
+def test_what_a_living_group_writes_is_as_the_tables_allow(wsm: Run, group: LivingGroup) -> None:
+    group.serve(1)
+    wsm("update", group.name, "--version", 9)
+    wsm("clear", group.name)
+    ended = wsm("journal", group.journals)
+    assert ended.code == 0, ended.err
+    assert "load_weights FAILED: SnapshotNotFoundError" in " ".join(ended.out.split())
+    assert "rank 1 ends in weights CLEARED" in ended.out.splitlines()[-1]
