@@ -9,10 +9,14 @@ from wsm.signals.word import StatusCode, StatusWord, StepKind, StepWord
 
 
 def stand(state: RankState) -> Move:
-    """Say that this rank stands, before it looks at the others again."""
+    """Say that this rank stands, before it looks at the others again.
+
+    A hot update parks after PREPARED, which no lesser code may take back: its step word says enough.
+    """
     moved = replace(state, parked=True)
     word = StepWord(state.epoch, state.sequence, StepKind.PARKED, state.step)
-    return Move(moved, Todo.LOOK, word, status_word(moved, StatusCode.PARKING))
+    status = None if state.operation.is_hot else status_word(moved, StatusCode.PARKING)
+    return Move(moved, Todo.LOOK, word, status)
 
 
 def without_command(state: RankState, done: int | None = None) -> RankState:
