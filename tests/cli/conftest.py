@@ -6,13 +6,13 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click.testing
 import pytest
 
-from wsm import log
+from wsm import Controller, log
 from wsm.cli.main import run
 
 # Processes that tests start import the same modules; they have no pytest to find them.
@@ -21,15 +21,33 @@ from command_line import Ended, Run, Start
 from living_group import PATIENCE_S, LivingGroup
 
 
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[LivingGroup]:
-    """A cleared group of two ranks, with versions 1 and 2 published."""
-    living = LivingGroup(f"cli-{os.getpid()}", tmp_path)
-    try:
-        living.start()
-        yield living
-    finally:
+@pytest.fixture(scope="session")
+def shared_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], LivingGroup]]:
+    """Return the group that tests share: the last one, if it is as good as new, else a new one."""
+    groups: list[LivingGroup] = []
+
+    def take() -> LivingGroup:
+        if not groups or not groups[-1].is_whole:
+            for spoiled in groups:
+                spoiled.close()
+            groups.append(LivingGroup(f"cli-{os.getpid()}", tmp_path_factory.mktemp("group")))
+            groups[-1].start()
+        return groups[-1]
+
+    yield take
+    for living in groups:
         living.close()
+
+
+@pytest.fixture
+def group(shared_group: Callable[[], LivingGroup]) -> LivingGroup:
+    """A cleared group of two ranks, with versions 1 and 2 published. A test may spoil it."""
+    living = shared_group()
+    for rank in range(len(living.processes)):
+        living.resume(rank)  # a test that failed may have left one stopped
+    with Controller(living.name) as controller:
+        controller.clear()
+    return living
 
 
 @pytest.fixture

@@ -61,6 +61,11 @@ class LivingGroup:
             assert process.stdout.readline() == "attached\n"
         self.until(lambda status: status.over)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank lives and the segment is where it was."""
+        return not self.segment.inode_changed() and all(each.poll() is None for each in self.processes)
+
     def stop(self, rank: int) -> None:
         """Stop a rank's process, which hangs then."""
         self.processes[rank].send_signal(signal.SIGSTOP)
