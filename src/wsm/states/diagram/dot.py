@@ -62,7 +62,7 @@ def _arrows(arrows: Sequence[Arrow]) -> list[str]:
 
 
 def _style(arrow: Arrow) -> str:
-    if arrow.event == "lost":
+    if arrow.event == "lost" and arrow.source != arrow.dest:  # loops of two styles would lie on each other
         return ' color="#b8c0c8" fontcolor="#7b8794"'
     return " style=dashed" if arrow.of_kv else ""
 
