@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import enum
 import os
 import stat
 
@@ -249,3 +250,13 @@ def test_a_closed_word_raises_and_touches_no_memory(tmp_path):
     for use in (word.read, lambda: word.store(1), lambda: word.compare_exchange(0, 1)):
         with pytest.raises(ValueError, match="released"):
             use()
+
+
+def test_an_enumeration_member_is_stored_and_exchanged_like_the_number_that_it_is(word):
+    class Code(enum.IntEnum):
+        CLEARING = -1
+        CLEARED = -2
+
+    word.store(Code.CLEARING)
+    assert word.compare_exchange(Code.CLEARING, Code.CLEARED)
+    assert word.read() == -2

@@ -4,6 +4,7 @@ import errno
 import os
 import select
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -253,3 +254,11 @@ def test_a_registration_that_outlives_its_segment_ends_quietly(name):
     registration.release()
     registration.release()
     assert not registration.is_held
+
+
+def test_several_threads_look_at_once(segment, name, liveness, launch):
+    child = launch(PARTICIPANT, name)
+    child.says()
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: liveness.look(1), range(2000)))
+    assert set(found) == {Life.ALIVE}

@@ -30,7 +30,7 @@ from wsm.signals.memory import SharedFile, opened, publish
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY, check_name
 
 _INT32_BYTES = 4
-_INT32_RANGE = range(-(1 << 31), 1 << 31)
+_MIN_INT32, _MAX_INT32 = -(1 << 31), (1 << 31) - 1
 
 
 class EngineWordKind(enum.Enum):
@@ -195,5 +195,6 @@ def engine_word_path(
 
 
 def _check_value(path: Path, value: int) -> None:
-    if value not in _INT32_RANGE:
+    # Bounds, not `in range(...)`: that walks through four billion numbers for an IntEnum.
+    if not _MIN_INT32 <= value <= _MAX_INT32:
         raise EngineWordValueError(path=str(path), value=value)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import os
 import select
+import threading
 from types import TracebackType
 from typing import final
 
@@ -110,7 +111,7 @@ def register(segment: Segment, participant: int, timeout_s: float = 0.1) -> Regi
 
 
 class Liveness:
-    """Watches the participants of one segment; one per process that cares.
+    """Watches the participants of one segment; one per process that cares. Safe for threads.
 
     Parameters
     ----------
@@ -121,16 +122,19 @@ class Liveness:
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
         self._watched: dict[int, _Watched] = {}
+        # A poll object refuses a second thread, and a look may replace what another one is looking at.
+        self._mutex = threading.RLock()
 
     def look(self, participant: int) -> Life:
         """Whether the process that stands for `participant` lives now. Never blocks."""
-        watched = self._watch(participant)
-        if watched is None:
-            return Life.NEVER
-        if not watched.occupant.present or watched.is_surely_dead():
-            return Life.DEAD
-        if watched.fd is not None:
-            return Life.ALIVE
+        with self._mutex:
+            watched = self._watch(participant)
+            if watched is None:
+                return Life.NEVER
+            if not watched.occupant.present or watched.is_surely_dead():
+                return Life.DEAD
+            if watched.fd is not None:
+                return Life.ALIVE
         holder = self._segment.lock_file.holder(FIRST_PARTICIPANT_BYTE + participant)
         return Life.DEAD if holder is None else Life.ALIVE
 
@@ -143,19 +147,22 @@ class Liveness:
             None where there is no such descriptor: ask :meth:`look` now and then. It belongs to this
             object, and is another one once the participant was replaced.
         """
-        watched = self._watch(participant)
+        with self._mutex:
+            watched = self._watch(participant)
         return watched.fd if watched is not None else None
 
     def pid(self, participant: int) -> int | None:
         """Pid in the recorder's own pid namespace of who stands or stood there last; None if nobody did."""
-        watched = self._watch(participant)
+        with self._mutex:
+            watched = self._watch(participant)
         return watched.occupant.identity.pid or None if watched is not None else None
 
     def close(self) -> None:
         """Close the descriptors."""
-        for watched in self._watched.values():
-            watched.close()
-        self._watched.clear()
+        with self._mutex:
+            for watched in self._watched.values():
+                watched.close()
+            self._watched.clear()
 
     def _watch(self, participant: int) -> _Watched | None:
         self._segment.check_participant(participant)
