@@ -145,7 +145,6 @@ def hot_update_dialogue() -> Dialogue:
                             told("all PREPARED, and still serving"),
                             *decision("HOT_COMMIT"),
                             *steps("PARKED (epoch, q, s)"),
-                            *status("PARKING"),
                             vote(),
                             both("all stand, or a peer has finished q already: flip", *flip, *committed),
                             *status("DONE_COMMITTED"),
