@@ -1,0 +1,634 @@
+/* A whole command on a whole group, as src/wsm/protocol/rank.py, decide.py, takeover.py and epochs.py have it.
+
+   SHOWS   that clear, update and hot update end everywhere with one outcome, whatever fails, is refused, expires, raises
+           inside a step, dies, or is taken over, and that nobody waits for ever. Labels in Rank are the names of Phase.
+   HOLDS   in every state: whoever enters a step has verified weights, the same version as everybody in that step, and a KV
+           cache of that version; a decision is final and made once; a vote and a status never shrink within a sequence; what
+           is committed is what the committed word says before the epoch is raised.
+           in every end: all participants idle, one version on all ranks or none on any, and that version is the committed one.
+   WHY ENDS ARE ENOUGH: every wait blocks and every supply (steps, commands, failures, crashes) is bounded, so the graph has
+           no cycle; "no invalid end state" and the assertions in init are then liveness.
+   BOUNDS  and their state counts: TABLE BELOW, measured by `make models`.
+   READING A word is read alone. What a participant has read of a peer it may use late (bits in `ok`): views are stale mixtures.
+   NOT     modelled: a dead process that writes again (it is reaped first), several nodes, retries of a failed boot, helpers that
+           become FAULTED. A hot update's KV policy is held by the version that each block carries, so a flip finds no old
+           block valid; the ranks do not wait there for a helper to drop them.
+   MUTANTS -DM_NAME drops one rule; each is caught within the bounds that models/catalogue.py names.
+*/
+#ifndef N
+#define N 2              /* ranks */
+#endif
+#ifndef H
+#define H 0              /* helpers: participants without steps; at most one */
+#endif
+#ifndef WORK
+#define WORK 1           /* steps per epoch that any rank may begin by itself; the others must join */
+#endif
+#ifndef CMDS
+#define CMDS 1           /* commands, the boot updates of new epochs not counted */
+#endif
+#ifndef FAILS
+#define FAILS 0          /* failing actions, refusals and expired deadlines of participants */
+#endif
+#ifndef BREAKS
+#define BREAKS 0         /* steps that raise */
+#endif
+#ifndef RCRASH
+#define RCRASH 0         /* crashes of participants */
+#endif
+#ifndef CCRASH
+#define CCRASH 0         /* crashes of controllers; a successor takes over */
+#endif
+#ifndef MISREADS
+#define MISREADS 0       /* participants that prepare another version than the one that was meant */
+#endif
+#ifndef OPS
+#define OPS 7            /* commands that are given: 1 clear, 2 update, 4 hot update */
+#endif
+#ifndef CLEARVOTE
+#define CLEARVOTE 0      /* whether the clear plan has a collective action (shutting groups down) behind the release */
+#endif
+#define P (N+H)
+#define ALL_RANKS ((1<<N)-1)
+#define ALL ((1<<P)-1)
+#define EPOCHS (RCRASH+BREAKS+1)
+#define SEQUENCES (CMDS+EPOCHS)
+
+/* signals/word.py: Operation, StatusCode, StepKind */
+#define NONE 0
+#define CLEAR 1
+#define UPDATE 2
+#define COMMIT 3
+#define ABORT 4
+#define HOT_UPDATE 5
+#define HOT_COMMIT 6
+#define HOT_ABORT 7
+#define ATTACHED 1
+#define DRAINING 2
+#define PARKING 3
+#define ACCEPTED 4
+#define VOTED 5          /* StatusCode.RUNNING */
+#define PREPARED 6
+#define FAILED 7
+#define REFUSED 8
+#define STOPPED_UNTOUCHED 9
+#define STOPPED_TOUCHED 10
+#define DONE_KEPT 11
+#define DONE_CLEARED 12
+#define DONE_COMMITTED 13
+#define DONE_FAULTED 14
+#define PARKED 0
+#define RUNNING 1
+#define BROKEN 2
+#define WRONG 90         /* a version that nobody meant */
+#define EMPTY 91         /* a KV cache without blocks */
+
+/* the words; each has one writer */
+byte c_e = 1, c_q, c_op = NONE, c_v;                   /* command, and its arguments' version */
+byte k_q, k_v = 1;                                     /* committed */
+byte w_e[N], w_q[N], w_k[N], w_n[N];                   /* step */
+byte t_e[P], t_q[P], t_c[P], t_r[P], t_v[P];           /* status (t_r: ready), and the report's version */
+
+/* what the world knows and the participants do not */
+byte died[P], rcrash, ccrash, fails, breaks, misreads, cmds, committed = 1, kv = EMPTY, wmax;
+byte hole;                                             /* the step whose collectives were not run by all */
+bool gives_up;                                         /* chosen once: no later deadline may hide a deadlock */
+byte entered[EPOCHS*(WORK+1)], served[EPOCHS*(WORK+1)], met[SEQUENCES+1], decided[SEQUENCES+1], held[N];
+bool idle[P], faulty[N], hurt[N], over;
+#define AT ((e-1)*(WORK+1)+n)
+
+#if P == 2
+#define ANY(X) (X(0) || X(1))
+#define EACH(X,A) :: atomic { X(0) -> A(0) } :: atomic { X(1) -> A(1) }
+#elif P == 3
+#define ANY(X) (X(0) || X(1) || X(2))
+#define EACH(X,A) :: atomic { X(0) -> A(0) } :: atomic { X(1) -> A(1) } :: atomic { X(2) -> A(2) }
+#elif P == 4
+#define ANY(X) (X(0) || X(1) || X(2) || X(3))
+#define EACH(X,A) :: atomic { X(0) -> A(0) } :: atomic { X(1) -> A(1) } :: atomic { X(2) -> A(2) } :: atomic { X(3) -> A(3) }
+#endif
+#if N == 2
+#define ANY_RANK(X) (X(0) || X(1))
+#define EACH_RANK(X,A) :: atomic { X(0) -> A(0) } :: atomic { X(1) -> A(1) }
+#elif N == 3
+#define ANY_RANK(X) (X(0) || X(1) || X(2))
+#define EACH_RANK(X,A) :: atomic { X(0) -> A(0) } :: atomic { X(1) -> A(1) } :: atomic { X(2) -> A(2) }
+#endif
+#define UNSEEN(j) (!(ok & (1<<j)))
+#define SEE(j)    ok = ok | (1<<j)
+#define GONE      (c_e != e)
+#define SAW(op)   (c_e == e && c_q == q && c_op == op)
+#define MAY_FAIL  (fails < FAILS)
+#define MAY_DIE   (rcrash < RCRASH)
+
+/* protocol/park.py */
+#ifdef M_STEP_WITHOUT_EPOCH
+#define SAME_EPOCH(j) true
+#else
+#define SAME_EPOCH(j) (w_e[j] == e)
+#endif
+#ifdef M_RUNNING_WITHOUT_SEQUENCE
+#define FINISHED(j) false
+#else
+#define FINISHED(j) (q != 0 && w_k[j] != PARKED && w_q[j] >= q)
+#endif
+#define LATER(j)  (SAME_EPOCH(j) && w_n[j] > n && !FINISHED(j))
+#define PAST(j)   (SAME_EPOCH(j) && FINISHED(j))
+#define CRACKED(j) (w_e[j] == e && w_k[j] == BROKEN)
+#ifdef M_STEP_WITHOUT_EPOCH
+#define MAY_STEP  (!broken && !ANY_RANK(CRACKED))
+#else
+#define MAY_STEP  (have && !broken && !ANY_RANK(CRACKED))
+#endif
+#define BEHIND    (MAY_STEP && ANY_RANK(LATER))
+#define STANDS(j) (UNSEEN(j) && w_e[j] == e && w_q[j] == q && w_k[j] == PARKED && w_n[j] == n)
+
+/* protocol/votes.py */
+#define MINE(j)   (t_e[j] == e && t_q[j] == q)
+#define READY(j)  (UNSEEN(j) && MINE(j) && t_r[j] >= 1)
+#define NEVER(j)  (MINE(j) && t_c[j] >= FAILED && t_r[j] < 1)
+#define STOPPED(j) (UNSEEN(j) && MINE(j) && t_c[j] >= STOPPED_UNTOUCHED)
+#ifdef M_FAULTED_IS_UNTOUCHED
+#define TOUCHED(j) (t_c[j] == STOPPED_TOUCHED || t_c[j] == DONE_CLEARED)
+#else
+#ifdef M_CLEARED_IS_UNTOUCHED
+#define TOUCHED(j) (t_c[j] == STOPPED_TOUCHED || t_c[j] == DONE_FAULTED)
+#else
+#define TOUCHED(j) (t_c[j] == STOPPED_TOUCHED || t_c[j] == DONE_CLEARED || t_c[j] == DONE_FAULTED)
+#endif
+#endif
+#define SEE_STOPPED(j) SEE(j); any = any || TOUCHED(j)
+
+/* protocol/decide.py */
+#define CURRENT(j) (t_e[j] == c_e && t_q[j] == c_q)
+#ifdef M_HELPER_NOT_ASKED
+#define PREPARES(j) (IS_OPEN && UNSEEN(j) && (j >= N || (CURRENT(j) && t_c[j] == PREPARED)))
+#else
+#define PREPARES(j) (IS_OPEN && UNSEEN(j) && CURRENT(j) && t_c[j] == PREPARED)
+#endif
+#define FAILS_(j) (CURRENT(j) && t_c[j] >= FAILED && t_c[j] <= STOPPED_TOUCHED)
+#define ENDED(j)  (UNSEEN(j) && (c_op == NONE -> t_e[j] == c_e : (CURRENT(j) && t_c[j] >= DONE_KEPT)))
+#define DEAD(j)   (died[j] == c_e)       /* in this epoch: a death is answered by one new epoch, not by one per look */
+#define RAISED(j) (w_e[j] == c_e && w_k[j] == BROKEN)
+#define LOST      (ANY(DEAD) || ANY_RANK(RAISED))
+#define IS_COMMIT (c_op == COMMIT || c_op == HOT_COMMIT)
+#define IS_OPEN   (c_op == CLEAR || c_op == UPDATE || c_op == HOT_UPDATE)
+#define RECORDED  (!IS_COMMIT || k_q == c_q)
+#if N == 2
+#define RANKS_AGREE (t_v[0] == t_v[1])
+#else
+#define RANKS_AGREE (t_v[0] == t_v[1] && t_v[1] == t_v[2])
+#endif
+
+/* A status word of this sequence: never less than the last one, but that a hot commit's park follows PREPARED. */
+inline say(code) {
+  assert(t_e[me] != e || t_q[me] != q || code >= t_c[me] || (code == PARKING && op == HOT_COMMIT));
+  t_e[me] = e; t_r[me] = (t_q[me] == q -> t_r[me] : 0); t_q[me] = q; t_c[me] = code
+}
+
+inline decide(word) {
+  assert(decided[c_q] == 0);
+  decided[c_q] = word; c_op = word; ok = 0;
+  if :: word == COMMIT || word == HOT_COMMIT -> committed = t_v[0] :: else fi
+}
+
+inline abort() { if :: c_op == HOT_UPDATE -> decide(HOT_ABORT) :: else -> decide(ABORT) fi }
+
+active proctype Controller() {
+  byte ok; bool heir;
+look:
+  do
+  :: ccrash < CCRASH ->                                 /* all that it knew is lost; the words are not */
+takeover: atomic { ccrash++; ok = 0; heir = true;
+#ifdef M_TAKEOVER_DECIDES_AGAIN
+       if :: c_op == NONE :: c_op != NONE && c_op != CLEAR && !(CURRENT(0) && t_c[0] == PREPARED && CURRENT(1) && t_c[1] == PREPARED) -> abort()
+          :: else fi
+#endif
+     }
+  :: LOST -> goto recover                               /* whoever owns the group may be faster than its controller */
+  EACH(PREPARES, SEE)
+  :: atomic { (c_op == UPDATE || c_op == HOT_UPDATE) && ok == ALL ->
+       if
+#ifndef M_COMMIT_UNSEEN
+       :: !RANKS_AGREE -> abort()
+#endif
+       :: else -> if :: c_op == UPDATE -> decide(COMMIT) :: else -> decide(HOT_COMMIT) fi
+       fi }
+#ifdef M_CLEAR_IS_NEVER_DECIDED
+  :: atomic { IS_OPEN && c_op != CLEAR && (gives_up || heir || ANY(DEAD) || ANY(FAILS_)) -> abort() }
+#else
+  :: atomic { IS_OPEN && (gives_up || heir || ANY(DEAD) || ANY(FAILS_)) -> abort() }
+#endif
+  :: atomic { IS_COMMIT && k_q != c_q -> k_q = c_q; k_v = committed }
+  EACH(ENDED, SEE)
+#ifdef M_NEXT_COMMAND_EARLY
+  :: atomic { !IS_OPEN && RECORDED && (c_op != NONE || ok == ALL) ->
+#else
+  :: atomic { (c_op == NONE || c_op == CLEAR || !IS_OPEN) && ok == ALL && RECORDED ->
+#endif
+       ok = 0; heir = false;
+       if
+       :: c_op == NONE && c_e > 1 -> c_q++; c_op = UPDATE; c_v = k_v      /* what restores the group is an ordinary command */
+       :: !(c_op == NONE && c_e > 1) && cmds < CMDS -> cmds++; c_q++; c_v = c_q + 1;
+          if :: OPS & 1 -> c_op = CLEAR :: OPS & 2 -> c_op = UPDATE :: OPS & 4 -> c_op = HOT_UPDATE fi
+       :: else -> over = true; goto end_over
+       fi }
+  od;
+end_over:
+  if
+  :: atomic { LOST -> over = false }
+  :: atomic { ccrash < CCRASH -> over = false; goto takeover }
+  fi;
+recover:
+#ifndef M_EPOCH_LOSES_COMMIT
+  if :: atomic { IS_COMMIT && k_q != c_q -> k_q = c_q; k_v = committed } :: else fi;
+#endif
+  if :: ccrash < CCRASH -> goto takeover :: skip fi;
+  atomic { assert(k_v == committed); c_e++; c_op = NONE; ok = 0; heir = false };
+  goto look
+}
+
+/* One iteration of the loop with every collective in it. Whoever stays alone in a step raises, is interrupted, or is replaced. */
+inline step() {
+  atomic {
+    n++; w_q[me] = done; w_k[me] = RUNNING; w_n[me] = n;
+    assert(have != 0 && have != WRONG && !broken && !faulted);
+    assert(served[AT] == 0 || served[AT] == have);
+#if H
+    if :: t_e[N] == e && died[N] != e -> assert(kv == EMPTY || kv == have); kv = have :: else fi;   /* else: the cache of another epoch */
+#endif
+    served[AT] = have; entered[AT]++
+  }
+  if
+  :: entered[AT] == N && hole != AT + 1
+  :: entered[AT] == N && hole != AT + 1 && breaks < BREAKS -> atomic { breaks++; broken = true; w_k[me] = BROKEN }
+  :: hole != AT + 1 && breaks < BREAKS -> atomic { breaks++; hole = AT + 1; broken = true; w_k[me] = BROKEN }
+  :: hole == AT + 1 -> atomic { broken = true; w_k[me] = BROKEN }
+  :: GONE -> goto rejoin
+  :: MAY_DIE -> goto dead
+  fi
+}
+
+inline forget() { ok = 0; q = 0; op = NONE; got = 0; acc = false; touched = false; any = false; whole = false }
+
+proctype Rank(byte me) {
+  byte e = 1, n, have = 1, done, q, op, ok, got; bool acc, touched, any, broken, faulted, whole;
+
+idle_: atomic { forget(); idle[me] = true; held[me] = have; faulty[me] = faulted; hurt[me] = broken };
+end_idle:
+  if
+  :: GONE -> goto rejoin
+  :: atomic { !GONE && c_q > done -> q = c_q; op = c_op; idle[me] = false; ok = 1 << me };
+     if
+     :: op == ABORT -> goto stopping
+     :: op == HOT_ABORT -> goto settling
+     :: op == CLEAR || op == UPDATE || op == HOT_UPDATE -> goto beginning
+     fi                                                 /* a commit of what it never prepared: an invalid end */
+  :: have && MAY_STEP && n < wmax -> idle[me] = false; step(); goto idle_
+  :: BEHIND -> idle[me] = false; step(); goto idle_
+  :: MAY_DIE -> goto dead
+  fi;
+
+beginning:
+  if
+  :: GONE -> goto rejoin
+  :: SAW(ABORT) -> goto stopping
+  :: SAW(HOT_ABORT) -> goto settling
+  :: BEHIND -> step(); goto beginning
+#ifdef M_FAULTED_UPDATES
+  :: atomic { !broken && (op != HOT_UPDATE || have) ->
+#else
+  :: atomic { !broken && (!faulted || op == CLEAR) && (op != HOT_UPDATE || have) ->
+#endif
+       say(DRAINING); if :: op == HOT_UPDATE -> goto staging :: else -> goto draining fi }
+  :: atomic { broken || (faulted && op != CLEAR) || (op == HOT_UPDATE && !have) -> say(REFUSED) }; goto refused
+  :: atomic { MAY_FAIL -> fails++; say(REFUSED) }; goto refused     /* a policy that it cannot honour */
+  :: atomic { MAY_FAIL -> fails++; say(FAILED) }; goto failed       /* arguments that never came */
+  :: MAY_DIE -> goto dead
+  fi;
+
+staging:
+  do
+  :: GONE -> goto rejoin
+  :: SAW(HOT_ABORT) -> goto settling
+  :: BEHIND -> step()
+  :: have && MAY_STEP && n < wmax -> step()
+  :: atomic { true -> got = c_v; t_v[me] = c_v; say(PREPARED) }; break
+  :: atomic { misreads < MISREADS -> misreads++; got = WRONG; t_v[me] = WRONG; say(PREPARED) }; break
+  :: atomic { MAY_FAIL -> fails++; say(FAILED) }; goto failed
+  :: MAY_DIE -> goto dead
+  od;
+
+staged:
+  do
+  :: GONE -> goto rejoin
+  :: SAW(HOT_ABORT) -> goto settling
+#ifdef M_HOT_FLIP_WITHOUT_PARKING
+  :: SAW(HOT_COMMIT) -> goto committing
+#else
+  :: SAW(HOT_COMMIT) -> op = HOT_COMMIT; break
+#endif
+  :: BEHIND -> step()
+  :: have && MAY_STEP && n < wmax -> step()
+  :: MAY_DIE -> goto dead
+  od;
+
+draining:
+  do
+  :: GONE -> goto rejoin
+  :: SAW(ABORT) -> goto stopping
+  :: BEHIND -> step()
+  :: have && MAY_STEP && n < wmax -> step()
+#ifdef M_BROKEN_PARKS
+  :: break
+#else
+  :: !broken -> break                                   /* a broken rank stands nowhere: it waits, as in a deadline */
+#endif
+  :: atomic { op != HOT_COMMIT && MAY_FAIL -> fails++; say(FAILED) }; goto failed
+  :: MAY_DIE -> goto dead
+  od;
+
+parking:
+  atomic { w_q[me] = q; w_k[me] = PARKED; w_n[me] = n; say(PARKING); ok = 1 << me };
+  do
+  :: GONE -> goto rejoin
+#ifdef M_ABORT_RESUMES
+  :: atomic { SAW(ABORT) -> say(DONE_KEPT); done = q }; goto idle_
+#else
+  :: SAW(ABORT) -> goto stopping
+#endif
+#ifndef M_NO_JOIN_IN_PARKING
+  :: BEHIND -> step(); if :: broken -> goto draining :: else -> goto parking fi
+#endif
+  EACH_RANK(STANDS, SEE)
+  :: ok == ALL_RANKS -> break
+#ifndef M_COMMIT_DOES_NOT_FOLLOW
+  :: op == HOT_COMMIT && ANY_RANK(PAST) -> break
+#endif
+#ifdef M_DEADLINE_UNPARKS
+  :: atomic { op != HOT_COMMIT && MAY_FAIL -> fails++; say(DONE_KEPT); done = q }; goto idle_
+#else
+  :: atomic { op != HOT_COMMIT && MAY_FAIL -> fails++; say(FAILED) }; goto failed
+#endif
+  :: MAY_DIE -> goto dead
+  od;
+  if :: op == HOT_COMMIT -> goto committing :: else fi;
+  atomic { acc = true; ok = 0; whole = have != 0; touched = (op == CLEAR && (have || faulted)); say(ACCEPTED) };
+
+working:                                                /* the actions in front of the collective one */
+  if
+  :: GONE -> goto rejoin
+  :: SAW(ABORT) -> goto stopping
+  :: op == UPDATE -> skip
+  :: atomic { op == CLEAR -> have = 0; faulted = false }
+  :: atomic { MAY_FAIL && (op == UPDATE || touched) -> fails++; if :: op == CLEAR -> have = 0; faulted = true :: else fi; say(FAILED) };
+     goto failed
+  :: MAY_DIE -> goto dead
+  fi;
+  if
+  :: op == CLEAR && !(CLEARVOTE && whole) -> goto finishing
+  :: op == UPDATE || (CLEARVOTE && whole) -> skip
+  :: SAW(ABORT) -> goto stopping
+  :: GONE -> goto rejoin
+  :: MAY_DIE -> goto dead
+  fi;
+  atomic { say(VOTED); t_r[me] = 1; ok = 1 << me };
+
+voting:
+  do
+  :: GONE -> goto rejoin
+  EACH(READY, SEE)
+  :: ok == ALL -> break
+  :: atomic { ANY(NEVER) -> say(FAILED) }; goto failed
+#ifdef M_VOTE_IS_WITHDRAWN
+  :: SAW(ABORT) -> goto stopping
+#endif
+  :: MAY_DIE -> goto dead
+  od;
+  met[q]++;                                             /* a collective: whoever is in it stays until all are */
+  if :: met[q] == N :: GONE -> goto rejoin :: MAY_DIE -> goto dead fi;
+  if
+  :: op == CLEAR -> skip
+  :: op == UPDATE -> atomic { touched = true; have = 0 }            /* in place */
+  :: op == UPDATE && whole -> skip                                  /* beside the old ones */
+  :: atomic { MAY_FAIL -> fails++; if :: op == CLEAR -> faulted = true :: else fi;
+       say(FAILED) }; goto failed
+  :: SAW(ABORT) -> goto stopping
+  :: GONE -> goto rejoin
+  :: MAY_DIE -> goto dead
+  fi;
+
+finishing:
+  if
+  :: atomic { op == CLEAR -> say(DONE_CLEARED); done = q }; goto idle_
+  :: atomic { op == UPDATE -> got = c_v; t_v[me] = c_v; say(PREPARED) }
+  :: atomic { op == UPDATE && misreads < MISREADS -> misreads++; got = WRONG; t_v[me] = WRONG; say(PREPARED) }
+  :: atomic { MAY_FAIL && op == UPDATE -> fails++; say(FAILED) }; goto failed
+  :: SAW(ABORT) -> goto stopping
+  :: GONE -> goto rejoin
+  :: MAY_DIE -> goto dead
+  fi;
+
+prepared:
+  if
+  :: GONE -> goto rejoin
+  :: SAW(COMMIT) -> goto committing
+  :: SAW(ABORT) -> goto stopping
+#ifdef M_DEADLINE_ENDS_PREPARED
+  :: atomic { MAY_FAIL -> fails++; say(FAILED) }; goto failed
+#endif
+  :: MAY_DIE -> goto dead
+  fi;
+
+committing:
+  atomic {
+    assert(decided[q] == COMMIT || decided[q] == HOT_COMMIT); assert(got == committed);
+    have = got; done = q; say(DONE_COMMITTED);
+#if H
+    if :: op == HOT_COMMIT && t_e[N] == e && kv != have && kv != 0 -> kv = EMPTY :: else fi
+#endif
+  };
+  goto idle_;
+
+refused:
+#ifdef M_REFUSAL_IS_TERMINAL
+  atomic { say(DONE_KEPT); done = q }; goto idle_;
+#endif
+failed:                                                 /* stays: only a decision or a new epoch leads out */
+  do
+  :: GONE -> goto rejoin
+  :: SAW(ABORT) -> goto stopping
+  :: SAW(HOT_ABORT) -> goto settling
+  :: !acc && BEHIND -> step()
+  :: op == HOT_UPDATE && have && MAY_STEP && n < wmax -> step()
+  :: MAY_DIE -> goto dead
+  od;
+
+stopping:                                               /* nobody serves before all have stopped; one outcome for all */
+  atomic { assert(decided[q] == ABORT); ok = 1 << me; any = touched || faulted;
+    if :: any -> say(STOPPED_TOUCHED) :: else -> say(STOPPED_UNTOUCHED) fi };
+stopped:
+  do
+  :: GONE -> goto rejoin
+#ifndef M_NO_JOIN_WHEN_STOPPED
+  :: !acc && BEHIND -> step()
+#endif
+#ifdef M_OUTCOME_IS_LOCAL
+  :: break
+#else
+  EACH(STOPPED, SEE_STOPPED)
+  :: ok == ALL -> break
+#endif
+  :: MAY_DIE -> goto dead
+  od;
+
+settling:
+  if
+  :: GONE -> goto rejoin
+  :: atomic { !any -> say(DONE_KEPT); done = q }
+  :: atomic { any -> have = 0; faulted = false; say(DONE_CLEARED); done = q }
+  :: atomic { any && MAY_FAIL && (have || touched || faulted) -> fails++; have = 0; faulted = true; say(DONE_FAULTED); done = q }
+  :: MAY_DIE -> goto dead
+  fi;
+  goto idle_;
+
+dead:
+  atomic { rcrash++; died[me] = e; idle[me] = false; forget(); have = 0; n = 0; done = 0; held[me] = 0; broken = false;
+           faulted = false; faulty[me] = false };
+#ifdef M_SAME_EPOCH_RESTART
+  if :: c_e > e :: atomic { w_q[me] = 0; w_k[me] = PARKED; w_n[me] = 0; t_q[me] = 0; t_c[me] = ATTACHED; died[me] = 0; done = c_q - (c_op != NONE) };
+  goto idle_ fi;
+#else
+  (c_e > e);                                            /* a replacement joins only an epoch that its slot never used */
+#endif
+rejoin:
+  atomic { idle[me] = false; forget(); e = c_e; done = c_q - (c_op != NONE); n = 0; have = 0; broken = false; faulted = false };
+#ifdef M_STEP_WITHOUT_EPOCH
+  w_e[me] = e;
+#else
+  atomic { w_e[me] = e; w_q[me] = 0; w_k[me] = PARKED; w_n[me] = 0 };
+#endif
+  atomic { t_e[me] = e; t_q[me] = 0; t_c[me] = ATTACHED; t_r[me] = 0; died[me] = 0 };
+  goto idle_
+}
+
+#if H
+/* A KV-cache process. It never parks; that a rank accepted, or voted, proves to it that all ranks stand. */
+#define ACCEPTS(j) (MINE(j) && (t_r[j] || t_c[j] == ACCEPTED || t_c[j] == VOTED || t_c[j] == PREPARED || t_c[j] == DONE_CLEARED))
+
+proctype Helper(byte me) {
+  byte e = 1, done, q, op, ok; bool touched, any;
+
+idle_: atomic { ok = 0; q = 0; op = NONE; touched = false; any = false; idle[me] = true };
+end_idle:
+  if
+  :: GONE -> goto rejoin
+  :: atomic { !GONE && c_q > done -> q = c_q; op = c_op; idle[me] = false };
+     if
+     :: op == ABORT -> goto stopping
+     :: op == HOT_ABORT -> goto settling
+     :: op == CLEAR || op == UPDATE -> atomic { say(DRAINING) }
+     :: op == HOT_UPDATE -> atomic { t_v[me] = c_v; say(PREPARED) }; goto prepared
+     fi
+  :: MAY_DIE -> goto dead
+  fi;
+
+waiting:
+  if
+  :: GONE -> goto rejoin
+  :: SAW(ABORT) -> goto stopping
+#ifdef M_HELPER_IS_EARLY
+  :: skip
+#else
+  :: ANY_RANK(ACCEPTS) -> skip
+#endif
+  :: atomic { MAY_FAIL -> fails++; say(FAILED) }; goto failed
+  :: MAY_DIE -> goto dead
+  fi;
+  if
+  :: atomic { op == CLEAR -> touched = (kv != 0); if :: CLEARVOTE && kv != 0 -> say(VOTED); t_r[me] = 1 :: else fi; kv = 0 }
+     atomic { say(DONE_CLEARED); done = q }; goto idle_
+#ifdef M_HELPER_DOES_NOT_VOTE
+  :: atomic { op == UPDATE -> kv = EMPTY }
+#else
+  :: atomic { op == UPDATE -> say(VOTED); t_r[me] = 1; kv = EMPTY }
+#endif
+  :: atomic { MAY_FAIL -> fails++; say(FAILED) }; goto failed
+  :: GONE -> goto rejoin
+  :: SAW(ABORT) -> goto stopping
+  :: MAY_DIE -> goto dead
+  fi;
+  if
+  :: atomic { t_v[me] = c_v; say(PREPARED) }
+  :: atomic { MAY_FAIL -> fails++; say(FAILED) }; goto failed
+  :: GONE -> goto rejoin
+  :: MAY_DIE -> goto dead
+  fi;
+
+prepared:
+  if
+  :: GONE -> goto rejoin
+  :: atomic { (SAW(COMMIT) || SAW(HOT_COMMIT)) -> say(DONE_COMMITTED); done = q }; goto idle_
+  :: SAW(ABORT) -> goto stopping
+  :: SAW(HOT_ABORT) -> goto settling
+  :: MAY_DIE -> goto dead
+  fi;
+
+failed:
+  if :: GONE -> goto rejoin :: SAW(ABORT) -> goto stopping :: MAY_DIE -> goto dead fi;
+
+stopping:
+  atomic { ok = 1 << me; any = touched; if :: touched -> say(STOPPED_TOUCHED) :: else -> say(STOPPED_UNTOUCHED) fi };
+  do
+  :: GONE -> goto rejoin
+  EACH(STOPPED, SEE_STOPPED)
+  :: ok == ALL -> break
+  :: MAY_DIE -> goto dead
+  od;
+
+settling:
+  if
+  :: GONE -> goto rejoin
+  :: atomic { !any -> say(DONE_KEPT); done = q }
+  :: atomic { any -> kv = 0; say(DONE_CLEARED); done = q }
+  :: MAY_DIE -> goto dead
+  fi;
+  goto idle_;
+
+dead:
+  atomic { rcrash++; died[me] = e; idle[me] = false; kv = 0; ok = 0; q = 0; op = NONE; touched = false; any = false };
+  (c_e > e);
+rejoin:
+  atomic { idle[me] = false; ok = 0; q = 0; op = NONE; touched = false; any = false; e = c_e; done = c_q - (c_op != NONE) };
+  atomic { kv = 0; t_e[me] = e; t_q[me] = 0; t_c[me] = ATTACHED; t_r[me] = 0; died[me] = 0 };
+  goto idle_
+}
+#endif
+
+#ifdef M_SPLIT_BRAIN             /* a controller that was only stopped goes on after its successor took over */
+active proctype Stopped() {
+  byte q;
+  atomic { c_op == UPDATE && CURRENT(0) && CURRENT(1) && t_c[0] == PREPARED && t_c[1] == PREPARED -> q = c_q };
+end_stopped:
+  atomic { c_op == ABORT && ccrash > 0 -> c_q = q; c_op = COMMIT }
+}
+#endif
+
+init {
+  byte i;
+  atomic {
+    select(rcrash : 0 .. RCRASH); select(ccrash : 0 .. CCRASH); select(fails : 0 .. FAILS); select(breaks : 0 .. BREAKS);
+    select(wmax : 0 .. WORK);
+    if :: gives_up = true :: gives_up = false fi;
+    for (i : 0 .. P-1) { t_e[i] = 1; t_c[i] = ATTACHED; idle[i] = true }
+    for (i : 0 .. N-1) { w_e[i] = 1; w_k[i] = RUNNING; held[i] = 1; run Rank(i) }
+#if H
+    run Helper(N);
+#endif
+    i = 0
+  }
+  timeout;                                              /* nothing can move any more: is everybody where he should be? */
+  assert(over);
+  for (i : 0 .. P-1) { assert(died[i] == 0 && idle[i]) }
+  for (i : 0 .. N-1) { assert(held[i] == held[0]); assert(held[i] == 0 || (held[i] == committed && !faulty[i])); assert(!hurt[i]) }
+}
