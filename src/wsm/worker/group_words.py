@@ -9,7 +9,7 @@ from wsm.protocol.rank_state import Move
 from wsm.protocol.view import View
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import Watch, wait, wake
-from wsm.signals.word import CommandWord, CommittedWord, StatusWord, StepWord
+from wsm.signals.word import CommandWord, CommittedWord, StatusCode, StatusWord, StepKind, StepWord
 
 
 class GroupWords:
@@ -67,13 +67,19 @@ class GroupWords:
         return wait(self.segment, watches, timeout_s)
 
     def write(self, move: Move) -> None:
-        """Store the words of a move, the step word first, and wake whoever waits for them."""
+        """Store the words of a move, the step word first, and wake those who wait for what they say."""
         if move.step is not None:
             self.words[self.step] = move.step.pack()
-            wake(self.segment, self.step, high=True)
-        if move.status is not None:
-            self.words[self.status] = move.status.pack()
-            wake(self.segment, self.status)
+            if move.step.kind is not StepKind.RUNNING:
+                wake(self.segment, self.step, high=True)
+        status = move.status
+        if status is not None:
+            before = StatusWord.unpack(self.words[self.status])
+            known = before.ready if before[:2] == status[:2] else 0
+            self.words[self.status] = status.pack()
+            # Nobody waits for DRAINING, PARKING or ACCEPTED, and a wake-up costs a context switch.
+            if status.ready > known or status.code >= StatusCode.PREPARED:
+                wake(self.segment, self.status)
 
     def beat(self) -> None:
         """Show that this rank makes progress. A counter, not a time: the reader has the clock."""

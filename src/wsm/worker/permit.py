@@ -33,11 +33,12 @@ class StepPermit:
         Whose.
     version : int
         The version that makes every token of this step.
+    word : int
+        This rank's step word, as it was stored last.
     """
 
     __slots__ = (
         "_break",
-        "_last",
         "_memory",
         "_open",
         "_open_slowly",
@@ -45,6 +46,7 @@ class StepPermit:
         "_simple_until",
         "rank",
         "version",
+        "word",
     )
 
     def __init__(
@@ -62,13 +64,13 @@ class StepPermit:
         self._open_slowly = open_slowly
         self._break = break_step
         self._open = False
-        self._last = 0
+        self.word = 0
         self._simple_until = 0
 
     @property
     def step(self) -> int:
         """The number of the step in this epoch."""
-        return self._last & MAX_STEP
+        return self.word & MAX_STEP
 
     def check(self) -> None:
         """Assert that a step is open.
@@ -90,13 +92,13 @@ class StepPermit:
 
     def __enter__(self) -> StepPermit:
         """Store RUNNING; everything collective of the step comes after it."""
-        word = self._last + 1
+        word = self.word + 1
         if word < self._simple_until:
-            self._last = self._memory[self._own_word] = word
+            self.word = self._memory[self._own_word] = word
         else:
-            self._last, self.version, simple = self._open_slowly()
+            self.word, self.version, simple = self._open_slowly()
             # Beyond its last step number a word would run over into the field next to it.
-            self._simple_until = self._last | MAX_STEP if simple else 0
+            self._simple_until = self.word | MAX_STEP if simple else 0
         self._open = True
         return self
 

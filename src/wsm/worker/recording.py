@@ -20,6 +20,9 @@ from wsm.states.entry import JournalEntry, transition_entry
 from wsm.states.journal import Journal
 from wsm.states.record import TransitionRecord
 
+#: Characters of an error's message; an engine's own errors may quote whole tensors.
+_MAX_MESSAGE = 2 * 1024
+
 
 class Recorder:
     """Journal and log of one rank.
@@ -78,8 +81,9 @@ class Recorder:
 
     def action_failed(self, name: str, error: BaseException) -> None:
         """An action, its probe or its undo raised."""
-        self._note(entry.ACTION_FAILED, name=name, error=type(error).__name__, message=str(error))
-        self._log.error(log.ACTION_FAILED, action=name, error=str(error))
+        message = str(error)[:_MAX_MESSAGE]
+        self._note(entry.ACTION_FAILED, name=name, error=type(error).__name__, message=message)
+        self._log.error(log.ACTION_FAILED, action=name, error=message)
 
     def action_undone(self, name: str) -> None:
         """An action was taken back."""
@@ -108,8 +112,9 @@ class Recorder:
     def step_broken(self, epoch: int, step: int, error: BaseException) -> None:
         """A step raised."""
         self._epoch = epoch
-        self._note(entry.STEP_BROKEN, step=step, error=type(error).__name__, message=str(error))
-        self._log.error(log.STEP_BROKEN, epoch=epoch, step=step, error=str(error))
+        message = str(error)[:_MAX_MESSAGE]
+        self._note(entry.STEP_BROKEN, step=step, error=type(error).__name__, message=message)
+        self._log.error(log.STEP_BROKEN, epoch=epoch, step=step, error=message)
 
     def wrote(self, move: Move) -> None:
         """Words of this rank were written."""

@@ -4,9 +4,9 @@ The loop asks ``poll()`` what it may do and runs its steps inside ``step()``; ev
 weight change needs happens inside ``poll()``, one action per call. This module holds the path that is
 taken while the group serves, and the life of the attachment; the rest is in :mod:`.driver`.
 
-While the group serves, ``poll()`` costs one load of the command word (and one of each peer's step word,
-where ranks follow each other), ``step()`` one store. Whatever differs from the last quiet look goes to
-:meth:`wsm.worker.driver.RankDriver.turn`.
+While the group serves, ``poll()`` costs one load of the command word (and, for a rank that has no work of
+its own, one of each peer's step word, where ranks follow each other), ``step()`` one store. Whatever
+differs from the last quiet look goes to :meth:`wsm.worker.driver.RankDriver.turn`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from wsm.actions.surfaces import Runner
 from wsm.clock import Clock, SystemClock
 from wsm.config import WsmConfig, load_config
 from wsm.protocol.rank_state import Phase, Todo
+from wsm.signals.errors import SegmentClosedError
 from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
 from wsm.states.machine import LifeCycle
@@ -137,11 +138,12 @@ class Worker:
         self._words = words
         self._rank = rank
         self._bell: Bell | None = None
-        self._memory = words.words
+        self._memory: memoryview[int] | _ClosedWords = words.words
         self._command = words.command
         self._own_step = words.step
         self._followed = words.peer_steps if config.follow else ()
         self._quiet = _NEVER
+        self._polled = 0
         self._permit = StepPermit(rank, words.words, words.step, self._open_step_slowly, self._break_step)
 
     @classmethod
@@ -196,9 +198,11 @@ class Worker:
         """
         memory = self._memory
         if memory[self._command] == self._quiet:
-            if not self._followed:
+            own = self._permit.word
+            if own != self._polled:
+                # It stepped since the last look, so it has work; it looks at its peers when it has none.
+                self._polled = own
                 return SERVE
-            own = memory[self._own_step]
             for index in self._followed:
                 if memory[index] > own:
                     break
@@ -250,6 +254,7 @@ class Worker:
     def close(self) -> None:
         """Leave the group's segment. Idempotent. The group cannot step without this rank."""
         self._quiet = _NEVER
+        self._memory = _ClosedWords(str(self._attachment.segment.path))
         if self._bell is not None:
             self._bell.close()
             self._bell = None
@@ -270,6 +275,7 @@ class Worker:
         todo = self._driver.turn()
         if todo is Todo.SERVE and self._driver.state.phase is Phase.IDLE:
             self._quiet = seen
+            self._polled = self._permit.word = self._memory[self._own_step]
             if self._bell is not None and self._bell.is_ringing():
                 self._quiet = _NEVER
         if rang or todo is Todo.WAIT:
@@ -296,3 +302,13 @@ class Worker:
     def _break_step(self, error: BaseException) -> None:
         self._leave_quiet_path()
         self._driver.break_step(error)
+
+
+class _ClosedWords:
+    """What is left of a segment's words once this rank has left it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getitem__(self, _index: int) -> int:
+        raise SegmentClosedError(path=self._path)

@@ -1,0 +1,142 @@
+"""Steps are opened by poll() alone, end with their block, and break for good when they raise."""
+
+from __future__ import annotations
+
+import pytest
+from living_group import eventually
+
+from wsm import HOLD, SERVE
+from wsm.controller.errors import CommandRefusedError, RankFailedError
+from wsm.signals.word import StepKind, StepWord
+from wsm.worker.errors import NotServingError, PermitExpiredError
+
+
+def step_word(lone) -> StepWord:
+    return StepWord.unpack(lone.segment.words[lone.segment.layout.step[0]])
+
+
+def take(worker) -> None:
+    with worker.step():
+        pass
+
+
+def test_a_step_carries_the_committed_version_and_a_number_that_grows_by_one(lone):
+    seen = []
+    for _ in range(3):
+        assert lone.worker.poll() is SERVE
+        with lone.worker.step() as permit:
+            permit.check()
+            seen.append((permit.step, permit.version, step_word(lone).step))
+    assert seen == [(1, 1, 1), (2, 1, 2), (3, 1, 3)]
+    lone.update(2)
+    with lone.worker.step() as permit:
+        assert (permit.step, permit.version) == (4, 2)
+
+
+def test_no_step_begins_on_a_rank_that_was_never_loaded(make_lone):
+    lone = make_lone()
+    assert lone.worker.poll() is HOLD
+    with pytest.raises(NotServingError, match="weights CLEARED"):
+        take(lone.worker)
+
+
+def test_no_step_begins_on_a_cleared_rank(lone):
+    lone.clear()
+    assert lone.worker.poll() is HOLD
+    with pytest.raises(NotServingError, match="weights CLEARED"):
+        take(lone.worker)
+
+
+@pytest.mark.processes
+def test_no_step_begins_while_the_rank_stands_for_a_command(group):
+    """A rank that stood, and then stepped without being told to join, would leave the others behind."""
+    with group.boot() as controller:
+        group.programs[1].freeze()
+        pending = controller.begin_update(1, force=True)
+        eventually(lambda: controller.status().ranks[0].code == "PARKING")
+        group.programs[0].tell("step")
+        assert group.programs[0].says("no step")["error"] == "NotServingError"
+        group.programs[1].thaw()
+        pending.result()
+    group.stop()
+    assert group.steps_of(0) == []
+
+
+def test_one_poll_that_allows_a_step_allows_one_step_outside_the_quiet_path(lone):
+    """After HOLD nothing is allowed, whatever an earlier poll said."""
+    pending = lone.controller.begin_update(2)
+    while lone.worker.poll() is SERVE:
+        pass
+    with pytest.raises(NotServingError):
+        take(lone.worker)
+    lone.run(pending)
+
+
+def test_the_permit_of_a_step_that_has_ended_opens_nothing(lone):
+    lone.worker.poll()
+    with lone.worker.step() as permit:
+        pass
+    with pytest.raises(PermitExpiredError, match="step 1"):
+        permit.check()
+
+
+def test_a_step_that_raises_breaks_the_rank_for_the_rest_of_the_epoch(lone):
+    lone.worker.poll()
+    with pytest.raises(ZeroDivisionError), lone.worker.step() as permit:
+        _ = 1 // 0
+    with pytest.raises(PermitExpiredError):
+        permit.check()
+    assert step_word(lone).kind is StepKind.BROKEN
+    assert lone.worker.poll() is HOLD
+    with pytest.raises(NotServingError, match="step 1 raised"):
+        take(lone.worker)
+    pending = lone.controller.begin_clear()
+    lone.run(pending)
+    with pytest.raises(CommandRefusedError, match="step 1 raised on rank 0") as caught:
+        pending.result()
+    assert caught.value.error == "StepBrokenError"
+    assert step_word(lone).kind is StepKind.BROKEN
+    assert lone.controller.status().serving is False
+    assert lone.worker.version == 1
+
+
+@pytest.mark.processes
+def test_nobody_begins_a_step_beside_a_broken_rank_and_no_command_is_accepted(make_group):
+    group = make_group(load=0.3)
+    with group.boot() as controller:
+        group.await_steps(5)
+        group.order(1, "step", "raise once")
+        assert group.programs[1].says("no step")["error"] == "OSError"
+        broken = controller.status().ranks[1]
+        assert broken.step_kind == "broken"
+        with pytest.raises(CommandRefusedError, match="restart the group") as caught:
+            controller.update(1, force=True)
+        assert caught.value.rank == 1
+        assert [rank.step for rank in controller.status().ranks] == [broken.step] * 2
+        assert controller.status().serving is False
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("stands", [False, True], ids=["before it stands", "while it stands"])
+def test_a_rank_that_breaks_in_a_step_that_it_joined_fails_the_command(group, stands):
+    """PARKED over BROKEN would let the group accept with a rank that left a step half-way."""
+    with group.boot() as controller:
+        group.order(0, "before_step" if stands else "step", "hold")
+        if not stands:
+            group.programs[1].freeze()
+        group.programs[0].tell("submit 1")
+        group.await_held(0, "before_step" if stands else "step")
+        pending = controller.begin_update(1, force=True)
+        if stands:
+            eventually(lambda: controller.status().ranks[1].code == "PARKING")
+        group.order(1, "step", "raise once")
+        group.programs[1].thaw()
+        group.revoke(0, "before_step")
+        assert group.programs[1].says("no step")["error"] == "OSError"
+        group.revoke(0, "step")
+        with pytest.raises(RankFailedError, match="in step") as caught:
+            pending.result()
+        assert (caught.value.rank, caught.value.action) == (1, "step")
+        assert "失败" in caught.value.cause
+        assert controller.status().ranks[1].step_kind == "broken"
+        assert [rank.weights for rank in controller.status().ranks] == ["NORMAL", "NORMAL"]
