@@ -4,9 +4,9 @@ The loop asks ``poll()`` what it may do and runs its steps inside ``step()``; ev
 weight change needs happens inside ``poll()``, one action per call. This module holds the path that is
 taken while the group serves, and the life of the attachment; the rest is in :mod:`.driver`.
 
-While the group serves, ``poll()`` costs one load of the command word (and, for a rank that has no work of
-its own, one of each peer's step word, where ranks follow each other), ``step()`` one store. Whatever
-differs from the last quiet look goes to :meth:`wsm.worker.driver.RankDriver.turn`.
+While the group serves, ``poll()`` costs one load of the command word (and one of each peer's step word,
+where ranks follow each other or one may break), ``step()`` one store. Whatever differs from the last
+quiet look goes to :meth:`wsm.worker.driver.RankDriver.turn`.
 """
 
 from __future__ import annotations
@@ -143,7 +143,6 @@ class Worker:
         self._own_step = words.step
         self._followed = words.peer_steps if config.follow else ()
         self._quiet = _NEVER
-        self._polled = 0
         self._permit = StepPermit(rank, words.words, words.step, self._open_step_slowly, self._break_step)
 
     @classmethod
@@ -199,10 +198,6 @@ class Worker:
         memory = self._memory
         if memory[self._command] == self._quiet:
             own = self._permit.word
-            if own != self._polled:
-                # It stepped since the last look, so it has work; it looks at its peers when it has none.
-                self._polled = own
-                return SERVE
             for index in self._followed:
                 if memory[index] > own:
                     break
@@ -275,7 +270,7 @@ class Worker:
         todo = self._driver.turn()
         if todo is Todo.SERVE and self._driver.state.phase is Phase.IDLE:
             self._quiet = seen
-            self._polled = self._permit.word = self._memory[self._own_step]
+            self._permit.word = self._memory[self._own_step]
             if self._bell is not None and self._bell.is_ringing():
                 self._quiet = _NEVER
         if rang or todo is Todo.WAIT:
