@@ -7,7 +7,7 @@
    -DSLEEPS lets the controller go on only when no rank is late, as its sleep between two looks nearly always does: no error, so
             the lost level is the whole fault.
    -DSEQUENCE is the same group with a sequence number and one answer per rank, as wsm has it: no error.
-   BOUNDS   and their state counts: TABLE BELOW, measured by `make models`.
+   MEASURED nothing yet
 */
 #ifndef N
 #define N 2              /* ranks */

@@ -4,7 +4,7 @@
             same step, that nobody is left alone inside a step, and that the next command finds everybody serving again.
             More ranks, steps and commands than transaction.pml can have, and nothing that fails.
    HOLDS    a command is accepted behind one step by all; in every end all ranks are idle and all commands are taken.
-   BOUNDS   and their state counts: TABLE BELOW, measured by `make models`.
+   MEASURED nothing yet
    -DFOLLOW is how a hot update's commit is taken: nobody can refuse it, so whoever accepts serves on at once, and whoever sees
             a peer that has finished the command accepts too. Without it a rank serves again after the decision only.
    READING  Words are read one after the other; a rank that has read one may have acted on it much later.

@@ -8,7 +8,7 @@
            in every end: all participants idle, one version on all ranks or none on any, and that version is the committed one.
    WHY ENDS ARE ENOUGH: every wait blocks and every supply (steps, commands, failures, crashes) is bounded, so the graph has
            no cycle; "no invalid end state" and the assertions in init are then liveness.
-   BOUNDS  and their state counts: TABLE BELOW, measured by `make models`.
+   MEASURED nothing yet
    READING A word is read alone. What a participant has read of a peer it may use late (bits in `ok`): views are stale mixtures.
    NOT     modelled: a dead process that writes again (it is reaped first), several nodes, retries of a failed boot, helpers that
            become FAULTED. A hot update's KV policy is held by the version that each block carries, so a flip finds no old

@@ -1,0 +1,126 @@
+"""Which model is checked within which bounds, and which seeded faults must be caught. Runs nothing.
+
+A check that is ``small`` takes seconds and belongs to the test suite; the others are for ``make models``.
+The reasons of a mutant name the rule that it drops, in the words of :mod:`wsm.protocol`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Check:
+    """One exhaustive search.
+
+    Attributes
+    ----------
+    model : str
+        The file, without its suffix.
+    bounds : str
+        What is defined, as ``NAME=VALUE`` or ``NAME``, blanks between.
+    what : str
+        What these bounds are for.
+    small : bool
+        Whether the test suite runs it.
+    must_fail : bool
+        Whether an error is what it must find: a seeded fault, or the design that wsm replaces.
+    cycles : bool
+        Look for any cycle in the graph instead of errors: without one, good ends are liveness.
+    """
+
+    model: str
+    bounds: str
+    what: str
+    small: bool = True
+    must_fail: bool = False
+    cycles: bool = False
+
+    @property
+    def path(self) -> Path:
+        """The model's file."""
+        return HERE / f"{self.model}.pml"
+
+    @property
+    def title(self) -> str:
+        """Name the check on one line."""
+        return " ".join(filter(None, (self.model, self.bounds, "(any cycle)" if self.cycles else "")))
+
+
+CHECKS = (
+    Check("oneword", "", "two ranks: must deadlock", must_fail=True),
+    Check("oneword", "N=3", "three ranks: must deadlock", must_fail=True),
+    Check("oneword", "SLEEPS N=3 CYCLES=3", "what the sleep hides"),
+    Check("oneword", "SEQUENCE N=3 CYCLES=3", "a sequence instead of a level"),
+    Check("park_and_vote", "", "three ranks, decided"),
+    Check("park_and_vote", "FOLLOW", "three ranks, each serves on at once"),
+    Check("park_and_vote", "FOLLOW N=2 WORK=3 CMDS=3", "two ranks, more of everything"),
+    Check("park_and_vote", "FOLLOW N=2", "no endless run", cycles=True),
+    Check("park_and_vote", "N=4", "four ranks, decided", small=False),
+    Check("park_and_vote", "FOLLOW N=4", "four ranks, each serves on at once", small=False),
+    Check("park_and_vote", "N=4 WORK=3 CMDS=3", "four ranks, more of everything", small=False),
+    Check("transaction", "", "any command, the controller may give up"),
+    Check("transaction", "CMDS=2 FAILS=1", "two commands, one failure, refusal or deadline"),
+    Check("transaction", "FAILS=3 CMDS=2 OPS=1 CLEARVOTE=1", "a group that becomes FAULTED and is repaired"),
+    Check("transaction", "CCRASH=1 FAILS=1", "a controller dies"),
+    Check("transaction", "RCRASH=1 OPS=2", "a rank dies in an update"),
+    Check("transaction", "RCRASH=1 OPS=4", "a rank dies in a hot update"),
+    Check("transaction", "BREAKS=1 OPS=4", "a step raises beside a hot update"),
+    Check("transaction", "MISREADS=1", "a rank prepares another version"),
+    Check("transaction", "H=1 OPS=3", "a helper takes part"),
+    Check("transaction", "N=3 OPS=4", "three ranks, hot update"),
+    Check("transaction", "FAILS=1", "no endless run", cycles=True),
+    Check("transaction", "FAILS=1 BREAKS=1 RCRASH=1 OPS=6", "no endless run", small=False, cycles=True),
+    Check("transaction", "FAILS=2 CMDS=2 WORK=2", "more of everything", small=False),
+    Check("transaction", "CMDS=2 CCRASH=2 FAILS=1", "two controllers die", small=False),
+    Check("transaction", "RCRASH=1 CCRASH=1 FAILS=1 MISREADS=1", "everything once", small=False),
+    Check("transaction", "RCRASH=1 BREAKS=1 FAILS=1", "a rank dies and a step raises", small=False),
+    Check("transaction", "RCRASH=2 FAILS=1", "two deaths", small=False),
+    Check("transaction", "CMDS=2 RCRASH=1 OPS=5", "two commands and a death", small=False),
+    Check("transaction", "H=1 CCRASH=1 FAILS=1", "a helper, a controller dies", small=False),
+    Check("transaction", "H=1 RCRASH=1", "a helper, a rank or the helper dies", small=False),
+    Check("transaction", "N=3 FAILS=1", "three ranks, one failure", small=False),
+    Check("transaction", "N=3 CCRASH=1 OPS=2", "three ranks, a controller dies", small=False),
+    Check("transaction", "N=3 BREAKS=1 OPS=4", "three ranks, a step raises", small=False),
+)
+
+
+def _mutant(model: str, name: str, bounds: str, rule: str) -> Check:
+    return Check(model, f"M_{name} {bounds}".strip(), rule, must_fail=True)
+
+
+MUTANTS = (
+    _mutant("park_and_vote", "NO_JOIN_IN_PARKING", "", "a rank that stands joins a step that others are in"),
+    _mutant("park_and_vote", "PARKED_WITHOUT_SEQUENCE", "", "PARKED names the command"),
+    _mutant("park_and_vote", "RUNNING_WITHOUT_SEQUENCE", "FOLLOW", "RUNNING names the last finished command"),
+    _mutant("park_and_vote", "SERVES_BEFORE_ALL_ACCEPT", "", "who accepted serves after the decision only"),
+    _mutant("transaction", "ABORT_RESUMES", "OPS=1", "after an ABORT nobody serves before all have stopped"),
+    _mutant("transaction", "BROKEN_PARKS", "BREAKS=1 OPS=2", "BROKEN is never overwritten in its epoch"),
+    _mutant("transaction", "CLEARED_IS_UNTOUCHED", "OPS=1 FAILS=1", "DONE_CLEARED counts as touched"),
+    _mutant("transaction", "CLEAR_IS_NEVER_DECIDED", "OPS=1 FAILS=1", "a failed clear is aborted"),
+    _mutant("transaction", "COMMIT_DOES_NOT_FOLLOW", "OPS=4", "a peer that has flipped proves that all stood"),
+    _mutant("transaction", "COMMIT_UNSEEN", "OPS=2 MISREADS=1", "COMMIT needs reports that agree"),
+    _mutant("transaction", "DEADLINE_ENDS_PREPARED", "OPS=2 FAILS=1", "PREPARED is a promise"),
+    _mutant("transaction", "DEADLINE_UNPARKS", "OPS=2 FAILS=1", "an expired deadline leads nowhere by itself"),
+    _mutant("transaction", "EPOCH_LOSES_COMMIT", "OPS=2 RCRASH=1", "a commit is recorded before a new epoch"),
+    _mutant("transaction", "FAULTED_IS_UNTOUCHED", "OPS=1 FAILS=2", "DONE_FAULTED counts as touched"),
+    _mutant("transaction", "FAULTED_UPDATES", "OPS=3 FAILS=2 CMDS=2", "FAULTED is left by clearing only"),
+    _mutant("transaction", "HELPER_DOES_NOT_VOTE", "H=1 OPS=2", "a collective waits for every participant's vote"),
+    _mutant("transaction", "HELPER_IS_EARLY", "H=1 OPS=1", "a helper begins when a rank has accepted"),
+    _mutant("transaction", "HELPER_NOT_ASKED", "H=1 OPS=2 FAILS=1", "COMMIT needs the helpers PREPARED too"),
+    _mutant("transaction", "HOT_FLIP_WITHOUT_PARKING", "OPS=4", "a hot commit is parked and voted on"),
+    _mutant("transaction", "NEXT_COMMAND_EARLY", "OPS=1 CMDS=2", "the next command waits for all"),
+    _mutant("transaction", "NO_JOIN_IN_PARKING", "OPS=2", "a rank that stands joins a step that others are in"),
+    _mutant("transaction", "NO_JOIN_WHEN_STOPPED", "OPS=2", "a rank that stopped unaccepted still joins"),
+    _mutant("transaction", "OUTCOME_IS_LOCAL", "OPS=2", "the outcome of an ABORT is the group's"),
+    _mutant("transaction", "REFUSAL_IS_TERMINAL", "OPS=2 FAILS=1", "who refuses waits for the group's ABORT"),
+    _mutant("transaction", "RUNNING_WITHOUT_SEQUENCE", "OPS=4", "RUNNING names the last finished command"),
+    _mutant("transaction", "SAME_EPOCH_RESTART", "OPS=2 RCRASH=1", "a replacement joins a new epoch only"),
+    _mutant("transaction", "SPLIT_BRAIN", "OPS=2 CCRASH=1", "a successor proves that the other is dead"),
+    _mutant("transaction", "STEP_WITHOUT_EPOCH", "OPS=2 RCRASH=1", "who holds nothing follows no other epoch"),
+    _mutant("transaction", "TAKEOVER_DECIDES_AGAIN", "OPS=2 CCRASH=1", "a decision that stands is completed"),
+    _mutant("transaction", "VOTE_IS_WITHDRAWN", "OPS=2", "a vote ends only where a peer will never be ready"),
+)

@@ -1,0 +1,44 @@
+"""The table of measured state counts in the head of each model: written by ``--record``, read by the tests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from models.checker import Verdict
+
+_TABLE = re.compile(r"(?P<head>^   MEASURED .*\n)(?P<rows>(?:^     .*\n)*)", re.MULTILINE)
+_ROW = re.compile(r"^     (?P<bounds>.*?) {2,}(?P<states>[0-9,]+)  (?P<what>.*)$", re.MULTILINE)
+
+
+def record(verdicts: Iterable[Verdict], version: str) -> None:
+    """Write the verdicts that are no mutants' into the tables of their models; other rows go."""
+    by_model: dict[Path, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.stopped_by is None and not verdict.check.bounds.startswith("M_"):
+            by_model.setdefault(verdict.check.path, []).append(verdict)
+    for path, found in by_model.items():
+        head = f"   MEASURED by `make models`, spin {version}: bounds other than the defaults, states, what for\n"
+        rows = "".join(
+            f"     {_bounds(verdict):<40}  {verdict.states:>12,}  {verdict.check.what}\n" for verdict in found
+        )
+        path.write_text(_TABLE.sub(lambda _, text=head + rows: text, path.read_text(), count=1))
+
+
+def recorded(path: Path) -> dict[str, int]:
+    """Return the states per bounds, as the model's head has them."""
+    table = _TABLE.search(path.read_text())
+    rows = table["rows"] if table else ""
+    return {row["bounds"]: int(row["states"].replace(",", "")) for row in _ROW.finditer(rows)}
+
+
+def recorded_version(path: Path) -> str | None:
+    """Return the version of spin that counted."""
+    found = re.search(r"^   MEASURED by `make models`, spin ([^:\s]+):", path.read_text(), re.MULTILINE)
+    return found[1] if found else None
+
+
+def _bounds(verdict: Verdict) -> str:
+    check = verdict.check
+    return (check.bounds or "none") + (", any cycle" if check.cycles else "")
