@@ -98,6 +98,8 @@ def aborted(
     causes = [(rank, group.failure(rank, command)) for rank in range(group.participants)]
     found: list[tuple[FailureReport, bool]] = [cause for _, cause in causes if cause is not None]
     found.sort(key=lambda cause: cause[0].error in _ECHOES)
+    if found and found[0][0].error in _ECHOES:
+        found = []  # no rank failed of itself: the controller had decided before
     if lost:
         return RankLostError(operation=operation, ranks=lost, group=now)
     if found:

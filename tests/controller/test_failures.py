@@ -1,0 +1,261 @@
+"""Commands that are refused or fail: nothing changes, or all ranks end alike, and the culprit is named."""
+
+from __future__ import annotations
+
+import pytest
+from living_group import eventually, shard_of
+
+from wsm import InFlightPolicy, KVPolicy
+from wsm.controller.errors import (
+    CommandRefusedError,
+    CommandTimeoutError,
+    ManifestMismatchError,
+    MixedGroupError,
+    PlansDifferError,
+    RankFailedError,
+)
+from wsm.strategies import publish_snapshot
+
+pytestmark = pytest.mark.processes
+
+
+def assert_serves_on(group, controller, version=1):
+    assert controller.status().serving
+    group.await_steps()
+    group.assert_steps_are_pure([version])
+    assert group.steps_of(0)[-1][1] == version
+
+
+def assert_takes_a_good_update(group, controller, version=9):
+    group.publish(version)
+    assert controller.update(version).version == version
+    group.await_steps()
+    group.assert_steps_are_pure([version])
+    group.stop()
+    group.assert_journals_are_possible()
+
+
+def test_a_policy_that_cannot_be_honoured_is_refused_and_nothing_changes(make_group):
+    group = make_group(load=0.3)
+    group.publish(2)
+    with group.boot() as controller:
+        group.programs[0].tell("submit 1000000")
+        with pytest.raises(CommandRefusedError, match="KV policy 'keep'") as caught:
+            controller.update(2, kv_policy=KVPolicy.KEEP)
+        assert caught.value.error == "PolicyRefusedError"
+        assert "serves version 1" in caught.value.group
+        assert_serves_on(group, controller)
+        group.programs[0].tell("say")
+        said = group.programs[0].says("state")
+        assert len(said["running"]) == 1  # no request was ended for a command that never was
+        assert said["admitting"]
+        assert_takes_a_good_update(group, controller)
+
+
+def test_a_version_that_does_not_exist_leaves_the_old_one_on_all_ranks(make_group):
+    group = make_group(load=0.3)
+    with group.boot() as controller:
+        with pytest.raises(RankFailedError, match="serves version 1") as caught:
+            controller.update(404)
+        assert caught.value.action == "load_weights"
+        assert caught.value.error == "SnapshotNotFoundError"
+        assert "load_snapshot" in caught.value.remote_traceback
+        assert_serves_on(group, controller)
+        assert_takes_a_good_update(group, controller)
+
+
+def test_a_version_that_does_not_exist_leaves_a_cleared_group_cleared(group):
+    with group.boot() as controller:
+        controller.clear()
+        with pytest.raises(RankFailedError, match="is CLEARED"):
+            controller.update(404)
+        assert controller.status().state == "CLEARED"
+        controller.update(1)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_one_missing_shard_clears_all_ranks_because_another_had_begun_to_load(make_group, culprit):
+    group = make_group(load=0.3)
+    group.publish(2)
+    for path in group.shard_files(2, culprit):
+        path.unlink()
+    with group.boot() as controller:
+        group.order(culprit, "write", "hold")  # never reached: its shard is not there
+        with pytest.raises(RankFailedError, match="is CLEARED") as caught:
+            controller.update(2)
+        assert caught.value.rank == culprit
+        group.revoke(culprit, "write")
+        assert {rank.weights for rank in controller.status().ranks} == {"CLEARED"}
+        assert_takes_a_good_update(group, controller)
+
+
+def test_a_shard_that_turns_out_corrupt_half_way_clears_all_ranks(make_group):
+    group = make_group(load=0.3)
+    group.publish(2)
+    path = group.shard_files(2, 1)[-1]
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with group.boot() as controller:
+        with pytest.raises(RankFailedError, match="is CLEARED") as caught:
+            controller.update(2)
+        assert (caught.value.rank, caught.value.error) == (1, "DigestMismatchError")
+        assert_takes_a_good_update(group, controller)
+
+
+def test_an_action_that_fails_after_the_load_clears_all_ranks(group):
+    with group.boot() as controller:
+        controller.clear()
+        group.order(1, "rebuild", "raise")
+        with pytest.raises(RankFailedError, match="is CLEARED") as caught:
+            controller.update(1)
+        assert (caught.value.rank, caught.value.action) == (1, "rebuild_kv_cache")
+        assert "失败" in caught.value.cause
+        group.revoke(1, "rebuild")
+        controller.update(1)
+        group.stop()
+        group.assert_journals_are_possible()
+
+
+def test_an_action_that_fails_before_anything_is_taken_away_is_undone(make_group):
+    """What stops admission raises on one rank; the other one must admit again."""
+    group = make_group(load=0.3)
+    with group.boot() as controller:
+        group.order(1, "stop_admitting", "raise once")
+        with pytest.raises(CommandRefusedError) as caught:
+            controller.update(1, force=True)
+        assert caught.value.rank == 1
+        assert_serves_on(group, controller)
+        assert [end["admitting"] for end in group.stop()] == [True, True]
+
+
+def test_a_teardown_that_fails_leaves_its_rank_faulted_until_the_group_is_cleared_again(group):
+    with group.boot() as controller:
+        group.order(1, "release", "raise")
+        with pytest.raises(RankFailedError, match="does not serve") as caught:
+            controller.clear()
+        assert (caught.value.rank, caught.value.action) == (1, "release_weights")
+        assert [rank.weights for rank in controller.status().ranks] == ["CLEARED", "FAULTED"]
+        with pytest.raises(MixedGroupError, match="rank 1 FAULTED"):
+            controller.update(1)
+        with pytest.raises(RankFailedError):
+            controller.clear()  # still broken
+        group.revoke(1, "release")
+        controller.clear()
+        assert controller.status().state == "CLEARED"
+        assert controller.update(1).version == 1
+        group.stop()
+        group.assert_journals_are_possible()
+
+
+def test_a_teardown_that_fails_once_is_finished_by_the_groups_own_clear(group):
+    with group.boot() as controller:
+        group.order(1, "release", "raise once")
+        with pytest.raises(RankFailedError, match="is CLEARED"):
+            controller.clear()
+        assert controller.status().state == "CLEARED"
+        assert [end["held"] for end in group.stop()] == [[], []]
+
+
+def test_ranks_that_prepared_different_publications_are_not_committed(make_group, tmp_path):
+    group = make_group()
+    group.publish(1)
+    group.publish(2)
+    elsewhere = tmp_path / "elsewhere"
+    for version, seed in ((1, ""), (2, "another publication")):
+        shards = {rank: shard_of(version, rank, seed) for rank in (0, 1)}
+        publish_snapshot(elsewhere, version, shards, part_bytes=1024, durable=False)
+    group.launch(0)
+    group.launch(1, config={"snapshot": {**group.config["snapshot"], "directory": str(elsewhere)}})
+    group.programs[0].says("ready")
+    group.programs[1].says("ready")
+    controller = group.controller()
+    controller.update(1)
+    with pytest.raises(ManifestMismatchError, match="is CLEARED") as caught:
+        controller.update(2)
+    assert caught.value.found[0] != caught.value.found[1]
+    assert controller.status().version == 1  # the last one that all committed
+    controller.update(1)
+
+
+def test_ranks_with_other_plans_are_told_so_before_anything_is_asked_of_them(make_group):
+    group = make_group(without_kv=[1])
+    group.publish(1)
+    group.start()
+    controller = group.controller()
+    for _ in range(2):
+        with pytest.raises(PlansDifferError, match="rank 1"):
+            controller.update(1)
+    assert controller.status().sequence == 0
+
+
+def test_a_rank_that_never_parks_is_named_by_the_one_that_waited(make_group):
+    group = make_group(config={"deadlines": {"park_s": 0.2}}, load=0.3)
+    with group.boot() as controller:
+        group.order(1, "stop_admitting", "hold")
+        pending = controller.begin_update(1, force=True)
+        with pytest.raises(RankFailedError, match="rank 1 to park") as caught:
+            eventually(lambda: pending.over or group_fails_on(group, controller))
+            pending.result()
+        assert (caught.value.rank, caught.value.action) == (0, "parking")
+        assert_serves_on(group, controller)
+
+
+def group_fails_on(group, controller):
+    """Let the held rank go on once the other one has said FAILED."""
+    if controller.status().operation == "ABORT":
+        group.revoke(1, "stop_admitting")
+    return False
+
+
+def test_the_error_names_the_rank_that_failed_and_not_the_one_that_was_stopped(group):
+    """Rank 0 is still loading when rank 1 has failed; the group's decision stops it."""
+    group.publish(2)
+    for path in group.shard_files(2, 1):
+        path.unlink()
+    with group.boot() as controller:
+        group.order(0, "write", "hold")
+        pending = controller.begin_update(2)
+        group.await_held(0, "write")
+        eventually(lambda: controller.status().operation == "ABORT")
+        group.revoke(0, "write")
+        with pytest.raises(RankFailedError, match="is CLEARED") as caught:
+            pending.result()
+        assert (caught.value.rank, caught.value.error) == (1, "SnapshotNotFoundError")
+        assert set(caught.value.others) == {0}
+        assert "decided to abort" in caught.value.others[0]
+
+
+def test_a_deadline_names_the_late_rank_and_where_it_is(group):
+    group.publish(2)
+    with group.boot() as controller:
+        group.order(1, "write", "hold")
+        pending = controller.begin_update(2, deadline_s=0.3)
+        group.await_held(1, "write")
+        eventually(lambda: controller.status().operation == "ABORT")
+        group.revoke(1, "write")
+        with pytest.raises(CommandTimeoutError, match=r"late: rank 1 is running \(action \d+") as caught:
+            pending.result()
+        assert set(caught.value.waiting) == {1}
+        assert controller.status().state == "CLEARED"
+
+
+def test_a_rank_that_fails_before_a_collective_action_frees_the_ones_that_voted_for_it(make_group):
+    group = make_group(3, config={"shut_down_groups": True}, load=0.3)
+    with group.boot() as controller:
+        group.await_steps(3)
+        group.order(1, "release_kv", "raise once")
+        with pytest.raises(RankFailedError, match="is CLEARED") as caught:
+            controller.clear()
+        assert (caught.value.rank, caught.value.action) == (1, "release_kv_cache")
+        assert all("will never enter it" in message for message in caught.value.others.values())
+        assert_takes_a_good_update(group, controller)
+
+
+def test_a_failed_clear_with_requests_kept_lets_the_group_go_on(group):
+    with group.boot() as controller:
+        group.order(0, "release", "raise once")
+        with pytest.raises(RankFailedError):
+            controller.clear(in_flight=InFlightPolicy.KEEP)
+        controller.update(1)
+        assert controller.status().serving

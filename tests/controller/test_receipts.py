@@ -1,0 +1,88 @@
+"""What a caller gets for a command that worked, or that had nothing to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from wsm import Outcome
+
+pytestmark = pytest.mark.processes
+
+
+def test_the_receipt_of_an_update_proves_what_every_rank_loaded(group):
+    group.publish(1)
+    group.start()
+    receipt = group.controller().update(1, request_id="first")
+    published = group.published[1]
+    assert (receipt.request_id, receipt.outcome, receipt.loaded) == ("first", Outcome.UPDATED, True)
+    assert (receipt.epoch, receipt.sequence) == (1, 1)
+    assert (receipt.version, receipt.previous_version) == (1, None)
+    assert receipt.manifest_digest == published.manifest_digest
+    assert [report.rank for report in receipt.ranks] == [0, 1]
+    assert {report.rank: report.digest for report in receipt.ranks} == published.digests
+    assert all(report.bytes == 2048 + 512 + 64 and report.tensors == 3 for report in receipt.ranks)
+    for report in receipt.ranks:
+        assert "load_weights" in {action.name for action in report.actions}
+        assert all(action.seconds >= 0 for action in report.actions)
+    assert receipt.pause_s == 0  # nobody had served before
+    assert json.loads(json.dumps(receipt.to_mapping()))["ranks"][1]["version"] == 1
+
+
+def test_an_update_of_a_serving_group_says_how_long_it_paused(group):
+    with group.boot() as controller:
+        receipt = controller.update(1, force=True)
+        assert 0 < receipt.pause_s <= receipt.seconds + 1
+        controller.clear()
+        again = controller.update(1)
+        assert again.pause_s > 0  # the time without weights counts
+        assert again.previous_version == 1
+
+
+def test_a_version_that_is_served_already_is_not_loaded_again(group):
+    with group.boot() as controller:
+        first = controller.status()
+        receipt = controller.update(1, request_id="again")
+        assert (receipt.outcome, receipt.loaded, receipt.version) == (Outcome.ALREADY_SERVED, False, 1)
+        assert (receipt.sequence, receipt.request_id) == (1, "again")
+        assert receipt.manifest_digest == group.published[1].manifest_digest
+        assert controller.status().sequence == first.sequence
+        assert controller.update(1, force=True).outcome is Outcome.UPDATED
+
+
+def test_a_cleared_group_is_not_cleared_again(group):
+    with group.boot() as controller:
+        assert controller.clear().outcome is Outcome.CLEARED
+        receipt = controller.clear()
+        assert (receipt.outcome, receipt.loaded, receipt.version) == (Outcome.ALREADY_CLEARED, False, None)
+        assert controller.update(1).outcome is Outcome.UPDATED
+
+
+def test_an_update_without_a_version_takes_the_newest_every_time(group):
+    """The version is known to the ranks alone, which may have committed before the controller looks."""
+    with group.boot() as controller:
+        for version in range(2, 22):
+            group.publish(version)
+            receipt = controller.update(settle_s=5)
+            assert (receipt.outcome, receipt.version) == (Outcome.UPDATED, version)
+            assert controller.status().version == version
+
+
+def test_a_pending_command_is_over_when_its_receipt_is_there(group):
+    with group.boot() as controller:
+        pending = controller.begin_clear(request_id="later")
+        receipt = pending.result(30)
+        assert pending.over
+        assert (pending.request_id, receipt.request_id) == ("later", "later")
+        assert pending.result() is receipt
+
+
+def test_a_status_is_plain_data(group):
+    with group.boot() as controller:
+        status = controller.status()
+        assert (status.serving, status.state, status.over, status.version) == (True, "NORMAL", True, 1)
+        assert status.owner_pid == group.programs[0].pid
+        assert status.controller_pid is None
+        assert [rank.pid for rank in status.ranks] == [program.pid for program in group.programs.values()]
+        assert json.loads(json.dumps(status.to_mapping()))["serving"] is True
