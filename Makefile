@@ -3,6 +3,7 @@
 #   make demo      run the RL loop on a live group of two ranks; results in demo-out/
 #   make test      linters, types, tests
 #   make bench     measure; table on the terminal, numbers in bench.json
+#   make models    check the Promela models within all their bounds (20 minutes; needs spin and gcc)
 #   make lint      linters and types alone
 #   make diagrams  write diagrams/ anew from the transition tables
 #   make clean     remove .venv and everything that was generated
@@ -29,7 +30,7 @@ export OMP_NUM_THREADS := 1
 # `make demo ARGUMENTS="--no-update --steps 10"`
 ARGUMENTS ?=
 
-.PHONY: help install demo test lint bench diagrams clean
+.PHONY: help install demo test lint bench models diagrams clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -60,9 +61,12 @@ lint: $(STAMP)
 bench: $(STAMP)
 	@$(BIN)/python -m bench $(ARGUMENTS)
 
+models: $(STAMP)
+	@$(BIN)/python -m models $(ARGUMENTS)
+
 diagrams: $(STAMP)
 	@$(BIN)/wsm diagrams
 
 clean:
 	rm -rf $(VENV) demo-out bench.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench models -name __pycache__ -type d -prune -exec rm -rf {} +

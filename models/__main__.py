@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     bad = [verdict for verdict in verdicts if not verdict.good]
     caught = sum(verdict.good for verdict in verdicts if verdict.check in MUTANTS)
     seeded = sum(verdict.check in MUTANTS for verdict in verdicts)
-    _say(f"{len(verdicts) - len(bad)} of {len(verdicts)} as they must be; {caught} of {seeded} mutants caught")
+    _say(
+        f"{len(verdicts) - len(bad)} of {len(verdicts)} as they must be; {caught} of {seeded} mutants caught"
+    )
     return 1 if bad else 0
 
 
@@ -64,11 +66,8 @@ def _run_all(checks: Iterable[Check], jobs: int, limit_s: float) -> list[Verdict
 
 def _row(verdict: Verdict) -> str:
     mark = "ok " if verdict.good else "BAD"
-    check = verdict.check
-    return (
-        f"{mark} {check.title:<62} {verdict.states:>11,} {verdict.seconds:>7.1f} s  {verdict.sentence[:60]:<60}"
-        f"  {check.what}"
-    )
+    found = f"{verdict.states:>12,} states {verdict.seconds:>6.1f} s"
+    return f"{mark} {verdict.check.title:<58} {found}  {verdict.sentence[:50]:<50}  {verdict.check.what}"
 
 
 def _say(line: str) -> None:

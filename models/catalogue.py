@@ -45,9 +45,14 @@ class Check:
         return HERE / f"{self.model}.pml"
 
     @property
+    def within(self) -> str:
+        """Say the bounds, and what is looked for where that is not an error."""
+        return (self.bounds or "defaults") + (", any cycle" if self.cycles else "")
+
+    @property
     def title(self) -> str:
         """Name the check on one line."""
-        return " ".join(filter(None, (self.model, self.bounds, "(any cycle)" if self.cycles else "")))
+        return f"{self.model}: {self.within}"
 
 
 CHECKS = (
@@ -101,26 +106,26 @@ MUTANTS = (
     _mutant("transaction", "BROKEN_PARKS", "BREAKS=1 OPS=2", "BROKEN is never overwritten in its epoch"),
     _mutant("transaction", "CLEARED_IS_UNTOUCHED", "OPS=1 FAILS=1", "DONE_CLEARED counts as touched"),
     _mutant("transaction", "CLEAR_IS_NEVER_DECIDED", "OPS=1 FAILS=1", "a failed clear is aborted"),
-    _mutant("transaction", "COMMIT_DOES_NOT_FOLLOW", "OPS=4", "a peer that has flipped proves that all stood"),
+    _mutant("transaction", "COMMIT_DOES_NOT_FOLLOW", "OPS=4", "who has flipped proves that all stood"),
     _mutant("transaction", "COMMIT_UNSEEN", "OPS=2 MISREADS=1", "COMMIT needs reports that agree"),
     _mutant("transaction", "DEADLINE_ENDS_PREPARED", "OPS=2 FAILS=1", "PREPARED is a promise"),
-    _mutant("transaction", "DEADLINE_UNPARKS", "OPS=2 FAILS=1", "an expired deadline leads nowhere by itself"),
+    _mutant("transaction", "DEADLINE_UNPARKS", "OPS=2 FAILS=1", "an expired deadline leads nowhere"),
     _mutant("transaction", "EPOCH_LOSES_COMMIT", "OPS=2 RCRASH=1", "a commit is recorded before a new epoch"),
     _mutant("transaction", "FAULTED_IS_UNTOUCHED", "OPS=1 FAILS=2", "DONE_FAULTED counts as touched"),
     _mutant("transaction", "FAULTED_UPDATES", "OPS=3 FAILS=2 CMDS=2", "FAULTED is left by clearing only"),
-    _mutant("transaction", "HELPER_DOES_NOT_VOTE", "H=1 OPS=2", "a collective waits for every participant's vote"),
+    _mutant("transaction", "HELPER_DOES_NOT_VOTE", "H=1 OPS=2", "a collective waits for every vote"),
     _mutant("transaction", "HELPER_IS_EARLY", "H=1 OPS=1", "a helper begins when a rank has accepted"),
     _mutant("transaction", "HELPER_NOT_ASKED", "H=1 OPS=2 FAILS=1", "COMMIT needs the helpers PREPARED too"),
     _mutant("transaction", "HOT_FLIP_WITHOUT_PARKING", "OPS=4", "a hot commit is parked and voted on"),
     _mutant("transaction", "NEXT_COMMAND_EARLY", "OPS=1 CMDS=2", "the next command waits for all"),
-    _mutant("transaction", "NO_JOIN_IN_PARKING", "OPS=2", "a rank that stands joins a step that others are in"),
+    _mutant("transaction", "NO_JOIN_IN_PARKING", "OPS=2", "who stands joins a step that others are in"),
     _mutant("transaction", "NO_JOIN_WHEN_STOPPED", "OPS=2", "a rank that stopped unaccepted still joins"),
     _mutant("transaction", "OUTCOME_IS_LOCAL", "OPS=2", "the outcome of an ABORT is the group's"),
     _mutant("transaction", "REFUSAL_IS_TERMINAL", "OPS=2 FAILS=1", "who refuses waits for the group's ABORT"),
     _mutant("transaction", "RUNNING_WITHOUT_SEQUENCE", "OPS=4", "RUNNING names the last finished command"),
     _mutant("transaction", "SAME_EPOCH_RESTART", "OPS=2 RCRASH=1", "a replacement joins a new epoch only"),
     _mutant("transaction", "SPLIT_BRAIN", "OPS=2 CCRASH=1", "a successor proves that the other is dead"),
-    _mutant("transaction", "STEP_WITHOUT_EPOCH", "OPS=2 RCRASH=1", "who holds nothing follows no other epoch"),
+    _mutant("transaction", "STEP_WITHOUT_EPOCH", "OPS=2 RCRASH=1", "nobody follows a step of another epoch"),
     _mutant("transaction", "TAKEOVER_DECIDES_AGAIN", "OPS=2 CCRASH=1", "a decision that stands is completed"),
     _mutant("transaction", "VOTE_IS_WITHDRAWN", "OPS=2", "a vote ends only where a peer will never be ready"),
 )

@@ -1,4 +1,4 @@
-"""The table of measured state counts in the head of each model: written by ``--record``, read by the tests."""
+"""The table of measured state counts in the head of each model: ``--record`` writes it, the tests read it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ def record(verdicts: Iterable[Verdict], version: str) -> None:
         if verdict.stopped_by is None and not verdict.check.bounds.startswith("M_"):
             by_model.setdefault(verdict.check.path, []).append(verdict)
     for path, found in by_model.items():
-        head = f"   MEASURED by `make models`, spin {version}: bounds other than the defaults, states, what for\n"
-        rows = "".join(
-            f"     {_bounds(verdict):<40}  {verdict.states:>12,}  {verdict.check.what}\n" for verdict in found
-        )
-        path.write_text(_TABLE.sub(lambda _, text=head + rows: text, path.read_text(), count=1))
+        head = f"   MEASURED by `make models`, spin {version}: bounds, states, what for\n"
+        rows = "".join(_row(verdict) for verdict in found)
+        text = path.read_text()
+        old = _TABLE.search(text)
+        if old is not None:
+            path.write_text(text[: old.start()] + head + rows + text[old.end() :])
 
 
 def recorded(path: Path) -> dict[str, int]:
@@ -39,6 +40,5 @@ def recorded_version(path: Path) -> str | None:
     return found[1] if found else None
 
 
-def _bounds(verdict: Verdict) -> str:
-    check = verdict.check
-    return (check.bounds or "none") + (", any cycle" if check.cycles else "")
+def _row(verdict: Verdict) -> str:
+    return f"     {verdict.check.within:<40}  {verdict.states:>12,}  {verdict.check.what}\n"
