@@ -112,7 +112,9 @@ def test_nobody_begins_a_step_beside_a_broken_rank_and_no_command_is_accepted(ma
         with pytest.raises(CommandRefusedError, match="restart the group") as caught:
             controller.update(1, force=True)
         assert caught.value.rank == 1
-        assert [rank.step for rank in controller.status().ranks] == [broken.step] * 2
+        other, broken_still = [rank.step for rank in controller.status().ranks]
+        assert broken_still == broken.step
+        assert other in (broken.step - 1, broken.step), "a step was begun beside the broken rank"
         assert controller.status().serving is False
 
 
