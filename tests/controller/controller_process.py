@@ -1,0 +1,53 @@
+"""A controller that dies: python controller_process.py GROUP DIRECTORY COMMAND VERSION POINT.
+
+COMMAND is `clear` or `update`; VERSION is a number or `newest`. At POINT the process kills itself as the
+kernel would, with the role held: nothing of it runs any more. POINT `never` lets it live to the end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import wsm
+from wsm.controller.group_view import GroupView
+from wsm.signals.word import CommandWord, CommittedWord
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(point: str) -> None:
+    """Make the two writers of the controller's words end the process before or after they write."""
+    write_command, write_committed = GroupView.write_command, GroupView.write_committed
+
+    def command(group: GroupView, word: CommandWord) -> None:
+        what = "decision" if word.operation.is_decision else "command"
+        if point == f"before {what}":
+            die()
+        write_command(group, word)
+        if point == f"after {what}":
+            die()
+
+    def committed(group: GroupView, word: CommittedWord) -> None:
+        write_committed(group, word)
+        if point == "after committed":
+            die()
+
+    GroupView.write_command, GroupView.write_committed = command, committed
+
+
+def main() -> None:
+    name, directory, command, version, point = sys.argv[1:]
+    die_at(point)
+    with wsm.Controller(name, directory=directory) as controller:
+        if command == "clear":
+            controller.clear()
+        else:
+            controller.update(None if version == "newest" else int(version))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,363 @@
+"""FastDeploy's raw int32 words drive a living group, and wsm's own commands show in them."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from living_group import LivingGroup, eventually
+
+from wsm import EngineBridge, EngineWordsConfig
+from wsm.clock import ManualClock
+from wsm.controller.errors import EngineWordBusyError, RankFailedError
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+
+pytestmark = pytest.mark.processes
+
+NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
+WEIGHTS, KV, PREFIX = EngineWordKind.WEIGHTS, EngineWordKind.KV_CACHE, EngineWordKind.PREFIX_TREE
+DEADLINE_S = 60.0
+
+
+class Engine:
+    """The engine's side: it creates the words, writes what it wants, and waits. It knows no wsm."""
+
+    def __init__(self, group: LivingGroup, parts: int, answers: tuple[str, ...]) -> None:
+        self.group = group
+        self.config = EngineWordsConfig(
+            suffixes=[8000 + part for part in range(parts)], answers=answers, deadline_s=DEADLINE_S
+        )
+        self.clock = ManualClock()
+        self.words: dict[tuple[EngineWordKind, int], EngineWord] = {}
+        self._bridges: list[EngineBridge] = []
+        for kind in (WEIGHTS, KV, PREFIX):
+            for part in range(parts):
+                self.create(kind, part, NORMAL)
+
+    def create(self, kind: EngineWordKind, part: int, value: int) -> None:
+        old = self.words.pop((kind, part), None)
+        if old is not None:
+            old.unlink()
+            old.close()
+        suffix = self.config.suffixes[part]
+        word = EngineWord.create(kind, suffix, value, directory=self.group.directory)
+        self.words[kind, part] = word
+
+    def bridge(self) -> EngineBridge:
+        self._bridges.append(
+            EngineBridge(
+                self.group.controller(), self.config, clock=self.clock, directory=self.group.directory
+            )
+        )
+        return self._bridges[-1]
+
+    def asks(self, *values: int, kind: EngineWordKind = WEIGHTS) -> None:
+        for part, value in enumerate(values):
+            self.words[kind, part].store(value)
+
+    def reads(self, kind: EngineWordKind = WEIGHTS) -> list[int]:
+        return [word.read() for (other, _), word in sorted(self.words.items(), key=str) if other is kind]
+
+    def close(self) -> None:
+        for bridge in self._bridges:
+            bridge.close()
+        for word in self.words.values():
+            word.unlink()
+            word.close()
+
+
+@pytest.fixture
+def make_engine(make_group):
+    """`make_engine(parts)`: an engine whose group serves version 1."""
+    engines = []
+
+    def make(parts: int = 1, *, answers=("weights", "kv_cache", "prefix_tree"), **settings) -> Engine:
+        group = make_group(**settings)
+        group.boot()
+        engines.append(Engine(group, parts, answers))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def status(engine):
+    return engine.group._controllers[0].status()
+
+
+def test_an_engine_without_wsm_clears_and_updates_through_its_word(make_engine):
+    engine = make_engine()
+    bridge = engine.bridge()
+    engine.asks(CLEARING)
+    bridge.turn()
+    assert engine.reads() == [CLEARED]
+    assert status(engine).state == "CLEARED"
+    engine.group.publish(2)
+    engine.asks(UPDATING)
+    bridge.turn()
+    assert engine.reads() == [NORMAL]
+    assert (status(engine).serving, status(engine).version) == (True, 2)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_hundreds_of_commands_by_raw_words_leave_no_mixed_step(make_engine, parts):
+    engine = make_engine(parts, load=0.3)
+    group = engine.group
+    with engine.bridge().start():
+        for version in range(2, 102):
+            engine.asks(*[CLEARING] * parts)
+            eventually(lambda: engine.reads() == [CLEARED] * parts, "cleared")
+            group.publish(version)
+            engine.asks(*[UPDATING] * parts)
+            eventually(lambda: engine.reads() == [NORMAL] * parts, "updated")
+            assert status(engine).version == version
+        group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([101])
+    group.assert_journals_are_possible()
+
+
+def test_the_cache_words_are_answered_when_the_caches_are_released_and_rebuilt(make_engine):
+    engine = make_engine()
+    bridge = engine.bridge()
+    engine.asks(CLEARING, kind=KV)
+    engine.asks(CLEARING, kind=PREFIX)
+    bridge.turn()
+    assert engine.reads(KV) == engine.reads(PREFIX) == [CLEARING]  # the weights are there still
+    engine.asks(CLEARING)
+    bridge.turn()
+    assert engine.reads(KV) == engine.reads(PREFIX) == [CLEARED]
+    engine.asks(UPDATING, kind=KV)
+    bridge.turn()
+    assert engine.reads(KV) == [UPDATING]
+    engine.asks(UPDATING)
+    bridge.turn()
+    assert engine.reads(KV) == [NORMAL]
+    assert engine.reads(PREFIX) == [CLEARED]  # nobody asked
+
+
+def test_a_cache_word_that_another_process_answers_is_left_to_it(make_engine):
+    engine = make_engine(answers=("weights",))
+    bridge = engine.bridge()
+    engine.asks(CLEARING, kind=KV)
+    engine.asks(CLEARING)
+    bridge.turn()
+    assert (engine.reads(), engine.reads(KV)) == ([CLEARED], [CLEARING])
+
+
+def test_nothing_happens_until_all_data_parallel_parts_ask(make_engine):
+    engine = make_engine(2)
+    bridge = engine.bridge()
+    engine.asks(CLEARING, NORMAL)
+    bridge.turn()
+    assert engine.reads() == [CLEARING, NORMAL]
+    assert status(engine).serving
+    engine.asks(CLEARING, CLEARING)
+    bridge.turn()
+    assert engine.reads() == [CLEARED, CLEARED]
+
+
+@pytest.mark.parametrize(
+    ("asked", "put_back"),
+    [((CLEARING, NORMAL), [NORMAL, NORMAL]), ((CLEARING, UPDATING), [NORMAL, CLEARED])],
+)
+def test_parts_that_disagree_until_the_deadline_get_their_old_values_back(make_engine, asked, put_back):
+    engine = make_engine(2)
+    bridge = engine.bridge()
+    engine.asks(*asked)
+    bridge.turn()
+    engine.clock.advance(DEADLINE_S - 1)
+    bridge.turn()
+    assert engine.reads() == list(asked)
+    engine.clock.advance(2)
+    bridge.turn()
+    assert engine.reads() == put_back
+    assert status(engine).sequence == 1  # the group was never asked
+
+
+def test_a_disagreement_that_changes_has_its_whole_deadline_again(make_engine):
+    engine = make_engine(2)
+    bridge = engine.bridge()
+    engine.asks(CLEARING, NORMAL)
+    bridge.turn()
+    engine.clock.advance(DEADLINE_S - 1)
+    engine.asks(NORMAL, CLEARING)
+    bridge.turn()
+    engine.clock.advance(2)
+    bridge.turn()
+    assert engine.reads() == [NORMAL, CLEARING]
+
+
+def test_a_word_that_changed_while_its_command_ran_is_the_next_command(make_engine):
+    engine = make_engine()
+    bridge, group = engine.bridge(), engine.group
+    group.order(1, "release", "hold")
+    engine.asks(CLEARING)
+    thread = threading.Thread(target=bridge.turn)
+    thread.start()
+    group.await_held(1, "release")
+    engine.asks(UPDATING)  # the engine did not wait for its answer
+    group.revoke(1, "release")
+    thread.join(60)
+    assert status(engine).state == "CLEARED"
+    assert engine.reads() == [UPDATING]  # not answered with the end of the command before it
+    bridge.turn()
+    assert engine.reads() == [NORMAL]
+    assert status(engine).serving
+
+
+def test_a_word_that_the_engine_created_anew_is_found_and_shows_the_truth(make_engine):
+    engine = make_engine()
+    bridge = engine.bridge()
+    engine.asks(CLEARING)
+    bridge.turn()
+    engine.create(WEIGHTS, 0, NORMAL)  # the engine was restarted, and believes that it serves
+    bridge.turn()
+    assert engine.reads() == [CLEARED]
+    engine.create(WEIGHTS, 0, UPDATING)
+    bridge.turn()
+    assert engine.reads() == [NORMAL]
+
+
+def test_words_that_come_late_or_go_away_do_not_end_the_bridge(make_engine):
+    engine = make_engine()
+    engine.words[WEIGHTS, 0].unlink()
+    with engine.bridge().start():
+        assert status(engine).serving
+        engine.create(WEIGHTS, 0, CLEARING)
+        eventually(lambda: engine.reads() == [CLEARED])
+
+
+def test_a_bridge_that_died_while_updating_is_replaced_by_one_that_does_it_again(make_engine):
+    engine = make_engine()
+    first = engine.bridge()
+    engine.asks(CLEARING)
+    first.turn()
+    engine.asks(UPDATING)
+    first.close()  # it dies with the question open
+    engine.bridge().turn()
+    assert engine.reads() == [NORMAL]
+    sequence = status(engine).sequence
+    engine.asks(UPDATING)  # and so it does if its predecessor died between the update and the answer
+    engine.bridge().turn()
+    assert engine.reads() == [NORMAL]
+    assert status(engine).sequence == sequence + 1
+
+
+def test_a_bridge_that_died_while_clearing_is_replaced_by_one_that_only_answers(make_engine):
+    engine = make_engine()
+    engine.group.controller().clear()
+    sequence = status(engine).sequence
+    engine.asks(CLEARING)
+    engine.bridge().turn()
+    assert engine.reads() == [CLEARED]
+    assert status(engine).sequence == sequence
+
+
+def test_commands_of_wsm_show_in_the_words(make_engine):
+    engine = make_engine(2)
+    bridge, controller = engine.bridge(), engine.group.controller()
+    controller.clear()
+    bridge.turn()
+    assert engine.reads() == [CLEARED, CLEARED]
+    controller.update(1)
+    bridge.turn()
+    assert engine.reads() == [NORMAL, NORMAL]
+
+
+def test_an_update_that_fails_is_not_answered_with_a_lie(make_engine):
+    engine = make_engine()
+    bridge, group = engine.bridge(), engine.group
+    group.publish(2)
+    for path in group.shard_files(2, 0) + group.shard_files(2, 1):
+        path.unlink()
+    engine.asks(UPDATING)  # from NORMAL: version 1 stays, nothing was touched
+    bridge.turn()
+    assert engine.reads() == [UPDATING]
+    assert status(engine).version == 1
+    tried = status(engine).sequence
+    bridge.turn()
+    assert status(engine).sequence == tried  # it is not tried again at once
+    group.publish(3)
+    engine.clock.advance(60)
+    bridge.turn()
+    assert engine.reads() == [NORMAL]
+    assert status(engine).version == 3
+
+
+def test_an_update_of_a_cleared_group_that_fails_is_answered_with_what_the_group_is(make_engine):
+    engine = make_engine()
+    bridge = engine.bridge()
+    engine.asks(CLEARING)
+    bridge.turn()
+    engine.group.order(0, "write", "raise once")
+    engine.asks(UPDATING)
+    bridge.turn()
+    assert engine.reads() == [CLEARED]
+
+
+def test_a_clear_that_leaves_a_faulted_rank_stays_clearing_until_it_is_repaired(make_engine):
+    engine = make_engine()
+    bridge = engine.bridge()
+    engine.group.order(1, "release", "raise")
+    engine.asks(CLEARING)
+    bridge.turn()
+    assert engine.reads() == [CLEARING]
+    engine.group.revoke(1, "release")
+    engine.clock.advance(60)
+    bridge.turn()
+    assert engine.reads() == [CLEARED]
+
+
+def test_a_command_of_wsm_takes_the_words_as_an_engine_would(make_engine):
+    engine = make_engine(2)
+    controller = engine.group.controller(engine_words=engine.config)
+    engine.group.order(1, "release", "hold")
+    pending = controller.begin_clear()
+    engine.group.await_held(1, "release")
+    assert engine.reads() == [CLEARING, CLEARING]
+    engine.group.revoke(1, "release")
+    pending.result(60)
+    assert engine.reads() == [CLEARED, CLEARED]
+    controller.update(1)
+    assert engine.reads() == [NORMAL, NORMAL]
+
+
+def test_a_command_of_wsm_is_refused_while_the_engine_commands_and_changes_nothing(make_engine):
+    engine = make_engine(2)
+    controller = engine.group.controller(engine_words=engine.config)
+    engine.asks(NORMAL, CLEARING)
+    with pytest.raises(EngineWordBusyError, match=r"model_weights_status\.8001 holds -1"):
+        controller.clear()
+    assert engine.reads() == [NORMAL, CLEARING]
+    assert status(engine).sequence == 1
+    assert status(engine).controller_pid is None
+
+
+def test_words_taken_for_a_command_that_failed_say_what_the_group_is(make_engine):
+    engine = make_engine()
+    controller = engine.group.controller(engine_words=engine.config)
+    with pytest.raises(RankFailedError):
+        controller.update(404)
+    assert engine.reads() == [NORMAL]
+    engine.group.order(1, "release", "raise")
+    with pytest.raises(RankFailedError):
+        controller.clear()
+    assert engine.reads() == [CLEARING]  # FAULTED, as an engine sees it
+    engine.group.revoke(1, "release")
+    controller.clear()
+    assert engine.reads() == [CLEARED]
+
+
+def test_a_bridge_does_not_do_again_what_a_command_of_wsm_is_doing(make_engine):
+    """The words are in the command's hands; to the bridge they look like an engine that asks."""
+    engine = make_engine()
+    controller = engine.group.controller(engine_words=engine.config)
+    with engine.bridge().start():
+        for version in range(2, 22):
+            engine.group.publish(version)
+            before = status(engine).sequence
+            assert controller.update(version).version == version
+            eventually(lambda: engine.reads() == [NORMAL])
+            assert status(engine).sequence == before + 1

@@ -1,0 +1,104 @@
+"""Ranks that stop or die: the caller is told which, nobody serves half a group, and a stopped one comes back."""
+
+from __future__ import annotations
+
+import pytest
+from living_group import eventually
+
+from wsm.controller.errors import CommandTimeoutError, RankLostError
+from wsm.protocol.errors import CommandOpenError
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize("command", ["clear", "update"])
+def test_a_stopped_rank_is_named_and_the_group_recovers_when_it_goes_on(make_group, command):
+    group = make_group(3, load=0.2)
+    group.publish(2)
+    with group.boot() as controller:
+        group.await_steps(3)
+        group.programs[1].freeze()
+        with pytest.raises(CommandTimeoutError, match="late: rank 1 has not answered") as caught:
+            if command == "clear":
+                controller.clear(deadline_s=0.3, settle_s=0.2)
+            else:
+                controller.update(2, deadline_s=0.3, settle_s=0.2)
+        assert set(caught.value.waiting) == {1}
+        assert "still open" in caught.value.group
+        assert controller.status().ranks[1].life == "alive"  # stopped is not dead
+        with pytest.raises(CommandOpenError, match="rank 1: has not answered"):
+            controller.clear(settle_s=0.1)
+        group.programs[1].thaw()
+        eventually(lambda: controller.status().over)
+        assert controller.status().serving  # nobody had touched anything
+        group.await_steps()
+        controller.update(2)
+        group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
+    group.assert_journals_are_possible()
+
+
+def test_a_rank_that_is_stopped_inside_its_load_is_named_with_the_action(group):
+    group.publish(2)
+    with group.boot() as controller:
+        group.order(1, "write", "hold")
+        pending = controller.begin_update(2, deadline_s=0.5, settle_s=0.2)
+        group.await_held(1, "write")
+        group.programs[1].freeze()
+        with pytest.raises(CommandTimeoutError, match=r"late: rank 1 is running \(action"):
+            pending.result(60)
+        group.revoke(1, "write")
+        group.programs[1].thaw()
+        eventually(lambda: controller.status().over)
+        assert controller.status().state == "CLEARED"
+        assert controller.update(2).version == 2
+
+
+def test_a_dead_rank_is_named_before_anything_is_asked(make_group):
+    group = make_group(3)
+    with group.boot() as controller:
+        group.programs[2].kill()
+        for _ in range(2):
+            with pytest.raises(RankLostError, match="rank 2 is gone") as caught:
+                controller.update(1, force=True)
+            assert caught.value.ranks == (2,)
+        assert controller.status().sequence == 1
+        assert controller.status().ranks[2].life == "dead"
+        assert not controller.status().serving
+
+
+@pytest.mark.parametrize("point", ["stop_admitting", "write"])
+def test_a_rank_that_dies_within_a_command_is_named_and_the_others_do_not_serve(make_group, point):
+    group = make_group(3, load=0.2)
+    group.publish(2)
+    with group.boot() as controller:
+        group.order(1, point, "hold")
+        pending = controller.begin_update(2, settle_s=30)
+        group.await_held(1, point)
+        group.programs[1].kill()
+        with pytest.raises(RankLostError, match="rank 1 is gone") as caught:
+            pending.result(20)  # and not after the settle time
+        assert caught.value.ranks == (1,)
+        assert {controller.status().ranks[rank].code for rank in (0, 2)} <= {
+            "STOPPED_UNTOUCHED",
+            "STOPPED_TOUCHED",
+        }
+        steps = [rank.step for rank in controller.status().ranks]
+        with pytest.raises(RankLostError):
+            controller.clear()
+        assert [rank.step for rank in controller.status().ranks] == steps
+        group.assert_steps_are_pure()
+
+
+def test_a_rank_that_dies_after_the_decision_does_not_undo_it(group):
+    group.publish(2)
+    with group.boot() as controller:
+        group.order(1, "resume_admitting", "hold")
+        pending = controller.begin_update(2, settle_s=30)
+        group.await_held(1, "resume_admitting")
+        group.programs[1].kill()
+        with pytest.raises(RankLostError, match="rank 1 is gone"):
+            pending.result(20)
+        assert controller.status().version == 2
+        assert controller.status().operation == "COMMIT"

@@ -1,0 +1,171 @@
+"""Several controllers, several threads, callers that give up or leave: one command at a time, none undecided."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from living_group import eventually
+
+from wsm import Outcome
+from wsm.controller.errors import CommandTimeoutError, CommandWithdrawnError, UnsettledError
+from wsm.protocol.errors import CommandOpenError
+from wsm.report import MAX_REPORT_BYTES
+from wsm.signals.errors import PayloadTooLargeError, RoleBusyError, SegmentClosedError
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def held(group):
+    """A group whose update to version 2 is open: rank 1 holds before anything was accepted."""
+    group.publish(2)
+    controller = group.boot()
+    group.order(1, "stop_admitting", "hold")
+    pending = controller.begin_update(2)
+    group.await_held(1, "stop_admitting")
+    return group, controller, pending
+
+
+def test_a_second_controller_is_refused_and_told_who_commands(held):
+    group, _, pending = held
+    with group.controller() as other:
+        with pytest.raises(RoleBusyError) as caught:
+            other.clear()
+        assert caught.value.pid == os.getpid()
+        assert other.status().controller_pid == os.getpid()
+    group.revoke(1, "stop_admitting")
+    assert pending.result(60).version == 2
+
+
+def test_a_second_controller_that_waits_gets_its_turn(held):
+    group, _, pending = held
+    receipts = []
+    other = group.controller()
+    thread = threading.Thread(target=lambda: receipts.append(other.clear(wait_s=60)))
+    thread.start()
+    group.revoke(1, "stop_admitting")
+    thread.join(60)
+    assert pending.result(60).outcome is Outcome.UPDATED
+    assert receipts[0].outcome is Outcome.CLEARED
+    assert receipts[0].sequence > pending.result().sequence
+
+
+def test_a_command_that_is_no_longer_wanted_when_its_turn_comes_is_not_written(held):
+    group, _, pending = held
+    other, wanted, results = group.controller(), threading.Event(), []
+
+    def clear():
+        try:
+            other.begin_clear(wait_s=60, still_wanted=wanted.is_set)
+        except CommandWithdrawnError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=clear)
+    thread.start()
+    group.revoke(1, "stop_admitting")
+    thread.join(60)
+    assert len(results) == 1
+    assert other.status().sequence == pending.result().sequence
+    assert other.clear().outcome is Outcome.CLEARED
+
+
+def test_a_caller_that_gives_up_in_time_gets_the_command_taken_back(held):
+    group, controller, pending = held
+    pending.give_up()
+    eventually(lambda: controller.status().operation == "ABORT")
+    group.revoke(1, "stop_admitting")
+    with pytest.raises(CommandTimeoutError, match="its caller gave up") as caught:
+        pending.result(60)
+    assert caught.value.gave_up
+    assert set(caught.value.waiting) == {1}
+    assert controller.status().serving
+    assert controller.status().version == 1
+    pending.give_up()  # once more changes nothing
+    assert controller.update(2).version == 2
+
+
+def test_giving_up_after_the_decision_changes_nothing(group):
+    group.publish(2)
+    with group.boot() as controller:
+        group.order(1, "resume_admitting", "hold")
+        pending = controller.begin_update(2)
+        group.await_held(1, "resume_admitting")
+        pending.give_up()
+        with pytest.raises(TimeoutError, match="it goes on"):
+            pending.result(0.1)
+        group.revoke(1, "resume_admitting")
+        assert pending.result(60).version == 2
+
+
+def test_a_committed_rank_that_hangs_is_named_and_no_other_command_is_taken(group):
+    group.publish(2)
+    with group.boot() as controller:
+        group.order(1, "resume_admitting", "hold")
+        with pytest.raises(UnsettledError, match="decided to COMMIT, which is final") as caught:
+            controller.update(2, settle_s=0.2)
+        assert set(caught.value.waiting) == {1}
+        assert controller.status().version == 2
+        with pytest.raises(CommandOpenError):
+            controller.clear(settle_s=0.2)
+        group.revoke(1, "resume_admitting")
+        eventually(lambda: controller.status().serving)
+        assert controller.clear().outcome is Outcome.CLEARED
+
+
+def test_a_command_outlives_the_controller_that_began_it(held):
+    """A trainer may leave the `with` and compute; nobody may be left undecided."""
+    group, controller, pending = held
+    controller.close()
+    with pytest.raises(SegmentClosedError):
+        controller.status()
+    with pytest.raises(SegmentClosedError):
+        controller.clear()
+    group.revoke(1, "stop_admitting")
+    assert pending.result(60).version == 2
+    with group.controller() as other:
+        assert other.clear().outcome is Outcome.CLEARED
+    controller.close()
+
+
+def test_a_command_that_cannot_be_written_leaves_the_role_to_others(group):
+    with group.boot() as controller:
+        with pytest.raises(PayloadTooLargeError):
+            controller.clear(request_id="x" * 2 * MAX_REPORT_BYTES)
+        assert controller.status().controller_pid is None
+        assert controller.clear().outcome is Outcome.CLEARED
+
+
+def test_one_controller_may_be_used_by_many_threads(group):
+    with group.boot() as controller:
+        stop, errors, looks = threading.Event(), [], [0]
+
+        def look():
+            while not stop.is_set():
+                try:
+                    controller.status()
+                    looks[0] += 1
+                except Exception as error:  # noqa: BLE001 - whatever it is fails the test
+                    errors.append(error)
+
+        def command(results):
+            for _ in range(10):
+                try:
+                    results.append(controller.update(1, force=True, wait_s=60).outcome)
+                except Exception as error:  # noqa: BLE001 - whatever it is fails the test
+                    errors.append(error)
+
+        outcomes = []
+        threads = [threading.Thread(target=look) for _ in range(3)]
+        threads += [threading.Thread(target=command, args=(outcomes,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads[3:]:
+            thread.join(60)
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+        assert errors == []
+        assert outcomes == [Outcome.UPDATED] * 20
+        assert looks[0] > 0
