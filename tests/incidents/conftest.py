@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
 # Programs that run as processes and the classes that steer them are shared with the tests of the worker.
-sys.path[:0] = [str(HERE), str(HERE.parent / "worker")]
+sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
+sys.path.insert(0, str(Path(__file__).parent))
 from living_group import LivingGroup
 from lone_rank import LoneRank
 from served_group import ServedGroup

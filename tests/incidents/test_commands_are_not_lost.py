@@ -36,7 +36,7 @@ def test_fastdeploy_5487_and_5493_an_update_asked_while_a_clear_runs_is_not_over
 
 
 def test_fastdeploy_c2_1_a_rank_that_sleeps_over_a_state_misses_no_command(served):
-    """A rank that looks for the level CLEARED now and then never sees it if UPDATING comes between two looks."""
+    """Who looks for the level CLEARED now and then never sees it if UPDATING comes between two looks."""
     first = served.commands_seen(1)[-1]
     for _ in range(3):
         served.group.order(1, "release_kv", "hold")

@@ -1,0 +1,214 @@
+"""Incidents in what a clear takes down and an update builds up: its order, its mirror, its moment.
+
+Each runs a real worker and controller on an engine that refuses what would hang or crash a real one, and
+looks at the group at the moment at which the incident showed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from strict_engine import KINDS, StrictEngine
+
+import wsm
+from wsm.actions.errors import PlanOrderError
+from wsm.actions.options import PlanOptions
+from wsm.actions.order import check_order
+from wsm.actions.plan import derive_plans
+from wsm.actions.verify import resident_digest
+from wsm.controller.errors import CommandTimeoutError, RankFailedError
+from wsm.states.vocabulary import InFlightPolicy
+from wsm.strategies.tensor import TensorSpec
+from wsm.testing import InMemoryRunner
+from wsm.worker.errors import NotServingError
+
+BIG = TensorSpec("weight", "U8", (96 * 2**20,))
+
+
+def plans_with_order(engine: StrictEngine, plan: str, first: str, second: str) -> None:
+    """Check plans in which two actions have changed places."""
+    plans = derive_plans(PlanOptions.from_runner(engine, shut_down_groups=True))
+    actions = list(getattr(plans, plan).actions)
+    names = [action.name for action in actions]
+    here, there = names.index(first), names.index(second)
+    actions[here], actions[there] = actions[there], actions[here]
+    wrong = dataclasses.replace(getattr(plans, plan), actions=tuple(actions))
+    check_order(dataclasses.replace(plans, **{plan: wrong}))
+
+
+def test_fastdeploy_7522_graphs_go_before_the_weights_main_model_first(strict, engine):
+    strict.clear()
+    calls = [call for call in engine.calls if call.endswith(".drop") or call == "cache.release"]
+    assert calls == ["graphs.drop", "draft_graphs.drop", "cache.release"]
+    assert not list(engine.weights.held())
+
+
+@pytest.mark.parametrize(
+    ("plan", "first", "second"),
+    [
+        ("clear", "drop_draft_graphs", "release_weights"),
+        ("clear", "drop_main_graphs", "drop_draft_graphs"),
+        ("update", "rebuild_kv_cache", "capture_main_graphs"),
+    ],
+)
+def test_fastdeploy_7522_a_plan_in_another_order_cannot_be_built(engine, plan, first, second):
+    with pytest.raises(PlanOrderError):
+        plans_with_order(engine, plan, first, second)
+
+
+def test_fastdeploy_8085_an_update_in_place_captures_graphs_anew(strict, engine):
+    strict.update(2)
+    assert [call for call in engine.calls if "graphs" in call] == [
+        "graphs.drop",
+        "draft_graphs.drop",
+        "graphs.capture",
+        "draft_graphs.capture",
+    ]
+    assert engine.calls.index("graphs.capture") > engine.calls.index("cache.forget")
+
+
+def test_fastdeploy_3773_4066_and_4178_nothing_is_served_before_graphs_are_captured(strict, engine):
+    strict.clear()
+    seen = []
+
+    def watch(call: str) -> None:
+        if call in ("cache.rebuild", "graphs.capture", "draft_graphs.capture"):
+            status = strict.controller.status()
+            with pytest.raises(NotServingError), strict.worker.step():
+                pass
+            seen.append((call, status.serving, status.state, engine.requests.admitting))
+
+    engine.watch = watch
+    strict.update(2)
+    assert seen == [
+        (call, False, "UPDATING", False)
+        for call in ("cache.rebuild", "graphs.capture", "draft_graphs.capture")
+    ]
+    assert engine.requests.admitting
+
+
+def test_fastdeploy_c2_22_cleared_is_said_when_the_last_memory_is_free(strict, engine):
+    seen = []
+    engine.watch = lambda call: seen.append((call, strict.controller.status().state))
+    strict.clear()
+    released = [state for call, state in seen if call.endswith((".release", ".shut_down", ".clear"))]
+    assert set(released) == {"CLEARING"}
+    assert len(released) == 7
+    assert engine.memory.resident_bytes() == 0
+    assert strict.controller.status().state == "CLEARED"
+
+
+def test_fastdeploy_c2_5_and_c2_6_what_was_shut_down_is_restarted_each_once_and_mirrored(strict, engine):
+    for version in (2, 3):
+        strict.clear()
+        strict.clear()
+        assert not any(engine.groups.alive(kind) for kind in KINDS)
+        strict.update(version)
+        assert all(engine.groups.alive(kind) for kind in KINDS)
+    groups = [call for call in engine.calls if call.endswith((".shut_down", ".restart"))]
+    assert groups == 2 * [
+        "ep.shut_down",
+        "tp.shut_down",
+        "world.shut_down",
+        "world.restart",
+        "tp.restart",
+        "ep.restart",
+    ]
+
+
+def test_fastdeploy_c2_6_a_plan_that_restarts_other_groups_than_it_shut_down_cannot_be_built(engine):
+    plans = derive_plans(PlanOptions.from_runner(engine, shut_down_groups=True))
+    fewer = tuple(action for action in plans.update.actions if action.name != "restart_world_group")
+    with pytest.raises(PlanOrderError):
+        check_order(dataclasses.replace(plans, update=dataclasses.replace(plans.update, actions=fewer)))
+
+
+def test_deepep_571_and_fastdeploy_3927_the_buffer_goes_before_its_group_and_comes_back_after_it(
+    strict, engine
+):
+    strict.clear()
+    assert not engine.deepep.allocated()
+    strict.update(2)
+    assert engine.deepep.allocated()
+    order = [call for call in engine.calls if call.startswith(("deepep", "ep."))]
+    assert order == ["deepep.clear", "ep.shut_down", "ep.restart", "deepep.recreate"]
+
+
+def test_fastdeploy_5663_groups_are_kept_where_the_configuration_says_so(make_lone, engine):
+    lone = make_lone(runner=engine)
+    for kind in KINDS:
+        engine.groups.restart(kind, incarnation="the engine's own start")
+    engine.calls.clear()
+    lone.update(1)
+    lone.clear()
+    lone.update(2)
+    assert not [call for call in engine.calls if call.endswith((".shut_down", ".restart"))]
+
+
+def test_fastdeploy_6569_routing_records_of_every_request_go_with_the_weights(strict, engine):
+    engine.routing_replay.requests = {"asked twice": [3, 1], "over-issued": [2]}
+    strict.update(2)
+    assert engine.routing_replay.requests == {}
+
+
+def test_fastdeploy_7744_cached_inputs_of_the_last_batch_go_with_the_weights(strict, engine):
+    for update in (strict.update, lambda version: (strict.clear(), strict.update(version))):
+        engine.requests.cached_inputs = True
+        update(2)
+        assert engine.requests.cached_inputs is False
+    assert engine.calls.count("draft.reset_inputs") == 2
+
+
+class ResidentMemory:
+    """What the kernel says."""
+
+    def empty_cache(self) -> None:
+        pass
+
+    def resident_bytes(self) -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def fill(context, target) -> dict:
+    target.writable(BIG.name)[:] = b"\1" * BIG.nbytes
+    facts = {"version": context.version, "manifest_digest": "m", "manifest_scope": "group"}
+    return {**facts, "digest": resident_digest(target, context.progress), "bytes": BIG.nbytes, "tensors": 1}
+
+
+def test_slime_579_and_miles_86_a_release_that_frees_no_memory_is_no_clear(make_lone):
+    runner = InMemoryRunner([BIG])
+    runner.memory = ResidentMemory()
+    lone = make_lone(runner=runner, load=fill)
+    lone.update(1)
+    alias = runner.weights.readable(BIG.name)
+    with pytest.raises(RankFailedError, match="view or an alias") as caught:
+        lone.clear()
+    assert caught.value.action == "verify_cleared"
+    assert lone.controller.status().state == "FAULTED"
+    assert lone.worker.poll() is wsm.HOLD
+    alias.release()
+    assert lone.clear().ranks[0].facts["resident_bytes_after"] > 0
+    assert lone.controller.status().state == "CLEARED"
+
+
+def test_sglang_4336_a_release_that_did_nothing_is_no_clear(make_lone):
+    runner = InMemoryRunner([BIG])
+    lone = make_lone(runner=runner, load=fill)
+    lone.update(1)
+    runner.kv_cache.release = lambda: 0  # as without the flag that makes it do something
+    with pytest.raises(RankFailedError, match="0 bytes of KV cache"):
+        lone.clear()
+    assert lone.controller.status().state == "FAULTED"
+
+
+def test_fastdeploy_6239_a_drain_that_does_not_end_is_given_up_and_the_group_serves_on(strict, engine):
+    engine.requests.submit(10**9)
+    engine.requests.advance()
+    pending = strict.controller.begin_update(2, in_flight=InFlightPolicy.DRAIN, deadline_s=0.05)
+    strict.run(pending)
+    with pytest.raises(CommandTimeoutError, match="rank 0 is draining"):
+        pending.result()
+    assert strict.worker.poll() is wsm.SERVE
+    assert (strict.worker.version, engine.requests.in_flight(), engine.requests.admitting) == (1, 1, True)
