@@ -1,17 +1,23 @@
 """The reference rollout group: a small tensor-parallel language model on paddle that lives under wsm.
 
-=============================  ===========================================================================
-modules                        responsible for
-=============================  ===========================================================================
-shape, sharding                what the model is, and how its weights are split over ranks (no paddle)
-model, moe, attention, draft   the forward pass
-parallel, exchange             its collectives, and the expert-parallel exchange buffer
-parameters, graphs             weights that only a step's permit opens; captured execution
-block_pool, paged_cache        KV blocks: who holds them, and their memory
-request, scheduler, sampling   continuous batching on rank 0
-step_plan, routing_replay      what one step does, and which experts it chose
-engine, runner                 all of it put together as :class:`wsm.actions.surfaces.Runner`
-=============================  ===========================================================================
+==================================  ======================================================================
+modules                             responsible for
+==================================  ======================================================================
+shape, sharding                     what the model is, and how its weights are split over ranks (no paddle)
+model, moe, attention, draft        the forward pass
+parallel, exchange                  its collectives, and the expert-parallel exchange buffer
+parameters, graphs                  weights that only a step's permit opens; captured execution
+block_pool, paged_cache             KV blocks: who holds them, and their memory
+request, scheduler, sampling        continuous batching on rank 0
+step_plan, plan_channel             what one step does, and how rank 0 tells the others
+routing_replay                      which experts a request's tokens were sent to
+engine, runner                      all of it put together as :class:`wsm.actions.surfaces.Runner`
+worker_process, step_bell           one rank as a process, and how the others learn that rank 0 steps
+frames, request_socket              messages on the request socket; connections and bytes
+request_service, client             what the messages mean; the other end of the socket
+config, run_directory               what a group is told; where its processes meet
+supervisor, load                    the owner of a group, from start to end; requests of its own
+==================================  ======================================================================
 
 Importing this package imports nothing else; the modules that compute import paddle.
 """

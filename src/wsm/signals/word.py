@@ -5,15 +5,15 @@ two loads read as a pair do. Every field has a fixed width and refuses to wrap
 (:class:`wsm.signals.errors.FieldOverflowError`). All words are unsigned and little-endian; a zero word
 means "never written", which is why epochs start at 1.
 
-======== ======================================================================== ===================
-word     fields, from the most significant bit                                    written by
-======== ======================================================================== ===================
-command  spare 32, epoch 11, sequence 16, operation 5                             controller
-committed sequence 16, spare 7, version 40, present 1                             controller
-status   epoch 11, sequence 16, spare 5, | sequence mod 32 5, weights 3, kv 3,    that participant
-         ready 8, action 8, code 5
-step     epoch 11, sequence 16, kind 2, step 35                                   that rank
-======== ======================================================================== ===================
+=========  ======================================================================  ================
+word       fields, from the most significant bit                                   written by
+=========  ======================================================================  ================
+command    spare 32, epoch 11, sequence 16, operation 5                            controller
+committed  sequence 16, spare 7, version 40, present 1                             controller
+status     epoch 11, sequence 16, spare 5, | sequence mod 32 5, weights 3, kv 3,   that participant
+           ready 8, action 8, code 5
+step       epoch 11, sequence 16, kind 2, step 35                                  that rank
+=========  ======================================================================  ================
 
 The low 32 bits of command and status, and the high 32 bits of step, change with every change that
 somebody waits for; a futex watches 32 bits (:mod:`wsm.signals.waiting`). The low five bits of a status'

@@ -2,6 +2,25 @@
 
 :func:`load` and :func:`inspect` are the worker's side, :func:`publish_snapshot` the trainer's. Nothing here
 knows states, words or actions; paddle is imported only to read a pickle that the user allowed.
+
+====================================  ====================================================================
+modules                               responsible for
+====================================  ====================================================================
+tensor, digest, offer                 what a tensor is, the one digest, what a strategy yields
+registry, load                        the strategies by name; the worker's entry
+apply, coverage                       the one place where bytes reach a model, and what is checked before
+ipc_snapshot                          the strategy: lookup and reader put together
+snapshot_source, snapshot_names       where to look, and what files are called
+snapshot_lookup, snapshot_files       in which directory a shard lies, and in which files
+snapshot_directory, device_id         a directory held open; the device id in the names
+shard_reader, part_file               a shard opened and checked; one file of it, by its format
+safetensors_*, pickle_file            the two formats
+manifest, version_manifest            what a shard, and a version of all ranks, consists of
+publish, staged_version, retention    the trainer's side: write, make visible at once, retire
+shard_writer, trainer_tensors         one rank's parts; what a trainer may hand over
+version_file                          ``version.yaml``
+convert, paddle_state                 pickles turned into safetensors, by those who trust them
+====================================  ====================================================================
 """
 
 from wsm.strategies.load import LoadReport, Preview, inspect, load

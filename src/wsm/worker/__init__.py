@@ -1,22 +1,22 @@
 """The worker's shell: one rank, embedded in the event loop of an inference engine.
 
-==================  ===================================================================================
-module              responsible for
-==================  ===================================================================================
-:mod:`.worker`      :class:`Worker`: ``poll()``, ``step()``, ``fileno()``; the path taken while serving
-:mod:`.driver`      the slow path: look at the words, do one thing, tell the protocol what came of it
-:mod:`.patience`    how long a rank waits, for whom, and what it says when that was too long
-:mod:`.execution`   one command on this rank: legality, plan, state machines, undo; knows no words
-:mod:`.execution_factory`  from a command's word and arguments to its execution
-:mod:`.pause`       how long a rank could not serve
-:mod:`.reporting`   what a rank writes into its payload slots
-:mod:`.permit`      the permit of one step, without which nothing may be computed with the weights
-:mod:`.group_words` this rank's view of the segment: read a View, write a word, wait
-:mod:`.attaching`   from a configuration to a registered slot in the right segment
-:mod:`.recording`   what goes into the journal and the log
-:mod:`.loading`     from a configuration to the function that an action loads weights with
-:mod:`.errors`      what an embedding loop can be told
-==================  ===================================================================================
+==========================  =============================================================================
+module                      responsible for
+==========================  =============================================================================
+:mod:`.worker`              :class:`Worker`: ``poll()``, ``step()``; the path taken while serving
+:mod:`.driver`              the slow path: look at the words, do one thing, tell the protocol what came of it
+:mod:`.patience`            how long a rank waits, for whom, and what it says when that was too long
+:mod:`.execution`           one command on this rank: legality, plan, state machines, undo; knows no words
+:mod:`.execution_factory`   from a command's word and arguments to its execution
+:mod:`.pause`               how long a rank could not serve
+:mod:`.reporting`           what a rank writes into its payload slots
+:mod:`.permit`              the permit of one step, without which nothing may be computed with the weights
+:mod:`.group_words`         this rank's view of the segment: read a View, write a word, wait
+:mod:`.attaching`           from a configuration to a registered slot in the right segment
+:mod:`.recording`           what goes into the journal and the log
+:mod:`.loading`             from a configuration to the function that an action loads weights with
+:mod:`.errors`              what an embedding loop can be told
+==========================  =============================================================================
 """
 
 from wsm.worker.permit import StepPermit
