@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wsm.errors import GroupError, RefusedError
+from wsm.errors import BadInputError, GroupError, RefusedError
 
 
 class NotServingError(RefusedError):
@@ -102,4 +102,17 @@ class TeardownFailedError(GroupError):
             "end this process and start another in its place, its journal names the action",
             rank=rank,
             epoch=epoch,
+        )
+
+
+class UnversionedWeightsError(BadInputError):
+    """Neither the command nor the source says which version is to be loaded."""
+
+    def __init__(self, *, strategy: str, files: tuple[str, ...]) -> None:
+        first = files[0] if files else "none"
+        super().__init__(
+            f"{strategy} found {len(files)} file(s), first {first}: neither they nor the command "
+            "name a version; name one (--version), or publish with a manifest and version.yaml",
+            strategy=strategy,
+            files=files,
         )

@@ -11,24 +11,13 @@ from typing import Any
 
 from wsm.actions.base import ActionContext
 from wsm.config import WsmConfig
-from wsm.errors import BadInputError
+from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.load import inspect, load
+from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.snapshot_source import SnapshotSource
 from wsm.strategies.tensor import WeightTarget
+from wsm.worker.errors import UnversionedWeightsError
 from wsm.worker.execution import Load
-
-
-class UnversionedWeightsError(BadInputError):
-    """Neither the command nor the source says which version is to be loaded."""
-
-    def __init__(self, *, strategy: str, files: tuple[str, ...]) -> None:
-        first = files[0] if files else "none"
-        super().__init__(
-            f"{strategy} found {len(files)} file(s), first {first}: neither they nor the command "
-            "name a version; name one (--version), or publish with a manifest and version.yaml",
-            strategy=strategy,
-            files=files,
-        )
 
 
 def load_function(config: WsmConfig) -> Load:
@@ -36,7 +25,14 @@ def load_function(config: WsmConfig) -> Load:
 
     The facts are ``version``, ``manifest_digest``, ``manifest_scope``, ``digest``, ``bytes``, ``tensors``,
     ``files``, ``load_s`` and ``peak_extra_bytes``.
+
+    Raises
+    ------
+    wsm.strategies.errors.UnknownStrategyError
+        If there is no such strategy: now, not at the first update.
     """
+    if config.strategy not in STRATEGIES:
+        raise UnknownStrategyError(name=config.strategy, known=sorted(STRATEGIES))
 
     def load_snapshot(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
         snapshot = config.snapshot

@@ -84,6 +84,8 @@ class Worker:
     ------
     wsm.config.ConfigurationError
         If the configuration does not fit the segment that is there.
+    wsm.strategies.errors.UnknownStrategyError
+        If the configured strategy is none.
     wsm.worker.errors.WaitExpiredError
         If no segment appeared in time. Blocks that long at most.
     wsm.signals.errors.SlotTakenError, wsm.protocol.errors.EpochUsedError
