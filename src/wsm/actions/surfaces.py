@@ -28,12 +28,6 @@ class GroupKind(enum.Enum):
     EP = "ep"
 
 
-class AbortedRequest(Protocol):
-    """A request that was ended before its time; it keeps what it has generated so far."""
-
-    request_id: str
-
-
 @runtime_checkable
 class RequestSurface(Protocol):
     """The scheduler of one rank, as far as a weight change concerns it."""

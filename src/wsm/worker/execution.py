@@ -91,15 +91,6 @@ class Execution:
         """Whether this rank may be unable to serve what it served before."""
         return self._context.weights_touched
 
-    @property
-    def weights_deadline_s(self) -> float:
-        """Seconds after which the action at hand is reported as hanging."""
-        return self._action_at_hand.deadline_s if self._began else 60.0
-
-    @property
-    def _action_at_hand(self) -> Action:
-        return self._began[-1]
-
     def begin(self) -> tuple[bool, ...]:
         """Check that the command is legal here and stop admitting; return which actions need a vote.
 

@@ -122,7 +122,11 @@ class Recorder:
             status = move.status
             self._epoch, self._sequence = status.epoch, status.sequence
             self._note(
-                "word_written", word="status", code=status.code.name, action=status.action, ready=status.ready
+                entry.WORD_WRITTEN,
+                word="status",
+                code=status.code.name,
+                action=status.action,
+                ready=status.ready,
             )
         elif move.step is not None:
             self._note(entry.WORD_WRITTEN, word="step", code=move.step.kind.name, step=move.step.step)
