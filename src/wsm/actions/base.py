@@ -98,7 +98,8 @@ class Action(abc.ABC):
         Whether, once it has begun, this rank may be unable to serve what it served before, by its own
         means: old weights are no longer whole, or something is gone that only the whole group can rebuild.
     deadline_s : float
-        Seconds after which the rank is reported as hanging in it.
+        Seconds that ranks wait for each other's votes before a collective one. What hangs in :meth:`run`
+        itself ends by the deadline that the caller gave for the whole command.
     """
 
     name: str

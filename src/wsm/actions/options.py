@@ -55,7 +55,7 @@ class PlanOptions:
     address_contract : AddressContract or None
         Set where captured storage addresses must survive an update, or are recorded anew by capturing.
     deadlines : mapping of str to float
-        Seconds per action, by a name of :mod:`wsm.actions.names`; the others keep their defaults.
+        ``Action.deadline_s``, by a name of :mod:`wsm.actions.names`; the others keep their defaults.
 
     Raises
     ------
