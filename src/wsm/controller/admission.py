@@ -44,7 +44,7 @@ def require_equal_plans(group: GroupView, epoch: int) -> None:
 def require_one_state(view: View, operation: Operation) -> WeightState:
     """Return the state that all ranks are in; updating ranks in different states has no one meaning.
 
-    Ranks in different states can only be cleared, and FAULTED is what counts of them then.
+    Ranks in different states can only be cleared; FAULTED counts most then, and NORMAL more than CLEARED.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""What a caller of the controller can be told. Each error says what the group holds now."""
+"""What a caller of the controller can be told.
+
+Errors of a command that was begun quote what the group holds now; where nothing was begun, nothing changed.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,8 @@ class CommandWithdrawnError(RefusedError):
 
     def __init__(self, *, operation: str, request_id: str) -> None:
         super().__init__(
-            f"{operation} {request_id} was withdrawn before it began: whoever asked for it asks no more",
+            f"{operation} {request_id} was withdrawn before it began: whoever asked for it asks no more; "
+            "ask again if it is still wanted",
             operation=operation,
             request_id=request_id,
         )
@@ -139,12 +143,13 @@ class RankLostError(GroupError):
 
 
 class MixedGroupError(RefusedError):
-    """The ranks are not all in the same state, so an update would not mean the same on all of them."""
+    """A rank is FAULTED, or the ranks are in different states, so an update has no one meaning for them."""
 
     def __init__(self, *, states: Mapping[int, str]) -> None:
         ranks = ", ".join(f"rank {rank} {state}" for rank, state in states.items())
         super().__init__(
-            f"ranks are in different states ({ranks}); clear the group first, which repairs faulted ranks",
+            f"the ranks cannot be updated together as they are ({ranks}); clear the group first, "
+            "which repairs faulted ranks",
             states=dict(states),
         )
 

@@ -23,8 +23,8 @@ class EpochUsedError(RefusedError):
 
     def __init__(self, *, rank: int, epoch: int) -> None:
         super().__init__(
-            f"rank {rank} was already taken in epoch {epoch}; a replacement joins only a new epoch: "
-            "let the owner of the group raise it, or restart the group",
+            f"rank {rank} was already taken in epoch {epoch}, and a replacement joins only an epoch "
+            "that its slot never used; restart the group",
             rank=rank,
             epoch=epoch,
         )

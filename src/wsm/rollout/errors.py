@@ -143,14 +143,21 @@ class PlanOverflowError(InternalError):
     """The scheduler made a step that does not fit the buffer it is sent in."""
 
     def __init__(self, *, needed: int, capacity: int) -> None:
-        super().__init__(f"a step plan needs {needed} of {capacity} words", needed=needed, capacity=capacity)
+        super().__init__(
+            f"a step plan needs {needed} of {capacity} words; this is a bug in wsm, please report it",
+            needed=needed,
+            capacity=capacity,
+        )
 
 
 class BlockAccountingError(InternalError):
     """A KV block was released more often than it was taken."""
 
     def __init__(self, *, block: int) -> None:
-        super().__init__(f"KV block {block} was released while nobody held it", block=block)
+        super().__init__(
+            f"KV block {block} was released while nobody held it; this is a bug in wsm, please report it",
+            block=block,
+        )
 
 
 class RequestError(BadInputError):

@@ -88,7 +88,7 @@ class GroupCreationError(GroupError):
     def __init__(self, *, kind: str, ranks: Sequence[int], reason: str) -> None:
         super().__init__(
             f"the {kind} group of ranks {list(ranks)} was not created: {reason}; "
-            "see which of the ranks is missing, then begin a new epoch",
+            "see which of the ranks is missing, then restart the group",
             kind=kind,
             ranks=tuple(ranks),
             reason=reason,

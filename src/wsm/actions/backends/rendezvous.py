@@ -112,7 +112,7 @@ class FileRendezvous:
             raise RendezvousError(
                 incarnation=incarnation,
                 found="it is announced already",
-                fix="every creation needs a name of its own; begin a new epoch",
+                fix="every creation needs a name of its own; restart the group",
             ) from None
         finally:
             draft.unlink()
