@@ -95,6 +95,12 @@ def _transition(facts: Mapping[str, Any]) -> str:
     return text + guard + cause
 
 
+def _error(facts: Mapping[str, Any]) -> str:
+    """Return type and text of an error; a report's text begins with the type already."""
+    error, message = facts["error"], facts["message"]
+    return message if message.startswith(f"{error}: ") else f"{error}: {message}"
+
+
 def _word(facts: Mapping[str, Any]) -> str:
     rest = " ".join(f"{name}={value}" for name, value in facts.items() if name not in ("word", "code"))
     return f"writes {facts['word']} {facts['code']} {rest}".rstrip()
@@ -106,12 +112,12 @@ _PHRASES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     kinds.TRANSITION: _transition,
     kinds.ACTION_STARTED: lambda facts: f"{facts['name']} begins",
     kinds.ACTION_FINISHED: lambda facts: f"{facts['name']} done in {facts['seconds'] * 1e3:.3f} ms",
-    kinds.ACTION_FAILED: lambda facts: f"{facts['name']} FAILED: {facts['error']}: {facts['message']}",
+    kinds.ACTION_FAILED: lambda facts: f"{facts['name']} FAILED: {_error(facts)}",
     kinds.ACTION_UNDONE: lambda facts: f"{facts['name']} taken back",
-    kinds.COMMAND_FAILED: lambda facts: f"FAILED in {facts['action']}: {facts['error']}: {facts['message']}",
+    kinds.COMMAND_FAILED: lambda facts: f"FAILED in {facts['action']}: {_error(facts)}",
     kinds.WAIT_EXPIRED: lambda facts: f"WAITED TOO LONG: {facts['message']}",
     kinds.WORD_WRITTEN: _word,
     kinds.DECISION: lambda facts: f"decides {facts['operation']}",
     kinds.SERVED_VERSION: lambda facts: f"serves version {facts['version']}",
-    kinds.STEP_BROKEN: lambda facts: f"step {facts['step']} RAISED {facts['error']}: {facts['message']}",
+    kinds.STEP_BROKEN: lambda facts: f"step {facts['step']} RAISED {_error(facts)}",
 }

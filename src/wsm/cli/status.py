@@ -45,7 +45,7 @@ def status(name: str | None, as_json: bool, watch: bool, every_s: float) -> None
     after they died.
 
     The table has one row per rank. 'weights' and 'KV' are its states. 'step' is 'running N' while it steps or
-    may step, 'parked N' where it stands still for a command, 'broken N' after a step raised.
+    may step, 'parked N' where it has stood still since a command, 'broken N' after a step raised.
     'code/sequence' is how far it is with which command; RUNNING(3) is in the fourth action of its plan.
     """
     if name is None:

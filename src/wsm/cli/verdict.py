@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from wsm.controller.status import GroupStatus, RankStatus
+from wsm.signals.word import Operation
 
 
 def verdict(status: GroupStatus) -> str:
@@ -37,11 +38,15 @@ def _under_way(status: GroupStatus) -> str | None:
     if status.over:
         return None
     waiting = [rank for rank in status.ranks if not _is_done(rank, status)]
+    silent = [rank for rank in waiting if not _has_answered(rank, status)]  # for them the others wait, too
     late = (
-        ", ".join(f"rank {rank.rank} {_doing(rank, status)}" for rank in waiting) or "the committed version"
+        ", ".join(f"rank {rank.rank} {_doing(rank, status)}" for rank in silent or waiting)
+        or "the committed version"
     )
     if status.operation == "NONE":
         return f"waits for {late} to join epoch {status.epoch}"
+    if status.controller_pid is None and Operation[status.operation].is_abort:
+        return f"{status.operation} is decided; waits for {late}; if that does not end, start the group again"
     if status.controller_pid is None:
         return f"{status.operation} is open, its controller gone; waits for {late}; the next command ends it"
     return f"{status.operation} by process {status.controller_pid} is under way; waits for {late}"
@@ -92,11 +97,15 @@ _RULES: Sequence[Callable[[GroupStatus], str | None]] = (
 
 
 def _is_done(rank: RankStatus, status: GroupStatus) -> bool:
-    return (rank.epoch, rank.sequence) == (status.epoch, status.sequence) and rank.code.startswith("DONE_")
+    return _has_answered(rank, status) and rank.code.startswith("DONE_")
+
+
+def _has_answered(rank: RankStatus, status: GroupStatus) -> bool:
+    return (rank.epoch, rank.sequence) == (status.epoch, status.sequence)
 
 
 def _doing(rank: RankStatus, status: GroupStatus) -> str:
-    if (rank.epoch, rank.sequence) != (status.epoch, status.sequence):
+    if not _has_answered(rank, status):
         return "(has not answered)"
     return f"({rank.code} {rank.action})" if rank.code == "RUNNING" else f"({rank.code})"
 

@@ -86,12 +86,13 @@ class RunProgress:
     def summary(self, report: Report, files: Sequence[str]) -> None:
         """Say how the run ended and where its results are."""
         totals = report.totals()
+        versions = len(totals["tokens_per_version"])
         self._line(
             f"reward {totals['reward_first_five']:.2f} -> {totals['reward_last_five']:.2f} "
             f"(first and last five of {totals['steps']} steps) in {totals['seconds']:.1f} s"
         )
         self._line(
-            f"{totals['tokens']} tokens by {len(totals['tokens_per_version'])} versions, "
+            f"{totals['tokens']} tokens by {versions} version{'' if versions == 1 else 's'}, "
             f"{totals['mixed_version_steps']} steps of mixed versions, "
             f"median pause {totals['median_ms']['pause']:.0f} ms"
         )
