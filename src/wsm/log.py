@@ -51,6 +51,8 @@ SNAPSHOT_NOT_REMOVED: Final = "snapshot.not_removed"
 GROUP_STARTED: Final = "group.started"
 GROUP_STOPPED: Final = "group.stopped"
 RANK_STOPPED: Final = "rank.stopped"
+LOAD_ENDED: Final = "load.ended"
+CLIENT_GONE: Final = "client.gone"
 
 #: The root of every logger of wsm; a host sets its level or handlers as for any library.
 ROOT: Final = "wsm"

@@ -79,7 +79,7 @@ class LoadGenerator:
                     self._turn(client)
         except RolloutUnreachableError as error:
             if not self._closing.is_set():
-                log.logger("rollout.load").error(log.GROUP_STOPPED, error=str(error))
+                log.logger("rollout.load").error(log.LOAD_ENDED, error=str(error))
 
     def _turn(self, client: RolloutClient) -> None:
         try:

@@ -12,14 +12,11 @@ import selectors
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from wsm import log
 from wsm.rollout.errors import FrameError
 from wsm.rollout.frames import FrameReader, Message, encode
 from wsm.signals.names import segment_path
-
-CLIENT_GONE: Final = "client.gone"
 
 MAX_CONNECTIONS = 64
 #: What a client that does not read may have outstanding.
@@ -161,6 +158,6 @@ class RequestSocket:
     def _drop(self, connection: Connection, why: str) -> None:
         if connection.socket.fileno() < 0:
             return
-        self._log.debug(CLIENT_GONE, why=why)
+        self._log.debug(log.CLIENT_GONE, why=why)
         self._selector.unregister(connection.socket)
         connection.socket.close()
