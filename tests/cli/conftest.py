@@ -18,7 +18,7 @@ from wsm.cli.main import run
 # Processes that tests start import the same modules; they have no pytest to find them.
 sys.path.insert(0, str(Path(__file__).parent))
 from command_line import Ended, Run, Start
-from living_group import PATIENCE_S, LivingGroup
+from commanded_group import PATIENCE_S, LivingGroup
 
 
 @pytest.fixture(scope="session")

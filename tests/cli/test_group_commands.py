@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Run, Start
-from living_group import LivingGroup, wait_until
+from commanded_group import LivingGroup, wait_until
 
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 

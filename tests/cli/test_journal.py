@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Run
-from living_group import LivingGroup
+from commanded_group import LivingGroup
 
 from wsm.cli.journal_text import Story
 from wsm.states import entry as kinds

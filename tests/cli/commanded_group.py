@@ -50,7 +50,7 @@ class LivingGroup:
         for rank in range(RANKS):
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, HERE / "rank_process.py", self.config_file, str(rank)],
+                    [sys.executable, HERE / "commanded_rank.py", self.config_file, str(rank)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,

@@ -1,4 +1,4 @@
-"""One rank in a process of its own, with an engine in plain memory: ``python rank_process.py CONFIG RANK``.
+"""One rank in a process of its own, with an engine in plain memory: ``python commanded_rank.py CONFIG RANK``.
 
 Says ``attached`` and runs a real worker's loop until standard input ends.
 """
