@@ -1,6 +1,8 @@
-"""Ranks that stop or die: the caller is told which, nobody serves half a group, and a stopped one comes back."""
+"""Ranks that stop or die: the caller is told which, no half of a group serves, a stopped rank comes back."""
 
 from __future__ import annotations
+
+import functools
 
 import pytest
 from living_group import eventually
@@ -18,11 +20,10 @@ def test_a_stopped_rank_is_named_and_the_group_recovers_when_it_goes_on(make_gro
     with group.boot() as controller:
         group.await_steps(3)
         group.programs[1].freeze()
+        begin = {"clear": controller.begin_clear, "update": functools.partial(controller.begin_update, 2)}
+        pending = begin[command](deadline_s=0.3, settle_s=0.2)
         with pytest.raises(CommandTimeoutError, match="late: rank 1 has not answered") as caught:
-            if command == "clear":
-                controller.clear(deadline_s=0.3, settle_s=0.2)
-            else:
-                controller.update(2, deadline_s=0.3, settle_s=0.2)
+            pending.result()
         assert set(caught.value.waiting) == {1}
         assert "still open" in caught.value.group
         assert controller.status().ranks[1].life == "alive"  # stopped is not dead
