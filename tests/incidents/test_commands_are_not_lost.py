@@ -132,15 +132,19 @@ def test_fastdeploy_5930_all_data_parallel_parts_must_ask_and_each_is_answered(s
 
 
 def test_fastdeploy_4212_cleared_is_not_said_before_the_slowest_rank_has_cleared(served):
-    with served.engine_words((1,), (WEIGHTS, KV_CACHE)) as words, served.bridge().start():
+    with served.engine_words((1,), (KV_CACHE, PREFIX_TREE)) as words, served.bridge() as bridge:
         served.group.order(1, "release_kv", "hold")
+        pending = served.controller.begin_clear()
         for word in words.values():
             word.store(CLEARING)
         served.group.await_held(1, "release_kv")
         eventually(lambda: served.rank(0).kv == "CLEARED")
+        bridge.turn()
         assert {word.read() for word in words.values()} == {CLEARING}
         served.group.revoke(1, "release_kv")
-        eventually(lambda: {word.read() for word in words.values()} == {CLEARED})
+        pending.result()
+        bridge.turn()
+        assert {word.read() for word in words.values()} == {CLEARED}
 
 
 def test_fastdeploy_c2_2_after_a_timeout_the_group_is_neither_stuck_nor_unnamed(served):

@@ -118,6 +118,25 @@ def test_fastdeploy_c2_5_and_c2_6_what_was_shut_down_is_restarted_each_once_and_
     ]
 
 
+def test_fastdeploy_5710_and_c2_5_a_clear_that_is_repeated_shuts_no_group_a_second_time(strict, engine):
+    measure = engine.memory.resident_bytes
+
+    def fail_after_the_last_shutdown() -> int:
+        if engine.calls[-1] == "world.shut_down":
+            engine.memory.resident_bytes = measure
+            raise OSError("the device does not answer")
+        return measure()
+
+    engine.memory.resident_bytes = fail_after_the_last_shutdown
+    pending = strict.controller.begin_clear()
+    strict.run(pending)
+    with pytest.raises(RankFailedError, match="verify_cleared"):
+        pending.result()
+    strict.clear()
+    assert strict.controller.status().state == "CLEARED"
+    assert [engine.calls.count(f"{kind.value}.shut_down") for kind in KINDS] == [1, 1, 1]
+
+
 def test_fastdeploy_c2_6_a_plan_that_restarts_other_groups_than_it_shut_down_cannot_be_built(engine):
     plans = derive_plans(PlanOptions.from_runner(engine, shut_down_groups=True))
     fewer = tuple(action for action in plans.update.actions if action.name != "restart_world_group")
