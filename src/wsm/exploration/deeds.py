@@ -1,0 +1,308 @@
+"""What can come of what a participant was told to do: the shell of a rank, in miniature.
+
+As :class:`wsm.worker.driver.RankDriver` does it: one thing, then the protocol is told what came of that. Every
+way in which it can end is a move. Where others stand matters here only for who enters which step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from wsm.exploration import invariants, work
+from wsm.exploration.errors import RuleBrokenError
+from wsm.exploration.looking import Told, told
+from wsm.exploration.outcomes import Outcome, Outcomes
+from wsm.exploration.participant import (
+    COMMAND_WORD,
+    Entered,
+    Participant,
+    Pending,
+    Place,
+    read_command,
+    read_status,
+    read_step,
+)
+from wsm.exploration.scope import Budget
+from wsm.exploration.storing import failed, store, tell
+from wsm.protocol import rank as protocol
+from wsm.protocol.rank_state import Move, Phase, RankState, Todo
+from wsm.signals.word import StatusCode
+
+#: What needs nothing to be done, or what a process may well put off.
+_AT_ONCE = frozenset((Todo.LOOK, Todo.WAIT, Todo.SERVE, Todo.DRAIN))
+
+#: What may bring a rank into a step.
+STEPPING = frozenset((Todo.SERVE, Todo.DRAIN, Todo.JOIN))
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What matters for what a participant does.
+
+    Parameters
+    ----------
+    index : int
+        Who it is.
+    command : int
+        The command word as it is now.
+    version : int
+        What the command's arguments name.
+    entered : tuple of Entered
+        Who is in which step; empty where nobody can enter one.
+    fine, long_plans : bool
+        As in :class:`wsm.exploration.scope.Scope`.
+    affordable : frozenset of Budget
+        What may still go wrong.
+    """
+
+    index: int
+    command: int
+    version: int
+    entered: tuple[Entered, ...]
+    fine: bool
+    long_plans: bool
+    affordable: frozenset[Budget]
+
+
+def after_looking(me: Participant, answer: Told, situation: Situation) -> list[Outcome]:
+    """Return what can come of what the participant was just told."""
+    doer = Doer(me, situation)
+    if answer.broken:
+        doer.outcomes.found.append(Outcome("looks", None, None, answer.broken))
+    elif situation.fine and (answer.step or answer.status or answer.todo not in _AT_ONCE):
+        pending = Pending(answer.todo, answer.step, answer.status)
+        doer.add(
+            f"looks and decides to {answer.todo.value}",
+            lambda: me._replace(state=answer.state, pending=pending),
+        )
+    else:
+        if answer.todo in _AT_ONCE:
+            doer.add(answer.label, lambda: store(me, answer, fine=False))
+        doer.do(answer.todo, store(me, answer, fine=False))
+    return doer.outcomes.found
+
+
+def carry_on(me: Participant, situation: Situation) -> list[Outcome]:
+    """Return the next part of what a process has made up its mind to do."""
+    doer = Doer(me, situation)
+    todo, step, status = me.pending
+    if step:
+        doer.add("stores its step word", lambda: me._replace(step=step, pending=Pending(todo, 0, status)))
+    elif status:
+        doer.add("stores its status word", lambda: me._replace(status=status, pending=Pending(todo)))
+    else:
+        doer.do(todo, me._replace(pending=Pending()))
+    return doer.outcomes.found
+
+
+class Doer:
+    """One participant in one situation.
+
+    Parameters
+    ----------
+    before : Participant
+        As it is; moves that change nothing are none.
+    situation : Situation
+        What matters.
+    """
+
+    def __init__(self, before: Participant, situation: Situation) -> None:
+        self.outcomes = Outcomes(before, situation.affordable)
+        self.add = self.outcomes.add
+        self._situation = situation
+
+    def do(self, todo: Todo, me: Participant) -> None:
+        """Add what can come of doing it."""
+        if todo is Todo.SERVE:
+            self.add("has work", lambda: self._begin_step(me), Budget.STEPS)
+        elif todo is Todo.JOIN:
+            self.add(f"joins step {me.state.step + 1}", lambda: self._enter(me))
+        elif todo is Todo.DRAIN:
+            self.add("has drained", lambda: self._tell(me, protocol.drained))
+            if me.state.phase is Phase.DRAINING and me.state.holds and not me.state.broken:
+                self.add("has work left", lambda: self._begin_step(me), Budget.STEPS)
+        elif todo in _DEEDS:
+            _DEEDS[todo](self, me)
+        if todo in (Todo.WAIT, Todo.DRAIN) and protocol.may_fail(me.state):
+            self.add_failure(f"passes its deadline while {me.state.phase.value}", me)
+
+    def come_out(self, me: Participant) -> None:
+        """Add every way in which an action can end."""
+        version, kind = self._situation.version, work.kind_of_action(me)
+        if kind is work.Kind.LOAD:
+            self.add("loads", lambda: self._finish_action(work.load_in_place(me, version)))
+            if me.from_normal:
+                self.add("loads beside the old", lambda: self._finish_action(work.load_beside(me, version)))
+            other = work.load_in_place(me, _other(version))
+            self.add("loads another version", lambda: self._finish_action(other), Budget.FAILURES)
+            self.add_failure("fails in the middle of loading", work.tear(me))
+            self.add_failure("fails before it loads", me)
+        elif kind is work.Kind.RELEASE:
+            self.add("releases", lambda: self._finish_action(work.release(me)))
+            self.add_failure("fails to release", work.tear(me))
+        else:
+            self.add("leaves the collective action", lambda: self._finish_action(me))
+            self.add_failure("fails in the collective action", me)
+
+    def add_failure(self, label: str, me: Participant) -> None:
+        """Add that the command fails here, if something may still fail."""
+        self.add(label, lambda: failed(me, fine=self._situation.fine), Budget.FAILURES)
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _begin_step(self, me: Participant) -> Participant:
+        return me._replace(pending=Pending(Todo.JOIN)) if self._situation.fine else self._enter(me)
+
+    def _enter(self, me: Participant) -> Participant:
+        move = protocol.entered(me.state)
+        if not me.state.holds or me.state.accepted or me.state.broken:
+            raise RuleBrokenError(
+                rule="only a rank that holds weights, has not accepted and is not broken may step",
+                seen=f"it is told to enter step {move.state.step}",
+            )
+        entering = me._replace(state=move.state)
+        invariants.check_entry(entering, self._situation.entered, self._situation.index)
+        inside = entering._replace(place=Place.IN_STEP, step_version=me.content, blocks=me.content)
+        return store(inside, told(move), fine=self._situation.fine)
+
+    # -- the life of a command ---------------------------------------------------------------------
+
+    def rejoin(self, me: Participant) -> None:
+        """Let the process live on into a new epoch, with empty hands."""
+        hidden, value = me.seen
+        command = read_command(value if hidden == COMMAND_WORD else self._situation.command)
+
+        def join() -> Participant:
+            move = protocol.join(self._situation.index, command, read_step(me.step), read_status(me.status))
+            empty = work.lose(me)._replace(ran=0, entered_action=0, step_version=0)
+            return store(empty, told(move), fine=self._situation.fine)
+
+        self.add("joins the new epoch", join)
+
+    def begin(self, me: Participant) -> None:
+        """Let it check that the command is legal here."""
+
+        def begin() -> Participant:
+            if not work.is_legal(me):
+                return self._tell(me, protocol.refused)
+            plan = work.plan_of(me, long_plans=self._situation.long_plans)
+            return self._tell(work.set_up(me), lambda state: protocol.began(state, plan))
+
+        self.add("begins", begin)
+        self.add_failure("fails to begin", me)
+
+    def accept(self, me: Participant) -> None:
+        """Let the transition begin: all stand at the same step."""
+
+        def accept() -> Participant:
+            invariants.check_accepts_once(me)
+            begun = work.accept(me)._replace(ran=me.state.sequence, entered_action=0)
+            return self._tell(begun, protocol.accepted)
+
+        self.add("accepts", accept)
+
+    def run(self, me: Participant) -> None:
+        """Let it run an action, or enter one that is collective."""
+        if work.kind_of_action(me) is not work.Kind.MEET:
+            self.come_out(me)
+            return
+        number = me.state.action
+        self.add(
+            f"enters collective action {number}",
+            lambda: me._replace(place=Place.IN_ACTION, entered_action=number + 1),
+        )
+
+    def forsaken(self, me: Participant) -> None:
+        """Let it fail because a peer never will be ready."""
+        self.add("fails: a peer never will be ready", lambda: failed(me, fine=self._situation.fine))
+
+    def finish(self, me: Participant) -> None:
+        """Let it say that all which can fail is done."""
+        self.add("finishes its plan", lambda: self._tell(work.finish(me), protocol.finished))
+
+    def stage(self, me: Participant) -> None:
+        """Let it stage weights beside the ones that it serves."""
+        for label, version, spends in (
+            ("stages the new weights", self._situation.version, None),
+            ("stages another version", _other(self._situation.version), Budget.FAILURES),
+        ):
+            beside = work.load_beside(me, version)
+            self.add(label, lambda beside=beside: self._tell(beside, protocol.staged), spends)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        self.add_failure("fails to stage", me)
+
+    def commit(self, me: Participant) -> None:
+        """Let it serve what was decided."""
+
+        def commit() -> Participant:
+            command = read_command(self._situation.command)
+            standing = (command.epoch, command.sequence) == (me.state.epoch, me.state.sequence)
+            if standing and not command.operation.is_commit:
+                raise RuleBrokenError(
+                    rule="nobody serves a version before the group has decided for it",
+                    seen=f"it commits, and the command word says {command.operation.name}",
+                )
+            after = me
+            if me.state.operation.is_hot:
+                invariants.check_accepts_once(me)
+                after = me._replace(ran=me.state.sequence, entered_action=0)
+            return self._tell(work.commit(after), protocol.committed)
+
+        self.add("commits", commit)
+
+    def undo(self, me: Participant) -> None:
+        """Let it stop and take back what it can."""
+        after = work.undo(me)
+        self.add(
+            "stops", lambda: self._tell(after, lambda state: protocol.stopped(state, touched=after.torn))
+        )
+        if me.began and not after.torn:
+            # Whatever an undo raises, the rank counts as touched; before it has accepted, its weights are whole.
+            torn = work.tear(me) if me.state.accepted else me._replace(torn=True)
+            self.add(
+                "fails to undo",
+                lambda: self._tell(torn, lambda state: protocol.stopped(state, touched=True)),
+                Budget.FAILURES,
+            )
+
+    def keep(self, me: Participant) -> None:
+        """Let it end as it began."""
+        self.add("keeps what it had", lambda: self._settled(work.keep(me)))
+
+    def drop(self, me: Participant) -> None:
+        """Let it end with nothing."""
+        self.add("drops its weights", lambda: self._settled(work.drop(me)))
+        self.add(
+            "fails to drop its weights",
+            lambda: self._settled(work.drop(me, teardown_fails=True)),
+            Budget.FAILURES,
+        )
+
+    def _settled(self, ended: tuple[Participant, StatusCode]) -> Participant:
+        me, code = ended
+        return self._tell(me, lambda state: protocol.settled(state, code))
+
+    def _finish_action(self, me: Participant) -> Participant:
+        return self._tell(me, lambda state: protocol.action_finished(state, touched=me.torn))
+
+    def _tell(self, me: Participant, protocol_function: Callable[[RankState], Move]) -> Participant:
+        return tell(me, protocol_function, fine=self._situation.fine)
+
+
+_DEEDS: dict[Todo, Callable[[Doer, Participant], None]] = {
+    Todo.REJOIN: Doer.rejoin,
+    Todo.BEGIN: Doer.begin,
+    Todo.ACCEPT: Doer.accept,
+    Todo.RUN: Doer.run,
+    Todo.FORSAKEN: Doer.forsaken,
+    Todo.FINISH: Doer.finish,
+    Todo.STAGE: Doer.stage,
+    Todo.COMMIT: Doer.commit,
+    Todo.UNDO: Doer.undo,
+    Todo.KEEP: Doer.keep,
+    Todo.DROP: Doer.drop,
+}
+
+
+def _other(version: int) -> int:
+    return version + 1

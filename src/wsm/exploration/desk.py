@@ -1,0 +1,107 @@
+"""The controller's side of an explored group: its two words, its process, and what the group's owner remembers."""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import NamedTuple
+
+from wsm.exploration.participant import Seen
+
+
+class Desk(NamedTuple):
+    """The controller.
+
+    Attributes
+    ----------
+    command, committed : int
+        Packed words in shared memory.
+    version : int
+        What the command's arguments name; stored before the word.
+    alive : bool
+        Whether a process holds, or could take, the controller role.
+    driving : bool
+        Whether it drives a command that is not over.
+    gives_up : bool
+        Whether it aborts what is not decided: it took over from one that died.
+    pending : int
+        The command word that it has made up its mind to write (fine exploration only); 0: none.
+    pending_version : int
+        What goes with it.
+    spoiled : bool
+        Whether a controller died after it had stored the next command's arguments, so that the next command
+        skips a sequence.
+    recovering : bool
+        Whether the group was lost while it served, and does not serve its committed version again yet.
+    was_serving : bool
+        Whether the group served when the last command was over; what a recovery restores.
+    stopped : int
+        Only where a seeded fault lets a successor take over from one that lives: the command word that the one
+        before it still means to write.
+    seen : Seen
+        A status word that it goes on seeing as it was.
+    """
+
+    command: int
+    committed: int
+    version: int
+    alive: bool = True
+    driving: bool = False
+    gives_up: bool = False
+    pending: int = 0
+    pending_version: int = 0
+    spoiled: bool = False
+    recovering: bool = False
+    was_serving: bool = False
+    stopped: int = 0
+    seen: Seen = Seen()
+
+
+_DESK = struct.Struct("<QQBBQBQBQ")
+
+#: Where a packed desk says which word is hidden from the controller.
+SEEN_BYTE = struct.calcsize("<QQBBQBQ")
+
+
+@lru_cache(maxsize=1 << 17)
+def pack(desk: Desk) -> bytes:
+    """Return a desk as bytes."""
+    flags = (
+        desk.alive
+        | desk.driving << 1
+        | desk.gives_up << 2
+        | desk.spoiled << 3
+        | desk.recovering << 4
+        | desk.was_serving << 5
+    )
+    return _DESK.pack(
+        desk.command,
+        desk.committed,
+        desk.version,
+        flags,
+        desk.pending,
+        desk.pending_version,
+        desk.stopped,
+        *desk.seen,
+    )
+
+
+@lru_cache(maxsize=1 << 17)
+def unpack(data: bytes) -> Desk:
+    """Return the desk of what :func:`pack` returned."""
+    command, committed, version, flags, pending, pending_version, stopped, word, value = _DESK.unpack(data)
+    return Desk(
+        command,
+        committed,
+        version,
+        alive=bool(flags & 1),
+        driving=bool(flags & 2),
+        gives_up=bool(flags & 4),
+        pending=pending,
+        pending_version=pending_version,
+        spoiled=bool(flags & 8),
+        recovering=bool(flags & 16),
+        was_serving=bool(flags & 32),
+        stopped=stopped,
+        seen=Seen(word, value),
+    )

@@ -1,0 +1,145 @@
+"""What a participant is told to do, given what it reads: the real :func:`wsm.protocol.rank.advance`.
+
+Asked once per memory and words. Each memory is also shown commands of the past, and one that skips ahead: the
+first must move nobody, the second must be an error for all to see.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from wsm.exploration.errors import RuleBrokenError
+from wsm.exploration.participant import (
+    COMMAND_WORD,
+    Seen,
+    read_command,
+    read_status,
+    read_step,
+    status_word,
+    step_word,
+)
+from wsm.protocol import rank as protocol
+from wsm.protocol.errors import ProtocolViolationError
+from wsm.protocol.rank_state import Move, Phase, RankState, Todo
+from wsm.protocol.view import View
+from wsm.signals.word import CommandWord, Operation
+
+_QUIET = frozenset((Todo.WAIT, Todo.SERVE, Todo.JOIN))
+
+
+class Told(NamedTuple):
+    """What a participant was told.
+
+    Attributes
+    ----------
+    state : RankState
+        What it remembers now.
+    todo : Todo
+        What it is to do.
+    step, status : int
+        Packed words to store before; 0: none.
+    label : str
+        For the trace.
+    broken : str
+        Which rule it breaks by looking; empty: none.
+    """
+
+    state: RankState
+    todo: Todo
+    step: int = 0
+    status: int = 0
+    label: str = "looks"
+    broken: str = ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The words of a group, as one participant reads them.
+
+    Parameters
+    ----------
+    ranks : int
+        How many participants are ranks; only their step words count.
+    command : int
+        The command word.
+    words : tuple of (int, int)
+        Step word and status word of every participant.
+    seen : Seen
+        Which of them it goes on seeing as it was.
+    """
+
+    ranks: int
+    command: int
+    words: tuple[tuple[int, int], ...]
+    seen: Seen
+
+    def view(self) -> View:
+        """Return the reading as the protocol takes it."""
+        hidden, value = self.seen
+        return View(
+            read_command(value if hidden == COMMAND_WORD else self.command),
+            [
+                read_step(value if hidden == step_word(index) else step)
+                for index, (step, _) in enumerate(self.words[: self.ranks])
+            ],
+            [
+                read_status(value if hidden == status_word(index) else status)
+                for index, (_, status) in enumerate(self.words)
+            ],
+        )
+
+
+def look(state: RankState, reading: Reading, *, first: bool) -> Told:
+    """Ask the protocol; the `first` time with a memory, show it the other commands too."""
+    view = reading.view()
+    try:
+        move = protocol.advance(state, view)
+        if first:
+            check_other_commands(state, view)
+    except (ProtocolViolationError, RuleBrokenError) as error:
+        return Told(state, Todo.WAIT, broken=str(error))
+    return told(move)
+
+
+def told(move: Move) -> Told:
+    """Return a move of the protocol in packed words."""
+    step = move.step.pack() if move.step else 0
+    status = move.status.pack() if move.status else 0
+    label = f"is {move.state.phase.value}" if move.status is None else f"says {move.status.code.name}"
+    return Told(move.state, move.todo, step, status, label)
+
+
+def check_other_commands(state: RankState, view: View) -> None:
+    """Show a participant commands of the past, and one that skips ahead.
+
+    Raises
+    ------
+    RuleBrokenError
+        If it takes one for its own.
+    """
+    last = max(state.done, state.sequence)
+    old = [CommandWord(state.epoch - 1, last, Operation.UPDATE)] if state.epoch > 1 else []
+    if last:
+        old += [
+            CommandWord(state.epoch, last - 1, operation)
+            for operation in (Operation.CLEAR, Operation.ABORT, Operation.COMMIT)
+        ]
+    for command in old:
+        move = protocol.advance(state, replace(view, command=command))
+        if move.state != state or move.todo not in _QUIET or move.step or move.status:
+            raise RuleBrokenError(
+                rule="a command of the past moves nobody",
+                seen=f"it takes {tuple(command)} in and does {move.todo.value}",
+            )
+    if state.phase is Phase.IDLE or view.command.epoch != state.epoch:
+        return
+    skipping = CommandWord(state.epoch, state.sequence + 1, Operation.CLEAR)
+    try:
+        protocol.advance(state, replace(view, command=skipping))
+    except ProtocolViolationError:
+        return
+    raise RuleBrokenError(
+        rule="a command that begins before the last one is over is an error for all to see",
+        seen=f"{state.phase.value} with sequence {state.sequence}, it takes {tuple(skipping)} for it",
+    )

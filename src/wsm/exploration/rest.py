@@ -1,0 +1,72 @@
+"""What a group must look like when nothing moves any more, unless somebody from outside makes it.
+
+That every world comes to rest is another question (:mod:`wsm.exploration.graph`); that it rests well is asked
+of every world that rests. Together they say that no group hangs.
+"""
+
+from __future__ import annotations
+
+from wsm.exploration.participant import Participant, Place, read_command, read_status, read_step
+from wsm.exploration.world import World, desk_of, everybody
+from wsm.protocol import decide
+from wsm.protocol.rank_state import Phase
+from wsm.protocol.view import View
+from wsm.signals.word import CommittedWord
+from wsm.states import joint as tables
+from wsm.states.vocabulary import WeightState
+
+
+def objection(world: World, ranks: int) -> str:
+    """Say what is wrong with a world in which nothing moves by itself; empty: nothing."""
+    desk, people = desk_of(world), everybody(world)
+    view = View(
+        read_command(desk.command),
+        [read_step(each.step) for each in people[:ranks]],
+        [read_status(each.status) for each in people],
+        CommittedWord.unpack(desk.committed),
+    )
+    for index, each in enumerate(people):
+        stuck = _stuck(each)
+        if stuck:
+            return f"rank {index} {stuck} for ever"
+    if not decide.is_over(view):
+        return f"{view.command.operation.name} {view.command.sequence} is never over"
+    if desk.driving or not desk.alive:
+        return "the controller never finishes"
+    for index, each in enumerate(people[:ranks]):
+        wrong = _mistaken(each, view)
+        if wrong:
+            return f"rank {index} {wrong}"
+    held = {each.content for each in people[:ranks]}
+    if len(held) > 1:
+        return f"the ranks rest with different versions: {[each.content for each in people[:ranks]]}"
+    faulted = any(each.joint.weights is WeightState.FAULTED for each in people)
+    if desk.recovering and held == {0} and not faulted and view.committed.version is not None:
+        return (
+            f"the group served version {view.committed.version} before it lost a rank, and never does again"
+        )
+    return ""
+
+
+def _stuck(me: Participant) -> str:
+    if not me.alive:
+        return "is not started anew"
+    if me.place is Place.IN_STEP:
+        return f"stays in step {me.state.step}, which not all have entered,"
+    if me.place is Place.IN_ACTION:
+        return f"stays in collective action {me.state.action}, which not all have entered,"
+    if me.state.phase is not Phase.IDLE:
+        return f"waits while {me.state.phase.value}"
+    return ""
+
+
+def _mistaken(me: Participant, view: View) -> str:
+    """Say in what a rank's idea of itself differs from what is in its memory."""
+    serving = tables.serving(me.joint.weights, me.joint.kv)
+    if me.state.holds != bool(me.content) or serving != me.state.holds or me.version != me.content:
+        return f"rests in {me.joint}, holds={me.state.holds}, and has version {me.content} in memory"
+    if me.content and me.content != view.committed.version:
+        return f"serves version {me.content}, and the committed version is {view.committed.version}"
+    if not me.content and me.joint.weights not in (WeightState.CLEARED, WeightState.FAULTED):
+        return f"holds nothing and rests in {me.joint}"
+    return ""

@@ -1,0 +1,202 @@
+"""How large an exploration is: the group, what it is asked, and how often the adversary may strike.
+
+Every number bounds the space; nothing here knows what the numbers are spent on.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from wsm.exploration.errors import ScopeError
+from wsm.signals.word import Operation
+
+
+class Budget(enum.IntEnum):
+    """What is bounded, in the order in which a world stores what is left of it."""
+
+    COMMANDS = 0  # commands that somebody opens
+    STEPS = 1  # steps that a rank begins because it has work
+    FAILURES = 2  # actions that raise, or a rank's deadlines that expire
+    GIVE_UPS = 3  # the controller's deadline, or a caller that gives up
+    RANK_CRASHES = 4
+    CONTROLLER_CRASHES = 5
+    BROKEN_STEPS = 6  # steps and collective actions that raise although nobody died
+    STALE_READS = 7  # words that a reader goes on seeing as they were
+
+
+class Start(enum.Enum):
+    """Where a group can be at first."""
+
+    SERVING = "serving"  # version 1 on every rank
+    CLEARED = "cleared"  # every rank has attached and holds nothing
+    EMPTY = "empty"  # a segment that no rank has attached to
+
+
+#: The largest bounds that the packed worlds can hold.
+MAX_PARTICIPANTS = 6
+MAX_BUDGET = 9
+
+_OPERATIONS = {"clear": Operation.CLEAR, "update": Operation.UPDATE, "hot_update": Operation.HOT_UPDATE}
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The bounds of one exploration.
+
+    Parameters
+    ----------
+    ranks, helpers : int
+        The group: 1 rank or more.
+    commands, steps, failures, give_ups, rank_crashes, controller_crashes, broken_steps, stale_reads : int
+        How often each thing may happen, in all; see :class:`Budget`.
+    operations : tuple of Operation
+        What the commands ask for.
+    starts : tuple of Start
+        Where the group is at first; every start is explored.
+    long_plans : bool
+        Whether a clear has a collective action too (communicators are shut down).
+    fine : bool
+        Whether reading the words, writing each of one's own, and working are moves of their own, so that
+        others move (and the rank dies) in between. Otherwise one poll is one move.
+    symmetric : bool
+        Whether worlds that differ only in who is which rank count as one.
+
+    Raises
+    ------
+    ScopeError
+        If a bound is out of range.
+    """
+
+    ranks: int = 2
+    helpers: int = 0
+    commands: int = 1
+    steps: int = 1
+    failures: int = 0
+    give_ups: int = 0
+    rank_crashes: int = 0
+    controller_crashes: int = 0
+    broken_steps: int = 0
+    stale_reads: int = 0
+    operations: tuple[Operation, ...] = (Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE)
+    starts: tuple[Start, ...] = (Start.SERVING, Start.CLEARED)
+    long_plans: bool = False
+    fine: bool = False
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.helpers < 0 or self.participants > MAX_PARTICIPANTS:
+            raise ScopeError(
+                bound="ranks and helpers",
+                value=f"{self.ranks} and {self.helpers}",
+                fix=f"ask for 1 rank or more, and at most {MAX_PARTICIPANTS} participants",
+            )
+        for budget in Budget:
+            value = self.budget(budget)
+            if not 0 <= value <= MAX_BUDGET:
+                name = budget.name.lower()
+                raise ScopeError(bound=name, value=str(value), fix=f"give 0 to {MAX_BUDGET}")
+        if not self.operations or not set(self.operations) <= set(_OPERATIONS.values()):
+            raise ScopeError(
+                bound="operations",
+                value=str([each.name for each in self.operations]),
+                fix=f"name some of {', '.join(_OPERATIONS)}",
+            )
+        if not self.starts:
+            raise ScopeError(
+                bound="starts", value="none", fix=f"name some of {', '.join(each.value for each in Start)}"
+            )
+
+    @property
+    def participants(self) -> int:
+        """Number of ranks and helpers."""
+        return self.ranks + self.helpers
+
+    def budget(self, budget: Budget) -> int:
+        """Return how often a thing may happen."""
+        value: int = getattr(self, budget.name.lower())
+        return value
+
+    def as_text(self) -> str:
+        """Return one line that :meth:`from_text` reads: what differs from the defaults."""
+        return " ".join(f"{name}={value}" for name, value in self._changed().items()) or "defaults"
+
+    @classmethod
+    def from_text(cls, text: str) -> Scope:
+        """Read what :meth:`as_text` wrote.
+
+        Raises
+        ------
+        ScopeError
+            If a name or a value is none.
+        """
+        if text.strip() == "defaults":
+            return cls()
+        found: dict[str, object] = {}
+        known = {field.name for field in fields(cls)}
+        for part in text.split():
+            name, equals, value = part.partition("=")
+            if not equals or name not in known:
+                raise ScopeError(bound=name, value=value or "nothing", fix=f"name some of {sorted(known)}")
+            found[name] = _value(name, value)
+        return replace(cls(), **found)  # type: ignore[arg-type]  # each value was read by its field's name
+
+    def _changed(self) -> Mapping[str, str]:
+        default = Scope()
+        return {
+            field.name: _text(getattr(self, field.name))
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(default, field.name)
+        }
+
+
+def operations_of(names: str) -> tuple[Operation, ...]:
+    """Read operations from their names, separated by commas.
+
+    Raises
+    ------
+    ScopeError
+        If one is unknown.
+    """
+    unknown = [name for name in names.split(",") if name not in _OPERATIONS]
+    if unknown:
+        raise ScopeError(
+            bound="operations", value=", ".join(unknown), fix=f"name some of {', '.join(_OPERATIONS)}"
+        )
+    return tuple(_OPERATIONS[name] for name in names.split(","))
+
+
+def starts_of(names: str) -> tuple[Start, ...]:
+    """Read starts from their names, separated by commas.
+
+    Raises
+    ------
+    ScopeError
+        If one is unknown.
+    """
+    known = {start.value: start for start in Start}
+    unknown = [name for name in names.split(",") if name not in known]
+    if unknown:
+        raise ScopeError(bound="starts", value=", ".join(unknown), fix=f"name some of {', '.join(known)}")
+    return tuple(known[name] for name in names.split(","))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        names = {operation: name for name, operation in _OPERATIONS.items()}
+        return ",".join(each.value if isinstance(each, Start) else names[each] for each in value)
+    return str(value)
+
+
+def _value(name: str, text: str) -> object:
+    if name == "operations":
+        return operations_of(text)
+    if name == "starts":
+        return starts_of(text)
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        return int(text)
+    except ValueError:
+        raise ScopeError(bound=name, value=text, fix="give a number") from None

@@ -1,0 +1,236 @@
+"""Breadth first through every world that can be reached, in one process, until a rule breaks or nothing is left.
+
+A world is remembered by 64 bits and the 64 bits of the world that it was first reached from. The shortest way
+to a world is found again by going it: the same moves lead through the same fingerprints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from wsm.exploration.moves import Move, Moves
+from wsm.exploration.rest import objection
+from wsm.exploration.scope import Scope
+from wsm.exploration.world import Symmetry, World, fingerprint, first_worlds
+
+#: The parent of a first world; no fingerprint is 0 but for one chance in 2**64.
+ROOT = 0
+
+
+class Violation(NamedTuple):
+    """A rule that was broken, and the shortest way there.
+
+    Attributes
+    ----------
+    broken : str
+        Which rule, and how.
+    start : World
+        Where the way begins.
+    moves : tuple of Move
+        The way; its last move breaks the rule, or leads to a world that rests badly.
+    """
+
+    broken: str
+    start: World
+    moves: tuple[Move, ...]
+
+
+@dataclass
+class Findings:
+    """What an exploration found.
+
+    Attributes
+    ----------
+    states, moves, depth : int
+        Worlds, edges between them, and the longest of the shortest ways.
+    complete : bool
+        Whether nothing was left to explore.
+    resting : int
+        Worlds in which nothing moves by itself.
+    situations : int
+        Different situations of one participant or controller, for which the protocol was asked.
+    seconds : float
+        Wall time.
+    violation : Violation or None
+        The first rule that was broken.
+    """
+
+    scope: Scope
+    states: int = 0
+    moves: int = 0
+    depth: int = 0
+    complete: bool = False
+    resting: int = 0
+    situations: int = 0
+    seconds: float = 0.0
+    violation: Violation | None = None
+    widths: list[int] = field(default_factory=list)
+
+
+class Broken(NamedTuple):
+    """A rule that a search met broken.
+
+    Attributes
+    ----------
+    fingerprint : int
+        Of the world in which, or by a move of which, it is broken.
+    broken : str
+        Which rule, and how.
+    """
+
+    fingerprint: int
+    broken: str
+
+
+class Level(NamedTuple):
+    """What came of the worlds of one distance from the start."""
+
+    moves: int
+    resting: int
+    broken: Broken | None
+
+
+def expand(
+    worlds: Iterable[World],
+    moves: Moves,
+    symmetry: Symmetry,
+    ranks: int,
+    reach: Callable[[World, int], None],
+) -> Level:
+    """Take every world one move further.
+
+    Parameters
+    ----------
+    worlds : iterable of World
+        Representatives.
+    moves, symmetry, ranks
+        Of the exploration.
+    reach : callable
+        Given each world that is reached, and the fingerprint of the world that it is reached from.
+
+    Returns
+    -------
+    Level
+        Counts; and the first rule that was broken, after which nothing more is taken further.
+    """
+    count = resting = 0
+    for world in worlds:
+        own, rests = fingerprint(world), True
+        for _, _, following, by_itself, broken in moves.of(world):
+            count += 1
+            if following is None:
+                return Level(count, resting, Broken(own, broken))
+            rests = rests and not by_itself
+            reach(symmetry.representative(following), own)
+        if rests:
+            resting += 1
+            wrong = objection(world, ranks)
+            if wrong:
+                return Level(count, resting, Broken(own, wrong))
+    return Level(count, resting, None)
+
+
+class Known:
+    """The worlds that were reached, each with where it was reached from first; and the newest of them."""
+
+    def __init__(self) -> None:
+        self.parents: dict[int, int] = {}
+        self.newest: list[World] = []
+
+    def reach(self, world: World, parent: int) -> None:
+        """Take in a world."""
+        own = fingerprint(world)
+        if own not in self.parents:
+            self.parents[own] = parent
+            self.newest.append(world)
+
+    def take_newest(self) -> list[World]:
+        """Return the worlds that were reached since the last call."""
+        found, self.newest = self.newest, []
+        return found
+
+
+def explore(
+    scope: Scope, *, limit: int | None = None, progress: Callable[[Findings], None] | None = None
+) -> Findings:
+    """Explore in this process.
+
+    Parameters
+    ----------
+    scope : Scope
+        The bounds.
+    limit : int or None
+        Stop after this many worlds; None: when nothing is left.
+    progress : callable or None
+        Called after every distance from the start.
+
+    Returns
+    -------
+    Findings
+        What was found. Blocks until then.
+    """
+    began, moves, symmetry, known = time.monotonic(), Moves(scope), Symmetry(scope), Known()
+    found = Findings(scope)
+    for world in first_worlds(scope):
+        known.reach(symmetry.representative(world), ROOT)
+    while known.newest:
+        if limit is not None and len(known.parents) >= limit:
+            break
+        newest = known.take_newest()
+        found.widths.append(len(newest))
+        level = expand(newest, moves, symmetry, scope.ranks, known.reach)
+        found.moves += level.moves
+        found.resting += level.resting
+        found.states, found.depth = len(known.parents), len(found.widths) - 1
+        found.situations, found.seconds = moves.situations(), time.monotonic() - began
+        if level.broken is not None:
+            found.violation = shortest_way(scope, level.broken, known.parents.__getitem__)
+            return found
+        if progress is not None:
+            progress(found)
+    found.complete = not known.newest
+    return found
+
+
+def shortest_way(scope: Scope, broken: Broken, parent_of: Callable[[int], int]) -> Violation:
+    """Go the way to where a rule was broken once more.
+
+    Parameters
+    ----------
+    scope : Scope
+        The exploration's bounds.
+    broken : Broken
+        What was found.
+    parent_of : callable
+        From which world each was reached, by fingerprints; :data:`ROOT` for the first ones.
+    """
+    way = [broken.fingerprint]
+    while (parent := parent_of(way[-1])) != ROOT:
+        way.append(parent)
+    way.reverse()
+    moves, symmetry = Moves(scope), Symmetry(scope)
+    start = next(
+        world for world in first_worlds(scope) if fingerprint(symmetry.representative(world)) == way[0]
+    )
+    world, gone = start, list[Move]()
+    for wanted in way[1:]:
+        move = next(_leading_to(wanted, moves.of(world), symmetry))
+        gone.append(move)
+        world = move.world or world
+    last = next((move for move in moves.of(world) if move.broken == broken.broken), None)
+    if last is None:
+        # Under another name of the ranks the same rule is told with other names.
+        last = next((move for move in moves.of(world) if move.broken), None)
+    told = broken.broken if last is None else last.broken
+    if last is None:
+        told = objection(world, scope.ranks) or told
+    return Violation(told, start, (*gone, *([last] if last is not None else [])))
+
+
+def _leading_to(wanted: int, moves: Iterable[Move], symmetry: Symmetry) -> Iterator[Move]:
+    for move in moves:
+        if move.world is not None and fingerprint(symmetry.representative(move.world)) == wanted:
+            yield move

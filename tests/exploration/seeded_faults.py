@@ -1,0 +1,505 @@
+"""Faults to be seeded into the real protocol functions, one at a time, each with bounds that must catch it.
+
+The first sixteen are those of the Promela model of the transaction, under its names. Run this file to print
+which rule each one breaks, and how many moves the shortest way there has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from wsm.exploration import adversary
+from wsm.exploration.scope import Scope
+from wsm.exploration.search import Findings, explore
+from wsm.protocol import decide, epochs, park, phases, rank, rank_words, takeover, votes
+from wsm.protocol.rank_state import Move, Phase, RankState, Todo
+from wsm.protocol.view import View
+from wsm.signals.word import CommandWord, Operation, StatusCode, StepKind, StepWord
+
+#: A seed puts other functions in the place of real ones: (module, name) -> what stands there instead.
+Seed = Callable[[], dict[tuple[ModuleType, str], Any]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Parameters
+    ----------
+    name : str
+        What it is called.
+    seed : callable
+        Returns what to put where.
+    scope : str
+        Bounds in which the exploration finds it.
+    of_model : bool
+        Whether the Promela model knows it.
+    """
+
+    name: str
+    seed: Seed
+    scope: str
+    of_model: bool = False
+
+
+FAULTS: list[Fault] = []
+
+
+def fault(scope: str, *, of_model: bool = False) -> Callable[[Seed], Seed]:
+    def register(seed: Seed) -> Seed:
+        FAULTS.append(Fault(seed.__name__, seed, scope, of_model))
+        return seed
+
+    return register
+
+
+@contextmanager
+def seeded(what: Fault) -> Iterator[None]:
+    """Put the fault in the place of the real functions, and take it out again."""
+    before = {}
+    try:
+        for (module, name), instead in what.seed().items():
+            before[module, name] = getattr(module, name)
+            setattr(module, name, instead)
+        yield
+    finally:
+        for (module, name), real in before.items():
+            setattr(module, name, real)
+
+
+def hunt(what: Fault) -> Findings:
+    """Explore with the fault in place."""
+    with seeded(what):
+        return explore(Scope.from_text(what.scope))
+
+
+# -- the sixteen faults of the Promela model ------------------------------------------------------
+
+
+@fault("operations=clear steps=1 give_ups=1 starts=serving", of_model=True)
+def abort_resume():
+    """A parked rank that sees ABORT serves on at once."""
+    real = phases._aborted
+
+    def aborted(state: RankState, decision: Operation) -> Move:
+        if state.phase is Phase.PARKING:
+            return Move(replace(state, phase=Phase.SETTLING), Todo.KEEP)
+        return real(state, decision)
+
+    return {(phases, "_aborted"): aborted}
+
+
+@fault("operations=clear steps=1 failures=1 starts=serving", of_model=True)
+def deadline_unpark():
+    """A parked rank whose deadline expires walks away."""
+    real = rank.failed
+
+    def failed(state: RankState, *, touched: bool = False) -> Move:
+        move = real(state, touched=touched)
+        if state.phase is Phase.PARKING:
+            return replace(move, state=rank_words.without_command(state))
+        return move
+
+    return {(rank, "failed"): failed}
+
+
+@fault("operations=update steps=0 failures=1 starts=serving", of_model=True)
+def deadline_prepared():
+    """A PREPARED rank whose deadline expires says FAILED."""
+    return {(phases, "FAILABLE"): phases.FAILABLE | {Phase.PREPARED}}
+
+
+@fault("operations=update steps=0 controller_crashes=1 starts=cleared", of_model=True)
+def takeover_literal():
+    """A successor commits if all are PREPARED, else aborts, whatever the command word says already."""
+    real_inherited, real_decision = takeover.inherited, decide.decision
+
+    def inherited(view: View) -> takeover.Inheritance:
+        found = real_inherited(view)
+        return found if found is takeover.Inheritance.NOTHING else takeover.Inheritance.DECIDE
+
+    def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
+        if view.command.operation.is_decision and give_up:
+            command = view.command._replace(operation=Operation.UPDATE)
+            return real_decision(replace(view, command=command), agree=agree, give_up=True)
+        return real_decision(view, agree=agree, give_up=give_up)
+
+    return {(takeover, "inherited"): inherited, (decide, "decision"): decision}
+
+
+@fault("operations=clear commands=2 steps=0 starts=serving", of_model=True)
+def next_early():
+    """The next command is written before every rank is done with the last one."""
+
+    def is_over(view: View) -> bool:
+        return view.command.operation is not Operation.UPDATE
+
+    return {(decide, "is_over"): is_over}
+
+
+@fault("operations=update steps=0 failures=1 starts=serving", of_model=True)
+def local_outcome():
+    """After an ABORT each rank keeps or drops by what it did itself."""
+
+    def stopped(state: RankState, view: View) -> Move:
+        return phases._settling(replace(state, phase=Phase.SETTLING), view)
+
+    return {(phases, "_LOOKS"): {**phases._LOOKS, Phase.STOPPED: stopped}}
+
+
+@fault("operations=update steps=0 give_ups=1 starts=serving", of_model=True)
+def ready_withdraw():
+    """A rank that has voted for a collective action leaves on ABORT."""
+    return {(phases, "_ABORTABLE"): phases._ABORTABLE | {Phase.VOTING}}
+
+
+@fault("operations=update steps=1 rank_crashes=1 starts=serving", of_model=True)
+def step_no_epoch():
+    """Step words have no epoch: they go on where the old epoch ended, and older ones count as later steps."""
+    real = rank.join
+
+    def is_behind(steps: Any, *, rank: int, epoch: int, step: int, sequence: int) -> bool:
+        del epoch, sequence
+        return any(peer.step > step for index, peer in enumerate(steps) if index != rank)
+
+    def join(index: int, command: CommandWord, step: StepWord, status: Any) -> Move:
+        move = real(index, command, step, status)
+        return replace(move, step=step._replace(epoch=command.epoch))
+
+    return {(phases, "is_behind"): is_behind, (rank, "join"): join}
+
+
+@fault("operations=update steps=0 rank_crashes=1 starts=serving", of_model=True)
+def bump_loses_commit():
+    """The epoch is raised before what was committed is stored."""
+    return {(epochs, "completed_commit"): lambda _view, _version: None}
+
+
+@fault("operations=clear steps=1 give_ups=1 starts=serving", of_model=True)
+def no_join_in_abort():
+    """A rank that stopped for an ABORT does not join the step that others are in already."""
+    real = phases._stopped
+
+    def stopped(state: RankState, view: View) -> Move:
+        move = real(state, view)
+        return replace(move, todo=Todo.WAIT) if move.todo is Todo.JOIN else move
+
+    return {(phases, "_LOOKS"): {**phases._LOOKS, Phase.STOPPED: stopped}}
+
+
+@fault("operations=update steps=1 rank_crashes=1 starts=serving", of_model=True)
+def same_epoch_restart():
+    """A replacement joins the epoch in which its predecessor died."""
+
+    def join(index: int, command: CommandWord, step: StepWord, status: Any) -> Move:
+        return real(index, command, StepWord(0, 0, StepKind.PARKED, 0), status._replace(epoch=0))
+
+    real = rank.join
+    return {(rank, "join"): join}
+
+
+@fault("operations=clear steps=1 starts=serving", of_model=True)
+def no_dummy():
+    """A parked rank does not join the step that others are in already."""
+    real = phases._parking
+
+    def parking(state: RankState, view: View) -> Move:
+        move = real(state, view)
+        return replace(move, todo=Todo.WAIT) if move.todo is Todo.JOIN else move
+
+    return {(phases, "_LOOKS"): {**phases._LOOKS, Phase.PARKING: parking}}
+
+
+@fault("operations=clear steps=0 failures=1 starts=serving", of_model=True)
+def clear_undecided():
+    """A clear that failed somewhere is never decided."""
+    real = decide.decision
+
+    def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
+        clearing = view.command.operation is Operation.CLEAR
+        return None if clearing else real(view, agree=agree, give_up=give_up)
+
+    return {(decide, "decision"): decision}
+
+
+@fault("operations=update steps=0 controller_crashes=1 give_ups=1 starts=cleared fine=True", of_model=True)
+def split_brain():
+    """A successor takes over from a controller that was only stopped, and goes on afterwards."""
+    return {(adversary, "takes_over_from_the_living"): True}
+
+
+@fault("operations=hot_update steps=1 starts=serving", of_model=True)
+def hot_flip_at_once():
+    """A hot update's commit is followed at once, without parking."""
+    real = phases._staged
+
+    def staged(state: RankState, view: View) -> Move:
+        if view.command.operation is Operation.HOT_COMMIT:
+            return Move(replace(state, phase=Phase.COMMITTING), Todo.COMMIT)
+        return real(state, view)
+
+    return {(phases, "_LOOKS"): {**phases._LOOKS, Phase.STAGED: staged}}
+
+
+@fault("operations=hot_update steps=1 starts=serving", of_model=True)
+def running_no_seq():
+    """A running rank does not say which command it finished last."""
+    return {(park, "_has_finished"): lambda _peer, _sequence: False}
+
+
+# -- our own -------------------------------------------------------------------------------------------
+
+
+@fault("operations=update steps=0 failures=1 starts=cleared")
+def one_vote_is_enough():
+    """A collective action is entered when anybody is ready."""
+
+    def all_ready(view: View, action: int) -> bool:
+        return any((found := view.of_command(i)) and found.ready > action for i in range(len(view.statuses)))
+
+    return {(phases, "all_ready"): all_ready}
+
+
+@fault("operations=update steps=0 failures=1 starts=cleared")
+def nobody_is_ever_forsaken():
+    """A rank that waits for votes never learns that one will not come."""
+    return {(phases, "never_ready"): lambda _view, _action: []}
+
+
+@fault("operations=update steps=0 broken_steps=1 starts=cleared ranks=3")
+def a_failure_takes_votes_back():
+    """Whoever failed after it had voted counts as never ready."""
+
+    def never_ready(view: View, _action: int) -> list[int]:
+        return [
+            index
+            for index in range(len(view.statuses))
+            if (found := view.of_command(index)) is not None and found.code >= StatusCode.FAILED
+        ]
+
+    def all_ready(view: View, action: int) -> bool:
+        return real(view, action) and not never_ready(view, action)
+
+    real = votes.all_ready
+    return {(phases, "never_ready"): never_ready, (phases, "all_ready"): all_ready}
+
+
+@fault("operations=update steps=0 failures=1 starts=serving")
+def touched_is_forgotten_at_the_end():
+    """A rank that has settled already does not tell any more that it touched its weights."""
+    return {(votes, "_TOUCHED"): frozenset((StatusCode.STOPPED_TOUCHED,))}
+
+
+@fault("operations=update steps=0 failures=1 starts=serving")
+def failed_counts_as_stopped():
+    """The outcome is drawn before everybody has said what it did."""
+
+    def all_stopped(view: View) -> bool:
+        return all(
+            (found := view.of_command(index)) is not None and found.code >= StatusCode.FAILED
+            for index in range(len(view.statuses))
+        )
+
+    return {(phases, "all_stopped"): all_stopped}
+
+
+@fault("operations=update steps=0 failures=1 starts=cleared")
+def manifests_are_not_compared():
+    """All PREPARED is enough, whatever they prepared."""
+    real = decide.decision
+
+    def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
+        del agree
+        return real(view, agree=True, give_up=give_up)
+
+    return {(decide, "decision"): decision}
+
+
+@fault("operations=update steps=0 failures=1 starts=cleared")
+def failures_decide_nothing():
+    """The controller waits for PREPARED, come what may."""
+    real = decide.decision
+
+    def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
+        found = real(view, agree=agree, give_up=give_up)
+        return found if give_up or found in (Operation.COMMIT, Operation.HOT_COMMIT) else None
+
+    return {(decide, "decision"): decision}
+
+
+@fault("operations=update steps=0 starts=cleared commands=2")
+def over_before_it_is_stored():
+    """A command is over when the ranks are, whether or not the committed version is stored."""
+    return {(decide, "is_over"): lambda view: not decide.waiting_on(view)}
+
+
+@fault("operations=clear,update commands=3 steps=0 rank_crashes=1 starts=serving")
+def sequences_begin_anew():
+    """A new epoch counts its commands from 1 again."""
+
+    def next_epoch(view: View) -> CommandWord:
+        return CommandWord(view.command.epoch + 1, 0, Operation.NONE)
+
+    return {(epochs, "next_epoch"): next_epoch}
+
+
+@fault("operations=update steps=0 rank_crashes=1 starts=serving")
+def epoch_begins_with_the_old_command():
+    """A new epoch begins with the command of the one before."""
+
+    def next_epoch(view: View) -> CommandWord:
+        return view.command._replace(epoch=view.command.epoch + 1)
+
+    return {(epochs, "next_epoch"): next_epoch}
+
+
+@fault("operations=update steps=0 commands=1 starts=serving")
+def commands_are_levels():
+    """A rank obeys whatever word it reads, old ones too."""
+    real = rank.advance
+
+    def advance(state: RankState, view: View) -> Move:
+        if state.phase is Phase.IDLE and view.command.operation is not Operation.NONE:
+            return phases.idle(state, view, new=True)
+        return real(state, view)
+
+    return {(rank, "advance"): advance}
+
+
+@fault("operations=clear commands=2 steps=1 starts=cleared,serving failures=1")
+def standing_for_anything():
+    """A rank accepts when all stand, for whichever command each of them stands."""
+
+    def all_stand(steps: Any, *, rank: int, epoch: int, step: int, sequence: int, follow: bool) -> bool:
+        del sequence, follow
+        others = [word for index, word in enumerate(steps) if index != rank]
+        return all((word.epoch, word.kind, word.step) == (epoch, StepKind.PARKED, step) for word in others)
+
+    return {(phases, "all_stand"): all_stand}
+
+
+@fault("operations=clear steps=1 starts=serving")
+def nobody_needs_to_stand():
+    """A rank accepts as soon as it stands itself."""
+    return {(phases, "all_stand"): lambda *_args, **_named: True}
+
+
+@fault("operations=update steps=1 rank_crashes=1 starts=serving")
+def empty_hands_step():
+    """A rank without weights joins steps."""
+
+    def may_step(state: RankState, view: View) -> bool:
+        return not state.broken and not phases.any_broken(view.steps, epoch=state.epoch)
+
+    return {(phases, "may_step"): may_step}
+
+
+@fault("operations=update steps=0 failures=1 starts=cleared")
+def votes_are_hidden():
+    """A later status does not repeat the votes that were given."""
+    real = rank_words.status_word
+
+    def status_word(state: RankState, code: StatusCode) -> Any:
+        word = real(state, code)
+        return word._replace(ready=0) if code >= StatusCode.FAILED else word
+
+    return {(rank_words, "status_word"): status_word}
+
+
+@fault("operations=update steps=0 failures=1 starts=cleared")
+def prepared_commits_by_itself():
+    """A PREPARED rank serves as soon as all are PREPARED, without the decision."""
+
+    def prepared(state: RankState, view: View) -> Move:
+        if decide.all_prepared(view):
+            return Move(replace(state, phase=Phase.COMMITTING), Todo.COMMIT)
+        return phases._prepared(state, view)
+
+    return {(phases, "_LOOKS"): {**phases._LOOKS, Phase.PREPARED: prepared}}
+
+
+@fault("operations=update steps=0 rank_crashes=1 starts=serving")
+def busy_ranks_miss_the_epoch():
+    """A rank that works on a command does not look at the epoch."""
+    real = rank.advance
+
+    def advance(state: RankState, view: View) -> Move:
+        if view.command.epoch > state.epoch and state.phase is not Phase.IDLE:
+            return Move(state, Todo.WAIT)
+        return real(state, view)
+
+    return {(rank, "advance"): advance}
+
+
+@fault("operations=update steps=1 failures=1 starts=serving")
+def dropped_weights_count_as_held():
+    """A rank that has dropped its weights goes on as if it held them."""
+    real = rank.settled
+
+    def settled(state: RankState, code: StatusCode) -> Move:
+        move = real(state, code)
+        return replace(move, state=replace(move.state, holds=state.holds))
+
+    return {(rank, "settled"): settled}
+
+
+@fault("operations=update steps=0 starts=cleared")
+def ends_are_forgotten():
+    """A rank does not remember that it has finished a command."""
+
+    def without_command(state: RankState, done: int | None = None) -> RankState:
+        return real(state, state.done if done is None else done)
+
+    real = rank_words.without_command
+    return {(rank, "without_command"): without_command}
+
+
+@fault("operations=hot_update steps=2 starts=serving ranks=3")
+def followers_do_not_follow():
+    """A rank waits for all to stand for a commit, though some have flipped already."""
+
+    def all_stand(steps: Any, *, rank: int, epoch: int, step: int, sequence: int, follow: bool) -> bool:
+        del follow
+        return real(steps, rank=rank, epoch=epoch, step=step, sequence=sequence, follow=False)
+
+    real = park.all_stand
+    return {(phases, "all_stand"): all_stand}
+
+
+@fault("operations=hot_update steps=0 starts=serving")
+def hot_parking_takes_prepared_back():
+    """Parking for a hot commit is said over PREPARED."""
+    real = rank_words.stand
+
+    def stand(state: RankState) -> Move:
+        move = real(state)
+        return replace(move, status=rank_words.status_word(move.state, StatusCode.PARKING))
+
+    return {(rank, "stand"): stand, (phases, "stand"): stand}
+
+
+@fault("operations=update steps=0 controller_crashes=1 starts=cleared")
+def a_successor_waits_for_ever():
+    """A successor does not decide what was left undecided."""
+    return {(takeover, "inherited"): lambda _view: takeover.Inheritance.NOTHING}
+
+
+def main() -> None:
+    """Print what the exploration makes of every fault."""
+    import time
+
+    for each in FAULTS:
+        began = time.monotonic()
+        found = hunt(each)
+        way = found.violation
+        moves = "MISSED" if way is None else f"{len(way.moves):3} moves"
+        broken = "" if way is None else way.broken
+        print(f"{each.name:36} {moves} {found.states:7} {time.monotonic() - began:5.2f} s  {broken}")  # noqa: T201 - a table for whoever runs this file
+
+
+if __name__ == "__main__":
+    main()
