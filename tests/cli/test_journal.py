@@ -134,6 +134,11 @@ def test_a_message_is_told_once_per_command_and_rank() -> None:
     assert told[2].endswith("FAILED in load_weights: OSError: as above")
 
 
+def test_the_type_of_an_error_is_told_once_where_its_text_begins_with_it() -> None:
+    failed = at(1, kinds.COMMAND_FAILED, action="begin", error="OSError", message="OSError: no room")
+    assert Story().tell(failed).endswith("FAILED in begin: OSError: no room")
+
+
 @pytest.mark.parametrize("wall_ns", [10**30, -(10**30)])
 def test_a_time_of_no_era_is_shown_as_the_number_that_it_is(wall_ns: int) -> None:
     assert f"{wall_ns} ns" in Story().tell(JournalEntry(kinds.STARTED, 0, wall_ns, 0, 1, 0, {"pid": 1}))

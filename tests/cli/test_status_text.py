@@ -73,6 +73,10 @@ CASES = {
         group(both={"code": "PREPARED"}, over=False, operation="UPDATE"),
         "its controller gone",
     ),
+    "decided, and nobody drives": (
+        group(both={"code": "STOPPED_UNTOUCHED"}, one={"sequence": 0}, over=False, operation="ABORT"),
+        "ABORT is decided; waits for rank 1 (has not answered); if that does not end",
+    ),
     "a new epoch": (
         group(both={"epoch": 2}, one={"epoch": 1}, epoch=2, sequence=0, over=False, operation="NONE"),
         "to join epoch 2",

@@ -23,6 +23,7 @@ from wsm.signals.errors import (
 )
 from wsm.signals.segment import Segment
 from wsm.signals.word import CommandWord
+from wsm.strategies.errors import UnknownStrategyError
 from wsm.testing import InMemoryRunner
 from wsm.worker.errors import WaitExpiredError
 
@@ -100,6 +101,12 @@ def test_ranks_that_were_told_different_things_do_not_form_a_group(join, other):
 def test_a_rank_that_is_none_of_the_group_is_refused(join):
     with pytest.raises(ConfigurationError, match="2 is none of 2 ranks"):
         join(TWO, 2)
+
+
+def test_a_strategy_that_does_not_exist_is_refused_before_anything_is_made(join, tmp_path):
+    with pytest.raises(UnknownStrategyError, match="'teleport'; use one of ipc_snapshot"):
+        join(dataclasses.replace(TWO, strategy="teleport"), 0)
+    assert files(tmp_path) == []
 
 
 def test_a_second_process_for_the_same_rank_is_refused(join):
