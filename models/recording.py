@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from models.catalogue import CHECKS
 from models.checker import Verdict
 
 _TABLE = re.compile(r"(?P<head>^   MEASURED .*\n)(?P<rows>(?:^     .*\n)*)", re.MULTILINE)
@@ -13,18 +14,19 @@ _ROW = re.compile(r"^     (?P<bounds>.*?) {2,}(?P<states>[0-9,]+)  (?P<what>.*)$
 
 
 def record(verdicts: Iterable[Verdict], version: str) -> None:
-    """Write the verdicts that are no mutants' into the tables of their models; other rows go."""
-    by_model: dict[Path, list[Verdict]] = {}
-    for verdict in verdicts:
-        if verdict.stopped_by is None and not verdict.check.bounds.startswith("M_"):
-            by_model.setdefault(verdict.check.path, []).append(verdict)
-    for path, found in by_model.items():
+    """Write what was measured into the tables of the models; rows that the catalogue lacks go."""
+    measured = {verdict.check: verdict.states for verdict in verdicts if verdict.stopped_by is None}
+    for path in {check.path for check in CHECKS if check in measured}:
+        before = recorded(path)
         head = f"   MEASURED by `make models`, spin {version}: bounds, states, what for\n"
-        rows = "".join(_row(verdict) for verdict in found)
+        for check in CHECKS:
+            states = measured.get(check, before.get(check.within))
+            if check.path == path and states is not None:
+                head += f"     {check.within:<40}  {states:>12,}  {check.what}\n"
         text = path.read_text()
         old = _TABLE.search(text)
         if old is not None:
-            path.write_text(text[: old.start()] + head + rows + text[old.end() :])
+            path.write_text(text[: old.start()] + head + text[old.end() :])
 
 
 def recorded(path: Path) -> dict[str, int]:
@@ -38,7 +40,3 @@ def recorded_version(path: Path) -> str | None:
     """Return the version of spin that counted."""
     found = re.search(r"^   MEASURED by `make models`, spin ([^:\s]+):", path.read_text(), re.MULTILINE)
     return found[1] if found else None
-
-
-def _row(verdict: Verdict) -> str:
-    return f"     {verdict.check.within:<40}  {verdict.states:>12,}  {verdict.check.what}\n"

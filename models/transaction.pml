@@ -1,19 +1,47 @@
-/* A whole command on a whole group, as src/wsm/protocol/rank.py, decide.py, takeover.py and epochs.py have it.
+/* A whole command on a whole group, as src/wsm/protocol/ has it: rank.py and phases.py, votes.py, decide.py, takeover.py, epochs.py.
 
-   SHOWS   that clear, update and hot update end everywhere with one outcome, whatever fails, is refused, expires, raises
-           inside a step, dies, or is taken over, and that nobody waits for ever. Labels in Rank are the names of Phase.
-   HOLDS   in every state: whoever enters a step has verified weights, the same version as everybody in that step, and a KV
-           cache of that version; a decision is final and made once; a vote and a status never shrink within a sequence; what
-           is committed is what the committed word says before the epoch is raised.
-           in every end: all participants idle, one version on all ranks or none on any, and that version is the committed one.
-   WHY ENDS ARE ENOUGH: every wait blocks and every supply (steps, commands, failures, crashes) is bounded, so the graph has
-           no cycle; "no invalid end state" and the assertions in init are then liveness.
-   MEASURED nothing yet
-   READING A word is read alone. What a participant has read of a peer it may use late (bits in `ok`): views are stale mixtures.
-   NOT     modelled: a dead process that writes again (it is reaped first), several nodes, retries of a failed boot, helpers that
-           become FAULTED. A hot update's KV policy is held by the version that each block carries, so a flip finds no old
-           block valid; the ranks do not wait there for a helper to drop them.
-   MUTANTS -DM_NAME drops one rule; each is caught within the bounds that models/catalogue.py names.
+   SHOWS    that clear, update and hot update end with one outcome for the group, whatever fails, is refused, expires, raises
+            inside a step, dies, or is taken over, and that nobody waits for ever. The labels in Rank are the names of Phase.
+   HOLDS    in every state: whoever enters a step has verified weights, the same version as everybody in that step, and a KV
+            cache of that version; a decision is made once; a status never goes back within a sequence (but that a hot
+            commit's PARKING follows PREPARED); a version is committed in its own word before the epoch is raised.
+            in every end: all participants are idle and whole, and either no rank holds weights, or all hold the committed ones.
+   MEASURED by `make models`, spin 6.5.2: bounds, states, what for
+     defaults                                        30,081  any command, the controller may give up
+     CMDS=2 FAILS=1                               1,101,825  two commands, one failure, refusal or deadline
+     FAILS=3 CMDS=2 OPS=1 CLEARVOTE=1               357,587  a group that becomes FAULTED and is repaired
+     CCRASH=1 FAILS=1                               459,903  a controller dies
+     RCRASH=1 OPS=2                                 657,512  a rank dies in an update
+     RCRASH=1 OPS=4                                 386,039  a rank dies in a hot update
+     BREAKS=1 OPS=4                                 401,561  a step raises beside a hot update
+     MISREADS=1                                      42,811  a rank prepares another version
+     H=1 OPS=3                                      339,179  a helper takes part
+     N=3 OPS=4                                      278,981  three ranks, hot update
+     FAILS=1, any cycle                             180,647  no endless run
+     FAILS=1 BREAKS=1 OPS=6, any cycle            4,386,691  no endless run
+     FAILS=2 CMDS=2 WORK=2                        5,409,199  more of everything
+     CMDS=2 CCRASH=2 FAILS=1                     11,565,274  two controllers die
+     RCRASH=1 CCRASH=1 FAILS=1 MISREADS=1        28,547,166  everything once
+     RCRASH=1 BREAKS=1 OPS=6                     25,115,451  a rank dies and a step raises
+     RCRASH=2 FAILS=1                            49,761,845  two deaths
+     CMDS=2 RCRASH=1 OPS=5                        4,631,377  two commands and a death
+     H=1 CCRASH=1 FAILS=1                         8,218,935  a helper, a controller dies
+     H=1 RCRASH=1                                44,952,573  a helper, a rank or the helper dies
+     N=3 FAILS=1                                  4,041,457  three ranks, one failure
+     N=3 CCRASH=1 OPS=2                           3,518,487  three ranks, a controller dies
+     N=3 BREAKS=1 OPS=4                          46,653,974  three ranks, a step raises
+   ENDS     are enough: every wait blocks and every supply (steps, commands, failures, crashes) is bounded, so the graph has no
+            cycle (checked: "any cycle"), and "no invalid end state" with the assertions in init is liveness.
+   READING  Each word is read by itself, and what was read of it may be used late (the bits in `ok`): views are stale mixtures.
+   ASSUMED  A step and a collective action are rendezvous: nobody leaves one before all have entered. A dead process is reaped
+            before its slot is used again. Whoever owns the group raises the epoch for a death and for a BROKEN step word.
+            A hot update's KV policy is held by the version that each block carries: ranks do not wait for a helper to drop any.
+   HELPERS  have no code in src/wsm/protocol yet; the process below is the rule for it: begin when any rank shows that it has
+            accepted, vote for every collective action, never park.
+   NOT      modelled: several nodes, overlapped steps, retries of a boot that failed, a helper whose own teardown fails for good.
+   MUTANTS  -DM_NAME drops one rule; each is caught within the bounds that models/catalogue.py names. Dropping these changes
+            nothing here, since a rendezvous implies them: the step number in "all stand at the same step", votes that are kept
+            in later words, joining in FAILED (STOPPED joins as well), the dummy step in DRAINING (it serves as well).
 */
 #ifndef N
 #define N 2              /* ranks */
@@ -546,7 +574,8 @@ waiting:
   :: MAY_DIE -> goto dead
   fi;
   if
-  :: atomic { op == CLEAR -> touched = (kv != 0); if :: CLEARVOTE && kv != 0 -> say(VOTED); t_r[me] = 1 :: else fi; kv = 0 }
+  :: atomic { op == CLEAR && MAY_FAIL && kv != 0 -> fails++; touched = true; kv = 0; say(FAILED) }; goto failed
+  :: atomic { op == CLEAR -> touched = (kv != 0); if :: CLEARVOTE && kv != 0 -> say(VOTED); t_r[me] = 1 :: else fi; kv = 0 };
      atomic { say(DONE_CLEARED); done = q }; goto idle_
 #ifdef M_HELPER_DOES_NOT_VOTE
   :: atomic { op == UPDATE -> kv = EMPTY }
