@@ -90,7 +90,24 @@ def test_every_word_has_a_line_of_its_own_and_nothing_overlaps(world_size, helpe
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "a/b", "../a", "-a", "a b", "a\n", "é", "a\0", "x" * 101, "a.lock", "a.new"]
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "a/b",
+        "../a",
+        "-a",
+        "a b",
+        "a\n",
+        "é",
+        "a\0",
+        "x" * 101,
+        "a.lock",
+        "a.new",
+        "a.run",
+        "a.requests",
+    ],
 )
 def test_a_name_that_is_no_plain_file_name_is_refused(name):
     with pytest.raises(SegmentNameError) as caught:

@@ -1,7 +1,8 @@
 """Where a group's files lie and what they are called. Pure: looks at no file.
 
 ``{directory}/wsm.{name}`` is the segment, with ``.lock`` appended its lock file, with ``.new`` appended
-the segment while its owner still fills it.
+the segment while its owner still fills it. ``.run`` and ``.requests`` are kept for what an engine puts
+beside its segment, so no group may have a name that ends so either.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SHARED_MEMORY_DIRECTORY = Path("/dev/shm")  # noqa: S108 - this is the place, no
 
 _SANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _MAX_NAME_LENGTH = 100
-_KEPT_SUFFIXES = (".lock", ".new")
+_KEPT_SUFFIXES = (".lock", ".new", ".run", ".requests")
 
 
 def check_name(name: str) -> str:
