@@ -3,7 +3,7 @@
 #   make demo      run the RL loop on a live group of two ranks; results in demo-out/
 #   make test      linters, types, tests
 #   make bench     measure; table on the terminal, numbers in bench.json
-#   make models    check the Promela models within all their bounds (20 minutes; needs spin and gcc)
+#   make models    check the Promela models within all their bounds (10 minutes, 2 x 6 GiB; needs spin and gcc)
 #   make lint      linters and types alone
 #   make diagrams  write diagrams/ anew from the transition tables
 #   make clean     remove .venv and everything that was generated
