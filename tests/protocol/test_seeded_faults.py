@@ -1,0 +1,199 @@
+"""The exploration has teeth: each rule of the protocol, left out, leads to a group that it finds broken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from small_world import explore, first_world
+
+from wsm.protocol import decide, park, phases
+from wsm.protocol import rank as protocol
+from wsm.protocol.rank_state import Move, Phase, Todo
+from wsm.protocol.rank_words import status_word, without_command
+from wsm.signals.word import Operation, StatusCode
+
+CLEAR, UPDATE, HOT = Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE
+
+
+def resume_at_once_on_abort(patch):
+    """A rank that reads ABORT serves on, and waits for nobody."""
+
+    def settle(state, _decision):
+        return Move(replace(state, phase=Phase.SETTLING, touched=False), Todo.KEEP)
+
+    patch.setattr(phases, "_aborted", settle)
+
+
+def a_deadline_ends_parked(patch):
+    """A rank that is tired of waiting for the others says FAILED and walks away."""
+    honest = protocol.failed
+
+    def walk_away(state, *, touched=False):
+        move = honest(state, touched=touched)
+        if state.phase is not Phase.PARKING:
+            return move
+        return Move(without_command(state), Todo.LOOK, status=move.status)
+
+    patch.setattr(protocol, "failed", walk_away)
+
+
+def a_deadline_after_prepared(patch):
+    """PREPARED is no promise: a rank that waits too long for the decision says FAILED."""
+    patch.setattr(phases, "FAILABLE", phases.FAILABLE | {Phase.PREPARED})
+
+
+def a_vote_is_withdrawn_on_abort(patch):
+    """A rank that has voted for a collective action leaves when it reads ABORT."""
+    patch.setattr(phases, "_ABORTABLE", phases._ABORTABLE | {Phase.VOTING})
+
+
+def the_next_command_comes_too_early(patch):
+    """The controller does not wait for ranks that are not done with the last command."""
+    patch.setattr(decide, "waiting_on", lambda _view: {})
+
+
+def the_next_command_forgets_the_committed_version(patch):
+    """The next command is written before the version of the last one was."""
+    patch.setattr(decide, "is_over", lambda view: not decide.waiting_on(view))
+
+
+def every_rank_for_itself(patch):
+    """After an ABORT each rank keeps or drops by what it has touched itself."""
+    patch.setitem(
+        phases._LOOKS,
+        Phase.STOPPED,
+        lambda state, view: phases._settling(replace(state, phase=Phase.SETTLING), view),
+    )
+
+
+def no_step_is_joined_after_an_abort(patch):
+    """A rank that has stopped leaves those alone who are in a later step."""
+    honest = phases._LOOKS[Phase.STOPPED]
+
+    def deaf(state, view):
+        move = honest(state, view)
+        return Move(state, Todo.WAIT) if move.todo is Todo.JOIN else move
+
+    patch.setitem(phases._LOOKS, Phase.STOPPED, deaf)
+
+
+def no_step_is_joined_while_parking(patch):
+    """A rank that stands leaves those alone who are in a later step."""
+    honest = phases._LOOKS[Phase.PARKING]
+
+    def deaf(state, view):
+        move = honest(state, view)
+        return Move(state, Todo.WAIT) if move.todo is Todo.JOIN else move
+
+    patch.setitem(phases._LOOKS, Phase.PARKING, deaf)
+
+
+def the_running_word_carries_no_sequence(patch):
+    """Nobody can tell a rank that has finished a command from one that never saw it."""
+    patch.setattr(park, "_has_finished", lambda _peer, _sequence: False)
+
+
+def a_clear_is_never_decided(patch):
+    """Where a rank fails to clear, the others are not told that some have cleared."""
+    honest = decide.decision
+
+    def undecided(view, *, agree, give_up):
+        word = honest(view, agree=agree, give_up=give_up)
+        return None if view.command.operation is CLEAR else word
+
+    patch.setattr(decide, "decision", undecided)
+
+
+def a_failure_is_no_reason_to_abort(patch):
+    """The controller goes on waiting for PREPARED from a rank that said FAILED."""
+
+    def commit_or_wait(view, **_):
+        return decide._COMMIT_OF.get(view.command.operation) if decide.all_prepared(view) else None
+
+    patch.setattr(decide, "decision", commit_or_wait)
+
+
+def prepared_by_one_is_enough(patch):
+    """COMMIT is decided when the first rank is PREPARED."""
+
+    def hasty(view):
+        return any(
+            (status := view.of_command(rank)) is not None and status.code is StatusCode.PREPARED
+            for rank in range(len(view.statuses))
+        )
+
+    patch.setattr(decide, "all_prepared", hasty)
+
+
+def a_hot_commit_flips_at_once(patch):
+    """New weights that were staged beside the old ones are taken without parking."""
+
+    def flip(state, view):
+        if view.command.operation is Operation.HOT_COMMIT:
+            return Move(replace(state, phase=Phase.COMMITTING), Todo.COMMIT)
+        return Move(state, Todo.SERVE)
+
+    patch.setitem(phases._LOOKS, Phase.STAGED, flip)
+
+
+def failing_hides_the_vote(patch):
+    """The word that says FAILED does not repeat the vote that was given before it."""
+    honest = protocol.failed
+
+    def hide(state, *, touched=False):
+        move = honest(state, touched=touched)
+        return replace(move, status=status_word(replace(state, ready=0), StatusCode.FAILED))
+
+    patch.setattr(protocol, "failed", hide)
+
+
+def a_command_may_be_done_twice(patch):
+    """A rank that is done with a command takes it for a new one."""
+    honest = protocol.finished
+
+    def forget(state):
+        move = honest(state)
+        return replace(move, state=replace(move.state, done=move.state.done - 1)) if state.done == 0 else move
+
+    patch.setattr(protocol, "finished", forget)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault, and the smallest group in which it shows."""
+
+    fault: object
+    commands: tuple[Operation, ...]
+    work: int = 1
+    fails: int = 0
+    give_ups: int = 0
+
+
+CASES = [
+    Case(resume_at_once_on_abort, (UPDATE,), give_ups=1),
+    Case(a_deadline_ends_parked, (UPDATE,), fails=1),
+    Case(a_deadline_after_prepared, (UPDATE,), fails=1),
+    Case(a_vote_is_withdrawn_on_abort, (UPDATE,), give_ups=1),
+    Case(the_next_command_comes_too_early, (UPDATE, CLEAR)),
+    Case(the_next_command_forgets_the_committed_version, (UPDATE, UPDATE), work=0, give_ups=1),
+    Case(every_rank_for_itself, (UPDATE,), fails=1),
+    Case(no_step_is_joined_after_an_abort, (UPDATE,), give_ups=1),
+    Case(no_step_is_joined_while_parking, (UPDATE,)),
+    Case(the_running_word_carries_no_sequence, (HOT,)),
+    Case(a_clear_is_never_decided, (CLEAR,), fails=1),
+    Case(a_failure_is_no_reason_to_abort, (UPDATE,), fails=1),
+    Case(prepared_by_one_is_enough, (UPDATE,), fails=1),
+    Case(a_hot_commit_flips_at_once, (HOT,)),
+    Case(failing_hides_the_vote, (UPDATE,), fails=1),
+    Case(a_command_may_be_done_twice, (CLEAR,), work=0),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.fault.__name__)
+def test_every_order_of_events_finds_the_fault(monkeypatch, case):
+    first = first_world(2, work=case.work, fails=case.fails, give_ups=case.give_ups, commands=case.commands)
+    explore(first)  # sound as it is
+    case.fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        explore(first)

@@ -1,0 +1,84 @@
+"""What a successor finds, and how a group gets a new incarnation."""
+
+from __future__ import annotations
+
+import pytest
+from words import says, view
+
+from wsm.protocol.epochs import completed_commit, first_epoch, next_epoch
+from wsm.protocol.errors import EpochUsedError
+from wsm.protocol.rank import advance, join
+from wsm.protocol.rank_state import RankState, Todo
+from wsm.protocol.takeover import Inheritance, inherited
+from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+
+CLEAR, UPDATE, COMMIT, ABORT = Operation.CLEAR, Operation.UPDATE, Operation.COMMIT, Operation.ABORT
+RUNNING, PREPARED, DONE = StatusCode.RUNNING, StatusCode.PREPARED, StatusCode.DONE_COMMITTED
+CLEARED, KEPT = StatusCode.DONE_CLEARED, StatusCode.DONE_KEPT
+NEVER_USED = StepWord.unpack(0), StatusWord.unpack(0)
+
+
+@pytest.mark.parametrize(
+    ("operation", "codes"), [(CLEAR, (CLEARED, CLEARED)), (ABORT, (KEPT, KEPT)), (ABORT, (CLEARED, CLEARED))]
+)
+def test_a_command_that_is_over_leaves_nothing_to_do(operation, codes):
+    assert inherited(view(operation, *map(says, codes))) is Inheritance.NOTHING
+
+
+@pytest.mark.parametrize("operation", [op for op in Operation if op.is_decision])
+def test_a_decision_that_stands_is_completed_and_never_made_again(operation):
+    assert inherited(view(operation, says(RUNNING), says(PREPARED))) is Inheritance.COMPLETE
+    assert inherited(view(operation, says(PREPARED), says(PREPARED))) is Inheritance.COMPLETE
+
+
+def test_a_commit_whose_version_is_not_stored_is_completed_although_all_are_done():
+    assert inherited(view(COMMIT, says(DONE), says(DONE))) is Inheritance.COMPLETE
+    stored = CommittedWord(1, 7)
+    assert inherited(view(COMMIT, says(DONE), says(DONE), committed=stored)) is Inheritance.NOTHING
+
+
+@pytest.mark.parametrize("operation", [CLEAR, UPDATE])
+def test_what_nobody_decided_is_decided_by_the_successor(operation):
+    assert inherited(view(operation, says(RUNNING), says(PREPARED))) is Inheritance.DECIDE
+
+
+def test_a_commit_is_stored_before_its_epoch_ends():
+    """Else recovery would load the version before it."""
+    assert completed_commit(view(COMMIT, says(DONE), sequence=5), 8) == CommittedWord(5, 8)
+    stored = view(COMMIT, says(DONE), sequence=5, committed=CommittedWord(5, 8))
+    assert completed_commit(stored, 8) is None
+    assert completed_commit(view(ABORT, says(KEPT), sequence=5), 8) is None
+
+
+def test_a_new_epoch_begins_without_a_command_and_sequences_go_on():
+    assert next_epoch(view(COMMIT, says(DONE), sequence=5, epoch=2)) == CommandWord(3, 5, Operation.NONE)
+    assert first_epoch() == CommandWord(1, 0, Operation.NONE)
+
+
+def test_a_rank_joins_an_epoch_with_empty_hands():
+    move = join(2, CommandWord(3, 5, Operation.NONE), *NEVER_USED)
+    assert move.state == RankState(rank=2, epoch=3, done=5)
+    assert not move.state.holds
+    assert move.step == StepWord(3, 0, StepKind.PARKED, 0)
+    assert move.status == StatusWord(3, 0, StatusCode.ATTACHED)
+
+
+def test_a_rank_that_joins_late_does_not_take_an_old_command_for_a_new_one():
+    state = join(0, CommandWord(3, 5, Operation.NONE), *NEVER_USED).state
+    move = advance(state, view(Operation.NONE, says(StatusCode.ATTACHED), sequence=5, epoch=3))
+    assert move.todo is Todo.WAIT
+    assert advance(state, view(UPDATE, move.status or says(RUNNING), sequence=6, epoch=3)).todo is Todo.BEGIN
+
+
+@pytest.mark.parametrize(
+    "words", [(StepWord(3, 0, StepKind.PARKED, 0), NEVER_USED[1]), (NEVER_USED[0], StatusWord(3, 5, KEPT))]
+)
+def test_a_slot_that_was_used_in_an_epoch_is_not_taken_again_in_it(words):
+    with pytest.raises(EpochUsedError) as caught:
+        join(1, CommandWord(3, 5, Operation.NONE), *words)
+    assert (caught.value.rank, caught.value.epoch) == (1, 3)
+
+
+def test_a_new_epoch_ends_whatever_a_rank_was_doing():
+    for state in (RankState(0, 1), RankState(0, 1, holds=True, sequence=4, accepted=True)):
+        assert advance(state, view(Operation.NONE, says(RUNNING), epoch=2)).todo is Todo.REJOIN

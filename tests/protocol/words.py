@@ -1,0 +1,40 @@
+"""Short ways to write words and views, for tests that look at single rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wsm.protocol.view import View
+from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+
+
+def running(step: int, *, done: int = 0, epoch: int = 1) -> StepWord:
+    return StepWord(epoch, done, StepKind.RUNNING, step)
+
+
+def parked(step: int, *, sequence: int = 1, epoch: int = 1) -> StepWord:
+    return StepWord(epoch, sequence, StepKind.PARKED, step)
+
+
+def broken(step: int, *, done: int = 0, epoch: int = 1) -> StepWord:
+    return StepWord(epoch, done, StepKind.BROKEN, step)
+
+
+def says(code: StatusCode, *, sequence: int = 1, epoch: int = 1, ready: int = 0) -> StatusWord:
+    return StatusWord(epoch, sequence, code, ready=ready)
+
+
+def view(
+    operation: Operation,
+    *statuses: StatusWord,
+    steps: Sequence[StepWord] = (),
+    committed: CommittedWord | None = None,
+    sequence: int = 1,
+    epoch: int = 1,
+) -> View:
+    return View(
+        CommandWord(epoch, sequence, operation),
+        steps or [running(0, epoch=epoch) for _ in statuses],
+        statuses,
+        committed or CommittedWord(0, None),
+    )
