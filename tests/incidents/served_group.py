@@ -47,14 +47,11 @@ class ServedGroup:
 
     def commands_seen(self, rank: int) -> list[int]:
         """Sequences of the commands that a rank saw, from its journal."""
-        return [entry["sequence"] for entry in self._journal(rank) if entry["kind"] == "command_seen"]
+        return [entry["sequence"] for entry in self.journal(rank, "command_seen")]
 
     def actions_started(self, rank: int, sequence: int) -> list[str]:
-        return [
-            entry["facts"]["name"]
-            for entry in self._journal(rank)
-            if entry["kind"] == "action_started" and entry["sequence"] == sequence
-        ]
+        entries = self.journal(rank, "action_started")
+        return [entry["facts"]["name"] for entry in entries if entry["sequence"] == sequence]
 
     def refuses_to_step(self, rank: int) -> str:
         """Make a rank step whatever poll() says; return the name of the error that stops it."""
@@ -81,6 +78,8 @@ class ServedGroup:
         config = EngineWordsConfig(suffixes=tuple(parts), deadline_s=60.0)
         return EngineBridge(self.group.controller(), config, clock=clock, directory=self.group.directory)
 
-    def _journal(self, rank: int) -> list[dict]:
+    def journal(self, rank: int, kind: str) -> list[dict]:
+        """Entries of one kind from a rank's journal."""
         path = self.group.directory / "journals" / f"rank{rank}.ndjson"
-        return [json.loads(line) for line in path.read_text().splitlines()]
+        entries = [json.loads(line) for line in path.read_text().splitlines()]
+        return [entry for entry in entries if entry["kind"] == kind]

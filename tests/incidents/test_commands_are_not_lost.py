@@ -6,6 +6,7 @@ import pytest
 from living_group import eventually
 
 from wsm import Outcome
+from wsm.config import EngineWordsConfig
 from wsm.controller.errors import CommandTimeoutError, UnsettledError
 from wsm.protocol.errors import CommandOpenError
 from wsm.signals.errors import RoleBusyError
@@ -35,7 +36,7 @@ def test_fastdeploy_5487_and_5493_an_update_asked_while_a_clear_runs_is_not_over
     }
 
 
-def test_fastdeploy_c2_1_a_rank_that_sleeps_over_a_state_misses_no_command(served):
+def test_fastdeploy_5637_and_c2_1_a_rank_that_sleeps_over_a_state_misses_no_command(served):
     """Who looks for the level CLEARED now and then never sees it if UPDATING comes between two looks."""
     first = served.commands_seen(1)[-1]
     for _ in range(3):
@@ -145,6 +146,28 @@ def test_fastdeploy_4212_cleared_is_not_said_before_the_slowest_rank_has_cleared
         pending.result()
         bridge.turn()
         assert {word.read() for word in words.values()} == {CLEARED}
+
+
+def test_fastdeploy_c2_9_an_engine_sees_the_commands_that_came_by_another_way(served):
+    """There, a group put to sleep over the newer path kept its word at NORMAL, and took requests."""
+    with served.engine_words() as words:
+        (word,) = words.values()
+        controller = served.group.controller(engine_words=EngineWordsConfig(suffixes=(1,)))
+        served.group.order(0, "release", "hold")
+        pending = controller.begin_clear()
+        served.group.await_held(0, "release")
+        assert word.read() == CLEARING
+        served.group.revoke(0, "release")
+        pending.result()
+        assert word.read() == CLEARED
+        controller.update(served.newest)
+        assert word.read() == NORMAL
+
+
+def test_fastdeploy_7430_an_answer_that_comes_before_anybody_waits_is_not_lost(served):
+    pending = served.controller.begin_clear(request_id="a fast one")
+    eventually(lambda: served.group.controller().status().state == "CLEARED" and pending.over)
+    assert (pending.result().request_id, pending.result().outcome) == ("a fast one", Outcome.CLEARED)
 
 
 def test_fastdeploy_c2_2_after_a_timeout_the_group_is_neither_stuck_nor_unnamed(served):

@@ -43,6 +43,18 @@ def test_sglang_omni_784_and_fastdeploy_c2_11_half_loaded_weights_do_not_serve_a
     assert {served.refuses_to_step(rank) for rank in range(2)} == {"NotServingError"}
 
 
+def test_fastdeploy_6761_and_6974_a_failure_names_request_rank_action_and_cause(served):
+    served.group.order(0, "rebuild", "raise once")
+    served.controller.clear()
+    with pytest.raises(RankFailedError) as caught:
+        served.controller.update(served.newest, request_id="trainer step 17")
+    error = caught.value
+    assert (error.request_id, error.rank, error.action) == ("trainer step 17", 0, "rebuild_kv_cache")
+    assert error.error == "OSError"
+    assert "rank_process.py" in error.remote_traceback
+    assert served.journal(0, "action_failed")[-1]["facts"]["name"] == "rebuild_kv_cache"
+
+
 def test_nemo_rl_3274_a_retry_after_half_an_update_gives_the_published_bytes(served):
     version = served.publish()
     served.group.order(0, "write", "raise once")
@@ -113,7 +125,9 @@ def test_rtp_llm_1151_and_fastdeploy_3773_nobody_serves_before_the_last_rank_is_
 # -- different weights, different work --------------------------------------------------------------
 
 
-def test_fastdeploy_c2_10_and_prime_rl_ranks_that_prepared_different_weights_are_not_committed(make_group):
+def test_fastdeploy_c2_10_and_dynamo_13912_ranks_that_prepared_different_weights_are_not_committed(
+    make_group,
+):
     group = make_group()
     group.publish(1)
     elsewhere = shutil.copytree(group.snapshots, group.directory / "elsewhere")
@@ -142,7 +156,7 @@ def test_slime_2331_ranks_with_other_collective_work_are_not_commanded_at_all(ma
         controller.update(1)
 
 
-def test_miles_1724_and_dynamo_14703_a_rank_that_just_came_serves_nothing_and_says_so(make_group):
+def test_miles_1724_and_xtuner_2027_a_rank_that_just_came_serves_nothing_and_says_so(make_group):
     group = make_group()
     group.publish(1)
     group.start()
@@ -164,8 +178,10 @@ def test_miles_1724_and_dynamo_14703_a_rank_that_just_came_serves_nothing_and_sa
 def test_verl_6967_and_areal_1439_a_rank_that_hangs_is_named_with_the_action_that_it_hangs_in(served):
     version = served.publish()
     served.group.order(1, "write", "hold")
+    pending = served.controller.begin_update(version, deadline_s=1.5, settle_s=0.2)
+    served.group.await_held(1, "write")
     with pytest.raises((CommandTimeoutError, UnsettledError), match="rank 1") as caught:
-        served.controller.update(version, deadline_s=0.2, settle_s=0.2)
+        pending.result()
     assert list(caught.value.waiting) == [1]
     assert "action" in caught.value.waiting[1]
     assert served.actions_started(1, served.commands_seen(1)[-1])[-1] == "load_weights"

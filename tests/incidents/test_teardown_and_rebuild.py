@@ -6,10 +6,12 @@ looks at the group at the moment at which the incident showed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
 import pytest
+from lone_rank import SPECS, load
 from strict_engine import KINDS, StrictEngine
 
 import wsm
@@ -18,8 +20,10 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.order import check_order
 from wsm.actions.plan import derive_plans
 from wsm.actions.verify import resident_digest
-from wsm.controller.errors import CommandTimeoutError, RankFailedError
-from wsm.states.vocabulary import InFlightPolicy
+from wsm.actions.weights import AddressContract
+from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, RankFailedError
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+from wsm.strategies.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
 from wsm.testing import InMemoryRunner
 from wsm.worker.errors import NotServingError
@@ -121,17 +125,18 @@ def test_fastdeploy_c2_5_and_c2_6_what_was_shut_down_is_restarted_each_once_and_
 def test_fastdeploy_5710_and_c2_5_a_clear_that_is_repeated_shuts_no_group_a_second_time(strict, engine):
     measure = engine.memory.resident_bytes
 
-    def fail_after_the_last_shutdown() -> int:
-        if engine.calls[-1] == "world.shut_down":
-            engine.memory.resident_bytes = measure
+    def fail_once_the_groups_are_down() -> int:
+        if not any(engine.groups.alive(kind) for kind in KINDS):
             raise OSError("the device does not answer")
         return measure()
 
-    engine.memory.resident_bytes = fail_after_the_last_shutdown
+    engine.memory.resident_bytes = fail_once_the_groups_are_down
     pending = strict.controller.begin_clear()
     strict.run(pending)
     with pytest.raises(RankFailedError, match="verify_cleared"):
         pending.result()
+    assert strict.controller.status().state == "FAULTED"
+    engine.memory.resident_bytes = measure
     strict.clear()
     assert strict.controller.status().state == "CLEARED"
     assert [engine.calls.count(f"{kind.value}.shut_down") for kind in KINDS] == [1, 1, 1]
@@ -178,6 +183,58 @@ def test_fastdeploy_7744_cached_inputs_of_the_last_batch_go_with_the_weights(str
         update(2)
         assert engine.requests.cached_inputs is False
     assert engine.calls.count("draft.reset_inputs") == 2
+
+
+def test_lmdeploy_4917_and_ray_63769_a_policy_that_cannot_be_kept_is_refused_before_anything_is_touched(
+    strict, engine
+):
+    for state in ("NORMAL", "CLEARED"):
+        engine.calls.clear()
+        pending = strict.controller.begin_update(2, kv_policy=KVPolicy.KEEP)
+        strict.run(pending)
+        with pytest.raises(CommandRefusedError, match="KV policy 'keep'"):
+            pending.result()
+        assert strict.controller.status().state == state
+        assert not [call for call in engine.calls if call != "requests.resume"]
+        strict.clear()
+
+
+class AddressedWeights(MemoryTarget):
+    """Weights that say where they lie, as parameters whose addresses were captured do."""
+
+    def addresses(self) -> dict[str, int]:
+        return {name: id(self._memory[name]) for name in self.held()}
+
+
+def rebind(context, target) -> dict:
+    """Load into new memory instead of the old: what a captured address means is gone."""
+    if context.version > 1:
+        context.runner.weights.old = dict(context.runner.weights._memory)  # kept, so that no id comes again
+        context.runner.weights.release()
+    return load(context, target)
+
+
+def test_vllm_48941_and_sglang_18085_a_load_that_moves_captured_weights_is_not_offered_for_commit(tmp_path):
+    runner, contract = InMemoryRunner(SPECS), AddressContract()
+    runner.weights = AddressedWeights(SPECS)
+    options = PlanOptions.from_runner(runner, address_contract=contract)
+    config = wsm.WsmConfig(name="addressed", ranks=1)
+    with contextlib.ExitStack() as undo:
+        worker = undo.enter_context(
+            wsm.Worker(config, runner, rank=0, plan_options=options, load=rebind, directory=tmp_path)
+        )
+        controller = undo.enter_context(wsm.Controller("addressed", directory=tmp_path))
+        for version in (1, 2):
+            pending = controller.begin_update(version)
+            while not pending.over:
+                worker.poll()
+            if version == 1:
+                pending.result()
+                contract.record(runner.weights)
+        with pytest.raises(RankFailedError, match="verify_loaded") as caught:
+            pending.result()
+        assert caught.value.error == "StorageMovedError"
+        assert controller.status().state == "CLEARED"
 
 
 class ResidentMemory:

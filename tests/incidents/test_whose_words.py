@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -52,16 +53,19 @@ def name() -> str:
 @pytest.fixture
 def word(name: str) -> Iterator[EngineWord]:
     with EngineWord.create(WEIGHTS, name) as word:
-        yield word
-        word.unlink()
+        try:
+            yield word
+        finally:
+            word.unlink()
 
 
 def test_fastdeploy_c2_16_and_7951_whoever_attaches_and_exits_unlinks_nothing(word, name):
-    with own_group(WsmConfig(name=name, ranks=1)) as segment:
+    with contextlib.ExitStack() as undo:
+        segment = undo.enter_context(own_group(WsmConfig(name=name, ranks=1)))
+        undo.callback(segment.unlink)
         run(ATTACH_AND_EXIT, name)
         assert word.path.exists()
         assert not segment.inode_changed()
-        segment.unlink()
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this control was only seen on 3.10 to 3.13")
@@ -83,7 +87,7 @@ def test_peers_4_8_8_a_second_group_of_the_same_name_does_not_take_the_segment_o
     served.group.await_steps(5)
 
 
-def test_fastdeploy_7951_and_4323_a_rank_that_is_there_already_is_not_taken_by_another_process(served):
+def test_peers_4_8_8_a_rank_that_is_there_already_is_not_taken_by_another_process(served):
     config = config_from_mapping({**served.group.config, "journal_directory": None})
     runner = InMemoryRunner([TensorSpec("weight", "F32", (4,))])
     with pytest.raises(SlotTakenError, match=str(served.rank(1).pid)):
