@@ -126,8 +126,6 @@ class WsmConfig:
         The group's name; its segment is ``/dev/shm/wsm.NAME``.
     ranks : int
         Ranks that must switch weights together.
-    helpers : int
-        Participants without steps, such as a KV-cache process.
     run_id : str
         Names one start of the group; a worker refuses the segment of another. Empty: any.
     communicators : mapping of str to list of list of int
@@ -152,7 +150,6 @@ class WsmConfig:
 
     name: str
     ranks: int
-    helpers: int = 0
     run_id: str = ""
     communicators: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     shut_down_groups: bool = False
@@ -193,9 +190,9 @@ class WsmConfig:
         shared = {
             "name": self.name,
             "ranks": self.ranks,
-            "helpers": self.helpers,
             "communicators": {k: [list(g) for g in v] for k, v in sorted(self.communicators.items())},
             "shut_down_groups": self.shut_down_groups,
+            "follow": self.follow,
             "strategy": self.strategy,
         }
         return xxhash.xxh3_64_intdigest(json.dumps(shared, sort_keys=True).encode())

@@ -87,7 +87,7 @@ def test_a_rank_waits_for_the_owner(join, tmp_path):
 @pytest.mark.parametrize(
     "other",
     [
-        {"helpers": 1},
+        {"follow": False},
         {"strategy": "rsync"},
         {"communicators": {"tp": [[0, 1]]}},
     ],
