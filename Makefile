@@ -4,6 +4,7 @@
 #   make test      linters, types, tests
 #   make bench     measure; table on the terminal, numbers in bench.json
 #   make models    check the Promela models within all their bounds (10 minutes, 2 x 6 GiB; needs spin and gcc)
+#   make explore   try every order of events of small groups: ten million worlds (15 minutes on two cores)
 #   make lint      linters and types alone
 #   make diagrams  write diagrams/ anew from the transition tables
 #   make clean     remove .venv and everything that was generated
@@ -30,7 +31,7 @@ export OMP_NUM_THREADS := 1
 # `make demo ARGUMENTS="--no-update --steps 10"`
 ARGUMENTS ?=
 
-.PHONY: help install demo test lint bench models diagrams clean
+.PHONY: help install demo test lint bench models explore diagrams clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +64,10 @@ bench: $(STAMP)
 
 models: $(STAMP)
 	@$(BIN)/python -m models $(ARGUMENTS)
+
+explore: $(STAMP)
+	@$(BIN)/python tests/exploration/seeded_faults.py
+	@$(BIN)/wsm explore --survey deep $(ARGUMENTS)
 
 diagrams: $(STAMP)
 	@$(BIN)/wsm diagrams

@@ -102,7 +102,8 @@ def allowed_for(part: str) -> set[str]:
         return EVERYTHING_BELOW_THE_SHELLS | SHELLS
     if part in APPLICATIONS:
         below = set(APPLICATIONS[: APPLICATIONS.index(part) + 1])
-        return EVERYTHING_BELOW_THE_SHELLS | SHELLS | below
+        tools = {"exploration"} if part == "cli" else set()
+        return EVERYTHING_BELOW_THE_SHELLS | SHELLS | below | tools
     pytest.fail(f"wsm.{part} is no part that the design knows; give it a place in tests/test_layering.py")
 
 

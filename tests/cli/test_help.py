@@ -7,7 +7,18 @@ import sys
 import pytest
 from command_line import Run
 
-COMMANDS = ("rollout", "status", "clear", "update", "demo", "inspect", "convert", "journal", "diagrams")
+COMMANDS = (
+    "rollout",
+    "status",
+    "clear",
+    "update",
+    "demo",
+    "inspect",
+    "convert",
+    "journal",
+    "diagrams",
+    "explore",
+)
 HEAVY = ("paddle", "matplotlib", "numpy", "rich.live", "rich.progress", "wsm.rollout", "wsm.demo")
 
 

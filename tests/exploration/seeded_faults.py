@@ -6,6 +6,7 @@ which rule each one breaks, and how many moves the shortest way there has.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -490,8 +491,6 @@ def a_successor_waits_for_ever():
 
 def main() -> None:
     """Print what the exploration makes of every fault."""
-    import time
-
     for each in FAULTS:
         began = time.monotonic()
         found = hunt(each)

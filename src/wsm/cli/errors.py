@@ -82,3 +82,13 @@ class TablesFaultyError(InternalError):
             f"the transition tables are faulty: {findings[0]}{more}; correct wsm.states.table",
             findings=tuple(findings),
         )
+
+
+class RuleBrokenInExplorationError(InternalError):
+    """An exploration found an order of events that breaks a rule of the group."""
+
+    def __init__(self, *, rule: str, moves: int, file: str | None) -> None:
+        kept = f"'wsm explore --replay {file}' goes there again" if file else "--save FILE keeps the way"
+        super().__init__(
+            f"a rule is broken after {moves} moves: {rule}; {kept}", rule=rule, moves=moves, file=file
+        )

@@ -1,4 +1,4 @@
-"""Moves that depend on where the others really are: coming to life, leaving a step, leaving a collective action.
+"""Moves that depend on where the others really are: coming to life, leaving a step or a collective action.
 
 A step and a collective action are real in what matters: whoever has entered stays inside until all have, or
 until somebody is gone.

@@ -1,9 +1,9 @@
 """What the controller, its successor and the group's owner can do next, through the real protocol functions.
 
-As :mod:`wsm.controller.transaction` and :mod:`wsm.controller.controller`: a command is opened when the last one
-is over, decided once, and driven until it is over; a successor takes over what a dead controller left;
-the owner raises the epoch when a rank is gone, and restores what the group held. It reads words only,
-and liveness, which the kernel tells.
+As :mod:`wsm.controller.transaction` and :mod:`wsm.controller.controller`: a command is opened when the
+last one is over, decided once, and driven until it is over; a successor takes over what a dead controller
+left; the owner raises the epoch when a rank is gone, and restores what the group held. It reads words
+only, and liveness, which the kernel tells.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class _Clerk:
     def _open(self) -> None:
         states = {status.weights for status in self._view.statuses[: self._group.ranks]}
         for operation in self._group.operations:
-            # Ranks in different states, or a faulted one, can only be cleared: the controller refuses the rest.
+            # Ranks in different states, or a faulted one, can only be cleared: all else is refused.
             if operation is Operation.CLEAR or (len(states) == 1 and WeightState.FAULTED not in states):
                 self._open_with("opens", operation, None, (Budget.COMMANDS,))
 

@@ -1,7 +1,7 @@
 """What can come of what a participant was told to do: the shell of a rank, in miniature.
 
-As :class:`wsm.worker.driver.RankDriver` does it: one thing, then the protocol is told what came of that. Every
-way in which it can end is a move. Where others stand matters here only for who enters which step.
+As :class:`wsm.worker.driver.RankDriver` does it: one thing, then the protocol is told what came of that.
+Every way in which it can end is a move. Where others stand matters here only for who enters which step.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class Doer:
             "stops", lambda: self._tell(after, lambda state: protocol.stopped(state, touched=after.torn))
         )
         if me.began and not after.torn:
-            # Whatever an undo raises, the rank counts as touched; before it has accepted, its weights are whole.
+            # Whatever an undo raises, the rank counts as touched; until it accepts, its weights are whole.
             torn = work.tear(me) if me.state.accepted else me._replace(torn=True)
             self.add(
                 "fails to undo",

@@ -1,4 +1,4 @@
-"""The controller's side of an explored group: its two words, its process, and what the group's owner remembers."""
+"""The controller's side of an explored group: its words, its process, what the group's owner remembers."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Desk(NamedTuple):
     was_serving : bool
         Whether the group served when the last command was over; what a recovery restores.
     stopped : int
-        Only where a seeded fault lets a successor take over from one that lives: the command word that the one
-        before it still means to write.
+        Only where a seeded fault lets a successor take over from one that lives: the command word that the
+        one before it still means to write.
     seen : Seen
         A status word that it goes on seeing as it was.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wsm.errors import BadInputError, InternalError
+from wsm.errors import BadInputError, InternalError, RefusedError
 
 
 class ScopeError(BadInputError):
@@ -29,9 +29,20 @@ class UnpackableError(InternalError):
 
     def __init__(self, *, field: str, value: object) -> None:
         super().__init__(
-            f"{field} is {value!r}, which the packed worlds cannot hold; explore smaller bounds, or widen the field",
+            f"{field} is {value!r}, which the packed worlds cannot hold; explore smaller bounds, or widen it",
             field=field,
             value=value,
+        )
+
+
+class GraphTooLargeError(RefusedError):
+    """The bounds hold more worlds than can be kept with every move between them."""
+
+    def __init__(self, *, limit: int) -> None:
+        super().__init__(
+            f"there are more than {limit:,} worlds within these bounds; ask for smaller ones, "
+            "or explore without the graph",
+            limit=limit,
         )
 
 

@@ -1,11 +1,11 @@
-"""Questions that only the whole graph answers: does every world come to rest, and is no way endless?
+"""Questions that only the whole graph answers: whether every world comes to rest, and no way is endless.
 
-For small bounds: every world and every move is kept. Only moves that happen by themselves count: a group must come
-to rest without anybody giving up, dying or asking for more.
+For small bounds: every world and every move is kept. Only moves that happen by themselves count: a group
+must come to rest without anybody giving up, dying or asking for more.
 
 * No circle: a circle of moves that happen by themselves is a livelock, however fair the scheduler is.
-* No world without a way to rest. Together with :func:`wsm.exploration.rest.objection`, which is asked of every
-  world that rests: every world can still reach NORMAL, CLEARED or FAULTED on all ranks.
+* No world without a way to rest. Together with :func:`wsm.exploration.rest.objection`, which is asked of
+  every world that rests: every world can still reach NORMAL, CLEARED or FAULTED on all ranks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from wsm.exploration.errors import GraphTooLargeError
 from wsm.exploration.moves import Moves
 from wsm.exploration.rest import objection
 from wsm.exploration.scope import Scope
@@ -45,8 +46,14 @@ class Graph:
     broken: Broken | None
 
 
-def whole_graph(scope: Scope) -> Graph:
-    """Build the graph. Blocks until it is whole, or a rule is broken; keeps some 300 bytes per world."""
+def whole_graph(scope: Scope, *, limit: int | None = None) -> Graph:
+    """Build the graph. Blocks until it is whole, or a rule is broken; keeps some 300 bytes per world.
+
+    Raises
+    ------
+    GraphTooLargeError
+        If there are more than `limit` worlds.
+    """
     moves, symmetry = Moves(scope), Symmetry(scope)
     graph = Graph(scope, {}, [], [], None)
     waiting: deque[World] = deque()
@@ -64,6 +71,8 @@ def whole_graph(scope: Scope) -> Graph:
     for first in first_worlds(scope):
         reach(symmetry.representative(first), ROOT)
     while waiting:
+        if limit is not None and len(graph.numbers) > limit:
+            raise GraphTooLargeError(limit=limit)
         world = waiting.popleft()
         own = fingerprint(world)
         number, rests = graph.numbers[own], True

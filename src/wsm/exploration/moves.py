@@ -1,8 +1,9 @@
 """Everything that can happen next in a world: who does what, and which world that leads to.
 
-What one participant can do depends on little: itself, the words, and sometimes where the others stand. So it is
-asked once per such situation and remembered; most worlds of a search ask for situations that were met before.
-That is sound because every function that is asked is pure, and sees nothing but what it is remembered by.
+What one participant can do depends on little: itself, the words, and sometimes where the others stand. So
+it is asked once per such situation and remembered; most worlds of a search ask for situations that were met
+before. That is sound because every function that is asked is pure, and sees nothing but what it is
+remembered by.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The same breadth-first search on several processes, level by level.
 
-Every world belongs to one process, by its fingerprint. The processes expand what is new to them, exchange what
-they reached for each other, and wait for the next order; so every way that is found is a shortest one.
+Every world belongs to one process, by its fingerprint. The processes expand what is new to them, exchange
+what they reached for each other, and wait for the next order; so every way that is found is a shortest one.
 """
 
 from __future__ import annotations

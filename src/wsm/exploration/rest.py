@@ -6,6 +6,7 @@ of every world that rests. Together they say that no group hangs.
 
 from __future__ import annotations
 
+from wsm.exploration.desk import Desk
 from wsm.exploration.participant import Participant, Place, read_command, read_status, read_step
 from wsm.exploration.world import World, desk_of, everybody
 from wsm.protocol import decide
@@ -25,26 +26,26 @@ def objection(world: World, ranks: int) -> str:
         [read_status(each.status) for each in people],
         CommittedWord.unpack(desk.committed),
     )
-    for index, each in enumerate(people):
-        stuck = _stuck(each)
-        if stuck:
-            return f"rank {index} {stuck} for ever"
+    stuck = [f"rank {i} {why} for ever" for i, each in enumerate(people) if (why := _stuck(each))]
     if not decide.is_over(view):
-        return f"{view.command.operation.name} {view.command.sequence} is never over"
+        stuck.append(f"{view.command.operation.name} {view.command.sequence} is never over")
     if desk.driving or not desk.alive:
-        return "the controller never finishes"
-    for index, each in enumerate(people[:ranks]):
-        wrong = _mistaken(each, view)
-        if wrong:
-            return f"rank {index} {wrong}"
-    held = {each.content for each in people[:ranks]}
-    if len(held) > 1:
-        return f"the ranks rest with different versions: {[each.content for each in people[:ranks]]}"
-    faulted = any(each.joint.weights is WeightState.FAULTED for each in people)
-    if desk.recovering and held == {0} and not faulted and view.committed.version is not None:
-        return (
-            f"the group served version {view.committed.version} before it lost a rank, and never does again"
-        )
+        stuck.append("the controller never finishes")
+    if stuck:
+        return stuck[0]
+    mistaken = [f"rank {i} {why}" for i, each in enumerate(people[:ranks]) if (why := _mistaken(each, view))]
+    return mistaken[0] if mistaken else _disagreement(desk, people[:ranks], view)
+
+
+def _disagreement(desk: Desk, ranks: list[Participant], view: View) -> str:
+    """Say in what the ranks differ, or what the group as a whole has lost."""
+    held = [each.content for each in ranks]
+    if len(set(held)) > 1:
+        return f"the ranks rest with different versions: {held}"
+    faulted = any(each.joint.weights is WeightState.FAULTED for each in ranks)
+    version = view.committed.version
+    if desk.recovering and not any(held) and not faulted and version is not None:
+        return f"the group served version {version} before it lost a rank, and never does again"
     return ""
 
 

@@ -10,8 +10,8 @@
     rank 0: has work
     controller: opens CLEAR 1
 
-A replay asks the present protocol at every line. Either the way can still be gone, and the same rule is broken or
-not, or somebody would not do any more what a line says.
+A replay asks the present protocol at every line. Either the way can still be gone, and the same rule is
+broken or not, or somebody would not do any more what a line says.
 """
 
 from __future__ import annotations

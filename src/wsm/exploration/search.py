@@ -1,4 +1,4 @@
-"""Breadth first through every world that can be reached, in one process, until a rule breaks or nothing is left.
+"""Breadth first through every world that can be reached, until a rule breaks or nothing is left.
 
 A world is remembered by 64 bits and the 64 bits of the world that it was first reached from. The shortest way
 to a world is found again by going it: the same moves lead through the same fingerprints.
@@ -220,14 +220,14 @@ def shortest_way(scope: Scope, broken: Broken, parent_of: Callable[[int], int]) 
         move = next(_leading_to(wanted, moves.of(world), symmetry))
         gone.append(move)
         world = move.world or world
-    last = next((move for move in moves.of(world) if move.broken == broken.broken), None)
-    if last is None:
-        # Under another name of the ranks the same rule is told with other names.
-        last = next((move for move in moves.of(world) if move.broken), None)
-    told = broken.broken if last is None else last.broken
-    if last is None:
-        told = objection(world, scope.ranks) or told
-    return Violation(told, start, (*gone, *([last] if last is not None else [])))
+    following = list(moves.of(world))
+    # Under other names of the ranks the same rule is told in other words.
+    breaking = [move for move in following if move.broken]
+    if breaking:
+        last = next((move for move in breaking if move.broken == broken.broken), breaking[0])
+        return Violation(last.broken, start, (*gone, last))
+    rests = not any(move.by_itself for move in following)
+    return Violation((rests and objection(world, scope.ranks)) or broken.broken, start, tuple(gone))
 
 
 def _leading_to(wanted: int, moves: Iterable[Move], symmetry: Symmetry) -> Iterator[Move]:

@@ -1,24 +1,55 @@
-"""The explorations that are run again and again: by the tests, and by ``make explore``.
+"""The explorations that are run again and again: by every run of the tests, and by ``make explore``.
 
 Each line of bounds is there for what it mixes; together they are as large as their time allows.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import enum
+from collections.abc import Sequence
 
 from wsm.exploration.scope import Scope
 
-#: At least a million worlds: run by every run of the tests.
-DAILY: Final = tuple(
-    Scope.from_text(text)
-    for text in (
-        "commands=2 steps=2 failures=1 give_ups=1 rank_crashes=1",
-        "commands=2 controller_crashes=1 rank_crashes=1 failures=1",
-        "fine=True rank_crashes=1 controller_crashes=1 give_ups=1",
-        "stale_reads=1 rank_crashes=1 give_ups=1",
-        "ranks=3 failures=1 give_ups=1 rank_crashes=1",
-        "rank_crashes=2 failures=1 starts=empty,serving",
-        "broken_steps=1 rank_crashes=1 failures=1 long_plans=True",
-    )
+
+def _scopes(*texts: str) -> tuple[Scope, ...]:
+    return tuple(Scope.from_text(text) for text in texts)
+
+
+class Survey(enum.Enum):
+    """Sets of explorations."""
+
+    DAILY = "daily"  # a million worlds, in every run of the tests
+    DEEP = "deep"  # ten million
+
+    @property
+    def scopes(self) -> Sequence[Scope]:
+        """Return the bounds of each exploration."""
+        return _SCOPES[self]
+
+
+_DAILY = _scopes(
+    "commands=2 steps=2 failures=1 give_ups=1 rank_crashes=1",
+    "commands=2 rank_crashes=1 controller_crashes=1",
+    "fine=True rank_crashes=1 controller_crashes=1",
+    "stale_reads=1 rank_crashes=1 give_ups=1",
+    "ranks=3 failures=1 rank_crashes=1",
+    "rank_crashes=2 failures=1 starts=empty,serving",
+    "broken_steps=1 rank_crashes=1 failures=1 long_plans=True",
 )
+
+_DEEP = (
+    *_DAILY,
+    *_scopes(
+        "commands=2 steps=2 failures=2 give_ups=1 rank_crashes=1",
+        "commands=2 failures=1 give_ups=1 rank_crashes=1 controller_crashes=1",
+        "commands=2 stale_reads=1 rank_crashes=1 controller_crashes=1",
+        "commands=1 stale_reads=2 rank_crashes=1 failures=1",
+        "fine=True stale_reads=1 rank_crashes=1 give_ups=1",
+        "fine=True failures=1 rank_crashes=1 controller_crashes=1 give_ups=1",
+        "ranks=3 stale_reads=1 rank_crashes=1",
+        "ranks=3 failures=1 give_ups=1 rank_crashes=1 controller_crashes=1",
+        "commands=2 rank_crashes=3 failures=1",
+    ),
+)
+
+_SCOPES = {Survey.DAILY: _DAILY, Survey.DEEP: _DEEP}

@@ -1,7 +1,7 @@
 """A way through an explored group, for people: who did what, and what stood in the words afterwards.
 
-At most 80 columns. Whoever debugs with it reads the first column down: numbers, names, deeds; the indented lines
-say which words changed.
+At most 80 columns. Whoever debugs with it reads the first column down: numbers, names, deeds; the indented
+lines say which words changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def render(violation: Violation, ranks: int) -> str:
     for number, move in enumerate(violation.moves, start=1):
         lines += _moved(number, move, before, ranks)
         before = move.world or before
-    lines += textwrap.wrap(f"BROKEN: {violation.broken}", WIDTH, subsequent_indent="        ")
+    ended = f"BROKEN: {violation.broken}" if violation.broken else "no rule is broken"
+    lines += textwrap.wrap(ended, WIDTH, subsequent_indent="        ")
     return "\n".join(lines)
 
 
@@ -71,7 +72,8 @@ def _changes(before: World, after: World) -> Iterator[str]:
 
 def _standing(world: World, ranks: int) -> Iterator[str]:
     desk = desk_of(world)
-    yield f"{_command(desk)}, {_committed(desk)}"
+    yield _command(desk)
+    yield _committed(desk)
     for index, each in enumerate(everybody(world)):
         yield f"{actor_name(index, ranks)}: {_content(each) if each.alive else 'not attached'}"
 

@@ -1,8 +1,8 @@
-"""What a command does to one participant's memory and machines: the part of a worker's shell that matters here.
+"""What a command does to one participant's memory and machines: the worker's shell, as far as it matters.
 
-The shell (:mod:`wsm.worker.execution`) runs real actions; here an action is one assignment. The events are the
-shell's, and they go through the real tables and joint rules (:func:`wsm.states.joint.step`), so whatever
-those refuse is refused here. Knows no words and no other participant.
+The shell (:mod:`wsm.worker.execution`) runs real actions; here an action is one assignment. The events are
+the shell's, and they go through the real tables and joint rules (:func:`wsm.states.joint.step`), so
+whatever those refuse is refused here. Knows no words and no other participant.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class Symmetry:
             return world
         ranks = world[FIRST : self._end]
         if world[0][desks.SEEN_BYTE] > COMMAND_WORD or any(
-            [each[participants.SEEN_BYTE] > COMMAND_WORD for each in world[FIRST:]]
+            each[participants.SEEN_BYTE] > COMMAND_WORD for each in world[FIRST:]
         ):
             return self._renamed(world)
         return (*world[:FIRST], *sorted(ranks), *world[self._end :])

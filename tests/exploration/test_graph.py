@@ -1,0 +1,49 @@
+"""On whole graphs: every world comes to rest by itself, and a group that would not is caught."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from wsm.exploration.errors import GraphTooLargeError
+from wsm.exploration.graph import violation, whole_graph
+from wsm.exploration.scope import Scope
+from wsm.protocol import phases
+from wsm.protocol.rank_state import Move, Phase, RankState, Todo
+from wsm.protocol.view import View
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        "failures=1 give_ups=1",
+        "rank_crashes=1 failures=1",
+        "controller_crashes=1 rank_crashes=1",
+        "broken_steps=1 long_plans=True",
+        "stale_reads=1",
+        "fine=True rank_crashes=1",
+        "ranks=3 rank_crashes=1",
+    ],
+)
+def test_every_world_comes_to_rest_by_itself_and_no_way_is_endless(bounds: str) -> None:
+    graph = whole_graph(Scope.from_text(bounds))
+    assert violation(graph) is None
+    assert any(not onward for onward in graph.onward)
+
+
+def test_a_group_that_goes_round_in_circles_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(state: RankState, view: View) -> Move:
+        move = phases._stopped(state, view)
+        return move if move.todo is not Todo.WAIT else Move(replace(state, phase=Phase.STOPPING), Todo.LOOK)
+
+    monkeypatch.setitem(phases._LOOKS, Phase.STOPPED, stopped)
+    found = violation(whole_graph(Scope.from_text("operations=update steps=0 give_ups=1 starts=serving")))
+    assert found is not None
+    assert "circles" in found.broken
+    assert found.moves
+
+
+def test_bounds_that_are_too_large_for_a_graph_are_refused() -> None:
+    with pytest.raises(GraphTooLargeError):
+        whole_graph(Scope(rank_crashes=1), limit=100)

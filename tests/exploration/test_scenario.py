@@ -1,0 +1,68 @@
+"""Scenario files and traces: readable, refused where they are none, and gone again word by word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from seeded_faults import FAULTS, hunt, seeded
+
+from wsm.exploration import scenario, trace
+from wsm.exploration.errors import ScenarioError
+
+NO_DUMMY = next(fault for fault in FAULTS if fault.name == "no_dummy")
+
+DIALOGUE = """\
+# wsm scenario: `wsm explore --replay FILE` goes this way again.
+scope: operations=clear starts=serving
+start: 1
+broken: rank 0 waits while parking for ever
+
+controller: opens CLEAR 1
+rank 0: begins
+rank 1: begins
+rank 0: has drained
+rank 1: has work left
+"""
+
+
+def test_a_violation_is_saved_as_a_dialogue(tmp_path: Path) -> None:
+    found = hunt(NO_DUMMY)
+    assert found.violation is not None
+    scenario.save(found.violation, found.scope, tmp_path / "no_dummy.txt")
+    assert (tmp_path / "no_dummy.txt").read_text() == DIALOGUE
+
+
+def test_a_dialogue_is_gone_again_on_the_protocol_of_today() -> None:
+    told = scenario.read(DIALOGUE)
+    assert scenario.replay(told).broken == ""
+    with seeded(NO_DUMMY):
+        assert scenario.replay(told).broken == told.broken
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line"),
+    [
+        (DIALOGUE.replace("rank 0: begins", "rank 0: begins to sing"), 7),
+        (DIALOGUE.replace("rank 0: begins", "rank 7: begins"), 7),
+        (DIALOGUE.replace("rank 0: begins", "rank 0 begins"), 7),
+        (DIALOGUE.replace("start: 1", "start: 9"), 1),
+        (DIALOGUE.replace("start: 1\n", ""), 1),
+        (DIALOGUE.replace("scope: operations=clear", "scope: operations=sing"), 1),
+        ("", 1),
+    ],
+)
+def test_what_is_no_scenario_of_this_build_is_refused_with_its_line(wrong: str, line: int) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        scenario.replay(scenario.read(wrong))
+    assert refused.value.line == line
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_trace_fits_a_terminal_and_ends_with_the_rule(fault: object) -> None:
+    found = hunt(fault)
+    assert found.violation is not None
+    text = trace.render(found.violation, found.scope.ranks)
+    assert max(map(len, text.splitlines())) <= trace.WIDTH
+    assert "BROKEN:" in text
+    assert text.count("\n") > len(found.violation.moves)

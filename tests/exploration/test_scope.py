@@ -1,0 +1,49 @@
+"""Bounds of explorations: as text and back, and refused where they make no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsm.exploration.errors import ScopeError
+from wsm.exploration.scope import Budget, Scope, Start
+from wsm.exploration.surveys import Survey
+from wsm.signals.word import Operation
+
+
+@pytest.mark.parametrize("scope", [Scope(), *Survey.DAILY.scopes, *Survey.DEEP.scopes], ids=Scope.as_text)
+def test_bounds_survive_being_written_and_read(scope: Scope) -> None:
+    assert Scope.from_text(scope.as_text()) == scope
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ranks=0",
+        "ranks=7",
+        "steps=-1",
+        "failures=99",
+        "steps=x",
+        "sing=1",
+        "steps",
+        "operations=",
+        "starts=x",
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(ScopeError):
+        Scope.from_text(text)
+
+
+def test_every_budget_is_a_bound() -> None:
+    for budget in Budget:
+        assert Scope.from_text(f"{budget.name.lower()}=2").budget(budget) == 2
+
+
+def test_an_exploration_needs_something_to_ask_for_and_somewhere_to_begin() -> None:
+    with pytest.raises(ScopeError):
+        Scope(operations=())
+    with pytest.raises(ScopeError):
+        Scope(operations=(Operation.COMMIT,))
+    with pytest.raises(ScopeError):
+        Scope(starts=())
+    assert Scope(starts=(Start.EMPTY,)).starts == (Start.EMPTY,)

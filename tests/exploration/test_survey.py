@@ -1,0 +1,33 @@
+"""The daily exploration: at least a million worlds on two processes, and no rule is broken in any of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsm.exploration.partitioned import explore_on
+from wsm.exploration.surveys import Survey
+from wsm.exploration.trace import render
+
+MILLION = 1_000_000
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_a_million_worlds_of_many_kinds_break_no_rule() -> None:
+    states = 0
+    for scope in Survey.DAILY.scopes:
+        found = explore_on(2, scope)
+        assert found.violation is None, f"{scope.as_text()}\n{render(found.violation, scope.ranks)}"
+        assert found.complete
+        states += found.states
+    assert states >= MILLION
+
+
+def test_the_surveys_mix_everything_that_can_happen() -> None:
+    for survey in Survey:
+        scopes = survey.scopes
+        assert any(scope.ranks > 2 for scope in scopes)
+        assert any(scope.fine for scope in scopes)
+        assert any(scope.stale_reads for scope in scopes)
+        assert any(scope.rank_crashes and scope.controller_crashes for scope in scopes)
+        assert any(scope.broken_steps for scope in scopes)
