@@ -11,6 +11,7 @@ import threading
 from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
 from wsm.protocol.view import View
 from wsm.report import FailureReport, RankReport
+from wsm.signals.errors import SlotReusedError
 from wsm.signals.liveness import Life, Liveness
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import Watch, wait, wake
@@ -76,13 +77,16 @@ class GroupView:
         A sequence is skipped if arguments stand under it already: their controller died before it wrote
         the word, so no rank has seen it and none may find other arguments under it.
         """
-        while self._raw_arguments(command) is not None:
-            command = command._replace(sequence=command.sequence + 1)
-        command.pack()  # a sequence that does not fit is refused before anything is written
-        slot = self.segment.arguments(command.sequence)
-        slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, arguments.to_bytes())
-        self.write_command(command)
-        return command
+        while True:
+            command.pack()  # a sequence that does not fit is refused before anything is written
+            slot = self.segment.arguments(command.sequence)
+            try:
+                slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, arguments.to_bytes())
+            except SlotReusedError:
+                command = command._replace(sequence=command.sequence + 1)
+            else:
+                self.write_command(command)
+                return command
 
     def write_command(self, command: CommandWord) -> None:
         """Store the command word and wake everybody who waits for it."""
@@ -96,7 +100,7 @@ class GroupView:
 
     def arguments(self, command: CommandWord) -> CommandArguments | None:
         """Read the arguments of a command; None if they are gone, or of another build."""
-        data = self._raw_arguments(command)
+        data = self.segment.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
         try:
             return None if data is None else CommandArguments.from_bytes(data)
         except CommandArgumentsError:
@@ -123,6 +127,3 @@ class GroupView:
         """Let go of the processes that are watched."""
         with self._watching:
             self._liveness.close()
-
-    def _raw_arguments(self, command: CommandWord) -> bytes | None:
-        return self.segment.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
