@@ -126,7 +126,8 @@ class ProcessGroupSurface(Protocol):
 class WeightSurface(WeightTarget, Protocol):
     """The parameters and persistent buffers of one model shard; also the target of every load.
 
-    Implemented for paddle by :class:`wsm.actions.backends.paddle_weights.PaddleWeights`.
+    Implemented for paddle by :class:`wsm.actions.backends.paddle_weights.PaddleWeights` in host memory and by
+    :class:`wsm.actions.backends.device_weights.DeviceWeights` in device memory.
     ``readable`` raises :class:`wsm.actions.errors.WeightsReleasedError` for released tensors.
     """
 

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError, PreconditionError, StorageMovedError
-from wsm.strategies.tensor import TensorSpec, WeightTarget
+from wsm.strategies.tensor import StagedTarget, TensorSpec, WeightTarget
 
 
 class ReleaseWeights(Action):
@@ -66,6 +66,11 @@ class WatchedTarget:
         """Mark the command, then return the tensor's bytes for writing."""
         self._context.weights_touched = True
         return self._target.writable(name)
+
+    def written(self, name: str) -> None:
+        """Pass on that the bytes are complete, to a target that has to move them."""
+        if isinstance(self._target, StagedTarget):
+            self._target.written(name)
 
     def readable(self, name: str) -> memoryview:
         """Return the tensor's bytes, read-only."""

@@ -14,7 +14,7 @@ from wsm.strategies.coverage import check_coverage
 from wsm.strategies.digest import running_digest, shard_digest
 from wsm.strategies.errors import DigestMismatchError, LoadCancelledError, TargetContractError
 from wsm.strategies.offer import OfferedTensor
-from wsm.strategies.tensor import TensorSpec, WeightTarget
+from wsm.strategies.tensor import StagedTarget, TensorSpec, WeightTarget
 
 #: Bytes that are read and digested at a time: small enough to stay in a core's cache between the two.
 CHUNK_BYTES = 1 << 20
@@ -119,6 +119,8 @@ class _Pass:
                     expected=tensor.digest,
                     actual=digest,
                 )
+            if isinstance(self._target, StagedTarget):
+                self._target.written(tensor.spec.name)
             self._digests.append((tensor.spec, digest))
         return Applied(
             nbytes=self._done,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 #: Bytes per element of every dtype that wsm moves, under safetensors' names.
 ITEM_BYTES: dict[str, int] = {
@@ -68,4 +68,16 @@ class WeightTarget(Protocol):
 
     def readable(self, name: str) -> memoryview:
         """Return the tensor's bytes, read-only; an error of the implementation if they were released."""
+        ...
+
+
+@runtime_checkable
+class StagedTarget(Protocol):
+    """What a target implements besides, whose writable bytes lie elsewhere than the tensor they are for.
+
+    A tensor in device memory is such a one: its bytes are written on the host and moved from there.
+    """
+
+    def written(self, name: str) -> None:
+        """Take in that the bytes of :meth:`WeightTarget.writable` are complete and verified; move them."""
         ...

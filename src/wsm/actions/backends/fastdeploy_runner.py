@@ -46,7 +46,8 @@ class FastDeployRunner:
         ``initialize_kv_cache``; where it has them, with ``proposer``, ``routing_replay_manager`` and
         ``use_cudagraph``.
     weights : WeightSurface
-        Over the main and all auxiliary models.
+        Over the main and all auxiliary models, for example
+        :class:`wsm.actions.backends.device_weights.DeviceWeights`.
     memory : MemorySurface
         Of the device.
     groups : ProcessGroupSurface or None

@@ -30,6 +30,8 @@ class PaddleWeights:
 
     Attributes
     ----------
+    on_host : bool
+        Whether tensors that lie elsewhere than in host memory are refused.
     tied : dict of str to str
         Further names of shared tensors, and the name that each is kept under.
 
@@ -44,6 +46,8 @@ class PaddleWeights:
     :meth:`release`, as does any slice, reshape or shared alias: drop them, and measure.
     """
 
+    on_host = True
+
     def __init__(self, layers: Any) -> None:
         named = layers if isinstance(layers, Mapping) else {"": layers}
         self._tensors: dict[str, Any] = {}
@@ -57,7 +61,7 @@ class PaddleWeights:
                     self.tied[name] = first_names[id(tensor)]
                     continue
                 first_names[id(tensor)] = name
-                self._specs[name] = _spec(name, tensor)
+                self._specs[name] = self._spec(name, tensor)
                 self._tensors[name] = tensor
 
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -148,7 +152,8 @@ class PaddleWeights:
             raise AdoptionError(tensor=name, found="it holds no memory")
 
     def _expect_unchanged(self, name: str) -> None:
-        tensor, before, now = self._tensors[name], self._specs[name], _spec(name, self._tensors[name])
+        tensor, before = self._tensors[name], self._specs[name]
+        now = self._spec(name, tensor)
         # A shared buffer that is too small leaves the tensor its shape, and paddle reads past its end.
         there = tensor._holder_size() - tensor._offset() if tensor._is_initialized() else before.nbytes
         if now != before or there < before.nbytes:
@@ -158,14 +163,15 @@ class PaddleWeights:
                 found=f"{now.dtype}{list(now.shape)} over {there} bytes",
             )
 
-
-def _spec(name: str, tensor: Any) -> TensorSpec:
-    spec = TensorSpec(
-        name, safetensors_name(tensor, name=name), tuple(int(extent) for extent in tensor.shape)
-    )
-    if tensor._is_initialized():
-        if not tensor.place.is_cpu_place():
-            raise UnsupportedTensorError(tensor=name, found=f"on {tensor.place}", supported="host memory")
-        if not tensor.is_contiguous():
-            raise UnsupportedTensorError(tensor=name, found="strided", supported="contiguous tensors")
-    return spec
+    def _spec(self, name: str, tensor: Any) -> TensorSpec:
+        spec = TensorSpec(
+            name, safetensors_name(tensor, name=name), tuple(int(extent) for extent in tensor.shape)
+        )
+        if tensor._is_initialized():
+            if self.on_host and not tensor.place.is_cpu_place():
+                raise UnsupportedTensorError(
+                    tensor=name, found=f"on {tensor.place}", supported="host memory; DeviceWeights moves them"
+                )
+            if not tensor.is_contiguous():
+                raise UnsupportedTensorError(tensor=name, found="strided", supported="contiguous tensors")
+        return spec

@@ -1,0 +1,106 @@
+"""The parameters and persistable buffers of paddle layers in device memory, through host memory.
+
+Responsible for moving: the applier writes one tensor at a time into a buffer on the host, and each goes to
+the device when it is complete and verified. The calls are FastDeploy's own (``paddle.empty`` or a new
+tensor shared into a released parameter, a copy into one that holds memory), so that captured addresses
+stay where they are in an update in place. It must not know where bytes come from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from wsm.actions.backends.errors import AdoptionError
+from wsm.actions.backends.paddle_dtypes import carrier_name, paddle_name
+from wsm.actions.backends.paddle_weights import PaddleWeights
+from wsm.actions.errors import WeightsReleasedError
+
+
+class DeviceWeights(PaddleWeights):
+    """One rank's model shard on a device, as a :class:`wsm.actions.surfaces.WeightSurface`.
+
+    Extra memory: one tensor on the host while it is written or read, and one on the device while it is moved.
+
+    Parameters
+    ----------
+    layers : paddle.nn.Layer or mapping of str to paddle.nn.Layer
+        As for :class:`PaddleWeights`.
+    place : paddle place
+        Where the tensors belong, for example ``paddle.CUDAPlace(0)``; a released tensor does not know it.
+
+    Raises
+    ------
+    UnsupportedTensorError
+        If a tensor's dtype has no safetensors name, or it is not contiguous.
+    """
+
+    on_host = False
+
+    def __init__(self, layers: Any, place: Any) -> None:
+        super().__init__(layers)
+        self._place = place
+        self._staged: tuple[str, np.ndarray[Any, Any]] | None = None
+
+    def writable(self, name: str) -> memoryview:
+        """Return host memory for the tensor's bytes; :meth:`written` moves them. One tensor at a time."""
+        spec = self._specs[name]
+        if not spec.nbytes:
+            return memoryview(bytearray())
+        self._expect_unchanged(name)
+        carrier = np.dtype(carrier_name(paddle_name(self._tensors[name])))
+        memory = np.empty(spec.shape, carrier)
+        self._staged = (name, memory)
+        return memory.reshape(-1).view(np.uint8).data
+
+    def written(self, name: str) -> None:
+        """Move the bytes that were written for `name` to the device. Blocks until they are there.
+
+        Raises
+        ------
+        AdoptionError
+            If other bytes were written last, or paddle made another tensor of them.
+        """
+        import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
+
+        if not self._specs[name].nbytes:
+            return
+        staged, self._staged = self._staged, None
+        if staged is None or staged[0] != name:
+            raise AdoptionError(tensor=name, found="no bytes of it are staged")
+        tensor = self._tensors[name]
+        wanted = paddle_name(tensor)
+        source = paddle.to_tensor(staged[1], place=self._place)
+        if paddle_name(source) != wanted:
+            source = source.view(wanted)
+        if paddle_name(source) != wanted or tuple(source.shape) != self._specs[name].shape:
+            raise AdoptionError(tensor=name, found=f"the bytes became {paddle_name(source)}{source.shape}")
+        if tensor._is_initialized():
+            with paddle.no_grad():
+                tensor.copy_(source, True)
+        else:
+            source._share_buffer_to(tensor)
+        if not tensor._is_initialized():
+            raise AdoptionError(tensor=name, found="it holds no memory")
+
+    def readable(self, name: str) -> memoryview:
+        """Return a copy of the tensor's bytes on the host, read-only. Blocks.
+
+        Raises
+        ------
+        WeightsReleasedError
+            If it holds no memory.
+        """
+        spec = self._specs[name]
+        if not spec.nbytes:
+            return memoryview(b"")
+        if not self._tensors[name]._is_initialized():
+            raise WeightsReleasedError(tensor=name)
+        self._expect_unchanged(name)
+        tensor = self._tensors[name].detach()
+        carrier = carrier_name(paddle_name(tensor))
+        if carrier != paddle_name(tensor):
+            tensor = tensor.view(carrier)
+        copied: np.ndarray[Any, Any] = tensor.numpy()
+        return copied.reshape(-1).view(np.uint8).data.toreadonly()
