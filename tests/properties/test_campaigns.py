@@ -84,6 +84,12 @@ class Rank:
         }
 
     def move(self) -> None:
+        try:
+            self._move()
+        except WsmError as error:  # must not pass for the error of the command that is under way
+            raise AssertionError(f"rank {self.rank}: {error!r}") from error
+
+    def _move(self) -> None:
         if self.stopped:
             self.stopped -= 1
         elif self.in_step is not None:

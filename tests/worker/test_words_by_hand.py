@@ -1,0 +1,152 @@
+"""What a rank makes of words that no controller of this build writes: epochs, odd operations, bad arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsm import HOLD, SERVE, Deadlines
+from wsm.command import ARGUMENTS_KIND, CommandArguments
+from wsm.controller.group_view import GroupView
+from wsm.protocol.epochs import next_epoch
+from wsm.signals.word import CommandWord, Operation, StatusCode
+from wsm.states.replay import replay
+from wsm.worker.errors import TeardownFailedError
+
+
+@pytest.fixture
+def write(lone):
+    """`write(operation, data)`: the next command, with these bytes as its arguments; returns its word."""
+    group = GroupView(lone.segment)
+
+    def command(operation: Operation, data: bytes | None) -> CommandWord:
+        before = group.view().command
+        word = CommandWord(before.epoch, before.sequence + 1, operation)
+        if data is not None:
+            slot = lone.segment.arguments(word.sequence)
+            slot.write(word.epoch, word.sequence, ARGUMENTS_KIND, data)
+        group.write_command(word)
+        return word
+
+    yield command
+    group.close()
+
+
+def look(lone):
+    view = GroupView(lone.segment)
+    try:
+        return view.view().statuses[0]
+    finally:
+        view.close()
+
+
+def failure(lone, word):
+    view = GroupView(lone.segment)
+    try:
+        found = view.failure(0, word)
+        assert found is not None
+        return found
+    finally:
+        view.close()
+
+
+def poll_until(lone, code):
+    for _ in range(2000):
+        lone.worker.poll()
+        if look(lone).code is code:
+            return
+    pytest.fail(f"the rank never said {code.name}, but {look(lone)}")
+
+
+def abort(lone, word):
+    view = GroupView(lone.segment)
+    view.write_command(word._replace(operation=Operation.ABORT))
+    view.close()
+    poll_until(lone, StatusCode.DONE_KEPT)
+    assert lone.worker.poll() is SERVE
+    assert lone.worker.version == 1
+
+
+def test_a_hot_update_is_refused_by_a_worker_that_cannot_stage(lone, write):
+    word = write(Operation.HOT_UPDATE, CommandArguments("hot", 2).to_bytes())
+    poll_until(lone, StatusCode.REFUSED)
+    report, refused = failure(lone, word)
+    assert refused
+    assert report.error == "CommandIllegalError"
+    assert lone.worker.poll() is SERVE  # a refused hot update stops nobody
+    view = GroupView(lone.segment)
+    view.write_command(word._replace(operation=Operation.HOT_ABORT))
+    view.close()
+    poll_until(lone, StatusCode.DONE_KEPT)
+
+
+@pytest.mark.parametrize("data", [b"", b"no json", b'{"request_id": 1}', b"\xff\xfe"])
+def test_arguments_that_make_no_sense_are_refused_and_nothing_changes(lone, write, data):
+    word = write(Operation.UPDATE, data)
+    poll_until(lone, StatusCode.REFUSED)
+    report, refused = failure(lone, word)
+    assert (refused, report.error) == (True, "CommandArgumentsError")
+    abort(lone, word)
+
+
+def test_arguments_that_never_come_fail_the_command_by_its_deadline(make_lone):
+    lone = make_lone(deadlines=Deadlines(arguments_s=0.02))
+    lone.update(1)
+    view = GroupView(lone.segment)
+    before = view.view().command
+    word = CommandWord(before.epoch, before.sequence + 1, Operation.UPDATE)
+    view.write_command(word)
+    view.close()
+    poll_until(lone, StatusCode.FAILED)
+    report, refused = failure(lone, word)
+    assert (refused, report.error) == (False, "WaitExpiredError")
+    abort(lone, word)
+
+
+def begin_epoch(lone):
+    view = GroupView(lone.segment)
+    word = next_epoch(view.view())
+    view.write_command(word)
+    view.close()
+    return word
+
+
+def test_a_new_epoch_takes_weights_and_cache_of_the_old_one(lone):
+    """What a rank held belonged to a group that is gone; a cache that stood would serve old blocks."""
+    assert lone.runner.memory.resident_bytes() > 0
+    word = begin_epoch(lone)
+    assert lone.worker.poll() is HOLD
+    assert lone.runner.memory.resident_bytes() == 0
+    assert (lone.worker.version, lone.worker.weights.name, lone.worker.kv.name) == (
+        None,
+        "CLEARED",
+        "CLEARED",
+    )
+    status = look(lone)
+    assert (status.epoch, status.code) == (word.epoch, StatusCode.ATTACHED)
+    assert lone.update(3).version == 3
+    with lone.worker.step() as permit:
+        assert (permit.step, permit.version) == (1, 3)  # steps begin anew
+    assert replay(lone.worker.journal).impossible is None
+
+
+def test_a_new_epoch_ends_a_command_in_the_middle(lone):
+    pending = lone.controller.begin_clear(settle_s=0.1)
+    for _ in range(4):
+        lone.worker.poll()
+    begin_epoch(lone)
+    lone.worker.poll()
+    assert look(lone).code is StatusCode.ATTACHED
+    assert lone.worker.weights.name == "CLEARED"
+    pending.give_up()
+
+
+def test_a_rank_that_cannot_give_back_what_it_held_does_not_join_the_new_epoch(lone, monkeypatch):
+    def stuck():
+        raise OSError("somebody still holds it")
+
+    monkeypatch.setattr(lone.runner.weights, "release", stuck)
+    begin_epoch(lone)
+    with pytest.raises(TeardownFailedError, match="rank 0"):
+        lone.worker.poll()
+    assert look(lone).epoch == 1
+    assert lone.worker.weights.name == "FAULTED"
