@@ -116,6 +116,8 @@ def test_rtp_llm_1151_and_fastdeploy_3773_nobody_serves_before_the_last_rank_is_
     served.group.await_held(1, "rebuild")
     eventually(lambda: served.rank(0).weights == "PREPARED")
     assert served.refuses_to_step(0) == "NotServingError"
+    served.group.programs[0].tell("say")
+    assert served.group.programs[0].says("state")["admitting"] is False
     assert not served.controller.status().serving
     served.group.revoke(1, "rebuild")
     pending.result()
