@@ -192,7 +192,9 @@ class RolloutClient:
             except ClientTimeoutError:
                 self.cancel(call)
                 raise
-            if message.get("id") != call:
+            answered = message.get("id")
+            # JSON's true equals 1; only a number is the id of a call of this client.
+            if type(answered) is not int or answered != call:
                 continue
             if "error" in message:
                 problem = message["error"]
