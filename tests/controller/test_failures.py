@@ -8,6 +8,7 @@ import pytest
 from living_group import eventually, shard_of
 
 from wsm import InFlightPolicy, KVPolicy
+from wsm.clock import ManualClock
 from wsm.controller.errors import (
     CommandRefusedError,
     CommandTimeoutError,
@@ -82,11 +83,13 @@ def test_one_missing_shard_clears_all_ranks_because_another_had_begun_to_load(ma
     for path in group.shard_files(2, culprit):
         path.unlink()
     with group.boot() as controller:
-        group.order(culprit, "write", "hold")  # never reached: its shard is not there
+        group.order(culprit, "settle", "hold")
+        pending = controller.begin_update(2)
+        eventually(lambda: group.codes()[1 - culprit] == "PREPARED")
+        group.revoke(culprit, "settle")
         with pytest.raises(RankFailedError, match="is CLEARED") as caught:
-            controller.update(2)
+            pending.result()
         assert caught.value.rank == culprit
-        group.revoke(culprit, "write")
         assert {rank.weights for rank in controller.status().ranks} == {"CLEARED"}
         assert_takes_a_good_update(group, controller)
 
@@ -191,10 +194,12 @@ def test_ranks_with_other_plans_are_told_so_before_anything_is_asked_of_them(mak
 
 
 def test_a_rank_that_never_parks_is_named_by_the_one_that_waited(make_group):
-    group = make_group(config={"deadlines": {"park_s": 0.2}}, load=0.3)
+    group = make_group(load=0.3)
     with group.boot() as controller:
         group.order(1, "stop_admitting", "hold")
         pending = controller.begin_update(1, force=True)
+        eventually(lambda: group.codes()[0] == "PARKING")
+        group.programs[0].tell("later 1000")
         eventually(lambda: controller.status().operation == "ABORT")
         group.revoke(1, "stop_admitting")
         with pytest.raises(RankFailedError, match="rank 1 to park") as caught:
@@ -210,8 +215,10 @@ def test_the_error_names_the_rank_that_failed_and_not_the_one_that_was_stopped(g
         path.unlink()
     with group.boot() as controller:
         group.order(0, "write", "hold")
+        group.order(1, "settle", "hold")
         pending = controller.begin_update(2)
         group.await_held(0, "write")
+        group.revoke(1, "settle")
         eventually(lambda: controller.status().operation == "ABORT")
         group.revoke(0, "write")
         with pytest.raises(RankFailedError, match="is CLEARED") as caught:
@@ -225,8 +232,11 @@ def test_a_deadline_names_the_late_rank_and_where_it_is(group):
     group.publish(2)
     with group.boot() as controller:
         group.order(1, "write", "hold")
-        pending = controller.begin_update(2, deadline_s=0.3)
+        clock = ManualClock()
+        pending = group.controller(clock=clock).begin_update(2)
         group.await_held(1, "write")
+        eventually(lambda: group.codes()[0] == "PREPARED")
+        clock.advance(1000)
         eventually(lambda: controller.status().operation == "ABORT")
         group.revoke(1, "write")
         with pytest.raises(CommandTimeoutError, match=r"late: rank 1 is running \(action \d+") as caught:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 from living_group import eventually
 
+from wsm.clock import ManualClock
 from wsm.controller.errors import CommandTimeoutError, RankLostError
 from wsm.protocol.errors import CommandOpenError
 
@@ -20,8 +19,13 @@ def test_a_stopped_rank_is_named_and_the_group_recovers_when_it_goes_on(make_gro
     with group.boot() as controller:
         group.await_steps(3)
         group.programs[1].freeze()
-        begin = {"clear": controller.begin_clear, "update": functools.partial(controller.begin_update, 2)}
-        pending = begin[command](deadline_s=0.3, settle_s=0.2)
+        clock = ManualClock()
+        impatient = group.controller(clock=clock)
+        pending = impatient.begin_clear() if command == "clear" else impatient.begin_update(2)
+        eventually(lambda: [group.codes()[rank] for rank in (0, 2)] == ["PARKING"] * 2)
+        clock.advance(1000)
+        eventually(lambda: [group.codes()[rank] for rank in (0, 2)] == ["STOPPED_UNTOUCHED"] * 2)
+        clock.advance(1000)
         with pytest.raises(CommandTimeoutError, match="late: rank 1 has not answered") as caught:
             pending.result()
         assert set(caught.value.waiting) == {1}
@@ -44,9 +48,14 @@ def test_a_rank_that_is_stopped_inside_its_load_is_named_with_the_action(group):
     group.publish(2)
     with group.boot() as controller:
         group.order(1, "write", "hold")
-        pending = controller.begin_update(2, deadline_s=0.5, settle_s=0.2)
+        clock = ManualClock()
+        pending = group.controller(clock=clock).begin_update(2)
         group.await_held(1, "write")
         group.programs[1].freeze()
+        eventually(lambda: group.codes()[0] == "PREPARED")
+        clock.advance(1000)
+        eventually(lambda: group.codes()[0] == "STOPPED_TOUCHED")
+        clock.advance(1000)
         with pytest.raises(CommandTimeoutError, match=r"late: rank 1 is running \(action"):
             pending.result(60)
         group.revoke(1, "write")

@@ -10,6 +10,7 @@ import pytest
 from living_group import eventually
 
 from wsm import Outcome
+from wsm.clock import ManualClock
 from wsm.controller.errors import CommandTimeoutError, CommandWithdrawnError, UnsettledError
 from wsm.protocol.errors import CommandOpenError
 from wsm.report import MAX_REPORT_BYTES
@@ -104,8 +105,13 @@ def test_a_committed_rank_that_hangs_is_named_and_no_other_command_is_taken(grou
     group.publish(2)
     with group.boot() as controller:
         group.order(1, "resume_admitting", "hold")
+        clock = ManualClock()
+        pending = group.controller(clock=clock).begin_update(2)
+        group.await_held(1, "resume_admitting")
+        eventually(lambda: group.codes()[0] == "DONE_COMMITTED")
+        clock.advance(1000)
         with pytest.raises(UnsettledError, match="decided to COMMIT, which is final") as caught:
-            controller.update(2, settle_s=0.2)
+            pending.result()
         assert set(caught.value.waiting) == {1}
         assert controller.status().version == 2
         with pytest.raises(CommandOpenError):

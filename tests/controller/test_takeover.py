@@ -139,6 +139,7 @@ def test_a_successor_waits_no_longer_than_it_is_told_for_a_rank_that_hangs_in_a_
         group.order(1, "resume_admitting", "hold")
         killed(group, dying, "update", 2, "after decision")
         group.await_held(1, "resume_admitting")
+        eventually(lambda: codes(controller)[0] == "DONE_COMMITTED")
         with pytest.raises(CommandOpenError, match="rank 1: PREPARED") as caught:
             controller.clear(settle_s=0.2)
         assert set(caught.value.waiting) == {1}

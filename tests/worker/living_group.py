@@ -157,6 +157,10 @@ class LivingGroup:
         self._controllers.append(controller)
         return controller
 
+    def codes(self) -> list[str]:
+        """How far every rank is with the command."""
+        return [rank.code for rank in self._controllers[0].status().ranks]
+
     def publish(self, version: int, *, seed: object = "") -> PublishReport:
         shards = {rank: shard_of(version, rank, seed) for rank in range(self.ranks)}
         self.published[version] = publish_snapshot(

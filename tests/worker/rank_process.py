@@ -73,6 +73,16 @@ def until(question: Callable[[], object], what: str) -> None:
         pause = min(pause * 2, 0.002)
 
 
+class SteeredClock(wsm.clock.SystemClock):
+    """The host's clock, some time later if the test says so."""
+
+    def __init__(self) -> None:
+        self.later_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + self.later_ns
+
+
 class SteeredWeights(MemoryTarget):
     def __init__(self, orders: Orders) -> None:
         super().__init__(SPECS)
@@ -109,6 +119,10 @@ class SteeredRequests(InMemoryRequests):
     def stop_admitting(self) -> None:
         self._orders.passes("stop_admitting")
         super().stop_admitting()
+
+    def abort_all(self) -> int:
+        self._orders.passes("settle")
+        return super().abort_all()
 
     def resume_admitting(self) -> None:
         self._orders.passes("resume_admitting")
@@ -163,7 +177,8 @@ class Rank:
             self.runner.groups = RendezvousGroups(directory, rank, config.ranks, self.orders)
         if rank in settings.get("without_kv", ()):
             self.runner.kv_cache = None
-        self.worker = wsm.Worker(config, self.runner, rank=rank, directory=directory)
+        self.clock = SteeredClock()
+        self.worker = wsm.Worker(config, self.runner, rank=rank, clock=self.clock, directory=directory)
         segment = self.worker._attachment.segment
         self._steps = [(segment.words, index) for index in segment.layout.step[: config.ranks]]
         self._log: TextIO = (directory / f"steps.{rank}").open("a", buffering=1)
@@ -256,6 +271,8 @@ class Rank:
                 say(event="resting")
             if what == "step":  # whatever poll() said
                 self._step_and_survive()
+            if what == "later":
+                self.clock.later_ns += int(arguments[0]) * 10**9
             if what == "submit":
                 self.runner.requests.submit(int(arguments[0]))
             if what == "say":

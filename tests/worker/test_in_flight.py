@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from living_group import eventually
 
 from wsm import InFlightPolicy
+from wsm.clock import ManualClock
 from wsm.controller.errors import CommandTimeoutError, RankFailedError
 
 pytestmark = pytest.mark.processes
@@ -55,10 +57,14 @@ def test_keep_freezes_running_requests_and_finishes_them_on_the_new_version(grou
 
 def test_a_drain_that_outlasts_its_caller_is_aborted_and_the_request_runs_on(group):
     group.publish(2)
-    with group.boot() as controller:
+    with group.boot():
         begin_long_request(group)
-        with pytest.raises(CommandTimeoutError, match="rank 0 is draining") as caught:
-            controller.update(2, in_flight=InFlightPolicy.DRAIN, deadline_s=0.2)
+        clock = ManualClock()
+        pending = group.controller(clock=clock).begin_update(2, in_flight=InFlightPolicy.DRAIN)
+        eventually(lambda: group.codes() == ["DRAINING", "PARKING"])
+        clock.advance(1000)
+        with pytest.raises(CommandTimeoutError, match="late: rank 0 is draining") as caught:
+            pending.result()
         assert caught.value.gave_up is False
         now = state(group)
         assert len(now["running"]) == 1
@@ -67,13 +73,15 @@ def test_a_drain_that_outlasts_its_caller_is_aborted_and_the_request_runs_on(gro
         group.assert_steps_are_pure([1])
 
 
-def test_a_drain_that_outlasts_the_ranks_own_deadline_fails_and_changes_nothing(make_group):
-    group = make_group(config={"deadlines": {"drain_s": 0.2}})
+def test_a_drain_that_outlasts_the_ranks_own_deadline_fails_and_changes_nothing(group):
     group.publish(2)
     with group.boot() as controller:
         begin_long_request(group)
+        pending = controller.begin_update(2, in_flight=InFlightPolicy.DRAIN)
+        eventually(lambda: group.codes() == ["DRAINING", "PARKING"])
+        group.programs[0].tell("later 1000")
         with pytest.raises(RankFailedError, match="1 requests to finish") as caught:
-            controller.update(2, in_flight=InFlightPolicy.DRAIN)
+            pending.result()
         assert (caught.value.rank, caught.value.error) == (0, "WaitExpiredError")
         group.await_steps()
         group.assert_steps_are_pure([1])

@@ -1,4 +1,4 @@
-"""What a rank makes of words that no controller of this build writes: epochs, odd operations, bad arguments."""
+"""What a rank makes of words that no controller of this build writes: epochs, operations, bad arguments."""
 
 from __future__ import annotations
 
