@@ -167,8 +167,8 @@ def step_no_epoch():
         del epoch, sequence
         return any(peer.step > step for index, peer in enumerate(steps) if index != rank)
 
-    def join(index: int, command: CommandWord, step: StepWord, status: Any) -> Move:
-        move = real(index, command, step, status)
+    def join(index: int, command: CommandWord, step: StepWord, status: Any, *, steps: bool) -> Move:
+        move = real(index, command, step, status, steps=steps)
         return replace(move, step=step._replace(epoch=command.epoch))
 
     return {(phases, "is_behind"): is_behind, (rank, "join"): join}
@@ -196,8 +196,9 @@ def no_join_in_abort():
 def same_epoch_restart():
     """A replacement joins the epoch in which its predecessor died."""
 
-    def join(index: int, command: CommandWord, step: StepWord, status: Any) -> Move:
-        return real(index, command, StepWord(0, 0, StepKind.PARKED, 0), status._replace(epoch=0))
+    def join(index: int, command: CommandWord, step: StepWord, status: Any, *, steps: bool) -> Move:
+        unused = StepWord(0, 0, StepKind.PARKED, 0)
+        return real(index, command, unused, status._replace(epoch=0), steps=steps)
 
     real = rank.join
     return {(rank, "join"): join}
@@ -481,6 +482,29 @@ def hot_parking_takes_prepared_back():
         return replace(move, status=rank_words.status_word(move.state, StatusCode.PARKING))
 
     return {(rank, "stand"): stand, (phases, "stand"): stand}
+
+
+@fault("operations=clear steps=1 starts=serving helpers=1")
+def a_helper_begins_early():
+    """A helper begins before a rank has shown that all stand."""
+    return {(phases, "any_accepted"): lambda _view: True}
+
+
+@fault("operations=hot_update steps=1 starts=serving helpers=1")
+def a_helper_follows_a_decision_at_once():
+    """A helper drops its blocks when the commit of a hot update is decided, while ranks still step."""
+    return {(phases, "any_committed"): lambda _view: True}
+
+
+@fault("operations=update steps=0 starts=serving helpers=1 failures=1")
+def helpers_are_not_asked():
+    """The controller commits when all ranks are PREPARED, whatever the helpers say."""
+    real = decide.all_prepared
+
+    def all_prepared(view: View) -> bool:
+        return real(replace(view, statuses=view.statuses[: len(view.steps)]))
+
+    return {(decide, "all_prepared"): all_prepared}
 
 
 @fault("operations=update steps=0 controller_crashes=1 starts=cleared")

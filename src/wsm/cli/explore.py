@@ -36,6 +36,7 @@ _COUNT = click.IntRange(0, MAX_BUDGET)
     ),
 )
 @click.option("--ranks", type=click.IntRange(1, MAX_PARTICIPANTS), default=2, show_default=True)
+@click.option("--helpers", type=_COUNT, default=0, show_default=True, help="Participants without steps.")
 @click.option("--commands", type=_COUNT, default=1, show_default=True, help="Commands, one after the other.")
 @click.option("--steps", type=_COUNT, default=1, show_default=True, help="Steps that a rank has work for.")
 @click.option("--failures", type=_COUNT, default=1, show_default=True, help="Actions that raise, deadlines.")
@@ -159,8 +160,9 @@ def _tell(found: Findings) -> None:
 
 def _sentence(scope: Scope) -> str:
     """Say how large an exploration is, in at most 80 columns a line."""
-    parts = [f"{scope.ranks} ranks"] + [
-        f"{scope.budget(budget)} {budget.name.lower().replace('_', ' ')}"
+    parts = [f"ranks {scope.ranks}", *([f"helpers {scope.helpers}"] if scope.helpers else [])]
+    parts += [
+        f"{budget.name.lower().replace('_', ' ')} {scope.budget(budget)}"
         for budget in Budget
         if scope.budget(budget)
     ]

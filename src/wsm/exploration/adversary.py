@@ -6,8 +6,6 @@ spends a budget.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from wsm.exploration.desk import Desk
 from wsm.exploration.participant import (
     COMMAND_WORD,
@@ -33,7 +31,7 @@ def killed(me: Participant) -> Participant:
         me.status,
         alive=False,
         place=Place.FREE,
-        state=replace(RankState(rank=state.rank, epoch=state.epoch), step=state.step),
+        state=RankState(rank=state.rank, epoch=state.epoch, step=state.step, steps=state.steps),
         joint=START,
         loaded=me.loaded,
         step_version=me.step_version,

@@ -40,7 +40,9 @@ def start(me: Participant, situation: Situation) -> list[Outcome]:
     doer = Doer(me, situation)
     command = read_command(situation.command)
     try:
-        move = protocol.join(situation.index, command, read_step(me.step), read_status(me.status))
+        move = protocol.join(
+            situation.index, command, read_step(me.step), read_status(me.status), steps=me.state.steps
+        )
     except EpochUsedError:
         return []
     blank = Participant(me.step, me.status, alive=True, place=Place.FREE, state=move.state)

@@ -161,7 +161,7 @@ class _Clerk:
         return self._group.all[0].loaded if decision.is_commit else self._desk.version
 
     def _agree(self) -> bool:
-        return len({other.loaded for other in self._group.all[: self._group.ranks]}) == 1
+        return len({other.loaded for other in self._group.all}) == 1
 
     def _raise_epoch(self) -> None:
         """First what was decided is completed, then the new epoch begins."""
@@ -184,7 +184,7 @@ class _Clerk:
             self._open_with("restores", Operation.UPDATE, version, ())
 
     def _open(self) -> None:
-        states = {status.weights for status in self._view.statuses[: self._group.ranks]}
+        states = {status.weights for status in self._view.statuses}
         for operation in self._group.operations:
             # Ranks in different states, or a faulted one, can only be cleared: all else is refused.
             if operation is Operation.CLEAR or (len(states) == 1 and WeightState.FAULTED not in states):

@@ -174,7 +174,13 @@ class Doer:
         command = read_command(value if hidden == COMMAND_WORD else self._situation.command)
 
         def join() -> Participant:
-            move = protocol.join(self._situation.index, command, read_step(me.step), read_status(me.status))
+            move = protocol.join(
+                self._situation.index,
+                command,
+                read_step(me.step),
+                read_status(me.status),
+                steps=me.state.steps,
+            )
             empty = work.lose(me)._replace(ran=0, entered_action=0, step_version=0)
             return store(empty, told(move), fine=self._situation.fine)
 

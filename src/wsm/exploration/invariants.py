@@ -89,6 +89,11 @@ def check_entry(me: Participant, others: Sequence[Entered], rank: int) -> None:
             seen=f"version {me.content} reads blocks of version {me.blocks} in step {me.state.step}",
         )
     for index, other in enumerate(others):
+        if index != rank and other.epoch == me.state.epoch and other.ran > me.state.done:
+            raise RuleBrokenError(
+                rule="nobody steps after somebody has accepted a command, until it is over for itself too",
+                seen=f"it enters step {me.state.step}, and {index} has accepted sequence {other.ran}",
+            )
         same = index != rank and (other.epoch, other.step) == (me.state.epoch, me.state.step)
         if same and other.version not in (0, me.content):
             raise RuleBrokenError(

@@ -191,7 +191,7 @@ class Moves:
     def _situation(self, index: int, world: World, wallet: frozenset[Budget]) -> Situation:
         desk = desk_of(world)
         entered = tuple(
-            Entered(other.epoch, other.entered_step, other.step_version)
+            Entered(other.epoch, other.entered_step, other.step_version, other.ran)
             for other in (read_public(each[:PUBLIC_BYTES]) for each in world[FIRST:])
         )
         return Situation(

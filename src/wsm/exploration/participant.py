@@ -68,8 +68,8 @@ class Public(NamedTuple):
     epoch: int
     entered_step: int
     step_version: int  # what it served in that step
-    phase: Phase
     ran: int  # the last sequence that it accepted in this epoch
+    phase: Phase
     entered_action: int  # 1 + number of the last collective action that it entered for that sequence
     loaded: int  # the version that it says it has prepared
 
@@ -84,11 +84,12 @@ class Presence(NamedTuple):
 
 
 class Entered(NamedTuple):
-    """Which step a participant has entered, and what it served in it."""
+    """Which step a participant has entered, what it served in it, and what it has accepted since."""
 
     epoch: int
     step: int
     version: int
+    ran: int
 
 
 class Participant(NamedTuple):
@@ -158,7 +159,7 @@ _PRIVATE = struct.Struct("<8BQQBQ")
 PUBLIC_BYTES = _PUBLIC.size
 
 #: Which of them tell the step that a participant has entered.
-ENTERED_BYTES = slice(struct.calcsize("<QQBB"), struct.calcsize("<QQBBBBB"))
+ENTERED_BYTES = slice(struct.calcsize("<QQBB"), struct.calcsize("<QQBBBBBB"))
 
 #: Which of them tell whether it is, and in which step.
 STEP_BYTES = slice(0, struct.calcsize("<Q"))
@@ -190,8 +191,8 @@ def pack(participant: Participant) -> bytes:
         state.epoch,
         state.step,
         p.step_version,
-        _PHASES.index(state.phase),
         p.ran,
+        _PHASES.index(state.phase),
         p.entered_action,
         p.loaded,
     )
@@ -254,9 +255,9 @@ def unpack(data: bytes, rank: int) -> Participant:
 @lru_cache(maxsize=1 << 18)
 def read_public(data: bytes) -> Public:
     """Return what others can see of a packed participant, given its first :data:`PUBLIC_BYTES` bytes."""
-    step, status, alive, place, epoch, entered, version, phase, ran, action, loaded = _PUBLIC.unpack(data)
+    step, status, alive, place, epoch, entered, version, ran, phase, action, loaded = _PUBLIC.unpack(data)
     return Public(
-        step, status, bool(alive), Place(place), epoch, entered, version, _PHASES[phase], ran, action, loaded
+        step, status, bool(alive), Place(place), epoch, entered, version, ran, _PHASES[phase], action, loaded
     )
 
 

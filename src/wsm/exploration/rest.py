@@ -33,16 +33,16 @@ def objection(world: World, ranks: int) -> str:
         stuck.append("the controller never finishes")
     if stuck:
         return stuck[0]
-    mistaken = [f"rank {i} {why}" for i, each in enumerate(people[:ranks]) if (why := _mistaken(each, view))]
-    return mistaken[0] if mistaken else _disagreement(desk, people[:ranks], view)
+    mistaken = [f"rank {i} {why}" for i, each in enumerate(people) if (why := _mistaken(each, view))]
+    return mistaken[0] if mistaken else _disagreement(desk, people, view)
 
 
-def _disagreement(desk: Desk, ranks: list[Participant], view: View) -> str:
+def _disagreement(desk: Desk, people: list[Participant], view: View) -> str:
     """Say in what the ranks differ, or what the group as a whole has lost."""
-    held = [each.content for each in ranks]
+    held = [each.content for each in people]
     if len(set(held)) > 1:
         return f"the ranks rest with different versions: {held}"
-    faulted = any(each.joint.weights is WeightState.FAULTED for each in ranks)
+    faulted = any(each.joint.weights is WeightState.FAULTED for each in people)
     version = view.committed.version
     if desk.recovering and not any(held) and not faulted and version is not None:
         return f"the group served version {version} before it lost a rank, and never does again"

@@ -35,6 +35,7 @@ _DAILY = _scopes(
     "ranks=3 failures=1 rank_crashes=1",
     "rank_crashes=2 failures=1 starts=empty,serving",
     "broken_steps=1 rank_crashes=1 failures=1 long_plans=True",
+    "helpers=1 rank_crashes=1 give_ups=1",
 )
 
 _DEEP = (
@@ -49,6 +50,8 @@ _DEEP = (
         "ranks=3 stale_reads=1 rank_crashes=1",
         "ranks=3 failures=1 give_ups=1 rank_crashes=1 controller_crashes=1",
         "commands=2 rank_crashes=3 failures=1",
+        "helpers=1 failures=1 give_ups=1 stale_reads=1",
+        "ranks=3 helpers=1 failures=1 rank_crashes=1",
     ),
 )
 

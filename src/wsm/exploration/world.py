@@ -44,16 +44,25 @@ def first_worlds(scope: Scope) -> Iterator[World]:
 
 def _at_first(index: int, scope: Scope, start: Start) -> Participant:
     if start is Start.EMPTY:
-        return Participant(0, 0, alive=False, place=Place.FREE, state=RankState(rank=index, epoch=0))
-    serving = start is Start.SERVING and index < scope.ranks
+        nobody = RankState(rank=index, epoch=0, steps=index < scope.ranks)
+        return Participant(0, 0, alive=False, place=Place.FREE, state=nobody)
+    serving, steps = start is Start.SERVING, index < scope.ranks
     weights, kv = (0, 0) if serving else (-2, -2)
     kind = StepKind.RUNNING if serving else StepKind.PARKED
     return Participant(
-        StepWord(1, 0, kind, 0).pack() if index < scope.ranks else 0,
+        StepWord(1, 0, kind, 0).pack() if steps else 0,
         StatusWord(1, 0, StatusCode.ATTACHED, weights=weights, kv=kv).pack(),
         alive=True,
         place=Place.FREE,
-        state=RankState(rank=index, epoch=1, holds=serving, weights=weights, kv=kv, parked=not serving),
+        state=RankState(
+            rank=index,
+            epoch=1,
+            holds=serving,
+            weights=weights,
+            kv=kv,
+            parked=not serving or not steps,
+            steps=steps,
+        ),
         joint=_SERVING if serving else START,
         content=int(serving),
         version=int(serving),

@@ -12,7 +12,14 @@ from wsm.protocol.park import all_stand, any_broken, is_behind
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.protocol.rank_words import stand, tell
 from wsm.protocol.view import View
-from wsm.protocol.votes import all_ready, all_stopped, any_touched, never_ready
+from wsm.protocol.votes import (
+    all_ready,
+    all_stopped,
+    any_accepted,
+    any_committed,
+    any_touched,
+    never_ready,
+)
 from wsm.signals.word import Operation, StatusCode
 
 
@@ -60,14 +67,14 @@ def _draining(state: RankState, view: View) -> Move:
 
 
 def _parking(state: RankState, view: View) -> Move:
-    if state.broken:
-        return Move(state, Todo.WAIT)
-    if not state.parked:
+    if not state.steps:
+        return _following(state, view)
+    if not state.parked and not state.broken:
         return stand(state)
     if _behind(state, view):
         return Move(state, Todo.JOIN)
     follow = view.command.operation.is_commit
-    if not all_stand(
+    if state.broken or not all_stand(
         view.steps,
         rank=state.rank,
         epoch=state.epoch,
@@ -79,6 +86,15 @@ def _parking(state: RankState, view: View) -> Move:
     if follow:
         return Move(replace(state, accepted=True, phase=Phase.COMMITTING), Todo.COMMIT)
     return Move(state, Todo.ACCEPT)
+
+
+def _following(state: RankState, view: View) -> Move:
+    """Say what a helper does that waits for the ranks to stand: what one of them did proves that all do."""
+    if not view.command.operation.is_commit:
+        return Move(state, Todo.ACCEPT if any_accepted(view) else Todo.WAIT)
+    if not any_committed(view):
+        return Move(state, Todo.WAIT)
+    return Move(replace(state, accepted=True, phase=Phase.COMMITTING), Todo.COMMIT)
 
 
 def _working(state: RankState, _view: View) -> Move:
@@ -134,7 +150,7 @@ def _staging(state: RankState, view: View) -> Move:
 
 def _staged(state: RankState, view: View) -> Move:
     if view.command.operation is Operation.HOT_COMMIT:
-        return Move(replace(state, phase=Phase.DRAINING), Todo.LOOK)
+        return Move(replace(state, phase=Phase.DRAINING if state.steps else Phase.PARKING), Todo.LOOK)
     if _behind(state, view):
         return Move(state, Todo.JOIN)
     return Move(state, Todo.SERVE if may_step(state, view) else Todo.WAIT)
@@ -142,7 +158,7 @@ def _staged(state: RankState, view: View) -> Move:
 
 def may_step(state: RankState, view: View) -> bool:
     """Whether this rank can take part in steps at all: not without weights, nor where one can never end."""
-    return state.holds and not state.broken and not any_broken(view.steps, epoch=state.epoch)
+    return state.steps and state.holds and not state.broken and not any_broken(view.steps, epoch=state.epoch)
 
 
 def _behind(state: RankState, view: View, sequence: int | None = None) -> bool:

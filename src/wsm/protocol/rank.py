@@ -32,7 +32,7 @@ from wsm.protocol.view import View
 from wsm.signals.word import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 
-def join(rank: int, command: CommandWord, step: StepWord, status: StatusWord) -> Move:
+def join(rank: int, command: CommandWord, step: StepWord, status: StatusWord, *, steps: bool = True) -> Move:
     """Enter the epoch that the command word names, with empty hands.
 
     Parameters
@@ -42,7 +42,9 @@ def join(rank: int, command: CommandWord, step: StepWord, status: StatusWord) ->
     command : CommandWord
         What the controller's word says now.
     step, status : StepWord, StatusWord
-        What stands in the slot's own words.
+        What stands in the slot's own words; a helper's step word is one that nobody writes.
+    steps : bool
+        False for a helper.
 
     Raises
     ------
@@ -53,11 +55,11 @@ def join(rank: int, command: CommandWord, step: StepWord, status: StatusWord) ->
     if command.epoch in (step.epoch, status.epoch):
         raise EpochUsedError(rank=rank, epoch=command.epoch)
     open_command = command.operation is not Operation.NONE
-    state = RankState(rank=rank, epoch=command.epoch, done=command.sequence - open_command)
+    state = RankState(rank=rank, epoch=command.epoch, done=command.sequence - open_command, steps=steps)
     return Move(
         state,
         Todo.LOOK,
-        StepWord(command.epoch, 0, StepKind.PARKED, 0),
+        StepWord(command.epoch, 0, StepKind.PARKED, 0) if steps else None,
         StatusWord(command.epoch, 0, StatusCode.ATTACHED),
     )
 
@@ -89,9 +91,10 @@ def advance(state: RankState, view: View) -> Move:
 
 def began(state: RankState, collective: tuple[bool, ...]) -> Move:
     """Take in that the command is legal here; `collective` says which actions of its plan need a vote."""
-    hot = state.operation.is_hot
-    moved = replace(state, collective=collective, phase=Phase.STAGING if hot else Phase.DRAINING)
-    return tell(moved, Todo.LOOK, StatusCode.DRAINING)
+    phase = Phase.DRAINING if state.steps else Phase.PARKING
+    code = StatusCode.DRAINING if state.steps else StatusCode.PARKING
+    moved = replace(state, collective=collective, phase=Phase.STAGING if state.operation.is_hot else phase)
+    return tell(moved, Todo.LOOK, code)
 
 
 def refused(state: RankState) -> Move:

@@ -79,6 +79,8 @@ class RankState:
         One per action of the plan: whether it needs a vote.
     action, ready : int
         The next action's index; one more than the index of the last vote.
+    steps : bool
+        Whether it takes part in steps. A helper does not: it has no step word, and stands nowhere.
     """
 
     rank: int
@@ -98,6 +100,7 @@ class RankState:
     collective: tuple[bool, ...] = ()
     action: int = 0
     ready: int = 0
+    steps: bool = True
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ def without_command(state: RankState, done: int | None = None) -> RankState:
         weights=state.weights,
         kv=state.kv,
         parked=state.parked,
+        steps=state.steps,
     )
 
 

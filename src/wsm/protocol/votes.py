@@ -12,6 +12,9 @@ from wsm.signals.word import StatusCode
 #: Codes after an ABORT that say "this rank's weights are not the old ones any more".
 _TOUCHED = frozenset((StatusCode.STOPPED_TOUCHED, StatusCode.DONE_CLEARED, StatusCode.DONE_FAULTED))
 
+#: Codes that a rank reaches only after it has accepted; a hot update, which stages first, aside.
+_ACCEPTED = frozenset((StatusCode.ACCEPTED, StatusCode.RUNNING, StatusCode.PREPARED, StatusCode.DONE_CLEARED))
+
 
 def all_ready(view: View, action: int) -> bool:
     """Whether every participant has voted for entering collective action number `action`."""
@@ -37,6 +40,22 @@ def all_stopped(view: View) -> bool:
     return all(
         (status := view.of_command(index)) is not None and status.code >= StatusCode.STOPPED_UNTOUCHED
         for index in range(len(view.statuses))
+    )
+
+
+def any_accepted(view: View) -> bool:
+    """Whether some rank has accepted the command, which it does only where all ranks stand."""
+    return any(
+        (status := view.of_command(index)) is not None and (status.ready or status.code in _ACCEPTED)
+        for index in range(len(view.steps))
+    )
+
+
+def any_committed(view: View) -> bool:
+    """Whether some rank serves the command's version; a hot update brings that only where all stand."""
+    return any(
+        (status := view.of_command(index)) is not None and status.code is StatusCode.DONE_COMMITTED
+        for index in range(len(view.steps))
     )
 
 
