@@ -18,6 +18,7 @@ def test_a_stopped_rank_is_named_and_the_group_recovers_when_it_goes_on(make_gro
     group.publish(2)
     with group.boot() as controller:
         group.await_steps(3)
+        group.rest()  # a rank that waits for the stopped one inside a step could not stand either
         group.programs[1].freeze()
         clock = ManualClock()
         impatient = group.controller(clock=clock)
@@ -36,6 +37,7 @@ def test_a_stopped_rank_is_named_and_the_group_recovers_when_it_goes_on(make_gro
         group.programs[1].thaw()
         eventually(lambda: controller.status().over)
         assert controller.status().serving  # nobody had touched anything
+        group.work()
         group.await_steps()
         controller.update(2)
         group.await_steps()
@@ -83,6 +85,8 @@ def test_a_rank_that_dies_within_a_command_is_named_and_the_others_do_not_serve(
     group = make_group(3, load=0.2)
     group.publish(2)
     with group.boot() as controller:
+        group.await_steps(3)
+        group.rest()
         group.order(1, point, "hold")
         pending = controller.begin_update(2, settle_s=30)
         group.await_held(1, point)
@@ -99,6 +103,20 @@ def test_a_rank_that_dies_within_a_command_is_named_and_the_others_do_not_serve(
             controller.clear()
         assert [rank.step for rank in controller.status().ranks] == steps
         group.assert_steps_are_pure()
+
+
+def test_a_dead_rank_is_named_although_another_waits_for_it_inside_a_step(group):
+    group.publish(2)
+    with group.boot() as controller:
+        group.order(0, "step", "hold")
+        group.order(1, "stop_admitting", "hold")
+        group.programs[0].tell("submit 1")
+        group.await_held(0, "step")
+        group.programs[1].freeze()  # so that it does not join
+        pending = controller.begin_update(2, settle_s=60)
+        group.programs[1].kill()
+        with pytest.raises(RankLostError, match="rank 1 is gone"):
+            pending.result(30)
 
 
 def test_a_rank_that_dies_after_the_decision_does_not_undo_it(group):

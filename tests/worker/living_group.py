@@ -215,14 +215,23 @@ class LivingGroup:
             with (self.directory / "journals" / f"rank{rank}.ndjson").open() as lines:
                 assert replay(read_ndjson(lines)).impossible is None
 
-    def stop(self) -> list[dict[str, Any]]:
-        """End every rank in good order, between two steps; return what each says about itself."""
+    def rest(self) -> None:
+        """Let nobody begin a step, and wait until all have ended the same one."""
         for program in self.programs.values():
             program.tell("rest")
         for program in self.programs.values():
             program.says("resting")
         controller = self.controller()
         eventually(lambda: len({rank.step for rank in controller.status().ranks}) == 1, "all in one step")
+
+    def work(self) -> None:
+        """Let steps be begun again."""
+        for program in self.programs.values():
+            program.tell("work")
+
+    def stop(self) -> list[dict[str, Any]]:
+        """End every rank in good order, between two steps; return what each says about itself."""
+        self.rest()
         for program in self.programs.values():
             program.tell("stop")
         return [self.programs[rank].says("ended") for rank in range(self.ranks)]

@@ -269,6 +269,8 @@ class Rank:
             if what == "rest":  # begin no step from here on; those of the others are still joined
                 self._resting = True
                 say(event="resting")
+            if what == "work":  # begin steps again
+                self._resting = False
             if what == "step":  # whatever poll() said
                 self._step_and_survive()
             if what == "later":

@@ -31,6 +31,9 @@ LOOK_S = 0.02
 #: How long a decided command may take to be over on every rank before the caller is told, in seconds.
 SETTLE_S = 30.0
 
+#: How long the living may take to stop once another rank is dead, before the caller is told, in seconds.
+LOST_S = 1.0
+
 _STOPPED = frozenset((StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED))
 
 
@@ -192,7 +195,9 @@ class Transaction:
             rank in lost or (status is not None and status.code in _STOPPED)
             for rank, status in waiting.items()
         )
-        if not only_lost and waited <= self._settle_s:
+        # Nor do those come back who wait for the dead inside a step.
+        patience_s = min(LOST_S, self._settle_s) if lost else self._settle_s
+        if not only_lost and waited <= patience_s:
             return
         self._lost = lost
         if lost or view.command.operation.is_abort:
