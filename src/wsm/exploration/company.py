@@ -25,6 +25,7 @@ from wsm.exploration.scope import Budget
 from wsm.exploration.storing import failed, store, tell
 from wsm.protocol import rank as protocol
 from wsm.protocol.errors import EpochUsedError
+from wsm.protocol.rank_state import Phase
 
 
 def someone_is_gone(others: Sequence[Presence | Public], epoch: int, command: int) -> bool:
@@ -56,11 +57,16 @@ def inside_a_step(me: Participant, situation: Situation, ranks: Sequence[Presenc
     if not invariants.is_blocked(me, ranks):
         doer.add(f"leaves step {step}", lambda: free)
     elif someone_is_gone(ranks, me.state.epoch, situation.command):
-        doer.add(f"is torn out of step {step}", lambda: tell(free, protocol.broke, fine=situation.fine))
-    doer.add(
-        f"raises in step {step}", lambda: tell(free, protocol.broke, fine=situation.fine), Budget.BROKEN_STEPS
-    )
+        doer.add(f"is torn out of step {step}", lambda: _broken(free, situation))
+    doer.add(f"raises in step {step}", lambda: _broken(free, situation), Budget.BROKEN_STEPS)
     return doer.outcomes.found
+
+
+def _broken(me: Participant, situation: Situation) -> Participant:
+    """Say that the step raised; a command that waits for this rank to stand fails with it."""
+    me = tell(me, protocol.broke, fine=situation.fine)
+    waits = me.state.phase is not Phase.IDLE and protocol.may_fail(me.state)
+    return failed(me, fine=situation.fine) if waits else me
 
 
 def inside_an_action(me: Participant, situation: Situation, all_of_them: Sequence[Public]) -> list[Outcome]:

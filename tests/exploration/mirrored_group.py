@@ -1,0 +1,315 @@
+"""A group of real worker drivers that is led, move by move, the way that an explored group goes.
+
+The explorer's miniature of a worker's shell is only worth something if the real shell does the same. Here the
+real :class:`wsm.worker.driver.RankDriver` runs on the real words of a real segment, with actions that end as
+the explored move says; after every turn its memory, its words and its machines must be those of the world.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+from wsm.actions import names
+from wsm.actions.base import Action, ActionContext, SteppedAction
+from wsm.actions.sequence import Plan, Plans
+from wsm.clock import ManualClock
+from wsm.command import ARGUMENTS_KIND, CommandArguments
+from wsm.config import Deadlines
+from wsm.exploration.looking import Reading
+from wsm.exploration.moves import CONTROLLER, Move, Moves
+from wsm.exploration.participant import Participant, Place, Seen, read_command
+from wsm.exploration.scope import Scope
+from wsm.exploration.world import World, desk_of, everybody, first_worlds, participant
+from wsm.protocol import rank as protocol
+from wsm.protocol.rank_state import Todo
+from wsm.signals.segment import Segment
+from wsm.signals.word import CommandWord, CommittedWord, Operation
+from wsm.states.machine import LifeCycle
+from wsm.testing import InMemoryRunner
+from wsm.worker.driver import RankDriver
+from wsm.worker.execution_factory import ExecutionFactory
+from wsm.worker.group_words import GroupWords
+from wsm.worker.patience import Patience
+from wsm.worker.recording import Recorder
+from wsm.worker.reporting import Reporter
+
+#: How much likelier than a strike from outside is what happens by itself.
+_PATIENCE = 6
+
+#: What is not led: reading that fails without a reason in the words.
+UNLED = frozenset({"fails to begin"})
+
+
+class AsLedError(Exception):
+    """An action ends as the explored move says."""
+
+
+class StillInsideError(BaseException):
+    """A collective action is entered, and the others have not entered yet: only here can one look away."""
+
+
+class Script:
+    """How the next piece of work of one rank ends: the label of an explored move."""
+
+    def __init__(self) -> None:
+        self.label = ""
+        self.drained = True
+
+    def end(self, context: ActionContext, version: int | None) -> None:
+        """End an action."""
+        label = self.label
+        if label.startswith("enters collective action"):
+            raise StillInsideError
+        touches = ("loads", "loads another version", "releases", "fails to release")
+        if label in (*touches, "fails in the middle of loading", "raises in the collective action"):
+            context.weights_touched = True
+        if label.startswith(("fails", "raises", "is torn out")):
+            raise AsLedError(label)
+        if label.startswith("loads") and version is not None:
+            context.facts["version"] = version + (label == "loads another version")
+
+
+class LedAction(Action):
+    purpose = "ends as it is led"
+
+    def __init__(self, script: Script, name: str, *, collective: bool = False) -> None:
+        self.name = name
+        self.collective = collective
+        self._script = script
+
+    def run(self, context: ActionContext) -> None:
+        self._script.end(context, context.version)
+
+    def undo(self, context: ActionContext) -> None:
+        if self._script.label == "fails to undo":
+            raise AsLedError(self._script.label)
+
+
+class LedDraining(SteppedAction):
+    name = names.STOP_ADMITTING
+    purpose = "has drained when it is led to"
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def run(self, context: ActionContext) -> None:
+        """Nothing to stop."""
+
+    def undo(self, context: ActionContext) -> None:
+        if self._script.label == "fails to undo":
+            raise AsLedError(self._script.label)
+
+    def settled(self, context: ActionContext) -> bool:
+        return self._script.drained
+
+
+def plans_led_by(script: Script) -> Plans:
+    """Return the explorer's miniature plans."""
+
+    def plan(name: str, *actions: Action) -> Plan:
+        return Plan(name=name, actions=actions, before_parking=(LedDraining(script),))
+
+    def release() -> Action:
+        return LedAction(script, names.RELEASE_KV_CACHE)
+
+    def load() -> Action:
+        return LedAction(script, names.LOAD_WEIGHTS)
+
+    def meet() -> Action:
+        return LedAction(script, "meet", collective=True)
+
+    return Plans(
+        clear=plan("clear", release()),
+        update=plan("update", meet(), load()),
+        update_in_place=plan("update_in_place", load(), meet()),
+        discard=plan("discard", release()),
+    )
+
+
+class LedRank:
+    """One real driver."""
+
+    def __init__(self, segment: Segment, rank: int) -> None:
+        self.script, self.clock = Script(), ManualClock()
+        words, life, runner = GroupWords(segment, rank), LifeCycle(), InMemoryRunner([])
+        recorder, plans = Recorder(rank=rank, clock=self.clock), plans_led_by(self.script)
+        executions = ExecutionFactory(
+            words=words,
+            runner=runner,
+            plans=plans,
+            load=lambda _context, _target: {},
+            life=life,
+            clock=self.clock,
+            recorder=recorder,
+        )
+        self.driver = RankDriver(
+            words=words,
+            life=life,
+            executions=executions,
+            reporter=Reporter(segment, rank, plans),
+            patience=Patience(Deadlines(), self.clock, runner.requests),
+            clock=self.clock,
+            recorder=recorder,
+        )
+
+    def turn(self, label: str) -> None:
+        """Take one turn that ends as it is led; a teardown of several actions takes several."""
+        self.script.label = label
+        before = self.driver.state
+        for _ in range(4 if label in ("drops its weights", "keeps what it had") else 1):
+            try:
+                self.driver.turn()
+            except StillInsideError:
+                return
+            if self.driver.state.phase is not before.phase and self.driver.state.sequence == 0:
+                return
+
+
+class MirroredGroup:
+    """An explored world, and real drivers that follow it."""
+
+    def __init__(self, directory: Path, scope: Scope, seed: int) -> None:
+        self.scope = scope
+        self.world = next(iter(first_worlds(scope)))
+        self.segment = Segment.create(
+            f"mirror-{seed}",
+            world_size=scope.ranks,
+            run_id="mirror",
+            configuration_digest=1,
+            directory=directory,
+        )
+        self.ranks: dict[int, LedRank] = {}
+        self.trail: list[str] = []
+        self._moves = Moves(scope)
+        self._random = random.Random(seed)
+        self._store_desk(self.world)
+
+    def close(self) -> None:
+        self.segment.unlink()
+        self.segment.close()
+
+    def wander(self, moves: int) -> None:
+        """Make random moves, and hold every driver to its participant after each."""
+        for _ in range(moves):
+            possible = [move for move in self._moves.of(self.world) if self._is_led(move)]
+            if not possible:
+                return
+            # Strikes that come too early end in worlds in which little is left to happen.
+            weights = [_PATIENCE if move.by_itself else 1 for move in possible]
+            (move,) = self._random.choices(possible, weights)
+            if move.actor == CONTROLLER:
+                self._go(move)
+                self._store_desk(self.world)
+            else:
+                self._lead(move.actor, move)
+
+    def _is_led(self, move: Move) -> bool:
+        if move.label in ("passes its deadline while draining", "fails to undo"):
+            # A clear with nothing to do has nothing to drain and nothing to undo.
+            state = self._me(move.actor).state
+            return state.operation is not Operation.CLEAR or bool(state.collective)
+        return move.label not in UNLED
+
+    def _me(self, rank: int) -> Participant:
+        return participant(self.world, rank)
+
+    def _go(self, move: Move) -> None:
+        assert not move.broken, f"{move.broken}\n" + "\n".join(self.trail)
+        self.trail.append(f"{move.actor}: {move.label}")
+        assert move.world is not None
+        self.world = move.world
+
+    def _lead(self, rank: int, move: Move) -> None:
+        """Let a rank make one move, and whatever a real turn does in the same breath."""
+        me, led = self._me(rank), self.ranks.get(rank)
+        if move.label == "dies":
+            self._go(move)
+            del self.ranks[rank]
+            return
+        if led is None:
+            self._go(move)
+            self.ranks[rank] = LedRank(self.segment, rank)
+            self.ranks[rank].driver.join()
+        elif me.place is Place.IN_STEP:
+            self._go(move)
+            if not move.label.startswith("leaves"):
+                led.driver.break_step(AsLedError(move.label))
+        elif me.place is Place.IN_ACTION:
+            epoch_is_over = read_command(desk_of(self.world).command).epoch > me.state.epoch
+            self._go(move)
+            if epoch_is_over:
+                # A real turn that is torn out looks again at once.
+                self._go(next(self._by(rank, "joins the new epoch")))
+            led.turn(move.label)
+        else:
+            self._take_a_turn(rank, led, move)
+        self._compare(rank)
+
+    def _take_a_turn(self, rank: int, led: LedRank, chosen: Move) -> None:
+        """Look, and look again, until something is done; what, if there is a choice, is `chosen`."""
+        led.script.drained = True
+        if chosen.label.startswith("passes its deadline"):
+            self._go(chosen)
+            led.script.drained = False
+            led.clock.advance(10_000)
+            led.turn(chosen.label)
+            return
+        if chosen.label.startswith(("has work", "joins step")):
+            led.script.drained = False
+            assert led.driver.turn() in (Todo.SERVE, Todo.JOIN)
+            self._go(chosen)
+            led.driver.enter_step()
+            return
+        label = ""
+        while True:
+            todo = self._told(rank)
+            self._go(chosen)
+            if todo not in (Todo.LOOK, Todo.DRAIN):
+                label = chosen.label
+                break
+            following = list(self._by(rank))
+            if not following or self._told(rank) is Todo.JOIN:
+                break
+            chosen = self._random.choice(following)
+        led.turn(label)
+
+    def _told(self, rank: int) -> Todo:
+        """Ask what a rank is told in the world; within a turn the real words lag behind it."""
+        words = tuple((each.step, each.status) for each in everybody(self.world))
+        reading = Reading(self.scope.ranks, desk_of(self.world).command, words, Seen())
+        return protocol.advance(self._me(rank).state, reading.view()).todo
+
+    def _by(self, rank: int, label: str = "") -> Iterator[Move]:
+        """Iterate over what a rank does next by itself."""
+        for move in list(self._moves.of(self.world)):
+            if move.actor == rank and move.by_itself and move.label.startswith(label):
+                yield move
+
+    def _store_desk(self, world: World) -> None:
+        desk, memory, layout = desk_of(world), self.segment.words, self.segment.layout
+        command = CommandWord.unpack(desk.command)
+        slot = self.segment.arguments(command.sequence)
+        opening = command.operation.name in ("CLEAR", "UPDATE")
+        if opening and slot.read(command.epoch, command.sequence, ARGUMENTS_KIND) is None:
+            arguments = CommandArguments("led", desk.version)
+            slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, arguments.to_bytes())
+        memory[layout.committed] = CommittedWord.unpack(desk.committed).pack()
+        memory[layout.command] = desk.command
+
+    def _compare(self, rank: int) -> None:
+        """Hold a driver to its participant."""
+        me, driver = self._me(rank), self.ranks[rank].driver
+        memory, layout = self.segment.words, self.segment.layout
+        real = (
+            driver.state,
+            memory[layout.step[rank]],
+            memory[layout.status[rank]],
+            driver.life.joint,
+            driver.version or 0,
+        )
+        explored = (me.state, me.step, me.status, me.joint, me.version)
+        if real != explored:
+            way = "\n".join(self.trail)
+            raise AssertionError(f"the worker differs:\n{real}\n{explored}\nafter\n{way}")
