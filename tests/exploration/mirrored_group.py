@@ -38,6 +38,8 @@ from wsm.worker.reporting import Reporter
 #: How much likelier than a strike from outside is what happens by itself.
 _PATIENCE = 6
 
+LACKS = "lacks what its plan needs"
+
 #: What is not led: reading that fails without a reason in the words.
 UNLED = frozenset({"fails to begin"})
 
@@ -78,6 +80,10 @@ class LedAction(Action):
         self.name = name
         self.collective = collective
         self._script = script
+
+    def precondition(self, _context: ActionContext) -> None:
+        if self._script.label == LACKS:
+            raise AsLedError(LACKS)
 
     def run(self, context: ActionContext) -> None:
         self._script.end(context, context.version)
@@ -183,7 +189,7 @@ class MirroredGroup:
         self.ranks: dict[int, LedRank] = {}
         self.trail: list[str] = []
         self._moves = Moves(scope)
-        self._random = random.Random(seed)
+        self._random = random.Random(seed)  # noqa: S311 - a way to be found again, no secret
         self._store_desk(self.world)
 
     def close(self) -> None:
@@ -199,13 +205,24 @@ class MirroredGroup:
             # Strikes that come too early end in worlds in which little is left to happen.
             weights = [_PATIENCE if move.by_itself else 1 for move in possible]
             (move,) = self._random.choices(possible, weights)
-            if move.actor == CONTROLLER:
-                self._go(move)
-                self._store_desk(self.world)
-            else:
-                self._lead(move.actor, move)
+            self._make(move)
+
+    def lead(self, actor: int, label: str) -> None:
+        """Make the move of somebody whose label begins so."""
+        moves = [move for move in self._moves.of(self.world) if move.actor == actor]
+        self._make(next(move for move in moves if move.label.startswith(label)))
+
+    def _make(self, move: Move) -> None:
+        if move.actor == CONTROLLER:
+            self._go(move)
+            self._store_desk(self.world)
+        else:
+            self._lead(move.actor, move)
 
     def _is_led(self, move: Move) -> bool:
+        if move.label == LACKS:
+            # Only what has to be voted for is looked at before it.
+            return self._me(move.actor).state.collective[:1] == (True,)
         if move.label in ("passes its deadline while draining", "fails to undo"):
             # A clear with nothing to do has nothing to drain and nothing to undo.
             state = self._me(move.actor).state

@@ -1,13 +1,14 @@
-"""The real worker's shell does what the explorer's miniature of it does, on random ways through explored groups."""
+"""The real worker's shell does what the explorer's miniature of it does, on random ways."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from mirrored_group import MirroredGroup
+from mirrored_group import LACKS, MirroredGroup
 
 from wsm.exploration.scope import Scope
+from wsm.signals.word import StatusCode, StatusWord
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,28 @@ def test_a_worker_that_is_led_along_an_explored_way_remembers_and_writes_the_sam
             group.wander(250)
         finally:
             group.close()
+
+
+def test_a_rank_that_lacks_what_a_collective_action_needs_does_not_vote_for_it(tmp_path: Path) -> None:
+    """Whoever has voted must enter: a precondition that fails after the vote leaves the others alone inside."""
+    group = MirroredGroup(
+        tmp_path, Scope.from_text("operations=update starts=empty symmetric=False failures=1"), 0
+    )
+    try:
+        for who, what in (
+            (0, "is started anew"),
+            (1, "is started anew"),
+            (-1, "opens UPDATE"),
+            (0, "begins"),
+            (1, "begins"),
+            (0, "has drained"),
+            (1, "has drained"),
+            (0, LACKS),
+        ):
+            group.lead(who, what)
+        words, layout = group.segment.words, group.segment.layout
+        status = StatusWord.unpack(words[layout.status[0]])
+        assert status.code is StatusCode.FAILED
+        assert status.ready == 0
+    finally:
+        group.close()

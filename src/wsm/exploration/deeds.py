@@ -201,6 +201,8 @@ class Doer:
     def accept(self, me: Participant) -> None:
         """Let the transition begin: all stand at the same step."""
 
+        self.add_failure("lacks what its plan needs", work.accept(me))
+
         def accept() -> Participant:
             invariants.check_accepts_once(me)
             begun = work.accept(me)._replace(ran=me.state.sequence, entered_action=0)

@@ -253,7 +253,7 @@ class RankDriver:
         try:
             self._at_work.accept()
         except Exception as error:  # noqa: BLE001 - an illegal transition is this command's failure
-            self._fail("accept", error)
+            self._fail(self._at_work.doing, error)
             return
         self._take(protocol.accepted(self._shown()))
 

@@ -124,19 +124,22 @@ class Execution:
         if self.request is Request.CLEAR:
             self._fire(WeightEvent.CLEAR)
             self._fire(KVEvent.CLEAR)
-            return
-        keeps = self.arguments.kv_policy is KVPolicy.KEEP
-        self._fire(WeightEvent.UPDATE, kv_kept=keeps)
-        if self._life.kv is KVState.NORMAL and not keeps:
-            self._fire(KVEvent.UPDATE)
+        else:
+            keeps = self.arguments.kv_policy is KVPolicy.KEEP
+            self._fire(WeightEvent.UPDATE, kv_kept=keeps)
+            if self._life.kv is KVState.NORMAL and not keeps:
+                self._fire(KVEvent.UPDATE)
+        self._may_vote(0)
 
     def run(self, index: int) -> None:
         """Run one action of the plan and measure that it is done. Whatever it raises fails the command."""
         action = self.plan.actions[index]
         self.doing = action.name
-        action.precondition(self._context)
+        if not action.collective:
+            action.precondition(self._context)
         self._run(action)
         self._kv_followed(action.name)
+        self._may_vote(index + 1)
 
     def fail(self, cause: str) -> None:
         """Take in that the command has failed on this rank."""
@@ -239,6 +242,12 @@ class Execution:
             actions=tuple(self._seconds),
             facts=facts,
         )
+
+    def _may_vote(self, index: int) -> None:
+        """Check what an action needs that is voted for next: after the vote it must be entered."""
+        if index < len(self.plan.actions) and self.plan.actions[index].collective:
+            self.doing = self.plan.actions[index].name
+            self.plan.actions[index].precondition(self._context)
 
     def _run(self, action: Action) -> None:
         began_ns = self._clock.monotonic_ns()
