@@ -77,14 +77,9 @@ class Group:
         )
 
     def lost(self, desk: Desk) -> list[int]:
-        """Return whose process is gone after it used this epoch, and whose step broke in it."""
-        epoch = read_command(desk.command).epoch
-        return [
-            index
-            for index, other in enumerate(self.all)
-            if (not other.alive and epoch in (read_step(other.step).epoch, read_status(other.status).epoch))
-            or invariants.is_broken(other.step, epoch)
-        ]
+        """Return because of whom the epoch must end."""
+        dead = [index for index, other in enumerate(self.all) if not other.alive]
+        return epochs.ended_by(self.view(desk), dead)
 
 
 def moves(desk: Desk, group: Group, affordable: frozenset[Budget]) -> list[DeskOutcome]:

@@ -200,7 +200,6 @@ class Doer:
 
     def accept(self, me: Participant) -> None:
         """Let the transition begin: all stand at the same step."""
-
         self.add_failure("lacks what its plan needs", work.accept(me))
 
         def accept() -> Participant:
