@@ -34,10 +34,9 @@ def test_a_worker_that_is_led_along_an_explored_way_remembers_and_writes_the_sam
 
 
 def test_a_rank_that_lacks_what_a_collective_action_needs_does_not_vote_for_it(tmp_path: Path) -> None:
-    """Whoever has voted must enter: a precondition that fails after the vote leaves the others alone inside."""
-    group = MirroredGroup(
-        tmp_path, Scope.from_text("operations=update starts=empty symmetric=False failures=1"), 0
-    )
+    """Whoever has voted must enter: what fails after the vote leaves the others alone inside."""
+    scope = Scope.from_text("operations=update starts=empty symmetric=False failures=1")
+    group = MirroredGroup(tmp_path, scope, seed=0)
     try:
         for who, what in (
             (0, "is started anew"),
