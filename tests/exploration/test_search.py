@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from seeded_faults import FAULTS, seeded
 
+from wsm.exploration import partitioned
 from wsm.exploration import world as worlds
+from wsm.exploration.errors import SearcherEndedError
 from wsm.exploration.moves import Moves
 from wsm.exploration.partitioned import explore_on
 from wsm.exploration.scope import Scope
@@ -79,3 +84,18 @@ def test_a_world_taken_apart_and_put_together_is_the_same() -> None:
             assert each.state.rank == index
         newest += [move.world for move in moves.of(world) if move.world is not None]
     assert len(seen) == 3000
+
+
+@pytest.mark.processes
+def test_a_process_that_ends_early_is_named_and_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioned.sys, "executable", "/bin/false")
+    with pytest.raises(SearcherEndedError) as ended:
+        explore_on(2, Scope())
+    assert ended.value.code == 1
+
+
+@pytest.mark.processes
+def test_a_process_of_a_search_ends_with_its_orders() -> None:
+    program = [sys.executable, "-m", "wsm.exploration.partition"]
+    done = subprocess.run(program, input="", text=True, capture_output=True, timeout=30, check=True)
+    assert done.stdout == ""

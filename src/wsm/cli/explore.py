@@ -148,14 +148,13 @@ class _Progress:
 
 
 def _tell(found: Findings) -> None:
-    click.echo(_sentence(found.scope))
+    depth = f"{found.depth} deep, " if found.widths else ""
     pace = found.states / found.seconds if found.seconds else 0
-    click.echo(
-        f"  {found.states:,} worlds, {found.moves:,} moves, {found.depth} deep, {found.resting:,} at rest; "
-        f"{found.seconds:.1f} s ({pace:,.0f}/s)"
-    )
-    if found.violation is None:
-        click.echo(f"  no rule is broken; {'nothing is left' if found.complete else 'stopped at the limit'}")
+    end = "nothing is left" if found.complete else "stopped at the limit"
+    verdict = f"no rule is broken; {end}" if found.violation is None else "a rule is broken"
+    click.echo(_sentence(found.scope))
+    click.echo(f"  {found.states:,} worlds, {found.moves:,} moves, {depth}{found.resting:,} at rest")
+    click.echo(f"  {verdict}; {found.seconds:.1f} s ({pace:,.0f}/s)")
 
 
 def _sentence(scope: Scope) -> str:

@@ -51,6 +51,8 @@ def check_status(before: StatusWord, after: StatusWord) -> None:
         raise RuleBrokenError(
             rule="what is over is over: a sequence ends once", seen=f"{_say(before)} becomes {_say(after)}"
         )
+    if after.code < before.code:
+        raise RuleBrokenError(rule="acknowledgements only grow", seen=f"{_say(before)} becomes {_say(after)}")
     if before.code is StatusCode.PREPARED and after.code not in _AFTER_PREPARED:
         raise RuleBrokenError(
             rule="PREPARED is a promise: only a decision or a new epoch ends it",
