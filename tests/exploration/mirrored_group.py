@@ -252,7 +252,7 @@ class MirroredGroup:
         elif me.place is Place.IN_STEP:
             self._go(move)
             if not move.label.startswith("leaves"):
-                led.driver.break_step(AsLedError(move.label))
+                led.driver.steps.broke(AsLedError(move.label))
         elif me.place is Place.IN_ACTION:
             epoch_is_over = read_command(desk_of(self.world).command).epoch > me.state.epoch
             self._go(move)
@@ -277,7 +277,7 @@ class MirroredGroup:
             led.script.drained = False
             assert led.driver.turn() in (Todo.SERVE, Todo.JOIN)
             self._go(chosen)
-            led.driver.enter_step()
+            led.driver.steps.enter()
             return
         label = ""
         while True:

@@ -287,18 +287,18 @@ class Worker:
         self._quiet = _NEVER
         step = self._permit.end_simple_steps()
         if step is not None:
-            self._driver.stepped_to(step)
+            self._driver.steps.stepped_to(step)
 
     def _open_step_slowly(self) -> tuple[int, int, bool]:
         step = self._permit.end_simple_steps()
         if step is not None:
-            self._driver.stepped_to(step)
-        word, version = self._driver.enter_step()
+            self._driver.steps.stepped_to(step)
+        word, version = self._driver.steps.enter()
         return word, version, self._quiet != _NEVER
 
     def _break_step(self, error: BaseException) -> None:
         self._leave_quiet_path()
-        self._driver.break_step(error)
+        self._driver.steps.broke(error)
 
 
 class _ClosedWords:

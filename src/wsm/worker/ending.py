@@ -1,0 +1,108 @@
+"""How a command ends on one rank: committed, taken back, kept, given back, or overtaken by a new epoch.
+
+Each method does what the protocol asked for and tells it what came of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from wsm.clock import Clock
+from wsm.protocol import rank as protocol
+from wsm.signals.word import StatusCode
+from wsm.worker.errors import TeardownFailedError
+from wsm.worker.execution_factory import ExecutionFactory
+from wsm.worker.reporting import Reporter
+from wsm.worker.standing import Standing
+
+
+class Ending:
+    """The ends of one rank's commands.
+
+    Parameters
+    ----------
+    standing : Standing
+        Where the rank stands.
+    executions : ExecutionFactory
+        Makes the work that brings a rank to an end that had not begun.
+    reporter : Reporter
+        This rank's payload slots.
+    clock : Clock
+        For times in records.
+    join : callable
+        Enters the epoch that the command word names.
+    """
+
+    def __init__(
+        self,
+        standing: Standing,
+        executions: ExecutionFactory,
+        reporter: Reporter,
+        clock: Clock,
+        join: Callable[[], None],
+    ) -> None:
+        self._standing = standing
+        self._executions = executions
+        self._reporter = reporter
+        self._clock = clock
+        self._join = join
+
+    def rejoin(self) -> None:
+        """A new epoch has begun: whatever this rank held belonged to the old one, and is given back first.
+
+        Raises
+        ------
+        TeardownFailedError
+            If it could not be given back: nobody may take this rank for an empty one.
+        """
+        standing = self._standing
+        state = standing.state
+        execution = self._executions.ending(state)
+        while (released := execution.drop()) is None:
+            standing.words.beat()
+        if not released:
+            raise TeardownFailedError(rank=state.rank, epoch=state.epoch)
+        for record in standing.life.lose(
+            at_ns=self._clock.monotonic_ns(), epoch=state.epoch, sequence=state.sequence
+        ):
+            standing.recorder.transition(record)
+        standing.version = standing.execution = None
+        self._join()
+
+    def commit(self) -> None:
+        """Serve the new version."""
+        standing = self._standing
+        execution = standing.at_work
+        execution.commit()
+        report = execution.report()
+        standing.version = report.version
+        report = replace(report, pause_s=standing.pause.end())
+        self._reporter.reached(standing.state, StatusCode.DONE_COMMITTED, report)
+        standing.execution = None
+        standing.take(protocol.committed(standing.shown()))
+        if standing.version is not None:
+            standing.recorder.served(standing.state.epoch, standing.state.done, standing.version)
+
+    def undo(self) -> None:
+        """Stop, and take back what can be taken back."""
+        standing = self._standing
+        touched = standing.execution.undo() if standing.execution is not None else False
+        standing.take(protocol.stopped(standing.shown(), touched=touched))
+
+    def settle(self) -> None:
+        """Bring an aborted command to the end that the group has found; a teardown takes several calls."""
+        standing = self._standing
+        dropping = standing.state.touched
+        execution = standing.execution = standing.execution or self._executions.ending(standing.state)
+        done = execution.drop() if dropping else execution.keep()
+        if done is None:
+            return
+        if standing.life.serving:
+            standing.pause.end()
+        else:
+            standing.version = None
+        ended = StatusCode.DONE_CLEARED if dropping else StatusCode.DONE_KEPT
+        code = ended if done else StatusCode.DONE_FAULTED
+        standing.execution = None
+        standing.take(protocol.settled(standing.shown(), code))

@@ -1,0 +1,85 @@
+"""How a rank says that a command failed: the report first, then the word; and which waits end so.
+
+The group's decision leads out of it; nothing is undone here.
+"""
+
+from __future__ import annotations
+
+from wsm.protocol import rank as protocol
+from wsm.protocol.view import View
+from wsm.protocol.votes import never_ready
+from wsm.report import FailureReport
+from wsm.signals.word import StatusCode
+from wsm.worker.errors import CommandAbortedError, PeerNeverReadyError
+from wsm.worker.patience import Patience
+from wsm.worker.reporting import Reporter
+from wsm.worker.standing import Standing
+
+
+class Failing:
+    """The failures of one rank.
+
+    Parameters
+    ----------
+    standing : Standing
+        Where the rank stands.
+    reporter : Reporter
+        This rank's payload slots.
+    patience : Patience
+        For this rank's waits.
+    """
+
+    def __init__(self, standing: Standing, reporter: Reporter, patience: Patience) -> None:
+        self._standing = standing
+        self._reporter = reporter
+        self._patience = patience
+
+    def refuse(self, error: BaseException) -> None:
+        """Report why the command cannot even begin here, then say REFUSED."""
+        self._report("begin", error, StatusCode.REFUSED)
+        self._standing.take(protocol.refused(self._standing.shown()))
+
+    def fail(self, doing: str, error: BaseException) -> None:
+        """Report why, then say FAILED."""
+        failure = self._report(doing, error, StatusCode.FAILED)
+        execution = self._standing.execution
+        touched = False
+        if execution is not None:
+            execution.fail(f"{doing}: {failure.message}")
+            touched = execution.touched
+        self._standing.take(protocol.failed(self._standing.shown(), touched=touched))
+
+    def failed_action(self, error: Exception) -> None:
+        """Take in that the action at hand raised: by itself, or because the group has decided so already."""
+        standing = self._standing
+        action = standing.at_work.doing
+        if standing.words.called_off(standing.state.epoch):
+            stopped = CommandAbortedError(rank=standing.state.rank, action=action)
+            stopped.__cause__ = error
+            error = stopped
+        self.fail(action, error)
+
+    def forsaken(self, view: View) -> None:
+        """Take in that a peer will never be ready for the collective action at hand."""
+        state = self._standing.state
+        action = self._standing.at_work.plan.actions[state.action].name
+        peers = never_ready(view, state.action)
+        self.fail(action, PeerNeverReadyError(rank=state.rank, action=action, peers=peers))
+
+    def expire(self, view: View) -> None:
+        """Report a wait that has passed its deadline, once; fail the command where a rank still may."""
+        standing = self._standing
+        state = standing.state
+        error = self._patience.expired(state, view, standing.execution)
+        if error is None:
+            return
+        standing.recorder.wait_expired(state.epoch, state.sequence, error)
+        if protocol.may_fail(state):
+            self.fail(state.phase.value, error)
+
+    def _report(self, doing: str, error: BaseException, code: StatusCode) -> FailureReport:
+        state = self._standing.state
+        failure = FailureReport.of(state.rank, doing, error)
+        self._reporter.failed(state, code, failure)
+        self._standing.recorder.command_failed(state.epoch, state.sequence, failure)
+        return failure

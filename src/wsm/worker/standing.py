@@ -1,0 +1,90 @@
+"""What one rank remembers between two looks at the words, and the one way in which a move takes effect.
+
+Shared by the parts of :mod:`.driver`: steps (:mod:`.stepping`), failures (:mod:`.failing`), endings
+(:mod:`.ending`). It decides nothing, and knows no action.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wsm.clock import Clock
+from wsm.errors import InternalError
+from wsm.protocol.rank_state import Move, RankState
+from wsm.signals.word import StepKind
+from wsm.states.machine import LifeCycle
+from wsm.worker.execution import Execution
+from wsm.worker.group_words import GroupWords
+from wsm.worker.patience import Patience
+from wsm.worker.pause import Pause
+from wsm.worker.recording import Recorder
+
+
+class Standing:
+    """Where one rank stands.
+
+    Parameters
+    ----------
+    words : GroupWords
+        The segment, seen by this rank.
+    life : LifeCycle
+        This rank's state machines.
+    patience : Patience
+        Told of every new phase.
+    clock : Clock
+        What the pause is measured by.
+    recorder : Recorder
+        Journal and log.
+
+    Attributes
+    ----------
+    state : RankState
+        What the protocol remembers.
+    version : int or None
+        The committed version that is held.
+    execution : Execution or None
+        The work of the command at hand, once it has begun.
+    pause : Pause
+        Since when this rank could not serve.
+    may_enter : bool
+        Whether the last turn of the loop said that a step may be entered.
+    """
+
+    def __init__(
+        self, *, words: GroupWords, life: LifeCycle, patience: Patience, clock: Clock, recorder: Recorder
+    ) -> None:
+        self.words = words
+        self.life = life
+        self.recorder = recorder
+        self.state = RankState(rank=words.rank, epoch=0)
+        self.version: int | None = None
+        self.execution: Execution | None = None
+        self.pause = Pause(clock)
+        self.may_enter = False
+        self._patience = patience
+
+    @property
+    def at_work(self) -> Execution:
+        """The work of the command at hand.
+
+        Raises
+        ------
+        InternalError
+            If there is none: the protocol asked for something that cannot be.
+        """
+        if self.execution is None:
+            raise InternalError(f"rank {self.state.rank} has no command at hand in {self.state.phase.value}")
+        return self.execution
+
+    def take(self, move: Move) -> None:
+        """Remember a move's state and write its words."""
+        if move.state.phase is not self.state.phase:
+            self._patience.begin()
+        self.state = move.state
+        self.words.write(move)
+        if move.status is not None or (move.step is not None and move.step.kind is not StepKind.RUNNING):
+            self.recorder.wrote(move)
+
+    def shown(self) -> RankState:
+        """Return the state with the machines' present codes, for the next status word."""
+        return replace(self.state, weights=int(self.life.weights), kv=int(self.life.kv))
