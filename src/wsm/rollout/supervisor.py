@@ -47,6 +47,9 @@ from wsm.strategies.version_file import read_version
 
 INITIAL_VERSION = 1
 
+#: What each rank's process runs.
+RANK_MODULE = "wsm.rollout.worker_process"
+
 _LOOK_S = 0.01
 _END_S = 5.0
 
@@ -61,6 +64,9 @@ class RolloutSupervisor:
         The group.
     start_s : float
         How long its processes may take to attach.
+    rank_module : str
+        The module that each rank runs; another one wraps :mod:`wsm.rollout.worker_process`, as the fault
+        campaign does to make its victims fail at a chosen point.
 
     Raises
     ------
@@ -72,9 +78,12 @@ class RolloutSupervisor:
         On entering, if the first update fails. Nothing is left behind then.
     """
 
-    def __init__(self, config: RolloutConfig, *, start_s: float = 60.0) -> None:
+    def __init__(
+        self, config: RolloutConfig, *, start_s: float = 60.0, rank_module: str = RANK_MODULE
+    ) -> None:
         self.config = config
         self._start_s = start_s
+        self._rank_module = rank_module
         self._run_directory = run_directory_path(config.group.name)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._log = log.logger("rollout.supervisor", group=config.group.name)
@@ -148,7 +157,7 @@ class RolloutSupervisor:
                 [
                     sys.executable,
                     "-m",
-                    "wsm.rollout.worker_process",
+                    self._rank_module,
                     self._run_directory,
                     str(rank),
                     str(os.getpid()),
