@@ -3,10 +3,14 @@
 ======================  ==================================================================================
 module                  responsible for
 ======================  ==================================================================================
-:mod:`.controller`      :class:`Controller`: ``clear()``, ``update()``, ``status()``; who may begin, and when
+:mod:`.controller`      :class:`Controller`: ``clear()``, ``update()``, ``status()``
+:mod:`.order`           what a caller asks: one command, and how long to wait for what
+:mod:`.access`          the hold on the segment, shared with commands that outlive the controller
+:mod:`.opening`         how a command is begun, and a dead controller's command completed
 :mod:`.admission`       what is refused before anything is written, and what needs no work
 :mod:`.pending`         a command under way, in the hands of its caller
-:mod:`.transaction`     one open command, driven by a thread of its own until it is over
+:mod:`.driving`         the thread that drives a command and holds the role
+:mod:`.transaction`     one open command, from its word to its end
 :mod:`.outcome`         from reports to a receipt or an error
 :mod:`.group_view`      read the group's words; write the command and the committed version
 :mod:`.status`          what a group is doing, as plain data

@@ -1,15 +1,12 @@
-"""One open command, driven by a thread of its own until it is over.
+"""One open command, from its word to its end.
 
-The thread holds the controller role for as long as the command is open, so a caller that computes
-between calls, or gives up waiting, leaves nobody undecided. What to write is decided by
-:mod:`wsm.protocol.decide`; this module brings time, deaths and reports to it.
+What to write is decided by :mod:`wsm.protocol.decide`; this module brings time, deaths and reports to it.
+Whoever calls it holds the controller role; which thread that is, is :mod:`.driving`'s business.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 
 from wsm import log
 from wsm.clock import Clock
@@ -17,12 +14,10 @@ from wsm.command import CommandArguments
 from wsm.controller import outcome
 from wsm.controller.errors import UnsettledError
 from wsm.controller.group_view import GroupView
-from wsm.controller.pending import Pending
 from wsm.errors import GroupError
 from wsm.protocol import decide
 from wsm.protocol.view import View
 from wsm.receipt import Outcome, Receipt
-from wsm.signals.lock_file import LockHold
 from wsm.signals.word import CommandWord, Operation, StatusCode
 
 #: Longest time between two looks at whether a process died, in seconds.
@@ -44,8 +39,6 @@ class Transaction:
     ----------
     group : GroupView
         The group.
-    role : LockHold
-        The controller role; given back when the command is over.
     command : CommandWord
         The word that was written.
     arguments : CommandArguments
@@ -56,48 +49,59 @@ class Transaction:
         Seconds after a decision until the caller is told who is not done.
     clock : Clock
         For both.
-    on_over : callable
-        Called in the driving thread, with the role still held, when the command has ended in any way.
     """
 
     def __init__(
         self,
         group: GroupView,
-        role: LockHold,
         command: CommandWord,
         arguments: CommandArguments,
         *,
         deadline_s: float,
         settle_s: float,
         clock: Clock,
-        on_over: Callable[[], object] = bool,
     ) -> None:
         self._group = group
-        self._role = role
         self._command = command
         self._arguments = arguments
         self._deadline_s = deadline_s
         self._settle_s = settle_s
         self._clock = clock
-        self._on_over = on_over
         self._began_ns = clock.monotonic_ns()
         self._decided_ns: int | None = None
         self._previous = group.view().committed.version
-        self._give_up = threading.Event()
+        self._given_up = threading.Event()
         self._gave_up = False
         self._late: dict[int, str] = {}
         self._lost: list[int] = []
-        self._future: Future[Receipt] = Future()
         self._log = log.logger(
             "controller", epoch=command.epoch, sequence=command.sequence, request_id=arguments.request_id
         )
 
-    def start(self) -> Pending:
-        """Begin to drive, in a thread that ends with the command; it gives the role back then."""
+    @property
+    def request_id(self) -> str:
+        """The caller's name for the request."""
+        return self._arguments.request_id
+
+    @property
+    def sequence(self) -> int:
+        """Which command it is."""
+        return self._command.sequence
+
+    def give_up(self) -> None:
+        """Abort the command if nothing is decided yet. Does not block; safe for threads."""
+        self._given_up.set()
+
+    def drive(self) -> Receipt:
+        """Bring the command to its end. Blocks up to its deadline and the settle time.
+
+        Raises
+        ------
+        wsm.errors.WsmError
+            As :meth:`wsm.Controller.update`.
+        """
         self._log.info(log.COMMAND_ISSUED, operation=self._command.operation.name)
-        name = f"wsm-transaction-{self._command.sequence}"
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-        return Pending(self._arguments.request_id, self._future, self._give_up.set)
+        return self._drive()
 
     def complete(self) -> None:
         """Bring a command that a dead controller left open to its end, in this thread, with this role.
@@ -105,30 +109,13 @@ class Transaction:
         An undecided one is committed if every rank is PREPARED, else aborted. Blocks up to the settle
         time. How it ends is for its own caller, who is dead; it is logged.
         """
-        self._give_up.set()
+        self.give_up()
         try:
             self._drive()
         except GroupError as error:
             self._log.warning(log.DECISION_COMPLETED, error=str(error))
         else:
             self._log.warning(log.DECISION_COMPLETED)
-
-    def _run(self) -> None:
-        try:
-            try:
-                receipt = self._drive()
-            finally:
-                self._end()
-        except BaseException as error:  # noqa: BLE001 - the caller's thread gets it, whatever it is
-            self._future.set_exception(error)
-        else:
-            self._future.set_result(receipt)
-
-    def _end(self) -> None:
-        try:
-            self._on_over()
-        finally:
-            self._role.release()
 
     def _drive(self) -> Receipt:
         while True:
@@ -180,7 +167,7 @@ class Transaction:
         if self._decided_ns is not None:
             return False
         self._lost = self._group.lost()
-        self._gave_up = self._give_up.is_set()
+        self._gave_up = self._given_up.is_set()
         return bool(self._lost) or self._gave_up or self._elapsed_s(self._began_ns) > self._deadline_s
 
     def _raise_if_stuck(self, view: View) -> None:

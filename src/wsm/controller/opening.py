@@ -1,0 +1,112 @@
+"""How a command is begun: role, inheritance, admission, engine words, command word, in this order.
+
+Whatever is refused on the way is undone and has changed nothing. What is refused is in :mod:`.admission`;
+an open command is driven by :mod:`.driving`.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from wsm.clock import Clock
+from wsm.command import CommandArguments
+from wsm.config import EngineWordsConfig
+from wsm.controller import admission
+from wsm.controller.access import GroupAccess
+from wsm.controller.driving import Drive
+from wsm.controller.engine_words import TakenWords, take_words
+from wsm.controller.errors import CommandWithdrawnError
+from wsm.controller.order import Order
+from wsm.controller.pending import Pending
+from wsm.controller.status import read_status
+from wsm.controller.transaction import Transaction
+from wsm.protocol import decide
+from wsm.protocol.takeover import Inheritance, inherited
+from wsm.protocol.view import View
+from wsm.signals.word import Operation
+from wsm.states.vocabulary import WeightState
+
+
+class Opening:
+    """Begins commands to one group.
+
+    Parameters
+    ----------
+    access : GroupAccess
+        The group.
+    engine_words : EngineWordsConfig
+        FastDeploy's words of the same group; each command takes them first.
+    clock : Clock
+        For deadlines.
+    """
+
+    def __init__(self, access: GroupAccess, engine_words: EngineWordsConfig, clock: Clock) -> None:
+        self._access = access
+        self._group = access.group
+        self._engine_words = engine_words
+        self._clock = clock
+
+    def begin(self, order: Order) -> Pending:
+        """Write the command, or return a receipt where nothing is to do. Blocks up to `wait_s`."""
+        with ExitStack() as undo:
+            self._access.begin_use()
+            undo.callback(self._access.end_use)
+            role = self._access.role.acquire(order.wait_s)
+            undo.callback(role.release)
+            self._complete_inherited(order.settle_s)
+            view, state = self._admit(order.operation)
+            request_id = order.arguments.request_id
+            if order.still_wanted is not None and not order.still_wanted():
+                raise CommandWithdrawnError(operation=order.operation.name.lower(), request_id=request_id)
+            ended = admission.nothing_to_do(
+                self._group, view, order.operation, request_id=request_id, served=order.served, state=state
+            )
+            if ended is not None:
+                return Pending.ended(ended)
+            taken = self._take_engine_words(order.operation, state)
+            undo.callback(taken.give_back)
+            command = self._group.open(decide.next_command(view, order.operation), order.arguments)
+            transaction = Transaction(
+                self._group,
+                command,
+                order.arguments,
+                deadline_s=order.deadline_s,
+                settle_s=order.settle_s,
+                clock=self._clock,
+            )
+            pending = Drive(transaction, role, lambda: self._end_command(taken)).start()
+            undo.pop_all()
+            return pending
+
+    def _admit(self, operation: Operation) -> tuple[View, WeightState]:
+        """Refuse what this group cannot be asked now; return what was read, and where all ranks are."""
+        admission.require_alive(self._group, operation)
+        view = self._group.view()
+        command = decide.next_command(view, operation)
+        admission.require_equal_plans(self._group, command.epoch)
+        return view, admission.require_one_state(view, operation)
+
+    def _complete_inherited(self, settle_s: float) -> None:
+        """Bring a command to its end that another controller left open; the role proves that it is gone."""
+        view = self._group.view()
+        if inherited(view) is Inheritance.NOTHING or view.command.operation is Operation.NONE:
+            return
+        Transaction(
+            self._group,
+            view.command,
+            self._group.arguments(view.command) or CommandArguments("its arguments are gone"),
+            deadline_s=settle_s,
+            settle_s=settle_s,
+            clock=self._clock,
+        ).complete()
+
+    def _take_engine_words(self, operation: Operation, state: WeightState) -> TakenWords:
+        asked = WeightState.CLEARING if operation is Operation.CLEAR else WeightState.UPDATING
+        before = WeightState(state.fastdeploy_code)
+        return take_words(self._engine_words, before=before, asked=asked, directory=self._access.directory)
+
+    def _end_command(self, taken: TakenWords) -> None:
+        try:
+            taken.answer(read_status(self._group).engine_state)
+        finally:
+            self._access.end_use()
