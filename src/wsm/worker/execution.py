@@ -11,16 +11,16 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.sequence import Plan, Plans
 from wsm.clock import Clock
 from wsm.command import CommandArguments
-from wsm.report import ActionSeconds, RankReport
+from wsm.report import RankReport
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVEvent, KVPolicy, KVState, WeightEvent, WeightState
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker.errors import CommandIllegalError
+from wsm.worker.performance import Performance
 from wsm.worker.recording import Recorder
 
 Load = Callable[[ActionContext, WeightTarget], Mapping[str, Any]]
@@ -79,10 +79,14 @@ class Execution:
         self._discard = plans.discard
         self._life = life
         self._context = context
-        self._clock = clock
         self._recorder = recorder
-        self._began: list[Action] = []
-        self._seconds: list[ActionSeconds] = []
+        self._work = Performance(
+            life=life,
+            context=context,
+            clock=clock,
+            recorder=recorder,
+            cause=f"{request.value} {arguments.request_id}",
+        )
         self._dropping: Iterator[Action] | None = None
         self.doing = "begin"
 
@@ -111,7 +115,7 @@ class Execution:
         self.plan.admit(self._context)
         self.doing = "drain"
         for action in self.plan.before_parking:
-            self._run(action)
+            self._work.run(action)
         return tuple(action.collective for action in self.plan.actions)
 
     def drained(self) -> bool:
@@ -122,13 +126,13 @@ class Execution:
         """Begin the transition: every rank stands at the same step boundary."""
         self.doing = "accept"
         if self.request is Request.CLEAR:
-            self._fire(WeightEvent.CLEAR)
-            self._fire(KVEvent.CLEAR)
+            self._work.fire(WeightEvent.CLEAR)
+            self._work.fire(KVEvent.CLEAR)
         else:
             keeps = self.arguments.kv_policy is KVPolicy.KEEP
-            self._fire(WeightEvent.UPDATE, kv_kept=keeps)
+            self._work.fire(WeightEvent.UPDATE, kv_kept=keeps)
             if self._life.kv is KVState.NORMAL and not keeps:
-                self._fire(KVEvent.UPDATE)
+                self._work.fire(KVEvent.UPDATE)
         self._may_vote(0)
 
     def run(self, index: int) -> None:
@@ -137,34 +141,34 @@ class Execution:
         self.doing = action.name
         if not action.collective:
             action.precondition(self._context)
-        self._run(action)
-        self._kv_followed(action.name)
+        self._work.run(action)
+        self._work.kv_followed(action.name)
         self._may_vote(index + 1)
 
     def fail(self, cause: str) -> None:
         """Take in that the command has failed on this rank."""
         if self._life.weights in (WeightState.UPDATING, WeightState.CLEARING):
-            self._fire(WeightEvent.FAIL, cause=cause)
+            self._work.fire(WeightEvent.FAIL, cause=cause)
 
     def finish(self) -> RankReport:
         """Declare that everything which can fail is behind this rank."""
         self.doing = "decision"
         if self.request is Request.CLEAR:
             if self._life.kv is KVState.CLEARING:
-                self._fire(KVEvent.CLEARED)
+                self._work.fire(KVEvent.CLEARED)
             if self._life.weights is WeightState.CLEARING:
-                self._fire(WeightEvent.CLEARED)
+                self._work.fire(WeightEvent.CLEARED)
         else:
-            self._bring_kv_back()
-            self._fire(WeightEvent.PREPARED)
+            self._work.bring_kv_back()
+            self._work.fire(WeightEvent.PREPARED)
         return self.report()
 
     def commit(self) -> None:
         """Serve the new version. What a commit action raises goes to the embedding loop: a bug there."""
         self.doing = "commit"
-        self._fire(WeightEvent.COMMIT)
+        self._work.fire(WeightEvent.COMMIT)
         for action in self.plan.commit:
-            self._run(action)
+            self._work.run(action)
 
     def undo(self) -> bool:
         """Stop and take back what can be taken back; return whether this rank is not what it was before.
@@ -176,7 +180,7 @@ class Execution:
             self._context.weights_touched = True
         if self._context.weights_touched:
             return True
-        for action in reversed(self._began):
+        for action in reversed(self._work.began):
             try:
                 action.undo(self._context)
             except Exception as error:  # noqa: BLE001 - whatever an undo raises: the rank is not what it was
@@ -184,7 +188,7 @@ class Execution:
                 self._context.weights_touched = True
                 return True
             self._recorder.action_undone(action.name)
-        self._began.clear()
+        self._work.began.clear()
         return False
 
     def keep(self) -> bool | None:
@@ -193,8 +197,8 @@ class Execution:
             return True
         if self._context.from_normal:
             if self._life.kv is KVState.UPDATING:
-                self._fire(KVEvent.REBUILT, cause="the old cache is still whole")
-            self._fire(WeightEvent.ABORT, kept=True)
+                self._work.fire(KVEvent.REBUILT, cause="the old cache is still whole")
+            self._work.fire(WeightEvent.ABORT, kept=True)
             return True
         return self.drop()
 
@@ -211,86 +215,33 @@ class Execution:
             if self._life.weights is WeightState.CLEARED:
                 return True
             leaves = self._life.weights in (WeightState.NORMAL, WeightState.FAULTED)
-            self._fire(WeightEvent.CLEAR if leaves else WeightEvent.ABORT)
+            self._work.fire(WeightEvent.CLEAR if leaves else WeightEvent.ABORT)
             if self._life.kv is not KVState.CLEARED:
-                self._fire(KVEvent.CLEAR)
+                self._work.fire(KVEvent.CLEAR)
             self._dropping = iter(self._discard.actions)
         action = next(self._dropping, None)
         if action is None:
             if self._life.kv is KVState.CLEARING:
-                self._fire(KVEvent.CLEARED)
-            self._fire(WeightEvent.CLEARED)
+                self._work.fire(KVEvent.CLEARED)
+            self._work.fire(WeightEvent.CLEARED)
             return True
         try:
-            self._run(action)
+            self._work.run(action)
         except Exception as error:  # noqa: BLE001 - a teardown that fails in any way leaves the rank FAULTED
-            self._fire(WeightEvent.FAIL, cause=f"{action.name}: {error}")
+            self._work.fire(WeightEvent.FAIL, cause=f"{action.name}: {error}")
             return False
-        self._kv_followed(action.name)
+        self._work.kv_followed(action.name)
         return None
 
     def report(self) -> RankReport:
         """Describe what was done so far."""
-        facts = dict(self._context.facts)
-        return RankReport(
-            rank=self._context.rank,
-            version=facts.pop("version", None),
-            manifest_digest=facts.pop("manifest_digest", None),
-            digest=facts.pop("digest", None),
-            bytes=facts.pop("bytes", 0),
-            tensors=facts.pop("tensors", 0),
-            actions=tuple(self._seconds),
-            facts=facts,
-        )
+        return self._work.report()
 
     def _may_vote(self, index: int) -> None:
         """Check what an action needs that is voted for next: after the vote it must be entered."""
         if index < len(self.plan.actions) and self.plan.actions[index].collective:
             self.doing = self.plan.actions[index].name
             self.plan.actions[index].precondition(self._context)
-
-    def _run(self, action: Action) -> None:
-        began_ns = self._clock.monotonic_ns()
-        self._recorder.action_started(action.name)
-        self._began.append(action)
-        try:
-            action.run(self._context)
-            action.probe(self._context)
-        except BaseException as error:
-            self._recorder.action_failed(action.name, error)
-            raise
-        seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
-        self._seconds.append(ActionSeconds(action.name, seconds))
-        self._recorder.action_finished(action.name, seconds)
-
-    def _fire(
-        self, event: WeightEvent | KVEvent, *, kept: bool = False, kv_kept: bool = True, cause: str = ""
-    ) -> None:
-        self._recorder.transition(
-            self._life.fire(
-                event,
-                at_ns=self._clock.monotonic_ns(),
-                epoch=self._context.epoch,
-                sequence=self._context.sequence,
-                kept=kept,
-                kv_kept=kv_kept,
-                cause=cause or f"{self.request.value} {self.arguments.request_id}",
-            )
-        )
-
-    def _kv_followed(self, action: str) -> None:
-        """Let the KV cache's machine follow the actions that change it."""
-        if action == names.RELEASE_KV_CACHE and self._life.kv is KVState.CLEARING:
-            self._fire(KVEvent.CLEARED)
-        if action in (names.REBUILD_KV_CACHE, names.FORGET_KV_CACHE):
-            self._bring_kv_back()
-
-    def _bring_kv_back(self) -> None:
-        """Say that the KV cache is whole again; an engine without one is always in step."""
-        if self._life.kv is KVState.CLEARED:
-            self._fire(KVEvent.UPDATE)
-        if self._life.kv is KVState.UPDATING:
-            self._fire(KVEvent.REBUILT)
 
 
 def _plan_for(request: Request, plans: Plans, weights: WeightState) -> Plan:

@@ -1,0 +1,121 @@
+"""Running one action and firing one event, each journalled and timed: what every kind of execution does.
+
+Between an execution (:mod:`.execution`), which knows what comes next, and actions and
+machines. It knows no plan and no words.
+"""
+
+from __future__ import annotations
+
+from wsm.actions import names
+from wsm.actions.base import Action, ActionContext
+from wsm.clock import Clock
+from wsm.report import ActionSeconds, RankReport
+from wsm.states.machine import LifeCycle
+from wsm.states.vocabulary import KVEvent, KVState, WeightEvent
+from wsm.worker.recording import Recorder
+
+
+class Performance:
+    """What was done for one command so far.
+
+    Parameters
+    ----------
+    life : LifeCycle
+        This rank's state machines; this object fires them.
+    context : ActionContext
+        Handed to every action.
+    clock : Clock
+        For the seconds in the report.
+    recorder : Recorder
+        Journal and log.
+    cause : str
+        What records give as the reason of a transition that has no other.
+
+    Attributes
+    ----------
+    began : list of Action
+        What was begun, for undoing.
+    """
+
+    def __init__(
+        self, *, life: LifeCycle, context: ActionContext, clock: Clock, recorder: Recorder, cause: str
+    ) -> None:
+        self.began: list[Action] = []
+        self._life = life
+        self._context = context
+        self._clock = clock
+        self._recorder = recorder
+        self._cause = cause
+        self._seconds: list[ActionSeconds] = []
+
+    def run(self, action: Action) -> None:
+        """Run an action and measure that it is done; whatever it raises is journalled and passed on."""
+        began_ns = self.started(action)
+        try:
+            action.run(self._context)
+            action.probe(self._context)
+        except BaseException as error:
+            self.failed(action, error)
+            raise
+        self.finished(action, began_ns)
+
+    def started(self, action: Action) -> int:
+        """Take in that an action begins now; return the time."""
+        began_ns = self._clock.monotonic_ns()
+        self._recorder.action_started(action.name)
+        self.began.append(action)
+        return began_ns
+
+    def failed(self, action: Action, error: BaseException) -> None:
+        """Take in that an action raised."""
+        self._recorder.action_failed(action.name, error)
+
+    def finished(self, action: Action, began_ns: int) -> None:
+        """Take in that an action which began at `began_ns` is done, and probed."""
+        seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
+        self._seconds.append(ActionSeconds(action.name, seconds))
+        self._recorder.action_finished(action.name, seconds)
+
+    def fire(
+        self, event: WeightEvent | KVEvent, *, kept: bool = False, kv_kept: bool = True, cause: str = ""
+    ) -> None:
+        """Take an event in by the machines; its refusal is raised."""
+        self._recorder.transition(
+            self._life.fire(
+                event,
+                at_ns=self._clock.monotonic_ns(),
+                epoch=self._context.epoch,
+                sequence=self._context.sequence,
+                kept=kept,
+                kv_kept=kv_kept,
+                cause=cause or self._cause,
+            )
+        )
+
+    def kv_followed(self, action: str) -> None:
+        """Let the KV cache's machine follow the actions that change it."""
+        if action == names.RELEASE_KV_CACHE and self._life.kv is KVState.CLEARING:
+            self.fire(KVEvent.CLEARED)
+        if action in (names.REBUILD_KV_CACHE, names.FORGET_KV_CACHE):
+            self.bring_kv_back()
+
+    def bring_kv_back(self) -> None:
+        """Say that the KV cache is whole again; an engine without one is always in step."""
+        if self._life.kv is KVState.CLEARED:
+            self.fire(KVEvent.UPDATE)
+        if self._life.kv is KVState.UPDATING:
+            self.fire(KVEvent.REBUILT)
+
+    def report(self) -> RankReport:
+        """Describe what was done so far."""
+        facts = dict(self._context.facts)
+        return RankReport(
+            rank=self._context.rank,
+            version=facts.pop("version", None),
+            manifest_digest=facts.pop("manifest_digest", None),
+            digest=facts.pop("digest", None),
+            bytes=facts.pop("bytes", 0),
+            tensors=facts.pop("tensors", 0),
+            actions=tuple(self._seconds),
+            facts=facts,
+        )
