@@ -47,6 +47,16 @@ def test_a_payload_of_which_any_bit_is_wrong_is_not_there(memory, payload, data)
     assert slot.read(1, 2, 3) is None
 
 
+def test_what_a_dead_writer_left_unannounced_is_written_over(memory):
+    memory.bytes[:] = bytes(memory.size)
+    PayloadSlot(memory, 0).write(1, 2, 3, b"of the dead")
+    slot = PayloadSlot(memory, 0)
+    with pytest.raises(SlotReusedError):
+        slot.write(1, 2, 3, b"mine")
+    slot.write_over(1, 2, 3, b"mine")
+    assert slot.read(1, 2, 3) == b"mine"
+
+
 def test_a_length_beyond_the_slot_is_never_followed(memory):
     """Not even if the checksum over its neighbour's bytes fits."""
     memory.bytes[:] = bytes(memory.size)

@@ -55,17 +55,30 @@ class PayloadSlot:
         SlotReusedError
             If this key was written already.
         """
-        if len(data) > SLOT_CAPACITY:
-            raise PayloadTooLargeError(size=len(data), capacity=SLOT_CAPACITY)
         kinds = self._written[2] if self._written[:2] == (epoch, sequence) else frozenset()
         if kind in kinds or self.read(epoch, sequence, kind) is not None:
             raise SlotReusedError(epoch=epoch, sequence=sequence, kind=kind)
+        self._store(epoch, sequence, kind, data)
+        self._written = (epoch, sequence, kinds | {kind})
+
+    def write_over(self, epoch: int, sequence: int, kind: int, data: bytes) -> None:
+        """As :meth:`write`, over what a writer left under the same key that died before its word said so.
+
+        Raises
+        ------
+        PayloadTooLargeError
+            If `data` does not fit.
+        """
+        self._store(epoch, sequence, kind, data)
+
+    def _store(self, epoch: int, sequence: int, kind: int, data: bytes) -> None:
+        if len(data) > SLOT_CAPACITY:
+            raise PayloadTooLargeError(size=len(data), capacity=SLOT_CAPACITY)
         head = _HEAD.pack(_checksum(epoch, sequence, kind, data), len(data), epoch, sequence, kind)
         begin = self._offset + _HEAD.size
         memory = self._memory.bytes
         memory[begin : begin + len(data)] = data
         memory[self._offset : begin] = head
-        self._written = (epoch, sequence, kinds | {kind})
 
     def read(self, epoch: int, sequence: int, kind: int) -> bytes | None:
         """Return a copy of what was written for the key.

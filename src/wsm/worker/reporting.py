@@ -31,12 +31,16 @@ class Reporter:
         self._plans = plans
 
     def attached(self, epoch: int) -> None:
-        """Write this rank's plans: ranks with other plans would wait for each other in other collectives."""
+        """Write this rank's plans: ranks with other plans would wait for each other in other collectives.
+
+        Before this rank's first word of the epoch, so nobody has read what another process may have left
+        there that died just here.
+        """
         text = "\n".join(
             f"{plan.name}: {' '.join(action.name + '*' * action.collective for action in plan.actions)}"
             for plan in self._plans
         )
-        self._segment.report(self._rank).write(
+        self._segment.report(self._rank).write_over(
             epoch, 0, StatusCode.ATTACHED, text.encode()[:MAX_REPORT_BYTES]
         )
 

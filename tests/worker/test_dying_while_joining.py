@@ -1,0 +1,66 @@
+"""A process that dies while it attaches is replaced in the same epoch, unless a word says that it joined."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wsm
+from wsm.protocol.errors import EpochUsedError
+from wsm.testing import InMemoryRunner
+
+#: Rank 1 attaches and is killed where it would store its words: never, or behind the first of them.
+PROGRAM = """
+import dataclasses, os, signal, sys
+import wsm
+from wsm.testing import InMemoryRunner
+from wsm.worker.group_words import GroupWords
+
+real = GroupWords.write
+
+def write(words, move):
+    if sys.argv[2] == "step":
+        real(words, dataclasses.replace(move, status=None))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+GroupWords.write = write
+wsm.Worker(wsm.WsmConfig("joining", 2), InMemoryRunner([]), rank=1, directory=sys.argv[1])
+"""
+
+
+def die_while_joining(directory: Path, after: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(directory), after],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        check=False,
+    )
+    assert ended.returncode == -9, ended.stderr.decode()
+
+
+@pytest.fixture
+def owner(tmp_path: Path):
+    with wsm.Worker(wsm.WsmConfig("joining", 2), InMemoryRunner([]), rank=0, directory=tmp_path) as worker:
+        yield worker
+
+
+def join(directory: Path) -> wsm.Worker:
+    return wsm.Worker(wsm.WsmConfig("joining", 2), InMemoryRunner([]), rank=1, directory=directory)
+
+
+def test_before_its_first_word_it_is_replaced_by_a_process_that_reports_anew(owner, tmp_path):
+    """Its plans stand in the report slot already; nobody has read them, the next process writes its own."""
+    for _ in range(2):
+        die_while_joining(tmp_path, "nothing")
+    with join(tmp_path), wsm.Controller("joining", directory=tmp_path) as controller:
+        assert [rank.code for rank in controller.status().ranks] == ["ATTACHED"] * 2
+
+
+def test_behind_its_first_word_the_epoch_is_used(owner, tmp_path):
+    die_while_joining(tmp_path, "step")
+    with pytest.raises(EpochUsedError):
+        join(tmp_path)
