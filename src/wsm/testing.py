@@ -74,6 +74,10 @@ class InMemoryRequests:
         self.running = []
         return frozen
 
+    def hold(self) -> int:
+        """Set the requests that run aside; to this engine that is all there is to it."""
+        return self.freeze()
+
     def reset_inputs(self) -> None:
         """Forget nothing: there are no cached inputs."""
 
@@ -85,6 +89,8 @@ class InMemoryKVCache:
         self._size = size
         self._memory: bytearray | None = None
         self.forgotten = 0
+        self.kept = 0
+        self.forgotten_idle = 0
 
     def release(self) -> int:
         """Let the memory go."""
@@ -100,6 +106,16 @@ class InMemoryKVCache:
     def forget(self) -> None:
         """Drop the content."""
         self.forgotten += 1
+
+    def keep_all(self) -> int:
+        """Keep the content, which is one block."""
+        self.kept += 1
+        return int(self._memory is not None)
+
+    def forget_idle(self) -> int:
+        """Drop what no request holds; the one block belongs to them all."""
+        self.forgotten_idle += 1
+        return int(self._memory is not None)
 
     def allocated_bytes(self) -> int:
         """Bytes held."""

@@ -208,6 +208,33 @@ class InMemoryRequests:
 
 
 @dataclass
+class KeepingCache(InMemoryCache):
+    """Tells the blocks of running requests, one each, from prefixes that nobody holds."""
+
+    held_blocks: int = 2
+
+    def keep_all(self) -> int:
+        return self.held_blocks + len(self.prefixes)
+
+    def forget_idle(self) -> int:
+        self.prefixes.clear()
+        return self.held_blocks
+
+
+@dataclass
+class HoldingRequests(InMemoryRequests):
+    """Sets requests aside with their blocks."""
+
+    held: list[str] = field(default_factory=list)
+
+    def hold(self) -> int:
+        self.calls.append("requests.hold")
+        self.held += self.running
+        self.running.clear()
+        return len(self.held)
+
+
+@dataclass
 class InMemoryReplay:
     calls: list[str]
     records: dict[str, list[int]] = field(default_factory=lambda: {"a": [1, 2]})
@@ -278,6 +305,14 @@ class InMemoryRunner:
             if graphs is not None:
                 graphs.capture()
         self.calls.clear()
+
+    def keep_blocks_of_requests(self) -> None:
+        """Become an engine that can honour every KV policy."""
+        self.requests = HoldingRequests(self.calls)
+        self.kv_cache = KeepingCache(self.calls)
+        for auxiliary in self.auxiliaries:
+            auxiliary.kv_cache = KeepingCache(self.calls, name="mtp.kv", size=16 * KIB)
+        self.serve()
 
     def fill(self, version: int) -> None:
         for name, spec in SPECS.items():

@@ -115,6 +115,14 @@ def test_options_that_contradict_each_other_are_refused(fields, option):
     assert caught.value.option == option
 
 
+def test_blocks_of_running_requests_are_only_kept_by_engines_that_can_tell_them_apart(runner):
+    with pytest.raises(PlanOptionsError, match="forget_idle"):
+        PlanOptions.from_runner(runner, kv_policies=frozenset(KVPolicy))
+    runner.keep_blocks_of_requests()
+    options = PlanOptions.from_runner(runner, kv_policies=frozenset(KVPolicy))
+    assert derive_plans(options).update_in_place.kv_policies == frozenset(KVPolicy)
+
+
 def test_options_are_read_from_a_runner(runner):
     runner.auxiliaries = []
     runner.routing_replay = None

@@ -102,17 +102,45 @@ def test_update_in_place_keeps_addresses_and_forgets_old_blocks(runner, options,
     assert runner.weights.addresses() == addresses
     assert runner.kv_cache.prefixes == {}
     assert runner.kv_cache.allocated_bytes()
-    assert context.facts["kv_kept"] is False
+    assert (context.facts["kv_policy"], context.facts["kv_blocks_kept"]) == ("drop", 0)
 
 
 def test_kept_blocks_survive_an_update_in_place(runner, options, make_context, walk):
     runner.kv_cache.prefixes["system prompt"] = 3
-    plans = derive_plans(options(kv_policies=frozenset(KVPolicy)))
+    plans = derive_plans(options(kv_policies=frozenset({KVPolicy.DROP, KVPolicy.KEEP})))
     context = make_context(kv_policy=KVPolicy.KEEP, in_flight=InFlightPolicy.KEEP)
     walk(plans.update_in_place, context)
     assert runner.kv_cache.prefixes == {"system prompt": 3}
-    assert context.facts["kv_kept"] is True
+    assert context.facts["kv_policy"] == "keep"
+    assert "kv_blocks_kept" not in context.facts  # this cache cannot tell
     assert runner.requests.frozen == ["a", "b"]
+
+
+def test_kept_in_flight_requests_are_held_with_their_blocks_and_idle_prefixes_are_forgotten(
+    runner, options, make_context, walk
+):
+    runner.keep_blocks_of_requests()
+    runner.kv_cache.prefixes["system prompt"] = 3
+    plans = derive_plans(options(kv_policies=frozenset(KVPolicy)))
+    context = make_context(kv_policy=KVPolicy.KEEP_IN_FLIGHT, in_flight=InFlightPolicy.KEEP)
+    plans.update_in_place.admit(context)
+    walk(plans.update_in_place, context)
+    assert runner.kv_cache.prefixes == {}
+    assert runner.kv_cache.held_blocks == 2
+    assert (context.facts["requests_held"], context.facts["kv_blocks_kept"]) == (2, 2)
+    assert runner.requests.held == ["a", "b"]
+    assert "requests.freeze" not in runner.calls
+
+
+@pytest.mark.parametrize("in_flight", [InFlightPolicy.ABORT, InFlightPolicy.DRAIN])
+def test_keeping_the_blocks_of_requests_that_end_first_is_refused(in_flight, runner, options, make_context):
+    runner.keep_blocks_of_requests()
+    plans = derive_plans(options(kv_policies=frozenset(KVPolicy)))
+    context = make_context(kv_policy=KVPolicy.KEEP_IN_FLIGHT, in_flight=in_flight)
+    with pytest.raises(PolicyRefusedError, match="nothing to keep") as caught:
+        plans.update_in_place.admit(context)
+    assert caught.value.supported == ("keep",)
+    assert runner.calls == []
 
 
 @pytest.mark.parametrize("plan", ["clear", "update", "update_in_place"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
-from wsm.states.vocabulary import KVPolicy
+from wsm.actions.kv_cache import carry_over
 
 
 class ReleaseAuxiliaryCache(Action):
@@ -76,10 +76,9 @@ class ForgetAuxiliaryCache(Action):
     purpose = "forget the auxiliary models' KV blocks, unless kept"
 
     def run(self, context: ActionContext) -> None:
-        """Forget under DROP, do nothing under KEEP. Local."""
-        if context.kv_policy is KVPolicy.DROP:
-            for auxiliary in context.runner.auxiliaries:
-                auxiliary.kv_cache.forget()
+        """Do what the policy says, as for the main cache. Local."""
+        for auxiliary in context.runner.auxiliaries:
+            carry_over(auxiliary.kv_cache, context.kv_policy, action=self.name)
 
 
 class ResetAuxiliaryInputs(Action):

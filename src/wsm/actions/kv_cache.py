@@ -10,7 +10,7 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
-from wsm.actions.surfaces import KVCacheSurface, require
+from wsm.actions.surfaces import KeepingKVCacheSurface, KVCacheSurface, require
 from wsm.states.vocabulary import KVPolicy
 
 
@@ -63,15 +63,37 @@ class RebuildKVCache(Action):
         _cache(context, self.name).release()
 
 
+def carry_over(cache: KVCacheSurface, policy: KVPolicy, *, action: str) -> int | None:
+    """Do to one cache what the KV policy says about blocks of the weights that are replaced. Local.
+
+    Returns
+    -------
+    int or None
+        Blocks that are kept; None where the cache cannot tell.
+
+    Raises
+    ------
+    SurfaceMissingError
+        If the policy is KEEP_IN_FLIGHT and the cache cannot tell blocks of running requests from others.
+    """
+    if policy is KVPolicy.DROP:
+        cache.forget()
+        return 0
+    keeping = cache if isinstance(cache, KeepingKVCacheSurface) else None
+    if policy is KVPolicy.KEEP_IN_FLIGHT:
+        return require(keeping, name="kv_cache.forget_idle", action=action).forget_idle()
+    return None if keeping is None else keeping.keep_all()
+
+
 class ForgetKVCache(Action):
-    """Drop the content of every block and the prefix tree, unless the command keeps them."""
+    """Drop the content of every block and the prefix tree, except for what the command keeps."""
 
     name = names.FORGET_KV_CACHE
     purpose = "forget KV blocks of the old weights, unless kept"
 
     def run(self, context: ActionContext) -> None:
-        """Forget under DROP, do nothing under KEEP. Local. Reports ``kv_kept``."""
-        kept = context.kv_policy is KVPolicy.KEEP
-        context.facts["kv_kept"] = kept
-        if not kept:
-            _cache(context, self.name).forget()
+        """Do what the policy says. Local. Reports ``kv_policy``, and ``kv_blocks_kept`` where it is known."""
+        context.facts["kv_policy"] = context.kv_policy.value
+        kept = carry_over(_cache(context, self.name), context.kv_policy, action=self.name)
+        if kept is not None:
+            context.facts["kv_blocks_kept"] = kept

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from wsm.actions import names
 from wsm.actions.errors import PlanOptionsError
 from wsm.actions.measuring import MemoryDrop
-from wsm.actions.surfaces import GroupKind, Runner
+from wsm.actions.surfaces import GroupKind, HoldingRequestSurface, KeepingKVCacheSurface, Runner
 from wsm.actions.verify import ResidentDigest, resident_digest
 from wsm.actions.weights import AddressContract
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
@@ -100,7 +100,7 @@ class PlanOptions:
         )
         self._refuse(
             "kv_policies",
-            KVPolicy.KEEP in self.kv_policies and not self.has_kv,
+            self.kv_policies > {KVPolicy.DROP} and not self.has_kv,
             "there is no KV cache to keep",
         )
         for name, seconds in self.deadlines.items():
@@ -126,7 +126,25 @@ class PlanOptions:
         address_contract: AddressContract | None = None,
         deadlines: Mapping[str, float] | None = None,
     ) -> PlanOptions:
-        """Read from a runner which surfaces it has; the keywords are what a runner cannot tell."""
+        """Read from a runner which surfaces it has; the keywords are what a runner cannot tell.
+
+        Raises
+        ------
+        PlanOptionsError
+            If options contradict each other, or the KV policy KEEP_IN_FLIGHT is among them and the runner's
+            caches or its scheduler cannot keep the blocks of running requests alone.
+        """
+        caches = (runner.kv_cache, *(auxiliary.kv_cache for auxiliary in runner.auxiliaries))
+        can_hold = isinstance(runner.requests, HoldingRequestSurface) and all(
+            isinstance(cache, KeepingKVCacheSurface) for cache in caches
+        )
+        if KVPolicy.KEEP_IN_FLIGHT in kv_policies and runner.kv_cache is not None and not can_hold:
+            raise PlanOptionsError(
+                option="kv_policies",
+                value=sorted(policy.value for policy in kv_policies),
+                allowed="keep-in-flight needs requests.hold() and kv_cache.forget_idle(), see "
+                "wsm.actions.surfaces",
+            )
         return cls(
             has_graphs=runner.graphs is not None,
             has_draft_graphs=any(auxiliary.graphs is not None for auxiliary in runner.auxiliaries),

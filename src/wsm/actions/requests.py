@@ -11,7 +11,8 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, SteppedAction
 from wsm.actions.errors import PostconditionError, PreconditionError
-from wsm.states.vocabulary import InFlightPolicy
+from wsm.actions.surfaces import HoldingRequestSurface
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
 
 class StopAdmitting(SteppedAction):
@@ -37,8 +38,9 @@ class StopAdmitting(SteppedAction):
 class SettleRequests(Action):
     """Empty every slot, as the in-flight policy says: end the requests, or freeze them for later.
 
-    Frozen requests lose their slot and KV blocks and are prefilled anew, so the KV policy does not
-    concern them; ended ones are answered with what they have so far (FastDeploy#7753).
+    Frozen requests lose their slot. Under the KV policy DROP they lose their blocks too and are prefilled
+    anew; otherwise they are held with their blocks, by schedulers that can, and go on from there. Ended
+    ones are answered with what they have so far (FastDeploy#7753).
 
     Parameters
     ----------
@@ -70,11 +72,17 @@ class SettleRequests(Action):
             )
 
     def run(self, context: ActionContext) -> None:
-        """End or freeze every running request. Local; reports ``requests_aborted`` or ``requests_frozen``."""
+        """End, freeze or hold every running request.
+
+        Local; reports ``requests_aborted``, ``requests_frozen`` or ``requests_held``.
+        """
         requests = context.runner.requests
         requests.stop_admitting()
         if context.in_flight is InFlightPolicy.KEEP:
-            context.facts["requests_frozen"] = requests.freeze()
+            if context.kv_policy is not KVPolicy.DROP and isinstance(requests, HoldingRequestSurface):
+                context.facts["requests_held"] = requests.hold()
+            else:
+                context.facts["requests_frozen"] = requests.freeze()
         elif context.in_flight is InFlightPolicy.ABORT or self._break_off_drain:
             context.facts["requests_aborted"] = requests.abort_all()
 

@@ -65,7 +65,8 @@ class Plan:
         Raises
         ------
         PolicyRefusedError
-            If the command's KV policy or in-flight policy is not among the plan's.
+            If the command's KV policy or in-flight policy is not among the plan's, or if the KV policy is
+            about running requests and the in-flight policy leaves none.
         """
         if context.kv_policy not in self.kv_policies:
             raise PolicyRefusedError(
@@ -78,6 +79,13 @@ class Plan:
                 plan=self.name,
                 policy=f"the in-flight policy {context.in_flight.value!r}",
                 supported=sorted(policy.value for policy in self.in_flight_policies),
+            )
+        if context.kv_policy is KVPolicy.KEEP_IN_FLIGHT and context.in_flight is not InFlightPolicy.KEEP:
+            raise PolicyRefusedError(
+                plan=self.name,
+                policy=f"the in-flight policy {context.in_flight.value!r} beside the KV policy "
+                f"{context.kv_policy.value!r}, which it leaves nothing to keep",
+                supported=[InFlightPolicy.KEEP.value],
             )
 
 

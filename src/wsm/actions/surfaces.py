@@ -58,6 +58,21 @@ class RequestSurface(Protocol):
 
 
 @runtime_checkable
+class HoldingRequestSurface(RequestSurface, Protocol):
+    """A scheduler that can set running requests aside together with their KV blocks.
+
+    Needed for ``KVPolicy.KEEP_IN_FLIGHT``; used under ``KVPolicy.KEEP`` where it is there.
+    """
+
+    def hold(self) -> int:
+        """Take every running request off its slot, with its blocks; return how many.
+
+        :meth:`resume_admitting` puts them back. Whoever's blocks were forgotten meanwhile is prefilled anew.
+        """
+        ...
+
+
+@runtime_checkable
 class GraphSurface(Protocol):
     """Captured CUDA graphs (or what stands for them) of one model."""
 
@@ -158,6 +173,23 @@ class KVCacheSurface(Protocol):
 
     def allocated_bytes(self) -> int:
         """Bytes held now."""
+        ...
+
+
+@runtime_checkable
+class KeepingKVCacheSurface(KVCacheSurface, Protocol):
+    """A cache that can carry blocks from one version of the weights to the next, and knows which are whose.
+
+    Needed for ``KVPolicy.KEEP_IN_FLIGHT``. A cache without it may still allow ``KVPolicy.KEEP``: then
+    nothing is done to it, and its blocks serve any version.
+    """
+
+    def keep_all(self) -> int:
+        """Let later versions read every block that is held or findable now; return how many. Idempotent."""
+        ...
+
+    def forget_idle(self) -> int:
+        """Forget every prefix, but not the blocks that requests hold; return how many. Idempotent."""
         ...
 
 

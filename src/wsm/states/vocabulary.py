@@ -83,8 +83,11 @@ class InFlightPolicy(enum.Enum):
 class KVPolicy(enum.Enum):
     """What becomes of KV blocks that were computed by the weights before an update.
 
-    DROP forgets every block; KEEP leaves all of them valid for the new weights.
+    DROP forgets every block; KEEP leaves all of them valid for the new weights, prefixes included;
+    KEEP_IN_FLIGHT leaves those of running requests, which go on without being computed anew, and forgets
+    every idle prefix, so that no new request reads what older weights computed.
     """
 
     DROP = "drop"
     KEEP = "keep"
+    KEEP_IN_FLIGHT = "keep-in-flight"

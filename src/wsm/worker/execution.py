@@ -129,7 +129,7 @@ class Execution:
             self._work.fire(WeightEvent.CLEAR)
             self._work.fire(KVEvent.CLEAR)
         else:
-            keeps = self.arguments.kv_policy is KVPolicy.KEEP
+            keeps = self.arguments.kv_policy is not KVPolicy.DROP
             self._work.fire(WeightEvent.UPDATE, kv_kept=keeps)
             if self._life.kv is KVState.NORMAL and not keeps:
                 self._work.fire(KVEvent.UPDATE)
