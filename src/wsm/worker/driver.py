@@ -145,7 +145,7 @@ class RankDriver:
     def _begin(self, view: View) -> None:
         standing = self._standing
         state = standing.state
-        data = self._executions.arguments_of(state)
+        data = self._executions.may_begin(state)
         if data is None:
             self._failing.expire(view)
             self._words.wait([], IDLE_WAIT_S)

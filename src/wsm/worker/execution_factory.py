@@ -5,14 +5,17 @@ Refuses what this rank cannot even begin. Knows where arguments stand, and runs 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from wsm.actions.base import ActionContext
 from wsm.actions.sequence import Plans
 from wsm.actions.surfaces import Runner
 from wsm.clock import Clock
-from wsm.command import ARGUMENTS_KIND, CommandArguments
+from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
 from wsm.protocol.rank_state import RankState
 from wsm.signals.word import Operation
 from wsm.states.machine import LifeCycle
+from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.errors import CommandIllegalError, StepBrokenError
 from wsm.worker.execution import Execution, Load, Request
 from wsm.worker.group_words import GroupWords
@@ -40,6 +43,8 @@ class ExecutionFactory:
         For the seconds in reports.
     recorder : Recorder
         Journal and log.
+    announced : AnnouncedVersion
+        What an update means that names no version.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class ExecutionFactory:
         life: LifeCycle,
         clock: Clock,
         recorder: Recorder,
+        announced: AnnouncedVersion,
     ) -> None:
         self._words = words
         self._runner = runner
@@ -60,19 +66,28 @@ class ExecutionFactory:
         self._life = life
         self._clock = clock
         self._recorder = recorder
+        self._announced = announced
 
-    def arguments_of(self, state: RankState) -> bytes | None:
-        """Read the arguments of the command at hand; None if they cannot be read (yet)."""
+    def may_begin(self, state: RankState) -> bytes | None:
+        """Return the arguments of the command at hand; None while what it means cannot be known (yet)."""
         slot = self._words.segment.arguments(state.sequence)
-        return slot.read(state.epoch, state.sequence, ARGUMENTS_KIND)
+        data = slot.read(state.epoch, state.sequence, ARGUMENTS_KIND)
+        if data is None or state.operation is Operation.CLEAR or self._announced.is_known(state):
+            return data
+        try:
+            return data if CommandArguments.from_bytes(data).version is not None else None
+        except CommandArgumentsError:
+            return data  # to be refused by whoever begins it
 
     def commanded(self, state: RankState, data: bytes) -> Execution:
-        """Make the work of the command at hand.
+        """Make the work of the command at hand; on rank 0 this decides which version it means.
 
         Raises
         ------
         wsm.command.CommandArgumentsError, StepBrokenError, CommandIllegalError
             If this rank cannot begin it. Nothing was changed.
+        wsm.errors.WsmError
+            If it names no version and none is announced. Nothing was changed.
         """
         arguments = CommandArguments.from_bytes(data)
         if state.broken:
@@ -86,6 +101,8 @@ class ExecutionFactory:
                 kv=self._life.kv.name,
                 why="this worker cannot stage weights beside the ones it serves",
             )
+        if arguments.version is None and request is not Request.CLEAR:
+            arguments = replace(arguments, version=self._announced.version(state))
         return self._make(state, request, arguments)
 
     def ending(self, state: RankState) -> Execution:

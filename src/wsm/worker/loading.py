@@ -1,4 +1,4 @@
-"""From a configuration to the function that the load action calls.
+"""From a configuration to the functions that load a version, and that find the one which is announced.
 
 Responsible for fitting a strategy's arguments and report to what actions expect. It knows strategies
 and actions, no words and no states.
@@ -16,6 +16,7 @@ from wsm.strategies.load import inspect, load
 from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.snapshot_source import SnapshotSource
 from wsm.strategies.tensor import WeightTarget
+from wsm.worker.announced import FINDER, Find
 from wsm.worker.errors import UnversionedWeightsError
 from wsm.worker.execution import Load
 
@@ -35,17 +36,9 @@ def load_function(config: WsmConfig) -> Load:
         raise UnknownStrategyError(name=config.strategy, known=sorted(STRATEGIES))
 
     def load_snapshot(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
-        snapshot = config.snapshot
-        source = SnapshotSource(
-            snapshot.directory,
-            rank=context.rank,
-            device_id=snapshot.device_ids[context.rank] if snapshot.device_ids else None,
-            world_size=context.world_size,
-            shared_directory=snapshot.shared_directory,
-            allow_pickle=snapshot.allow_pickle,
-        )
+        source = _source(config, context.rank)
         if context.version is None:
-            _require_version(source, config.strategy)
+            _announced(source, config.strategy)
         report = load(
             source,
             target,
@@ -69,8 +62,30 @@ def load_function(config: WsmConfig) -> Load:
     return load_snapshot
 
 
-def _require_version(source: SnapshotSource, strategy: str) -> None:
+def find_function(config: WsmConfig) -> Find:
+    """Return what finds the announced version, as rank 0 does for the whole group.
+
+    Raises (when it is called) :class:`wsm.worker.errors.UnversionedWeightsError` if nothing there says which
+    version it is, and other errors of :func:`wsm.strategies.load.inspect`.
+    """
+    return lambda: _announced(_source(config, FINDER), config.strategy)
+
+
+def _source(config: WsmConfig, rank: int) -> SnapshotSource:
+    snapshot = config.snapshot
+    return SnapshotSource(
+        snapshot.directory,
+        rank=rank,
+        device_id=snapshot.device_ids[rank] if snapshot.device_ids else None,
+        world_size=config.ranks,
+        shared_directory=snapshot.shared_directory,
+        allow_pickle=snapshot.allow_pickle,
+    )
+
+
+def _announced(source: SnapshotSource, strategy: str) -> int:
     """Refuse weights that nobody can name, before the first byte of them is applied."""
     preview = inspect(source, name=strategy)
     if preview.version is None:
         raise UnversionedWeightsError(strategy=strategy, files=preview.files)
+    return preview.version

@@ -79,4 +79,6 @@ class Patience:
             return "the other ranks to stop"
         if state.phase is Phase.DRAINING:
             return f"{self._requests.in_flight()} requests to finish"
-        return "the command's arguments" if state.phase is Phase.BEGINNING else "the controller's decision"
+        if state.phase is Phase.BEGINNING:
+            return "the command's arguments, and rank 0's word which version they mean if they name none"
+        return "the controller's decision"

@@ -27,12 +27,13 @@ from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVState, WeightState
+from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.attaching import attach_rank
 from wsm.worker.driver import RankDriver
 from wsm.worker.execution import Load
 from wsm.worker.execution_factory import ExecutionFactory
 from wsm.worker.group_words import GroupWords
-from wsm.worker.loading import load_function
+from wsm.worker.loading import find_function, load_function
 from wsm.worker.patience import Patience
 from wsm.worker.permit import StepPermit
 from wsm.worker.recording import Recorder
@@ -126,6 +127,9 @@ class Worker:
                     life=life,
                     clock=clock,
                     recorder=recorder,
+                    announced=AnnouncedVersion(
+                        attachment.segment, rank, find_function(config) if load is None else None
+                    ),
                 ),
                 reporter=Reporter(attachment.segment, rank, plans),
                 patience=Patience(config.deadlines, clock, runner.requests),
