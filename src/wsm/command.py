@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 
 from wsm.errors import BadInputError
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy, WeightState
 
 #: Kind under which arguments stand in their payload slot.
 ARGUMENTS_KIND = 1
@@ -40,12 +40,16 @@ class CommandArguments:
         What becomes of running requests.
     kv_policy : KVPolicy
         What becomes of KV blocks that older weights computed.
+    before : WeightState or None
+        Where all ranks were when the command was admitted, which is what a new epoch restores if the command
+        does not come to its end; None: not known.
     """
 
     request_id: str
     version: int | None = None
     in_flight: InFlightPolicy = InFlightPolicy.ABORT
     kv_policy: KVPolicy = KVPolicy.DROP
+    before: WeightState | None = None
 
     def to_bytes(self) -> bytes:
         """Return the JSON text that goes into the slot."""
@@ -55,6 +59,7 @@ class CommandArguments:
                 "version": self.version,
                 "in_flight": self.in_flight.value,
                 "kv_policy": self.kv_policy.value,
+                "before": None if self.before is None else self.before.name,
             }
         ).encode()
 
@@ -71,8 +76,9 @@ class CommandArguments:
             content = json.loads(data)
             request_id, version = content["request_id"], content["version"]
             in_flight, kv_policy = InFlightPolicy(content["in_flight"]), KVPolicy(content["kv_policy"])
+            before = None if content["before"] is None else WeightState[content["before"]]
         except (ValueError, KeyError, TypeError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
         if not isinstance(request_id, str) or not (version is None or type(version) is int):
             raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")
-        return cls(request_id, version, in_flight, kv_policy)
+        return cls(request_id, version, in_flight, kv_policy, before)

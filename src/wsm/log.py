@@ -38,6 +38,7 @@ SEGMENT_CREATED: Final = "segment.created"
 SEGMENT_ADOPTED: Final = "segment.adopted"
 SEGMENT_RECREATED: Final = "segment.recreated"
 DECISION_COMPLETED: Final = "decision.completed"
+EPOCH_BEGUN: Final = "epoch.begun"
 
 JOURNAL_ENDED: Final = "journal.ended"
 

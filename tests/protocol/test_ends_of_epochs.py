@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from wsm.protocol import epochs
 from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 EPOCH = 3
 
@@ -42,3 +44,76 @@ def test_a_broken_step_ends_its_own_epoch_only() -> None:
 def test_a_helper_has_no_step_word_and_ends_an_epoch_by_its_status() -> None:
     assert epochs.ended_by(view_of([at(3), at(3)], 3, 3, 3), dead=[2]) == [2]
     assert epochs.ended_by(view_of([at(3), at(3)], 3, 3, 2), dead=[2]) == []
+
+
+SERVES, HOLDS_NOTHING = 0, -2
+OPEN, UNDONE = StatusCode.RUNNING, StatusCode.STOPPED_TOUCHED
+KEPT, CLEARED, COMMITTED = StatusCode.DONE_KEPT, StatusCode.DONE_CLEARED, StatusCode.DONE_COMMITTED
+
+
+def left(operation: Operation, *ranks: tuple[StatusCode, int], committed: CommittedWord) -> View:
+    """What is left of command 5: per rank how far it came, and its weights' state."""
+    statuses = [StatusWord(EPOCH, 5, code, weights=weights) for code, weights in ranks]
+    return View(CommandWord(EPOCH, 5, operation), [at(EPOCH) for _ in ranks], statuses, committed)
+
+
+SEVEN = CommittedWord(4, 7)
+STAYS_CLEARED = CommittedWord(4, None)
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "committed", "served", "goal"),
+    [
+        pytest.param(Operation.NONE, [(OPEN, -2)], SEVEN, None, 7, id="no command since it was to serve"),
+        pytest.param(Operation.NONE, [(OPEN, -2)], STAYS_CLEARED, None, None, id="no command since cleared"),
+        pytest.param(Operation.NONE, [(OPEN, -2)], CommittedWord(0, None), None, None, id="never served"),
+        pytest.param(Operation.COMMIT, [(OPEN, 2), (OPEN, 2)], SEVEN, True, 8, id="decided, not stored"),
+        pytest.param(Operation.COMMIT, [(COMMITTED, 0)], CommittedWord(5, 8), True, 8, id="decided, stored"),
+        pytest.param(Operation.COMMIT, [(COMMITTED, 0)], CommittedWord(5, 8), False, 8, id="from cleared"),
+        pytest.param(Operation.HOT_COMMIT, [(OPEN, 0)], SEVEN, True, 8, id="hot, decided"),
+        pytest.param(Operation.CLEAR, [(CLEARED, -2), (CLEARED, -2)], SEVEN, True, None, id="a clear, over"),
+        pytest.param(
+            Operation.CLEAR, [(CLEARED, -2), (OPEN, -1)], SEVEN, True, None, id="a clear, not aborted"
+        ),
+        pytest.param(Operation.ABORT, [(CLEARED, -2), (UNDONE, -1)], SEVEN, True, 7, id="a clear, aborted"),
+        pytest.param(
+            Operation.ABORT, [(UNDONE, 1), (OPEN, 1)], SEVEN, True, 7, id="served when it was asked"
+        ),
+        pytest.param(Operation.ABORT, [(UNDONE, 1), (OPEN, 1)], SEVEN, False, None, id="held nothing then"),
+        pytest.param(Operation.ABORT, [(KEPT, 0), (KEPT, 0)], SEVEN, True, 7, id="aborted, all kept"),
+        pytest.param(Operation.ABORT, [(CLEARED, -2)] * 2, SEVEN, True, None, id="aborted, all cleared"),
+        pytest.param(Operation.ABORT, [(KEPT, -2), (KEPT, -2)], SEVEN, False, None, id="aborted, all empty"),
+        pytest.param(Operation.UPDATE, [(OPEN, 1), (OPEN, 1)], SEVEN, True, 7, id="nobody decided, served"),
+        pytest.param(
+            Operation.UPDATE, [(OPEN, 1), (OPEN, 1)], SEVEN, False, None, id="nobody decided, empty"
+        ),
+        pytest.param(Operation.HOT_ABORT, [(KEPT, 0), (OPEN, 0)], SEVEN, True, 7, id="hot, aborted"),
+        pytest.param(Operation.ABORT, [(KEPT, 0), (OPEN, 1)], SEVEN, None, 7, id="arguments gone, one holds"),
+        pytest.param(
+            Operation.ABORT, [(OPEN, 1), (OPEN, 1)], SEVEN, None, None, id="arguments gone, none holds"
+        ),
+        pytest.param(
+            Operation.ABORT, [(OPEN, -2)], STAYS_CLEARED, True, None, id="never more than committed"
+        ),
+    ],
+)
+def test_the_last_commanded_state_is_what_the_next_epoch_restores(
+    operation, ranks, committed, served, goal
+) -> None:
+    view = left(operation, *ranks, committed=committed)
+    assert epochs.restored_version(view, asked=8, served=served) == goal
+
+
+@pytest.mark.parametrize("served", [True, False, None])
+@pytest.mark.parametrize("operation", list(Operation))
+def test_a_successor_of_who_stored_the_goal_finds_the_same_goal(operation, served) -> None:
+    for ranks in ([(OPEN, 1), (CLEARED, -2)], [(KEPT, 0), (KEPT, 0)], [(CLEARED, -2), (CLEARED, -2)]):
+        view = left(operation, *ranks, committed=SEVEN)
+        goal = epochs.restored_version(view, asked=8, served=served)
+        word = (epochs.completed_commit(view, goal) if goal is not None else None) or epochs.goal_word(
+            view, goal
+        )
+        stored = view if word is None else left(operation, *ranks, committed=word)
+        assert epochs.restored_version(stored, asked=8, served=served) == goal
+        begun = View(epochs.next_epoch(stored), stored.steps, stored.statuses, stored.committed)
+        assert epochs.restored_version(begun, asked=None, served=None) == goal

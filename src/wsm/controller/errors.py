@@ -135,10 +135,35 @@ class RankLostError(GroupError):
         names = ", ".join(map(str, ranks))
         super().__init__(
             f"{operation} cannot go on: the process of rank {names} is gone [{group}]; "
-            "restart the group, which begins a new epoch",
+            "ask again once its supervisor has replaced it; without a supervisor, restart the group",
             operation=operation,
             ranks=tuple(ranks),
             group=group,
+        )
+
+
+class EpochEndedError(GroupError):
+    """The epoch in which the command was given has ended: a rank was lost and is being replaced."""
+
+    def __init__(self, *, operation: str, epoch: int, sequence: int, group: str) -> None:
+        super().__init__(
+            f"{operation} (epoch {epoch}, sequence {sequence}) was cut short by the end of its epoch: a rank "
+            f"was lost [{group}]; ask again, the group restores what it was before",
+            operation=operation,
+            epoch=epoch,
+            sequence=sequence,
+            group=group,
+        )
+
+
+class RankAliveError(RefusedError):
+    """An epoch was to be ended because of a process that still lives and may still write its words."""
+
+    def __init__(self, *, rank: int, pid: int) -> None:
+        super().__init__(
+            f"the process {pid} of rank {rank} lives; kill and reap it before it is replaced",
+            rank=rank,
+            pid=pid,
         )
 
 

@@ -7,6 +7,7 @@ an open command is driven by :mod:`.driving`.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 from wsm.clock import Clock
 from wsm.command import CommandArguments
@@ -65,11 +66,12 @@ class Opening:
                 return Pending.ended(ended)
             taken = self._take_engine_words(order.operation, state)
             undo.callback(taken.give_back)
-            command = self._group.open(decide.next_command(view, order.operation), order.arguments)
+            arguments = replace(order.arguments, before=state)
+            command = self._group.open(decide.next_command(view, order.operation), arguments)
             transaction = Transaction(
                 self._group,
                 command,
-                order.arguments,
+                arguments,
                 deadline_s=order.deadline_s,
                 settle_s=order.settle_s,
                 clock=self._clock,

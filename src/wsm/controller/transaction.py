@@ -12,8 +12,9 @@ from wsm import log
 from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.controller import outcome
-from wsm.controller.errors import UnsettledError
+from wsm.controller.errors import EpochEndedError, UnsettledError
 from wsm.controller.group_view import GroupView
+from wsm.controller.status import read_status
 from wsm.errors import GroupError
 from wsm.protocol import decide
 from wsm.protocol.view import View
@@ -121,6 +122,14 @@ class Transaction:
         while True:
             watches = self._group.watches()
             view = self._group.view()
+            if view.command[:2] != self._command[:2]:
+                # What is decided in another epoch, or about another command, is not for this one to write.
+                raise EpochEndedError(
+                    operation=self._command.operation.name.lower(),
+                    epoch=self._command.epoch,
+                    sequence=self._command.sequence,
+                    group=read_status(self._group).sentence(),
+                )
             if view.command.operation.is_decision and self._decided_ns is None:
                 self._decided_ns = self._clock.monotonic_ns()  # by a controller that is dead
             if decide.is_over(view):

@@ -2,14 +2,19 @@
 
 Only the controller raises the epoch, once per death, after the old process is killed and reaped. The
 new epoch begins with no command; what restores the group is an ordinary first command in it.
+
+What is to be restored has to outlive whoever raises the epoch, and a second death before it is restored. So
+it stands in the committed word: a version if the group is to serve it again, none if it is to stay CLEARED.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from wsm.protocol.decide import is_over
 from wsm.protocol.view import View
 from wsm.signals.word import CommandWord, CommittedWord, Operation, StepKind, StepWord
+from wsm.states.vocabulary import WeightState
 
 
 def ended_by(view: View, dead: Collection[int]) -> list[int]:
@@ -45,6 +50,49 @@ def completed_commit(view: View, version: int) -> CommittedWord | None:
     """
     if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
         return CommittedWord(view.command.sequence, version)
+    return None
+
+
+def restored_version(view: View, *, asked: int | None, served: bool | None) -> int | None:
+    """Return the version that the group must serve again once the epoch of `view` has ended.
+
+    It is the last commanded state: what was decided, else what the group was before the command that its
+    end cut short.
+
+    Parameters
+    ----------
+    view : View
+        What was read; what was undecided has been decided, as a successor does it (:mod:`.takeover`).
+    asked : int or None
+        The version that the last command brings; looked at if that is decided and not stored yet.
+    served : bool or None
+        Whether all ranks served when the last command was admitted; None if its arguments are gone, and then
+        a rank that still holds weights says so.
+
+    Returns
+    -------
+    int or None
+        None: the group stays CLEARED. Its memory belongs to whoever cleared it.
+    """
+    command, committed = view.command, view.committed
+    if command.operation is Operation.NONE:
+        return committed.version
+    if command.operation.is_commit:
+        return committed.version if committed.sequence == command.sequence else asked
+    if command.operation is Operation.CLEAR:
+        return None
+    holds = any(status.weights == WeightState.NORMAL for status in view.statuses)
+    return committed.version if (holds if is_over(view) or served is None else served) else None
+
+
+def goal_word(view: View, goal: int | None) -> CommittedWord | None:
+    """Return the committed word that makes `goal` outlive the epoch, if it says something else now.
+
+    Written after :func:`completed_commit` and before the epoch is raised; the same goal is found again by
+    a successor of whoever dies in between.
+    """
+    if goal is None and view.committed.version is not None:
+        return CommittedWord(view.command.sequence, None)
     return None
 
 

@@ -1,0 +1,200 @@
+"""A new epoch for a group that has lost a rank, and what it served before, loaded again.
+
+For the owner of the group's processes: whoever calls this has killed and reaped what it replaces. The
+controller role is held from the moment before the epoch is raised until the group is restored, so that no
+other command can slip in between. What is restored is decided by :mod:`wsm.protocol.epochs`; who is started
+when, by whoever owns the processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from wsm import log
+from wsm.clock import Clock, SystemClock
+from wsm.command import CommandArguments
+from wsm.controller import admission, outcome
+from wsm.controller.driving import Drive
+from wsm.controller.errors import RankAliveError
+from wsm.controller.group_view import GroupView
+from wsm.controller.pending import Pending
+from wsm.controller.transaction import SETTLE_S, Transaction
+from wsm.errors import InternalError
+from wsm.protocol import decide, epochs
+from wsm.protocol.view import View
+from wsm.signals.liveness import Life
+from wsm.signals.lock import ControllerRole
+from wsm.signals.lock_file import LockHold
+from wsm.signals.segment import Segment
+from wsm.signals.word import Operation, StatusCode
+from wsm.states.vocabulary import WeightState
+
+
+@dataclass(frozen=True)
+class NewEpoch:
+    """An epoch that has begun.
+
+    Parameters
+    ----------
+    number : int
+        The epoch.
+    because_of : tuple of int
+        The participants that ended the one before.
+    version : int or None
+        What the group must serve again; None: it stays CLEARED.
+    """
+
+    number: int
+    because_of: tuple[int, ...]
+    version: int | None
+
+
+class Recovery:
+    """The recoveries of one group, one after the other. For one thread.
+
+    Parameters
+    ----------
+    segment : Segment
+        The group's segment, attached or owned; must stay open.
+    clock : Clock or None
+        For deadlines; None is the host's.
+    """
+
+    def __init__(self, segment: Segment, *, clock: Clock | None = None) -> None:
+        self._group = GroupView(segment)
+        self._role = ControllerRole(segment)
+        self._clock = clock or SystemClock()
+        self._hold: LockHold | None = None
+        self._log = log.logger("controller.recovery", group=segment.name)
+
+    @property
+    def epoch(self) -> int:
+        """The present epoch."""
+        return self._group.view().command.epoch
+
+    def ended_by(self, dead: Collection[int]) -> list[int]:
+        """Return the participants because of whom the epoch must end: dead that had joined, and broken."""
+        return epochs.ended_by(self._group.view(), dead)
+
+    def missing(self) -> list[int]:
+        """Return the participants that have not joined the present epoch."""
+        view = self._group.view()
+        return [index for index, status in enumerate(view.statuses) if status.epoch != view.command.epoch]
+
+    def begin(self, gone: Collection[int], *, wait_s: float = 0.0) -> NewEpoch | None:
+        """Raise the epoch, after what was decided in the old one is completed. Keeps the controller role.
+
+        Parameters
+        ----------
+        gone : collection of int
+            Participants whose processes were killed and reaped. None of them writes a word any more.
+        wait_s : float
+            Seconds to wait for another controller, whose command ends soon when a rank is dead. Blocks that
+            long at most.
+
+        Returns
+        -------
+        NewEpoch or None
+            None if the present epoch goes on: whoever is gone had not joined it, and may be replaced in it.
+
+        Raises
+        ------
+        wsm.signals.errors.RoleBusyError
+            If another controller still has the role. Nothing was written; ask again.
+        RankAliveError
+            If a process of `gone` lives. Nothing was written.
+        wsm.signals.errors.FieldOverflowError
+            If there are no more epochs; the group must be started anew.
+        """
+        if self._hold is None:
+            self._hold = self._role.acquire(wait_s)
+        for rank in gone:
+            if self._group.life(rank) is Life.ALIVE:
+                raise RankAliveError(rank=rank, pid=self._group.pid(rank) or 0)
+        view = self._decide(self._group.view())
+        because_of = epochs.ended_by(view, gone)
+        if not because_of:
+            return None
+        word = epochs.next_epoch(view)
+        word.pack()  # an epoch that does not fit is refused before anything is written
+        version = self._write_goal(view)
+        self._group.write_command(word)
+        self._log.warning(log.EPOCH_BEGUN, epoch=word.epoch, because_of=because_of, version=version)
+        return NewEpoch(word.epoch, tuple(because_of), version)
+
+    def restore(self, *, deadline_s: float = 300.0, settle_s: float = SETTLE_S) -> Pending | None:
+        """Load what the group must serve again; every participant has joined the epoch. Does not block.
+
+        Gives the controller role back when the group is restored, or was not to be.
+
+        Returns
+        -------
+        Pending or None
+            The update of the committed version, none other; None if the group stays as it is.
+
+        Raises
+        ------
+        RankLostError, wsm.protocol.errors.CommandOpenError
+            If a participant is gone again, or has not joined. The role is kept.
+        PlansDifferError
+            If a replacement derived other plans than its peers. The role is kept.
+        """
+        if self._hold is None:
+            raise InternalError("a group is restored only in an epoch that was begun here")
+        view = self._group.view()
+        version = view.committed.version
+        if view.command.operation is not Operation.NONE or version is None:
+            self.release()
+            return None
+        admission.require_alive(self._group, Operation.UPDATE)
+        command = decide.next_command(view, Operation.UPDATE)
+        admission.require_equal_plans(self._group, command.epoch)
+        # A rank that dies in this command must find the group's goal, not the empty hands it begins with.
+        arguments = CommandArguments(f"recovery-epoch-{command.epoch}", version, before=WeightState.NORMAL)
+        command = self._group.open(command, arguments)
+        hold, self._hold = self._hold, None
+        transaction = Transaction(
+            self._group, command, arguments, deadline_s=deadline_s, settle_s=settle_s, clock=self._clock
+        )
+        return Drive(transaction, hold, bool).start()
+
+    def release(self) -> None:
+        """Give the controller role back. Idempotent."""
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.release()
+
+    def close(self) -> None:
+        """Give the role back and let go of the processes that are watched."""
+        self.release()
+        self._group.close()
+
+    def _decide(self, view: View) -> View:
+        """Decide what is undecided, as any successor would; its ranks need not come to its end any more."""
+        prepared = None
+        if decide.all_prepared(view):
+            prepared = outcome.reports(self._group, view.command, StatusCode.PREPARED)
+        agree = prepared is not None and outcome.agree(prepared)
+        word = decide.decision(view, agree=agree, give_up=True)
+        if word is None:
+            return view
+        self._log.info(log.COMMAND_DECIDED, decision=word.name)
+        self._group.write_command(decide.decided(view, word))
+        return self._group.view()
+
+    def _write_goal(self, view: View) -> int | None:
+        """Store what the group must hold again, so that it is known after the next death, too."""
+        command, arguments = view.command, self._group.arguments(view.command)
+        asked = arguments.version if arguments is not None else None
+        if asked is None and command.operation.is_commit:
+            asked = outcome.version(self._group, command)
+        served = None
+        if arguments is not None and arguments.before is not None:
+            served = arguments.before is WeightState.NORMAL
+        goal = epochs.restored_version(view, asked=asked, served=served)
+        completed = epochs.completed_commit(view, goal) if goal is not None else None
+        word = completed or epochs.goal_word(view, goal)
+        if word is not None:
+            self._group.write_committed(word)
+        return goal
