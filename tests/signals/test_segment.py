@@ -27,7 +27,7 @@ from wsm.signals.errors import (
     WorldSizeError,
 )
 from wsm.signals.header import Header
-from wsm.signals.layout import LINE_BYTES, SLOT_BYTES, WORD_BYTES, layout_of
+from wsm.signals.layout import LINE_BYTES, RING_BYTES, SLOT_BYTES, WORD_BYTES, layout_of
 from wsm.signals.segment import Segment
 
 
@@ -83,10 +83,12 @@ def test_every_word_has_a_line_of_its_own_and_nothing_overlaps(world_size, helpe
     offsets = [index * WORD_BYTES for index in indexes]
     assert len(set(offsets)) == len(indexes) == 3 + 4 * (world_size + helpers)
     assert all(offset % LINE_BYTES == 0 for offset in offsets)
-    slots = [*layout.arguments, *layout.report, *layout.error]
-    assert len(set(slots)) == 2 + 2 * (world_size + helpers)
+    slots = [*layout.arguments, *layout.report, *layout.error, *layout.plans]
+    assert len(set(slots)) == 2 + 3 * (world_size + helpers)
     assert min(slots) >= max(offsets) + LINE_BYTES
-    assert max(slots) + SLOT_BYTES == layout.total_bytes
+    assert max(slots) + SLOT_BYTES == min(layout.journal)
+    assert len(set(layout.journal)) == world_size + helpers + 1
+    assert max(layout.journal) + RING_BYTES == layout.total_bytes
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,14 @@ bytes              content
 256 .. 319         who owns the segment (:mod:`wsm.signals.identity`)
 320 ..             one 64-byte line per word: command, committed, then per participant who it is
                    and its status, step and heartbeat words
-next page ..       payload slots of 16 KiB: two for arguments, then per participant a report and an error
+next page ..       payload slots of 16 KiB: two for arguments, then per participant a report, an error
+                   and its plans
+behind them        rings of 64 KiB for the last journal lines: one per participant, one for controllers
 =================  =============================================================================
 
 A word has a cache line to itself, so that a rank that stores its step does not slow its peers' reads
-down, and so that no word can ever lie across two lines (such words tear).
+down, and so that no word can ever lie across two lines (such words tear). A heartbeat shares its line with
+the words of :mod:`wsm.signals.presence`: the same participant writes them, and nobody polls them.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from dataclasses import dataclass
 from wsm.signals.errors import SegmentShapeError
 
 #: Grows with every change of what is where, or of what a word means.
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 LINE_BYTES = 64
 WORD_BYTES = 8
@@ -29,12 +32,14 @@ PAGE_BYTES = 4096
 HEADER_BYTES = 256
 HEADER_LINES = HEADER_BYTES // LINE_BYTES
 SLOT_BYTES = 16 * 1024
+RING_BYTES = 64 * 1024
 
 MAX_WORLD_SIZE = 1024
 MAX_HELPERS = 64
 
 _ARGUMENT_SLOTS = 2
 _LINES_PER_PARTICIPANT = 4
+_SLOTS_PER_PARTICIPANT = 3
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,10 @@ class Layout:
         One index per participant. A helper has a step word too, which nobody writes.
     arguments : tuple of int
         Byte offsets of the two slots for command arguments.
-    report, error : tuple of int
+    report, error, plans : tuple of int
         Byte offsets of the slots of each participant.
+    journal : tuple of int
+        Byte offset of each participant's ring, and behind them that of the controllers'.
     total_bytes : int
         Length of the file.
     """
@@ -70,6 +77,8 @@ class Layout:
     arguments: tuple[int, ...]
     report: tuple[int, ...]
     error: tuple[int, ...]
+    plans: tuple[int, ...]
+    journal: tuple[int, ...]
     total_bytes: int
 
 
@@ -95,8 +104,13 @@ def layout_of(world_size: int, helpers: int = 0) -> Layout:
         for place in range(_LINES_PER_PARTICIPANT)
     )
     slots_begin = -(-end_line * LINE_BYTES // PAGE_BYTES) * PAGE_BYTES
-    total_bytes = slots_begin + (_ARGUMENT_SLOTS + 2 * participants) * SLOT_BYTES
-    slots = tuple(range(slots_begin, total_bytes, SLOT_BYTES))
+    rings_begin = slots_begin + (_ARGUMENT_SLOTS + _SLOTS_PER_PARTICIPANT * participants) * SLOT_BYTES
+    total_bytes = rings_begin + (participants + 1) * RING_BYTES
+    slots = tuple(range(slots_begin, rings_begin, SLOT_BYTES))
+    report, error, plans = (
+        slots[begin : begin + participants]
+        for begin in range(_ARGUMENT_SLOTS, len(slots), participants)
+    )
     return Layout(
         world_size=world_size,
         helpers=helpers,
@@ -109,8 +123,10 @@ def layout_of(world_size: int, helpers: int = 0) -> Layout:
         step=step,
         heartbeat=heartbeat,
         arguments=slots[:_ARGUMENT_SLOTS],
-        report=slots[_ARGUMENT_SLOTS:][:participants],
-        error=slots[_ARGUMENT_SLOTS + participants :],
+        report=report,
+        error=error,
+        plans=plans,
+        journal=tuple(range(rings_begin, total_bytes, RING_BYTES)),
         total_bytes=total_bytes,
     )
 

@@ -15,6 +15,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from wsm.signals.errors import (
     SegmentAccessError,
@@ -25,6 +26,15 @@ from wsm.signals.errors import (
 )
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+
+
+class Memory(Protocol):
+    """Bytes of a segment: a mapped file, or a copy of one that is only read."""
+
+    @property
+    def bytes(self) -> memoryview[int]:
+        """All of it, element format ``B``."""
+        ...
 
 
 class SharedFile:

@@ -19,6 +19,7 @@ from wsm.signals.layout import layout_of
 from wsm.signals.lock_file import LockFile, LockHold
 from wsm.signals.memory import SharedFile
 from wsm.signals.names import segment_path
+from wsm.signals.ring import LineRing
 from wsm.signals.slot import PayloadSlot
 
 
@@ -64,10 +65,11 @@ class Segment:
         self._memory = memory
         self._owner_hold = owner_hold
         self._is_closed = False
-        slots = (self.layout.arguments, self.layout.report, self.layout.error)
-        self._arguments, self._reports, self._errors = (
+        slots = (self.layout.arguments, self.layout.report, self.layout.error, self.layout.plans)
+        self._arguments, self._reports, self._errors, self._plans = (
             tuple(PayloadSlot(memory, offset) for offset in offsets) for offsets in slots
         )
+        self._rings = tuple(LineRing(memory, offset) for offset in self.layout.journal)
 
     @classmethod
     def create(
@@ -234,6 +236,24 @@ class Segment:
     def error(self, participant: int) -> PayloadSlot:
         """Slot for why `participant` failed."""
         return self._errors[self.check_participant(participant)]
+
+    def plans(self, participant: int) -> PayloadSlot:
+        """Slot for the plans that `participant` derived when it joined an epoch."""
+        return self._plans[self.check_participant(participant)]
+
+    def journal(self, participant: int) -> LineRing:
+        """Ring for the last journal lines of `participant`."""
+        return self._rings[self.check_participant(participant)]
+
+    @property
+    def controller_journal(self) -> LineRing:
+        """Ring for the last journal lines of those who had the controller role, one after the other."""
+        return self._rings[-1]
+
+    @property
+    def content(self) -> bytes:
+        """A copy of all bytes, as they are now."""
+        return bytes(self._memory.bytes)
 
     def check_participant(self, participant: int) -> int:
         """Return `participant` if the segment has a place for it.

@@ -12,7 +12,7 @@ import zlib
 
 from wsm.signals.errors import PayloadTooLargeError, SlotReusedError
 from wsm.signals.layout import SLOT_BYTES
-from wsm.signals.memory import SharedFile
+from wsm.signals.memory import Memory
 
 # checksum, length, epoch, sequence, kind, and what keeps the bytes behind it aligned
 _HEAD = struct.Struct("<5I4x")
@@ -27,13 +27,13 @@ class PayloadSlot:
 
     Parameters
     ----------
-    memory : SharedFile
+    memory : Memory
         The segment's memory.
     offset : int
         Where the slot begins.
     """
 
-    def __init__(self, memory: SharedFile, offset: int) -> None:
+    def __init__(self, memory: Memory, offset: int) -> None:
         self._memory = memory
         self._offset = offset
         self._written: tuple[int, int, frozenset[int]] = (0, 0, frozenset())

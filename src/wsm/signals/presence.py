@@ -1,0 +1,100 @@
+"""What a participant is doing right now, and since when: words beside its heartbeat, for whoever asks why.
+
+Nobody's protocol depends on them, and nobody waits for them: they name the action that a rank is in, and
+give waits their beginning, on a dead group too. Times are the writer's monotonic clock in ns, which all
+processes of one boot of a host share. Several words are not read as one: a reader may see the time of one
+action beside the name of the next, for the microsecond in which both are stored.
+
+==========  ==================================================================================
+word        says
+==========  ==================================================================================
+heartbeat   a counter that grows with every turn that is not the quiet path
++1          when it grew last
++2          when the status word was stored last
++3          :class:`Doing`: the plan at hand, and the action that it is inside of
++4          since when
+==========  ==================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from wsm.signals.word import MAX_ACTION
+
+_BEAT_AT = 1
+_TOLD_AT = 2
+_DOING = 3
+_SINCE = 4
+
+_MAX_PLAN = 254
+
+
+class Doing(NamedTuple):
+    """The plan that a participant works through, and the action of it that it is inside of.
+
+    ``plan`` is a place in the list of its plans; ``action`` a place in all actions of that plan, those
+    before parking and those of the commit included. None: none.
+    """
+
+    plan: int | None = None
+    action: int | None = None
+
+    def pack(self) -> int:
+        """Return the word; places that do not fit are left out, for they only inform."""
+        return _place(self.plan, _MAX_PLAN) << 8 | _place(self.action, MAX_ACTION)
+
+    @classmethod
+    def unpack(cls, word: int) -> Doing:
+        """Read the word; bits that this build does not know are ignored."""
+        return cls(((word >> 8) & 0xFF) - 1 if word & 0xFF00 else None, (word & 0xFF) - 1 if word & 0xFF else None)
+
+
+class Presence(NamedTuple):
+    """All of it, as it was read; a time of 0 was never stored."""
+
+    heartbeat: int
+    beat_at_ns: int
+    told_at_ns: int
+    doing: Doing
+    since_ns: int
+
+
+def read_presence(words: memoryview[int], heartbeat: int) -> Presence:
+    """Read what stands beside the heartbeat at index `heartbeat`."""
+    counter, beat_at, told_at, doing, since = words[heartbeat : heartbeat + _SINCE + 1].tolist()
+    return Presence(counter, beat_at, told_at, Doing.unpack(doing), since)
+
+
+class PresenceWords:
+    """The words of one participant, in the hands of that participant.
+
+    Parameters
+    ----------
+    words : memoryview
+        Of the segment.
+    heartbeat : int
+        Index of its heartbeat.
+    """
+
+    def __init__(self, words: memoryview[int], heartbeat: int) -> None:
+        self._words = words
+        self._heartbeat = heartbeat
+
+    def beat(self, now_ns: int) -> None:
+        """Show progress."""
+        self._words[self._heartbeat + _BEAT_AT] = now_ns
+        self._words[self._heartbeat] += 1
+
+    def told(self, now_ns: int) -> None:
+        """Say that the status word was stored just now."""
+        self._words[self._heartbeat + _TOLD_AT] = now_ns
+
+    def does(self, doing: Doing, now_ns: int) -> None:
+        """Say what begins now."""
+        self._words[self._heartbeat + _SINCE] = now_ns
+        self._words[self._heartbeat + _DOING] = doing.pack()
+
+
+def _place(index: int | None, limit: int) -> int:
+    return 0 if index is None or index >= limit else index + 1

@@ -1,0 +1,69 @@
+"""A bounded record of lines in a segment: the last ones stay, whatever becomes of their writer.
+
+One process writes at a time, any process reads at any time, and nobody locks. The ring says how many
+bytes were ever written; it says so after they are there. A reader that is overtaken, or that finds
+what a killed writer left half done, gets broken lines at the oldest end, which it cannot mistake for
+entries: it parses what it reads. Nothing here knows what a line says.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from wsm.signals.layout import RING_BYTES
+from wsm.signals.memory import Memory
+
+_HEAD = struct.Struct("<Q")
+
+#: Bytes of lines that a ring holds.
+RING_CAPACITY = RING_BYTES - _HEAD.size
+
+#: Longest line; a longer one is left out rather than allowed to push all the others out.
+MAX_LINE_BYTES = RING_CAPACITY // 8
+
+
+class LineRing:
+    """One ring of a segment.
+
+    Parameters
+    ----------
+    memory : Memory
+        The segment's memory.
+    offset : int
+        Where the ring begins.
+    """
+
+    def __init__(self, memory: Memory, offset: int) -> None:
+        self._memory = memory
+        self._offset = offset
+        self._begin = offset + _HEAD.size
+
+    def append(self, line: str) -> bool:
+        """Write a line, without its line feed; return whether it was short enough."""
+        data = line.encode("utf-8", "backslashreplace") + b"\n"
+        if len(data) > MAX_LINE_BYTES:
+            return False
+        written, memory = self._written(), self._memory.bytes
+        place = written % RING_CAPACITY
+        first = data[: RING_CAPACITY - place]
+        memory[self._begin + place : self._begin + place + len(first)] = first
+        rest = data[len(first) :]
+        memory[self._begin : self._begin + len(rest)] = rest
+        memory[self._offset : self._begin] = _HEAD.pack(written + len(data))
+        return True
+
+    def lines(self) -> list[str]:
+        """Return the lines that are there, oldest first; the oldest may be the end of one."""
+        written = self._written()
+        content = bytes(self._memory.bytes[self._begin : self._begin + RING_CAPACITY])
+        place = written % RING_CAPACITY
+        kept = content[place:] + content[:place] if written > RING_CAPACITY else content[:place]
+        if written == RING_CAPACITY:
+            kept = content
+        # What was written while we copied lies at the oldest end.
+        overtaken = self._written() - written
+        return kept[overtaken:].decode("utf-8", "replace").splitlines()
+
+    def _written(self) -> int:
+        (written,) = _HEAD.unpack(self._memory.bytes[self._offset : self._begin])
+        return int(written)
