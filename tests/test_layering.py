@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": FOUNDATION | {"states", "actions", "strategies"},
     "command": CORE,
     "report": FOUNDATION,
+    "declared_plans": FOUNDATION,
     "receipt": FOUNDATION | {"report"},
 }
 SHELLS = {"worker", "controller", "group_segment", "testing"}
@@ -46,6 +47,7 @@ EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "config",
     "command",
     "report",
+    "declared_plans",
     "receipt",
 }
 APPLICATIONS = ("rollout", "demo", "cli")

@@ -34,6 +34,7 @@ from wsm.worker.group_words import GroupWords
 from wsm.worker.patience import Patience
 from wsm.worker.recording import Recorder
 from wsm.worker.reporting import Reporter
+from wsm.worker.watch import ActionWatch
 
 #: How much likelier than a strike from outside is what happens by itself.
 _PATIENCE = 6
@@ -141,6 +142,7 @@ class LedRank:
         self.script, self.clock = Script(), ManualClock()
         words, life, runner = GroupWords(segment, rank), LifeCycle(), InMemoryRunner([])
         recorder, plans = Recorder(rank=rank, clock=self.clock), plans_led_by(self.script)
+        watch = ActionWatch(rank, words.presence, plans, self.clock)
         executions = ExecutionFactory(
             words=words,
             runner=runner,
@@ -149,12 +151,13 @@ class LedRank:
             life=life,
             clock=self.clock,
             recorder=recorder,
+            watch=watch,
         )
         self.driver = RankDriver(
             words=words,
             life=life,
             executions=executions,
-            reporter=Reporter(segment, rank, plans),
+            reporter=Reporter(segment, rank, watch.declaration()),
             patience=Patience(Deadlines(), self.clock, runner.requests),
             clock=self.clock,
             recorder=recorder,

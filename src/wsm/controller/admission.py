@@ -35,8 +35,9 @@ def require_equal_plans(group: GroupView, epoch: int) -> None:
     PlansDifferError
         If a rank said on attaching that it derived other plans than the first one.
     """
-    plans = [group.plans(rank, epoch) for rank in range(group.segment.world_size)]
-    others = [rank for rank, plan in enumerate(plans) if None not in (plan, plans[0]) and plan != plans[0]]
+    found = {rank: group.plans(rank, epoch) for rank in range(group.segment.world_size)}
+    plans = {rank: plan.collectives() for rank, plan in found.items() if plan is not None}
+    others = [rank for rank, plan in plans.items() if plan != plans.get(0, plan)]
     if others:
         raise PlansDifferError(ranks=others)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 
 from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
+from wsm.declared_plans import PLANS_KIND, DeclaredPlans
 from wsm.protocol.view import View
 from wsm.report import FailureReport, RankReport
 from wsm.signals.errors import SlotReusedError
@@ -106,9 +107,16 @@ class GroupView:
         except CommandArgumentsError:
             return None
 
-    def plans(self, rank: int, epoch: int) -> bytes | None:
-        """Read which plans a rank derived, as it said on attaching; None once it reported on a command."""
-        return self.segment.report(rank).read(epoch, 0, StatusCode.ATTACHED)
+    def plans(self, rank: int, epoch: int) -> DeclaredPlans | None:
+        """Read which plans a rank derived, as it said when it joined the epoch; None if it has not.
+
+        Raises
+        ------
+        wsm.declared_plans.DeclaredPlansError
+            If another build of wsm wrote them.
+        """
+        data = self.segment.plans(rank).read(epoch, 0, PLANS_KIND)
+        return None if data is None else DeclaredPlans.from_bytes(data)
 
     def report(self, rank: int, command: CommandWord, code: StatusCode) -> RankReport | None:
         """Read what a rank reported when it reached `code`; None if it is not there."""

@@ -108,8 +108,7 @@ def layout_of(world_size: int, helpers: int = 0) -> Layout:
     total_bytes = rings_begin + (participants + 1) * RING_BYTES
     slots = tuple(range(slots_begin, rings_begin, SLOT_BYTES))
     report, error, plans = (
-        slots[begin : begin + participants]
-        for begin in range(_ARGUMENT_SLOTS, len(slots), participants)
+        slots[begin : begin + participants] for begin in range(_ARGUMENT_SLOTS, len(slots), participants)
     )
     return Layout(
         world_size=world_size,

@@ -47,7 +47,9 @@ class Doing(NamedTuple):
     @classmethod
     def unpack(cls, word: int) -> Doing:
         """Read the word; bits that this build does not know are ignored."""
-        return cls(((word >> 8) & 0xFF) - 1 if word & 0xFF00 else None, (word & 0xFF) - 1 if word & 0xFF else None)
+        return cls(
+            ((word >> 8) & 0xFF) - 1 if word & 0xFF00 else None, (word & 0xFF) - 1 if word & 0xFF else None
+        )
 
 
 class Presence(NamedTuple):

@@ -81,6 +81,20 @@ class CommandAbortedError(GroupError):
         )
 
 
+class ActionDeadlineError(GroupError):
+    """An action of this rank has taken longer than it may."""
+
+    def __init__(self, *, rank: int, action: str, seconds: float, deadline_s: float) -> None:
+        super().__init__(
+            f"{action} took {seconds:.3g} s on rank {rank}, and its deadline is {deadline_s:.3g} s; "
+            "see what it waits for, or configure a longer one (deadlines: action_s)",
+            rank=rank,
+            action=action,
+            seconds=seconds,
+            deadline_s=deadline_s,
+        )
+
+
 class StepBrokenError(GroupError):
     """A step raised; nobody knows which of its collectives ran, so the rank cannot go on in this epoch."""
 

@@ -22,6 +22,7 @@ from wsm.strategies.tensor import WeightTarget
 from wsm.worker.errors import CommandIllegalError
 from wsm.worker.performance import Performance
 from wsm.worker.recording import Recorder
+from wsm.worker.watch import ActionWatch
 
 Load = Callable[[ActionContext, WeightTarget], Mapping[str, Any]]
 
@@ -55,6 +56,8 @@ class Execution:
         For the seconds in the report.
     recorder : Recorder
         Journal and log.
+    watch : ActionWatch
+        Told which plan and action are at hand.
 
     Attributes
     ----------
@@ -72,6 +75,7 @@ class Execution:
         context: ActionContext,
         clock: Clock,
         recorder: Recorder,
+        watch: ActionWatch,
     ) -> None:
         self.request = request
         self.arguments = arguments
@@ -80,12 +84,14 @@ class Execution:
         self._life = life
         self._context = context
         self._recorder = recorder
+        self._watch = watch
         self._work = Performance(
             life=life,
             context=context,
             clock=clock,
             recorder=recorder,
             cause=f"{request.value} {arguments.request_id}",
+            watch=watch,
         )
         self._dropping: Iterator[Action] | None = None
         self.doing = "begin"
@@ -114,6 +120,7 @@ class Execution:
             )
         self.plan.admit(self._context)
         self.doing = "drain"
+        self._watch.takes_up(self.plan)
         for action in self.plan.before_parking:
             self._work.run(action)
         return tuple(action.collective for action in self.plan.actions)

@@ -20,6 +20,7 @@ from wsm.worker.errors import CommandIllegalError, StepBrokenError
 from wsm.worker.execution import Execution, Load, Request
 from wsm.worker.group_words import GroupWords
 from wsm.worker.recording import Recorder
+from wsm.worker.watch import ActionWatch
 
 _REQUESTS = {Operation.CLEAR: Request.CLEAR, Operation.UPDATE: Request.UPDATE}
 
@@ -45,6 +46,8 @@ class ExecutionFactory:
         Journal and log.
     announced : AnnouncedVersion
         What an update means that names no version.
+    watch : ActionWatch
+        Told which action this rank is inside of.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class ExecutionFactory:
         clock: Clock,
         recorder: Recorder,
         announced: AnnouncedVersion,
+        watch: ActionWatch,
     ) -> None:
         self._words = words
         self._runner = runner
@@ -67,6 +71,7 @@ class ExecutionFactory:
         self._clock = clock
         self._recorder = recorder
         self._announced = announced
+        self._watch = watch
 
     def may_begin(self, state: RankState) -> bytes | None:
         """Return the arguments of the command at hand; None while what it means cannot be known (yet)."""
@@ -121,7 +126,7 @@ class ExecutionFactory:
             kv_policy=arguments.kv_policy,
             from_normal=self._life.serving,
             load=self._load,
-            progress=self._words.beat,
+            progress=self._watch.check,
             cancelled=lambda: self._words.called_off(state.epoch),
         )
         return Execution(
@@ -132,4 +137,5 @@ class ExecutionFactory:
             context=context,
             clock=self._clock,
             recorder=self._recorder,
+            watch=self._watch,
         )

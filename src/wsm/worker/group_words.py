@@ -5,8 +5,10 @@ Between :mod:`wsm.signals` (memory) and :mod:`wsm.protocol` (rules): it knows ne
 
 from __future__ import annotations
 
+from wsm.clock import Clock, SystemClock
 from wsm.protocol.rank_state import Move
 from wsm.protocol.view import View
+from wsm.signals.presence import PresenceWords
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import Watch, wait, wake
 from wsm.signals.word import CommandWord, CommittedWord, StatusCode, StatusWord, StepKind, StepWord
@@ -21,9 +23,16 @@ class GroupWords:
         Attached.
     rank : int
         The participant whose words are written here.
+    clock : Clock or None
+        For the times beside the heartbeat; None is the host's.
+
+    Attributes
+    ----------
+    presence : PresenceWords
+        What this rank is doing, for whoever asks why.
     """
 
-    def __init__(self, segment: Segment, rank: int) -> None:
+    def __init__(self, segment: Segment, rank: int, clock: Clock | None = None) -> None:
         layout = segment.layout
         self.segment = segment
         self.rank = rank
@@ -32,7 +41,8 @@ class GroupWords:
         self.committed = layout.committed
         self.step = layout.step[rank]
         self.status = layout.status[rank]
-        self.heartbeat = layout.heartbeat[rank]
+        self.presence = PresenceWords(segment.words, layout.heartbeat[rank])
+        self._clock = clock or SystemClock()
         self.steps = layout.step[: segment.world_size]
         self.statuses = layout.status
         self.peer_steps = tuple(index for index in self.steps if index != self.step)
@@ -77,10 +87,11 @@ class GroupWords:
             before = StatusWord.unpack(self.words[self.status])
             known = before.ready if before[:2] == status[:2] else 0
             self.words[self.status] = status.pack()
+            self.presence.told(self._clock.monotonic_ns())
             # Nobody waits for DRAINING, PARKING or ACCEPTED, and a wake-up costs a context switch.
             if status.ready > known or status.code >= StatusCode.PREPARED:
                 wake(self.segment, self.status)
 
     def beat(self) -> None:
-        """Show that this rank makes progress. A counter, not a time: the reader has the clock."""
-        self.words[self.heartbeat] += 1
+        """Show that this rank makes progress."""
+        self.presence.beat(self._clock.monotonic_ns())

@@ -13,6 +13,7 @@ from wsm.report import ActionSeconds, RankReport
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent
 from wsm.worker.recording import Recorder
+from wsm.worker.watch import ActionWatch
 
 
 class Performance:
@@ -30,6 +31,8 @@ class Performance:
         Journal and log.
     cause : str
         What records give as the reason of a transition that has no other.
+    watch : ActionWatch
+        Told which action is at hand.
 
     Attributes
     ----------
@@ -38,7 +41,14 @@ class Performance:
     """
 
     def __init__(
-        self, *, life: LifeCycle, context: ActionContext, clock: Clock, recorder: Recorder, cause: str
+        self,
+        *,
+        life: LifeCycle,
+        context: ActionContext,
+        clock: Clock,
+        recorder: Recorder,
+        cause: str,
+        watch: ActionWatch,
     ) -> None:
         self.began: list[Action] = []
         self._life = life
@@ -46,6 +56,7 @@ class Performance:
         self._clock = clock
         self._recorder = recorder
         self._cause = cause
+        self._watch = watch
         self._seconds: list[ActionSeconds] = []
 
     def run(self, action: Action) -> None:
@@ -64,14 +75,17 @@ class Performance:
         began_ns = self._clock.monotonic_ns()
         self._recorder.action_started(action.name)
         self.began.append(action)
+        self._watch.begins(action)
         return began_ns
 
     def failed(self, action: Action, error: BaseException) -> None:
         """Take in that an action raised."""
+        self._watch.ends()
         self._recorder.action_failed(action.name, error)
 
     def finished(self, action: Action, began_ns: int) -> None:
         """Take in that an action which began at `began_ns` is done, and probed."""
+        self._watch.ends()
         seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
         self._seconds.append(ActionSeconds(action.name, seconds))
         self._recorder.action_finished(action.name, seconds)

@@ -1,12 +1,14 @@
 """What a worker writes down: one journal entry and one log line for each thing that happens to a command.
 
-Knows the shapes of journal and log, and decides nothing. A file that cannot be written any more ends
-the file, never the worker.
+Knows the shapes of journal and log, and decides nothing. The last lines, words aside, stand in the group's
+segment too: there they survive this process even where no file was configured. A file that cannot be
+written any more ends the file, never the worker.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -15,6 +17,7 @@ from wsm.clock import Clock
 from wsm.errors import WsmError
 from wsm.protocol.rank_state import Move
 from wsm.report import FailureReport
+from wsm.signals.ring import LineRing
 from wsm.states import entry
 from wsm.states.entry import JournalEntry, transition_entry
 from wsm.states.journal import Journal
@@ -43,12 +46,20 @@ class Recorder:
         self._epoch = self._sequence = 0
         self._log = log.logger("worker", rank=rank)
         self._file: TextIO | None = None
+        self._ring: LineRing | None = None
+        self._writing = threading.Lock()  # the watchdog's thread reports what it cannot end
         if directory is not None:
             Path(directory).mkdir(parents=True, exist_ok=True)
             # Line buffered: a line is in the kernel's hands, and survives this process, once it is written.
             self._file = (Path(directory) / f"rank{rank}.ndjson").open("a", buffering=1, encoding="utf-8")
         self.journal = Journal(sink=self._write_line if self._file is not None else None)
         self._note(entry.STARTED, pid=os.getpid())
+
+    def keep_in(self, ring: LineRing) -> None:
+        """From now on keep the last entries in the segment, those of this process so far included."""
+        self._ring = ring
+        for one in self.journal:
+            ring.append(one.to_line())
 
     def command_seen(self, epoch: int, sequence: int, operation: str) -> None:
         """A new command was read."""
@@ -59,7 +70,7 @@ class Recorder:
     def transition(self, record: TransitionRecord) -> None:
         """A state machine took a step."""
         self._epoch, self._sequence = record.epoch, record.sequence
-        self.journal.append(transition_entry(record, rank=self._rank, wall_ns=self._clock.wall_ns()))
+        self._keep(transition_entry(record, rank=self._rank, wall_ns=self._clock.wall_ns()))
         self._log.info(
             log.TRANSITION_COMMITTED,
             epoch=record.epoch,
@@ -132,13 +143,14 @@ class Recorder:
             self._note(entry.WORD_WRITTEN, word="step", code=move.step.kind.name, step=move.step.step)
 
     def close(self) -> None:
-        """Close the file; the journal in memory stays readable. Idempotent."""
+        """Close the file and let go of the segment; the journal in memory stays readable. Idempotent."""
+        self._ring = None
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _note(self, kind: str, **facts: Any) -> None:
-        self.journal.append(
+        self._keep(
             JournalEntry(
                 kind=kind,
                 at_ns=self._clock.monotonic_ns(),
@@ -149,6 +161,12 @@ class Recorder:
                 facts=facts,
             )
         )
+
+    def _keep(self, new: JournalEntry) -> None:
+        with self._writing:
+            self.journal.append(new)
+            if self._ring is not None and new.kind != entry.WORD_WRITTEN:
+                self._ring.append(new.to_line())
 
     def _write_line(self, line: str) -> None:
         if self._file is None:

@@ -5,15 +5,15 @@ Knows slots and reports; which word follows is :mod:`.driver`'s matter.
 
 from __future__ import annotations
 
-from wsm.actions.sequence import Plans
+from wsm.declared_plans import PLANS_KIND, DeclaredPlans
 from wsm.protocol.rank_state import RankState
-from wsm.report import MAX_REPORT_BYTES, FailureReport, RankReport
+from wsm.report import FailureReport, RankReport
 from wsm.signals.segment import Segment
 from wsm.signals.word import StatusCode
 
 
 class Reporter:
-    """The report slot and the error slot of one rank.
+    """The slots of one rank for reports, errors and plans.
 
     Parameters
     ----------
@@ -21,11 +21,11 @@ class Reporter:
         The group's segment.
     rank : int
         Whose slots.
-    plans : Plans
+    plans : DeclaredPlans
         That this rank derived.
     """
 
-    def __init__(self, segment: Segment, rank: int, plans: Plans) -> None:
+    def __init__(self, segment: Segment, rank: int, plans: DeclaredPlans) -> None:
         self._segment = segment
         self._rank = rank
         self._plans = plans
@@ -36,13 +36,7 @@ class Reporter:
         Before this rank's first word of the epoch, so nobody has read what another process may have left
         there that died just here.
         """
-        text = "\n".join(
-            f"{plan.name}: {' '.join(action.name + '*' * action.collective for action in plan.actions)}"
-            for plan in self._plans
-        )
-        self._segment.report(self._rank).write_over(
-            epoch, 0, StatusCode.ATTACHED, text.encode()[:MAX_REPORT_BYTES]
-        )
+        self._segment.plans(self._rank).write_over(epoch, 0, PLANS_KIND, self._plans.to_bytes())
 
     def reached(self, state: RankState, code: StatusCode, report: RankReport) -> None:
         """Write what was done for the command of `state`."""

@@ -38,6 +38,7 @@ from wsm.worker.patience import Patience
 from wsm.worker.permit import StepPermit
 from wsm.worker.recording import Recorder
 from wsm.worker.reporting import Reporter
+from wsm.worker.watch import ActionWatch
 
 #: A command word that no controller ever writes: nothing is quiet.
 _NEVER = -1
@@ -114,7 +115,9 @@ class Worker:
             undo.callback(recorder.close)
             attachment = attach_rank(config, rank, directory)
             undo.callback(attachment.abandon)
-            words = GroupWords(attachment.segment, rank)
+            words = GroupWords(attachment.segment, rank, clock)
+            recorder.keep_in(attachment.segment.journal(rank))
+            watch = ActionWatch(rank, words.presence, plans, clock)
             life = LifeCycle()
             driver = RankDriver(
                 words=words,
@@ -130,8 +133,9 @@ class Worker:
                     announced=AnnouncedVersion(
                         attachment.segment, rank, find_function(config) if load is None else None
                     ),
+                    watch=watch,
                 ),
-                reporter=Reporter(attachment.segment, rank, plans),
+                reporter=Reporter(attachment.segment, rank, watch.declaration()),
                 patience=Patience(config.deadlines, clock, runner.requests),
                 clock=clock,
                 recorder=recorder,

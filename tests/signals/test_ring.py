@@ -1,0 +1,81 @@
+"""The last lines of a writer, as they stand in the segment after it: whole, in order, bounded."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from wsm.signals.ring import MAX_LINE_BYTES, RING_CAPACITY, LineRing
+from wsm.signals.segment import Segment
+
+
+@pytest.fixture
+def ring(segment) -> LineRing:
+    return segment.journal(1)
+
+
+def test_lines_come_back_in_order_and_stay_in_their_ring(segment, ring):
+    assert ring.lines() == []
+    for number in range(3):
+        assert ring.append(f"line {number} 失败")
+    assert ring.lines() == [f"line {number} 失败" for number in range(3)]
+    assert segment.journal(0).lines() == []
+    assert segment.controller_journal.lines() == []
+
+
+@pytest.mark.parametrize("length", [1, 63, 64, 1000, MAX_LINE_BYTES - 20])
+def test_the_last_lines_stay_whole_however_many_there_were(ring, length):
+    count = 3 * RING_CAPACITY // length + 7
+    for number in range(count):
+        ring.append(json.dumps([number, "x" * length]))
+    numbers = []
+    for line in ring.lines():
+        if not line.startswith("["):
+            assert not numbers, "only the oldest line may be broken"
+            continue
+        numbers.append(json.loads(line)[0])
+    assert numbers == list(range(numbers[0], count))
+    assert len(numbers) >= (RING_CAPACITY - MAX_LINE_BYTES) // (length + 20)
+
+
+def test_a_ring_that_is_filled_to_the_last_byte_loses_nothing(ring):
+    line = "x" * (RING_CAPACITY // 128 - 1)
+    for _ in range(127):
+        ring.append(line)
+    ring.append("y" * (RING_CAPACITY - 127 * (len(line) + 1) - 1))
+    assert len(ring.lines()) == 128
+
+
+def test_a_line_that_would_push_the_others_out_is_left_out(ring):
+    ring.append("small")
+    assert not ring.append("x" * MAX_LINE_BYTES)
+    assert ring.lines() == ["small"]
+
+
+def test_what_a_killed_writer_wrote_is_there_for_others(segment, name, launch):
+    child = launch(
+        """
+        segment = Segment.attach(sys.argv[1])
+        segment.journal(0).append("it was me")
+        say("written")
+        time.sleep(60)
+        """,
+        name,
+    )
+    child.says()
+    child.kill()
+    with Segment.attach(name) as other:
+        assert other.journal(0).lines() == ["it was me"]
+        other.journal(0).append("and then I")
+    assert segment.journal(0).lines() == ["it was me", "and then I"]
+
+
+def test_whatever_bytes_stand_there_come_back_as_lines(segment, ring):
+    begin = segment.layout.journal[1]
+    segment._memory.bytes[begin + 8 : begin + 8 + RING_CAPACITY] = bytes(range(256)) * (
+        RING_CAPACITY // 256
+    ) + bytes(RING_CAPACITY % 256)
+    for written in (1, RING_CAPACITY, RING_CAPACITY + 1, 2**63, 2**64 - 1):
+        segment._memory.bytes[begin : begin + 8] = written.to_bytes(8, "little")
+        assert all(isinstance(line, str) for line in ring.lines())
