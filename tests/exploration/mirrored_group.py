@@ -28,6 +28,7 @@ from wsm.signals.segment import Segment
 from wsm.signals.word import CommandWord, CommittedWord, Operation
 from wsm.states.machine import LifeCycle
 from wsm.testing import InMemoryRunner
+from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.driver import RankDriver
 from wsm.worker.execution_factory import ExecutionFactory
 from wsm.worker.group_words import GroupWords
@@ -152,6 +153,7 @@ class LedRank:
             clock=self.clock,
             recorder=recorder,
             watch=watch,
+            announced=AnnouncedVersion(segment, rank, find=None),
         )
         self.driver = RankDriver(
             words=words,
