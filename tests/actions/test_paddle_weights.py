@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import mmap
 
 import numpy as np
 import pytest
 
-from wsm.actions.backends.errors import TensorChangedError, UnsupportedTensorError
+from wsm.actions.backends.errors import AdoptionError, TensorChangedError, UnsupportedTensorError
 from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.errors import PostconditionError, StorageMovedError, WeightsReleasedError
@@ -253,3 +254,31 @@ def test_a_build_without_cuda_cannot_measure_a_device():
         pytest.skip("this build has CUDA")
     with pytest.raises(BadInputError, match="CUDA"):
         DeviceMemory()
+
+
+@pytest.mark.parametrize("dtype", EVERY_DTYPE)
+def test_a_released_tensor_lives_in_memory_that_it_is_given_and_lets_go_of_it(dtype):
+    weights = PaddleWeights(Buffers(values=zeros([4, 6], dtype)))
+    assert not weights.adopts("values")
+    weights.release()
+    assert weights.adopts("values")
+    memory = mmap.mmap(-1, 4096)
+    nbytes = weights.specs()["values"].nbytes
+    memory[64 : 64 + nbytes] = bytes(1 for _ in range(nbytes))
+    weights.adopt("values", memoryview(memory)[64 : 64 + nbytes])
+    assert bytes(weights.readable("values")) == b"\x01" * nbytes
+    memory[64:65] = b"\x00"
+    assert bytes(weights.readable("values")[:1]) == b"\x00"
+    with pytest.raises(BufferError):
+        memory.close()
+    weights.release()
+    memory.close()
+
+
+@pytest.mark.parametrize("memory", [memoryview(bytes(96)), memoryview(bytearray(95))])
+def test_memory_that_is_read_only_or_too_short_is_not_adopted(memory):
+    weights = PaddleWeights(Buffers(values=zeros([4, 6], "float32")))
+    weights.release()
+    with pytest.raises(AdoptionError):
+        weights.adopt("values", memory)
+    assert list(weights.held()) == []

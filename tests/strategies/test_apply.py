@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.apply import CHUNK_BYTES, LoadObserver, apply_tensors
+from wsm.strategies.apply import CHUNK_BYTES, apply_tensors
 from wsm.strategies.coverage import check_coverage
 from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
 
 
@@ -180,3 +181,59 @@ def test_a_memory_target_holds_what_was_written_until_it_is_released():
     assert target.release() == 3
     assert target.release() == 0
     assert list(target.held()) == []
+
+
+def kept(name, data, memory, *, digest=None):
+    def never_read(offset, destination):
+        raise AssertionError(f"{name} was copied")
+
+    spec = TensorSpec(name, "U8", (len(data),))
+    return OfferedTensor(spec, "somewhere", never_read, digest, memory=lambda: memoryview(memory))
+
+
+def test_memory_that_may_be_kept_is_kept_by_a_released_tensor_and_digested_where_it_lies():
+    memory = bytearray(b"111")
+    target = MemoryTarget([A], adopting=True)
+    applied = apply_tensors([kept("a", b"111", memory, digest=digest_of(b"111"))], target, LoadObserver())
+    assert (applied.adopted, applied.nbytes, applied.verified) == (3, 3, 1)
+    memory[0:1] = b"2"
+    assert bytes(target.readable("a")) == b"211"
+
+
+@pytest.mark.parametrize("target", [MemoryTarget([A]), MemoryTarget([A], adopting=True)])
+def test_bytes_are_copied_into_a_tensor_that_holds_memory_or_keeps_none(target):
+    target.writable("a")[:] = b"old"
+    if target.adopts("a"):
+        pytest.fail("a tensor that holds memory may have been captured by its address")
+    offer = OfferedTensor(A, "somewhere", offered("a", b"111").read_into, memory=lambda: memoryview(b"111"))
+    applied = apply_tensors([offer], target, LoadObserver())
+    assert applied.adopted == 0
+    assert bytes(target.readable("a")) == b"111"
+
+
+def test_memory_with_a_wrong_digest_is_never_kept():
+    target = MemoryTarget([A], adopting=True)
+    with pytest.raises(errors.DigestMismatchError):
+        apply_tensors(
+            [kept("a", b"111", bytearray(b"111"), digest=digest_of(b"222"))], target, LoadObserver()
+        )
+    assert list(target.held()) == []
+
+
+def test_a_source_that_promises_digests_piece_by_piece_sees_every_piece_end():
+    data = bytes(range(256)) * (CHUNK_BYTES // 128)
+    piece = CHUNK_BYTES - 1
+    seen = []
+
+    def witness(end, digest):
+        seen.append(end)
+        assert digest.hexdigest() == digest_of(data[:end])
+
+    spec = TensorSpec("a", "U8", (len(data),))
+    offer = OfferedTensor(spec, "somewhere", offered("a", data).read_into, piece_bytes=piece, witness=witness)
+    target = MemoryTarget([spec])
+    applied = apply_tensors([offer], target, LoadObserver())
+    assert bytes(target.readable("a")) == data
+    assert {end for end in seen if end % piece == 0} == set(range(piece, len(data), piece))
+    assert seen[-1] == len(data)
+    assert applied.verified == 1

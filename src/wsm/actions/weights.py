@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError, PreconditionError, StorageMovedError
-from wsm.strategies.tensor import StagedTarget, TensorSpec, WeightTarget
+from wsm.strategies.tensor import AdoptingTarget, StagedTarget, TensorSpec, WeightTarget
 
 
 class ReleaseWeights(Action):
@@ -71,6 +71,16 @@ class WatchedTarget:
         """Pass on that the bytes are complete, to a target that has to move them."""
         if isinstance(self._target, StagedTarget):
             self._target.written(name)
+
+    def adopts(self, name: str) -> bool:
+        """Whether the target would keep a source's memory for this tensor."""
+        return isinstance(self._target, AdoptingTarget) and self._target.adopts(name)
+
+    def adopt(self, name: str, memory: memoryview) -> None:
+        """Mark the command, then let the target keep `memory`, if it is one that does."""
+        self._context.weights_touched = True
+        if isinstance(self._target, AdoptingTarget):
+            self._target.adopt(name, memory)
 
     def readable(self, name: str) -> memoryview:
         """Return the tensor's bytes, read-only."""

@@ -2,64 +2,38 @@
 
 The order is what makes a failure harmless or visible: coverage, dtypes and shapes of all tensors first;
 then ``taint``, from which on the weights are not whole; then each tensor is read, digested in the same pass
-while it is hot in the cache, and compared. Knows no files, no states and no paddle.
+while it is hot in the cache, and compared. Memory that its owner lets us keep is digested where it lies and
+kept, if the target holds nothing for that tensor; all else is copied. Knows no files, no states, no paddle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from wsm.strategies.coverage import check_coverage
-from wsm.strategies.digest import running_digest, shard_digest
+from wsm.strategies.digest import RunningDigest, running_digest, shard_digest
 from wsm.strategies.errors import DigestMismatchError, LoadCancelledError, TargetContractError
+from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
-from wsm.strategies.tensor import StagedTarget, TensorSpec, WeightTarget
+from wsm.strategies.tensor import AdoptingTarget, StagedTarget, TensorSpec, WeightTarget
 
 #: Bytes that are read and digested at a time: small enough to stay in a core's cache between the two.
 CHUNK_BYTES = 1 << 20
 
 
-def no_taint() -> None:
-    """Stand in where nobody keeps account of touched weights."""
-
-
-def no_progress(_done: int, _total: int) -> None:
-    """Stand in where nobody watches."""
-
-
-def never_cancelled() -> bool:
-    """Stand in where nobody changes their mind."""
-    return False
-
-
-@dataclass(frozen=True)
-class LoadObserver:
-    """How a caller follows and steers a load. All calls come from the loading thread, between chunks.
-
-    Parameters
-    ----------
-    taint : callable
-        Called once, before the target's memory is first asked for.
-    progress : callable
-        ``progress(bytes applied, bytes in all)``, after at most :data:`CHUNK_BYTES` each.
-    cancelled : callable
-        True ends the load with :class:`LoadCancelledError` before the next chunk.
-    """
-
-    taint: Callable[[], None] = no_taint
-    progress: Callable[[int, int], None] = no_progress
-    cancelled: Callable[[], bool] = never_cancelled
-
-
 @dataclass(frozen=True)
 class Applied:
-    """What was applied: bytes, tensors, how many of them had a promised digest, and the digest of all."""
+    """What was applied: bytes, tensors, how many of them had a promised digest, and the digest of all.
+
+    `adopted` counts the bytes that were not copied: the target keeps the memory that they came in.
+    """
 
     nbytes: int
     tensors: int
     verified: int
     digest: str
+    adopted: int = 0
 
 
 def apply_tensors(
@@ -104,6 +78,7 @@ class _Pass:
         self._observer = observer
         self._total = sum(tensor.spec.nbytes for tensor in tensors)
         self._done = 0
+        self._adopted = 0
         self._digests: list[tuple[TensorSpec, str]] = []
 
     def run(self) -> Applied:
@@ -111,7 +86,8 @@ class _Pass:
         self._observer.taint()
         for tensor in self._tensors:
             self._stop_if_cancelled(touched=True)
-            digest = self._copy(tensor)
+            kept = self._kept(tensor)
+            digest = self._copy(tensor) if kept is None else self._digest_in_place(tensor, kept)
             if tensor.digest is not None and digest != tensor.digest:
                 raise DigestMismatchError(
                     tensor=tensor.spec.name,
@@ -119,28 +95,61 @@ class _Pass:
                     expected=tensor.digest,
                     actual=digest,
                 )
-            if isinstance(self._target, StagedTarget):
+            if kept is not None and isinstance(self._target, AdoptingTarget):
+                self._target.adopt(tensor.spec.name, kept)
+                self._adopted += len(kept)
+            elif isinstance(self._target, StagedTarget):
                 self._target.written(tensor.spec.name)
             self._digests.append((tensor.spec, digest))
         return Applied(
             nbytes=self._done,
             tensors=len(self._digests),
-            verified=sum(tensor.digest is not None for tensor in self._tensors),
+            verified=sum(tensor.digest is not None or tensor.witness is not None for tensor in self._tensors),
             digest=shard_digest(self._digests),
+            adopted=self._adopted,
         )
+
+    def _kept(self, tensor: OfferedTensor) -> memoryview | None:
+        """Return the source's own memory if the target will keep it instead of a copy."""
+        if tensor.memory is None or not tensor.spec.nbytes:
+            return None
+        if not isinstance(self._target, AdoptingTarget) or not self._target.adopts(tensor.spec.name):
+            return None
+        return tensor.memory()
 
     def _copy(self, tensor: OfferedTensor) -> str:
         memory = self._memory(tensor.spec)
         digest = running_digest()
-        for offset in range(0, len(memory), CHUNK_BYTES):
-            if offset:
-                self._stop_if_cancelled(touched=True)
-            chunk = memory[offset : offset + CHUNK_BYTES]
-            tensor.read_into(offset, chunk)
-            digest.update(chunk)
-            self._done += len(chunk)
-            self._observer.progress(self._done, self._total)
+        for begin, end in self._chunks(len(memory), tensor.piece_bytes):
+            chunk = memory[begin:end]
+            tensor.read_into(begin, chunk)
+            self._account(tensor, digest, chunk, end)
         return digest.hexdigest()
+
+    def _digest_in_place(self, tensor: OfferedTensor, kept: memoryview) -> str:
+        digest = running_digest()
+        for begin, end in self._chunks(len(kept), tensor.piece_bytes):
+            self._account(tensor, digest, kept[begin:end], end)
+        return digest.hexdigest()
+
+    def _chunks(self, length: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
+        """Cut a tensor so that no chunk is too long for the cache or lies in two pieces of its source."""
+        begin = 0
+        while begin < length:
+            if begin:
+                self._stop_if_cancelled(touched=True)
+            end = min(begin + CHUNK_BYTES, length)
+            if piece_bytes:
+                end = min(end, begin - begin % piece_bytes + piece_bytes)
+            yield begin, end
+            begin = end
+
+    def _account(self, tensor: OfferedTensor, digest: RunningDigest, chunk: memoryview, end: int) -> None:
+        digest.update(chunk)
+        if tensor.witness is not None:
+            tensor.witness(end, digest)
+        self._done += len(chunk)
+        self._observer.progress(self._done, self._total)
 
     def _memory(self, spec: TensorSpec) -> memoryview:
         memory = self._target.writable(spec.name)

@@ -7,9 +7,10 @@ has checked, and yields it as an offer. It applies nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from wsm.strategies.errors import EmptySnapshotError
+from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.shard_reader import OpenShard, open_shard
 from wsm.strategies.snapshot_lookup import locate
@@ -22,7 +23,12 @@ class IpcSnapshot:
     source_type = SnapshotSource
 
     @contextmanager
-    def open(self, source: SnapshotSource, version: int | None) -> Iterator[Offer]:
+    def open(
+        self,
+        source: SnapshotSource,
+        version: int | None,
+        observer: LoadObserver = UNOBSERVED,  # noqa: ARG002 - of the protocol; nothing here waits
+    ) -> Iterator[Offer]:
         """Find, open and check the shard of the source's rank. Blocks on metadata only.
 
         Parameters
@@ -31,6 +37,8 @@ class IpcSnapshot:
             Where to look.
         version : int or None
             The version that it must hold; None for the one that ``version.yaml`` announces.
+        observer : LoadObserver
+            Not asked: nothing here waits for anybody.
 
         Raises
         ------
@@ -53,6 +61,10 @@ class IpcSnapshot:
                 ignored=located.files.ignored,
                 peak_extra_bytes=sum(file.memory_bytes for file in shard.files),
             )
+
+    def preview(self, source: SnapshotSource, version: int | None) -> AbstractContextManager[Offer]:
+        """Open to look only, which files do not mind."""
+        return self.open(source, version)
 
 
 def _offered(shard: OpenShard) -> tuple[OfferedTensor, ...]:

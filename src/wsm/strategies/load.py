@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from wsm.clock import Clock, SystemClock
-from wsm.strategies.apply import LoadObserver, apply_tensors, never_cancelled, no_progress, no_taint
+from wsm.strategies.apply import apply_tensors
 from wsm.strategies.coverage import check_coverage
+from wsm.strategies.observer import LoadObserver, never_cancelled, no_progress, no_taint
 from wsm.strategies.offer import ManifestScope
 from wsm.strategies.registry import strategy_for
 from wsm.strategies.tensor import WeightTarget
@@ -48,6 +49,8 @@ class LoadReport:
         From the first look to the last digest.
     peak_extra_bytes : int
         The most tensor bytes that were held beside the target's.
+    adopted_bytes : int
+        How many of the bytes were not copied: the target keeps the memory that they came in.
     """
 
     strategy: str
@@ -62,6 +65,7 @@ class LoadReport:
     ignored: tuple[str, ...]
     seconds: float
     peak_extra_bytes: int
+    adopted_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,22 +131,24 @@ def load(
     begun = clock.monotonic_ns()
     strategy = strategy_for(name, source)
     observer = LoadObserver(taint=taint, progress=progress, cancelled=cancelled)
-    with strategy.open(source, None if version is None else check_version(version)) as offer:
+    wanted = None if version is None else check_version(version)
+    with strategy.open(source, wanted, observer) as offer:
         applied = apply_tensors(offer.tensors, target, observer, allowed_unknown=allowed_unknown)
-        return LoadReport(
-            strategy=name,
-            version=offer.version,
-            manifest_digest=offer.manifest_digest or applied.digest,
-            manifest_scope=offer.manifest_scope,
-            digest=applied.digest,
-            bytes=applied.nbytes,
-            tensors=applied.tensors,
-            verified=applied.verified,
-            files=offer.files,
-            ignored=offer.ignored,
-            seconds=(clock.monotonic_ns() - begun) / _NANOSECONDS,
-            peak_extra_bytes=offer.peak_extra_bytes,
-        )
+    return LoadReport(
+        strategy=name,
+        version=offer.version,
+        manifest_digest=offer.manifest_digest or applied.digest,
+        manifest_scope=offer.manifest_scope,
+        digest=applied.digest,
+        bytes=applied.nbytes,
+        tensors=applied.tensors,
+        verified=applied.verified,
+        files=offer.files,
+        ignored=offer.ignored,
+        seconds=(clock.monotonic_ns() - begun) / _NANOSECONDS,
+        peak_extra_bytes=offer.peak_extra_bytes,
+        adopted_bytes=applied.adopted,
+    )
 
 
 def inspect(
@@ -168,7 +174,7 @@ def inspect(
         As :func:`load` does before it touches the target.
     """
     strategy = strategy_for(name, source)
-    with strategy.open(source, None if version is None else check_version(version)) as offer:
+    with strategy.preview(source, None if version is None else check_version(version)) as offer:
         if target is not None:
             check_coverage(
                 ((tensor.spec, tensor.origin) for tensor in offer.tensors),

@@ -18,11 +18,14 @@ class MemoryTarget:
     ----------
     specs : iterable of TensorSpec
         The tensors; all are released at first.
+    adopting : bool
+        Whether a source's memory is kept for a released tensor, where the source allows it.
     """
 
-    def __init__(self, specs: Iterable[TensorSpec]) -> None:
+    def __init__(self, specs: Iterable[TensorSpec], *, adopting: bool = False) -> None:
         self._specs = {spec.name: spec for spec in specs}
-        self._memory: dict[str, bytearray] = {}
+        self._memory: dict[str, bytearray | memoryview] = {}
+        self._adopting = adopting
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Return every tensor by name; known without any memory held."""
@@ -46,6 +49,14 @@ class MemoryTarget:
             return memoryview(self._memory[name]).toreadonly()
         except KeyError as error:
             raise TensorReleasedError(tensor=name) from error
+
+    def adopts(self, name: str) -> bool:
+        """Whether a source's memory would be kept for this tensor."""
+        return self._adopting and name not in self._memory
+
+    def adopt(self, name: str, memory: memoryview) -> None:
+        """Keep `memory` as the tensor's bytes until :meth:`release`."""
+        self._memory[name] = memory
 
     def release(self) -> int:
         """Let every tensor's memory go and return the bytes let go. Idempotent."""

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from wsm.strategies.digest import RunningDigest
+from wsm.strategies.observer import LoadObserver
 from wsm.strategies.tensor import TensorSpec
 
 
@@ -41,13 +43,25 @@ class OfferedTensor:
     read_into : callable
         ``read_into(offset, destination)`` fills a writable memoryview from `offset` of its bytes on. Blocks.
     digest : str or None
-        xxh3-128 that its bytes must have; None if nobody promised one.
+        xxh3-128 that its bytes must have; None if nobody promised one (yet).
+    piece_bytes : int
+        If not 0, no read crosses a multiple of it: the source brings the tensor in pieces of that size.
+    witness : callable or None
+        ``witness(bytes so far, running digest of them)`` is called after every chunk, in order. It raises
+        :class:`wsm.strategies.errors.DigestMismatchError` if they are not what the source promised, and so
+        is the promise of sources that know digests only when the bytes are there.
+    memory : callable or None
+        Returns the tensor's bytes (writable, format ``B``) in memory that may be kept for good: it stays
+        valid as long as the view, and nobody else writes to it. None where bytes have to be copied.
     """
 
     spec: TensorSpec
     origin: str
     read_into: Callable[[int, memoryview], None]
     digest: str | None = None
+    piece_bytes: int = 0
+    witness: Callable[[int, RunningDigest], None] | None = None
+    memory: Callable[[], memoryview] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +108,11 @@ class Strategy(Protocol):
         """The type of the sources that :meth:`open` takes."""
         ...
 
-    def open(self, source: Any, version: int | None) -> AbstractContextManager[Offer]:
+    def open(self, source: Any, version: int | None, observer: LoadObserver) -> AbstractContextManager[Offer]:
         """Find, check and open what `source` holds for one rank. Blocks on metadata only.
+
+        Leaving the context normally says that every tensor was applied; leaving it with an exception, that
+        the load has failed.
 
         Parameters
         ----------
@@ -103,10 +120,22 @@ class Strategy(Protocol):
             Where to look.
         version : int or None
             The version that it must hold; None for the newest that the source announces.
+        observer : LoadObserver
+            Asked for cancellation while the strategy waits for somebody.
 
         Raises
         ------
         wsm.strategies.errors.BadInputError
             If there is nothing, or not what was asked for. Nothing was changed.
+        """
+        ...
+
+    def preview(self, source: Any, version: int | None) -> AbstractContextManager[Offer]:
+        """Open like :meth:`open`, to look only: no byte is read, and a load can follow.
+
+        Raises
+        ------
+        wsm.strategies.errors.BadInputError
+            As :meth:`open`.
         """
         ...

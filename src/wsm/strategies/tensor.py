@@ -81,3 +81,19 @@ class StagedTarget(Protocol):
     def written(self, name: str) -> None:
         """Take in that the bytes of :meth:`WeightTarget.writable` are complete and verified; move them."""
         ...
+
+
+@runtime_checkable
+class AdoptingTarget(Protocol):
+    """What a target implements besides, that can keep memory of a source instead of a copy of it."""
+
+    def adopts(self, name: str) -> bool:
+        """Whether it would keep foreign memory for this tensor now: it holds none of its own.
+
+        Where memory is held its address may have been captured, so bytes are copied into it.
+        """
+        ...
+
+    def adopt(self, name: str, memory: memoryview) -> None:
+        """Keep `memory`, complete and verified, as the tensor's bytes until they are released."""
+        ...

@@ -123,6 +123,29 @@ class PaddleWeights:
             raise WeightsReleasedError(tensor=name)
         return self._bytes(name).toreadonly()
 
+    def adopts(self, name: str) -> bool:
+        """Whether :meth:`adopt` may be called: the tensor is released, and nobody captured its address."""
+        return self.on_host and not self._tensors[name]._is_initialized()
+
+    def adopt(self, name: str, memory: memoryview) -> None:
+        """Let the tensor live in `memory`, which it keeps until it is released. Nothing is copied.
+
+        Raises
+        ------
+        KeyError
+            If the model has no such tensor.
+        TensorChangedError, AdoptionError
+            If paddle's tensor and this shard's description of it have parted, or `memory` does not fit it.
+        """
+        spec = self._specs[name]
+        if memory.readonly or memory.nbytes != spec.nbytes:
+            # paddle takes read-only memory for writable, and reads past the end of what is too short
+            raise AdoptionError(
+                tensor=name, found=f"{memory.nbytes} bytes, {'read-only' if memory.readonly else 'writable'}"
+            )
+        carrier = np.dtype(carrier_name(paddle_name(self._tensors[name])))
+        self._share(name, np.frombuffer(memory, carrier).reshape(spec.shape))
+
     def addresses(self) -> Mapping[str, int]:
         """Address of the first byte of every held tensor."""
         return {name: int(self._tensors[name].data_ptr()) for name in self.held()}
@@ -136,12 +159,16 @@ class PaddleWeights:
         return np.from_dlpack(tensor).reshape(-1).view(np.uint8).data
 
     def _adopt_new_memory(self, name: str) -> None:
+        carrier = np.dtype(carrier_name(paddle_name(self._tensors[name])))
+        self._share(name, np.empty(self._specs[name].shape, carrier))
+
+    def _share(self, name: str, memory: np.ndarray[Any, Any]) -> None:
+        """Let the tensor live in `memory`, whose dtype is the carrier of its own."""
         import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
 
         tensor = self._tensors[name]
         self._expect_unchanged(name)
         wanted = paddle_name(tensor)
-        memory = np.empty(self._specs[name].shape, np.dtype(carrier_name(wanted)))
         source = paddle.utils.dlpack.from_dlpack(memory)
         if paddle_name(source) != wanted:
             source = source.view(wanted)

@@ -1,0 +1,44 @@
+"""What the contract asks of each strategy's tests: publish good versions, damage them, say what to expect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from snapshot_arrival import SnapshotArrival
+from wrongs import Expected, Wrong
+
+from wsm.strategies.tensor import TensorSpec
+
+
+class Arrival(Protocol):
+    """One strategy with a publisher of its own, for a group of two ranks."""
+
+    #: The strategy's name in the registry.
+    strategy: str
+    #: What cannot happen to this strategy, with the reason.
+    impossible: Mapping[Wrong, str]
+
+    def publish(self, version: int, state: Mapping[str, tuple[TensorSpec, bytes]]) -> None:
+        """Make a good version of rank 0's `state` available (rank 1 gets something else)."""
+        ...
+
+    def publish_wrong(
+        self, version: int, state: Mapping[str, tuple[TensorSpec, bytes]], wrong: Wrong
+    ) -> Expected:
+        """Make a version available that is wrong in one way; return what a load of it must say."""
+        ...
+
+    def source(self) -> object:
+        """Where rank 0 loads from."""
+        ...
+
+    def close(self) -> None:
+        """End every process and let every resource go."""
+        ...
+
+
+ARRIVALS: Mapping[str, Callable[[Path], Arrival]] = {
+    "ipc_snapshot": SnapshotArrival,
+}

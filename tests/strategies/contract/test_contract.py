@@ -1,0 +1,198 @@
+"""What every strategy guarantees, whatever it brings weights with. One suite for all of them.
+
+A wrong version is a typed error that names the file or peer and what was expected; it leaves the target
+as it was, or marks it as touched before the first byte; and a good version loads afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+from arrivals import ARRIVALS, Arrival
+from wrongs import State, Wrong, make_state
+
+from wsm.errors import WsmError
+from wsm.strategies import STRATEGIES, LoadReport, MemoryTarget, errors, inspect, load
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.offer import ManifestScope
+
+A, B = make_state(seed=1), make_state(seed=2)
+BYTES = sum(spec.nbytes for spec, _ in A.values())
+
+
+class Rank:
+    """Rank 0's memory, and whether anybody was told that it is no longer whole."""
+
+    def __init__(self, arrival: Arrival, *, serving: State | None = None) -> None:
+        self.arrival = arrival
+        self.target = MemoryTarget(spec for spec, _ in A.values())
+        self.tainted = 0
+        for name, (_, data) in (serving or {}).items():
+            self.target.writable(name)[:] = data
+
+    def load(self, version: int | None, **options: object) -> LoadReport:
+        return load(
+            self.arrival.source(),
+            self.target,
+            name=self.arrival.strategy,
+            version=version,
+            taint=self._taint,
+            **options,
+        )
+
+    def holds(self, state: State) -> bool:
+        return all(self.target.readable(name) == data for name, (_, data) in state.items())
+
+    def _taint(self) -> None:
+        self.tainted += 1
+
+
+def digest_of_state(state: State) -> str:
+    return shard_digest((spec, digest_of(data)) for spec, data in state.values())
+
+
+def test_every_registered_strategy_keeps_the_contract() -> None:
+    assert set(ARRIVALS) == set(STRATEGIES)
+
+
+@pytest.mark.parametrize("version", [7, None], ids=["asked for", "announced"])
+def test_a_good_version_arrives_whole_and_the_report_says_what_it_was(arrival, version):
+    arrival.publish(7, A)
+    rank = Rank(arrival)
+    report = rank.load(version)
+    assert rank.holds(A)
+    assert rank.tainted == 1
+    assert (report.strategy, report.version) == (arrival.strategy, 7)
+    assert (report.bytes, report.tensors, report.verified) == (BYTES, len(A), len(A))
+    assert report.digest == digest_of_state(A)
+    assert report.manifest_scope is ManifestScope.GROUP
+    assert report.files
+    assert report.ignored == ()
+    assert report.adopted_bytes == 0
+
+
+def test_versions_a_b_a_leave_the_bytes_of_a(arrival):
+    rank = Rank(arrival)
+    digests = []
+    for version, state in ((1, A), (2, B), (3, A)):
+        arrival.publish(version, state)
+        digests.append(rank.load(version).digest)
+        assert rank.holds(state)
+    assert digests == [digest_of_state(A), digest_of_state(B), digest_of_state(A)]
+
+
+def test_a_fresh_load_and_a_load_over_other_weights_are_equal(arrival):
+    arrival.publish(1, A)
+    fresh = Rank(arrival).load(1)
+    arrival.publish(2, A)
+    over = Rank(arrival, serving=B).load(2)
+    assert fresh.digest == over.digest
+    assert fresh.manifest_digest != over.manifest_digest
+
+
+def test_looking_at_a_version_moves_nothing_and_a_load_can_follow(arrival):
+    arrival.publish(5, A)
+    rank = Rank(arrival, serving=B)
+    preview = inspect(arrival.source(), None, name=arrival.strategy, target=rank.target)
+    assert (preview.version, preview.bytes, preview.tensors) == (5, BYTES, len(A))
+    assert rank.holds(B)
+    report = rank.load(5)
+    assert (report.manifest_digest, report.files) == (preview.manifest_digest, preview.files)
+    assert rank.holds(A)
+
+
+def wrongs() -> list[object]:
+    return [pytest.param(wrong, id=wrong.value) for wrong in Wrong]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("wrong", wrongs())
+def test_what_is_wrong_is_a_typed_error_and_a_good_version_loads_afterwards(arrival, wrong):
+    if wrong in arrival.impossible:
+        assert arrival.impossible[wrong], "say why it cannot happen"
+        return
+    rank = Rank(arrival, serving=B)
+    expected = arrival.publish_wrong(3, A, wrong)
+    with pytest.raises(WsmError) as caught:
+        rank.load(3)
+    assert isinstance(caught.value, expected.error), repr(caught.value)
+    for text in expected.mentions:
+        assert text in str(caught.value)
+    if expected.may_touch:
+        assert rank.tainted == 1
+        assert caught.value.touched
+    else:
+        assert rank.tainted == 0
+        assert rank.holds(B)
+        assert not getattr(caught.value, "touched", False)
+    arrival.publish(4, A)
+    rank.load(4)
+    assert rank.holds(A)
+
+
+def stop_at(count: int) -> Callable[[], bool]:
+    asked = iter(range(count))
+    return lambda: next(asked, None) is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_a_load_can_be_cancelled_between_chunks_and_repeated(arrival, count):
+    arrival.publish(1, A)
+    rank = Rank(arrival, serving=B)
+    with pytest.raises(errors.LoadCancelledError) as caught:
+        rank.load(1, cancelled=stop_at(count))
+    assert caught.value.touched == bool(rank.tainted)
+    if not rank.tainted:
+        assert rank.holds(B)
+    arrival.publish(2, A)
+    rank.load(2)
+    assert rank.holds(A)
+
+
+def test_progress_grows_to_the_bytes_of_all_tensors(arrival):
+    arrival.publish(1, A)
+    seen = []
+    Rank(arrival).load(1, progress=lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1] == (BYTES, BYTES)
+    assert len(seen) > len(A)  # the large tensor is reported in between, too
+
+
+def test_a_target_that_fails_ends_the_load_and_the_next_one_works(arrival):
+    class Broken(MemoryTarget):
+        def writable(self, name):
+            if name == "head.weight":
+                raise OSError("no memory today")
+            return super().writable(name)
+
+    arrival.publish(1, A)
+    rank = Rank(arrival)
+    broken, rank.target = Broken(spec for spec, _ in A.values()), rank.target
+    with pytest.raises(OSError, match="no memory today"):
+        load(arrival.source(), broken, name=arrival.strategy, version=1)
+    arrival.publish(2, A)
+    rank.load(2)
+    assert rank.holds(A)
+
+
+def test_what_is_allowed_by_name_is_left_out(arrival):
+    state = {**A, "stranger": (A["steps"][0].__class__("stranger", "U8", (3,)), b"abc")}
+    arrival.publish(1, state)
+    rank = Rank(arrival)
+    report = rank.load(1, allowed_unknown=["stranger"])
+    assert rank.holds(A)
+    assert (report.tensors, report.bytes) == (len(A), BYTES)
+
+
+def test_many_failures_leave_no_descriptor_open(arrival, open_descriptors):
+    arrival.publish(1, A)
+    rank = Rank(arrival)
+    rank.load(1)
+    before = open_descriptors()
+    for version in range(2, 5):
+        arrival.publish(version, A)
+        with contextlib.suppress(errors.LoadCancelledError):
+            rank.load(version, cancelled=stop_at(3))
+    assert open_descriptors() <= before
