@@ -10,6 +10,7 @@ import pytest
 from engine_parts import load
 
 from wsm.actions import surfaces
+from wsm.actions.kv_cache import carry_over
 from wsm.rollout.engine import EngineOptions, Limits
 from wsm.rollout.errors import (
     CacheReleasedError,
@@ -25,6 +26,7 @@ from wsm.rollout.request import FinishReason, Request
 from wsm.rollout.runner import RolloutRunner
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.sharding import initial_state
+from wsm.states.vocabulary import KVPolicy
 from wsm.worker.errors import PermitExpiredError
 
 pytestmark = pytest.mark.paddle
@@ -106,6 +108,43 @@ def test_frozen_requests_go_on_with_the_tokens_of_uninterrupted_ones(engine, run
     assert runner.requests.freeze() > 0
     runner.kv_cache.forget()
     assert {name: answer.tokens for name, answer in run_all(runner).items()} == whole
+
+
+@pytest.mark.parametrize("policy", list(KVPolicy))
+def test_each_token_is_what_its_version_says_or_is_marked_as_mixed(engine, run_all, step, policy):
+    prompts = PROMPTS[:4]
+    runner = engine(SMALL, seed=1)
+    submit(runner, tokens=8, prompts=prompts)
+    for _ in range(4):
+        with step(1) as permit:
+            runner.execute(permit)
+    assert runner.requests.freeze() if policy is KVPolicy.DROP else runner.requests.hold()
+    load(runner, initial_state(SMALL, 2))
+    carry_over(runner.kv_cache, policy, action="this test")
+    runner.requests.resume_admitting()
+    answers = run_all(runner, version=2)
+    for index, prompt in enumerate(prompts):
+        answer = answers[f"r{index}"]
+        assert answer.versions == (1,) * 4 + (2,) * 4
+        assert answer.mixed == (() if policy is KVPolicy.DROP else (4, 5, 6, 7))
+        said = {seed: recomputed_logprobs(SMALL, seed, prompt, answer.tokens) for seed in (1, 2)}
+        for token, (version, logprob) in enumerate(zip(answer.versions, answer.logprobs, strict=True)):
+            is_versions = abs(logprob - said[version][token]) < 1e-4
+            assert is_versions == (token not in answer.mixed), (index, token)
+
+
+def test_a_prefix_of_other_weights_is_reused_where_it_was_kept_and_the_answer_says_so(engine, run_all):
+    runner = engine(SMALL, seed=1)
+    submit(runner, prefix="before")
+    run_all(runner, version=1)
+    load(runner, initial_state(SMALL, 2))
+    assert runner.kv_cache.keep_all() > 0
+    submit(runner, prefix="after")
+    answers = run_all(runner, version=2)
+    assert (answers["after8"].cached_tokens, answers["after8"].crossed_tokens) == (8, 8)
+    assert answers["after8"].mixed == tuple(range(6))
+    assert (answers["after0"].crossed_tokens, answers["after0"].mixed) == (0, ())
+    assert runner.requests.kv_statistics()["crossed_tokens"] >= 8
 
 
 def test_aborted_requests_are_answered_with_the_tokens_they_have(engine, step):
@@ -256,8 +295,8 @@ def test_the_runner_has_every_surface_that_actions_know(engine):
     expected = {
         "weights": surfaces.WeightSurface,
         "memory": surfaces.MemorySurface,
-        "requests": surfaces.RequestSurface,
-        "kv_cache": surfaces.KVCacheSurface,
+        "requests": surfaces.HoldingRequestSurface,
+        "kv_cache": surfaces.KeepingKVCacheSurface,
         "graphs": surfaces.GraphSurface,
         "deepep": surfaces.DeepEPSurface,
         "routing_replay": surfaces.RoutingReplaySurface,
@@ -265,7 +304,7 @@ def test_the_runner_has_every_surface_that_actions_know(engine):
     for name, surface in expected.items():
         assert isinstance(getattr(runner, name), surface), name
     assert isinstance(runner.auxiliaries[0], surfaces.AuxiliarySurface)
-    assert isinstance(runner.auxiliaries[0].kv_cache, surfaces.KVCacheSurface)
+    assert isinstance(runner.auxiliaries[0].kv_cache, surfaces.KeepingKVCacheSurface)
 
 
 def test_releasing_everything_gives_back_what_loading_took(engine):

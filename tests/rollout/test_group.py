@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from wsm import Outcome
+from wsm.controller.errors import CommandRefusedError
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
 from wsm.rollout.errors import GenerationRefusedError, RankExitedError
 from wsm.rollout.model import full_logits
@@ -26,7 +27,7 @@ from wsm.rollout.sharding import initial_state, shard
 from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.signals.errors import SegmentOwnedError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states.vocabulary import InFlightPolicy, WeightState
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy, WeightState
 from wsm.strategies import publish_snapshot
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
@@ -185,6 +186,49 @@ def test_kept_requests_go_on_with_the_new_version_and_say_which_token_is_whose(g
     assert answer.tokens[:change] == greedy(group.config, 2, prompt, change)
     after = greedy(group.config, 3, (*prompt, *answer.tokens[:change]), 5)
     assert answer.tokens[change : change + 5] == after
+
+
+@pytest.mark.parametrize("policy", list(KVPolicy))
+def test_running_requests_go_through_an_update_in_place_as_the_kv_policy_says(group, client, serves, policy):
+    publish_once(group.config, 3)
+    serves(2)
+    running = InBackground(group, count=500)
+    receipt = group.controller.update(3, in_flight=InFlightPolicy.KEEP, kv_policy=policy)
+    running.join(20)
+    answer = running.answer
+    assert answer.finish_reason is FinishReason.LENGTH
+    change = answer.versions.index(3)
+    assert answer.versions == (2,) * change + (3,) * (500 - change)
+    assert answer.tokens[:change] == greedy(group.config, 2, (1, 2, 3), change)
+    facts = receipt.ranks[0].facts
+    assert facts["kv_policy"] == policy.value
+    if policy is KVPolicy.DROP:
+        assert answer.mixed == ()
+        assert facts["kv_blocks_kept"] == 0
+        after = greedy(group.config, 3, (1, 2, 3, *answer.tokens[:change]), 5)
+        assert answer.tokens[change : change + 5] == after
+    else:
+        assert answer.mixed == tuple(range(change, 500))
+        assert facts["requests_held"] == 1
+        assert facts["kv_blocks_kept"] > 0
+    assert client.stats()["kv_reuse"]["mixed_tokens"] >= len(answer.mixed)
+
+
+@pytest.mark.parametrize("policy", [KVPolicy.KEEP, KVPolicy.KEEP_IN_FLIGHT])
+def test_a_kv_policy_that_a_cleared_group_cannot_honour_is_refused_and_changes_nothing(group, serves, policy):
+    serves(2)
+    group.controller.clear()
+    with pytest.raises(CommandRefusedError, match=f"KV policy '{policy.value}'"):
+        group.controller.update(2, kv_policy=policy, in_flight=InFlightPolicy.KEEP)
+    assert group.controller.status().state == "CLEARED"
+    assert group.controller.update(2).version == 2
+
+
+def test_keeping_blocks_of_requests_that_the_same_command_ends_is_refused(group, serves):
+    serves(2)
+    with pytest.raises(CommandRefusedError, match="nothing to keep"):
+        group.controller.update(2, kv_policy=KVPolicy.KEEP_IN_FLIGHT, force=True)
+    assert group.controller.status().serving
 
 
 def test_the_raw_words_of_an_engine_drive_the_group(group, client, serves):

@@ -184,6 +184,107 @@ def test_a_forgotten_cache_sends_running_requests_through_the_model_again():
     assert one_step(requests).counts.tolist() == [4]
 
 
+def kept_through(requests: Scheduler, pool: BlockPool, policy: str) -> None:
+    """What an update's plan does with requests and blocks under a KV policy, in-flight requests kept."""
+    if policy == "drop":
+        requests.freeze()
+        pool.forget()
+    else:
+        requests.hold()
+        assert requests.in_flight() == 0
+        if policy == "keep":
+            pool.keep_all()
+        else:
+            pool.forget_idle()
+    requests.reset_inputs()
+    requests.resume_admitting()
+
+
+def with_pool(**limits) -> tuple[Scheduler, BlockPool]:
+    pool = BlockPool(64, 4)
+    return Scheduler(SHAPE, pool, Limits(**{"max_batch": 4, "max_step_tokens": 64, **limits})), pool
+
+
+@pytest.mark.parametrize("policy", ["keep", "keep-in-flight"])
+def test_held_requests_go_on_without_being_computed_anew_and_say_which_tokens_are_of_no_one_version(policy):
+    requests, pool = with_pool()
+    requests.submit(ask("a", tokens=4))
+    one_step(requests, version=1)
+    one_step(requests, version=1)
+    kept_through(requests, pool, policy)
+    assert one_step(requests, version=2).counts.tolist() == [1]
+    one_step(requests, version=2)
+    answer = answers(requests)["a"]
+    assert (answer.versions, answer.mixed) == ((1, 1, 2, 2), (2, 3))
+    assert requests.kv_statistics()["mixed_tokens"] == 2
+
+
+def test_dropped_requests_are_computed_anew_and_every_token_is_of_one_version():
+    requests, pool = with_pool()
+    requests.submit(ask("a", tokens=4))
+    one_step(requests, version=1)
+    one_step(requests, version=1)
+    kept_through(requests, pool, "drop")
+    assert one_step(requests, version=2).counts.tolist() == [5]
+    one_step(requests, version=2)
+    answer = answers(requests)["a"]
+    assert (answer.versions, answer.mixed) == ((1, 1, 2, 2), ())
+
+
+@pytest.mark.parametrize(
+    ("policy", "cached", "crossed"), [("keep", 8, 8), ("keep-in-flight", 0, 0), ("drop", 0, 0)]
+)
+def test_a_prompt_of_before_is_found_after_the_update_only_if_everything_is_kept(policy, cached, crossed):
+    requests, pool = with_pool()
+    requests.submit(ask("before", prompt=range(9), tokens=1))
+    one_step(requests, version=1)
+    kept_through(requests, pool, policy)
+    requests.submit(ask("after", prompt=range(9), tokens=2))
+    while requests.has_work():
+        one_step(requests, version=2)
+    answer = answers(requests)["after"]
+    assert (answer.cached_tokens, answer.crossed_tokens) == (cached, crossed)
+    assert answer.mixed == ((0, 1) if crossed else ())
+    counted = requests.kv_statistics()
+    assert (counted["reused_tokens"], counted["crossed_tokens"]) == (cached, crossed)
+
+
+def test_a_new_request_never_reads_what_a_held_one_has_from_before():
+    requests, pool = with_pool()
+    requests.submit(ask("held", prompt=range(9), tokens=6))
+    one_step(requests, version=1)
+    kept_through(requests, pool, "keep-in-flight")
+    requests.submit(ask("new", prompt=range(9), tokens=1))
+    while requests.has_work():
+        one_step(requests, version=2)
+    done = answers(requests)
+    assert (done["new"].cached_tokens, done["new"].mixed) == (0, ())
+    assert done["held"].mixed == (1, 2, 3, 4, 5)
+
+
+def test_held_requests_whose_blocks_were_lost_are_computed_anew():
+    requests, pool = with_pool()
+    requests.submit(ask("a", tokens=3))
+    one_step(requests, version=1)
+    requests.hold()
+    pool.forget()
+    requests.resume_admitting()
+    assert one_step(requests, version=2).counts.tolist() == [4]
+    one_step(requests, version=2)
+    assert answers(requests)["a"].mixed == ()
+
+
+def test_held_requests_can_be_cancelled_and_give_their_blocks_back():
+    requests, pool = with_pool()
+    requests.submit(ask("a"))
+    one_step(requests)
+    requests.hold()
+    requests.cancel({"a"})
+    requests.resume_admitting()
+    assert not requests.has_work()
+    assert pool.available() == 63
+
+
 def test_a_prompt_that_the_same_version_has_seen_is_not_computed_twice():
     requests = scheduler()
     requests.submit(ask("first", prompt=range(9), tokens=1))

@@ -27,7 +27,7 @@ class LayerCache(NamedTuple):
 
 
 class PagedKVCache:
-    """Preallocated key and value blocks; a :class:`wsm.actions.surfaces.KVCacheSurface`.
+    """Preallocated key and value blocks; a :class:`wsm.actions.surfaces.KeepingKVCacheSurface`.
 
     It starts without memory.
 
@@ -69,6 +69,14 @@ class PagedKVCache:
     def forget(self) -> None:
         """Make every block's content unreachable, keep the memory. Idempotent."""
         self.pool.forget()
+
+    def forget_idle(self) -> int:
+        """Make every prefix unreachable; return how many blocks running requests keep. Idempotent."""
+        return self.pool.forget_idle()
+
+    def keep_all(self) -> int:
+        """Let later versions read every block's content; return how many blocks have any. Idempotent."""
+        return self.pool.keep_all()
 
     def allocated_bytes(self) -> int:
         """Bytes held now."""

@@ -53,10 +53,14 @@ class Request:
         Tokens whose keys and values are in the blocks.
     cached_tokens : int
         How many of them were found instead of computed, when it was last admitted.
-    cache_version : int or None
-        Version that computed all of them; None once two versions did, and then no block is shared.
-    chain : int
-        Prefix chain that ends with the last published block.
+    crossed_tokens : int
+        How many of those another version had computed than the one that admitted it.
+    kv_versions : set of int
+        Whose weights computed what is in the blocks.
+    mixed : list of int
+        Indices of the generated tokens that were chosen from keys and values of more than their own version.
+    chain : int or None
+        Prefix chain that ends with the last published block; None once a block could not be published.
     """
 
     request_id: str
@@ -72,8 +76,10 @@ class Request:
     generation: int = -1
     computed: int = 0
     cached_tokens: int = 0
-    cache_version: int | None = None
-    chain: int = ROOT_CHAIN
+    crossed_tokens: int = 0
+    kv_versions: set[int] = field(default_factory=set)
+    mixed: list[int] = field(default_factory=list)
+    chain: int | None = ROOT_CHAIN
 
     @property
     def known(self) -> list[int]:
@@ -122,7 +128,8 @@ class Request:
         self.generation = -1
         self.computed = 0
         self.cached_tokens = 0
-        self.cache_version = None
+        self.crossed_tokens = 0
+        self.kv_versions = set()
         self.chain = ROOT_CHAIN
 
     def _require(self, field_name: str, *, holds: bool, reason: str) -> None:
@@ -144,6 +151,12 @@ class Generation:
         ABORTED answers keep what had been generated.
     cached_tokens : int
         Prompt tokens whose keys and values were reused.
+    crossed_tokens : int
+        Those of them that another version had computed; only the KV policy keep allows any.
+    mixed : tuple of int
+        Indices of the tokens that were chosen from keys and values of more versions than their own. No one
+        version would have said them, so a trainer that corrects for versions must not trust their
+        log probabilities to be any version's.
     routing : list or None
         Mixture of experts with routing replay: expert ids per position, layer and choice; empty for a
         position whose keys and values were reused. The last token never went through the model.
@@ -155,6 +168,8 @@ class Generation:
     versions: tuple[int, ...]
     finish_reason: FinishReason
     cached_tokens: int = 0
+    crossed_tokens: int = 0
+    mixed: tuple[int, ...] = ()
     routing: list[list[list[int]]] | None = None
 
     def as_mapping(self) -> dict[str, Any]:
@@ -166,6 +181,8 @@ class Generation:
             "versions": list(self.versions),
             "finish_reason": self.finish_reason.value,
             "cached_tokens": self.cached_tokens,
+            "crossed_tokens": self.crossed_tokens,
+            "mixed": list(self.mixed),
             "routing": self.routing,
         }
 
@@ -179,5 +196,7 @@ class Generation:
             versions=tuple(mapping["versions"]),
             finish_reason=FinishReason(mapping["finish_reason"]),
             cached_tokens=mapping["cached_tokens"],
+            crossed_tokens=mapping["crossed_tokens"],
+            mixed=tuple(mapping["mixed"]),
             routing=mapping["routing"],
         )

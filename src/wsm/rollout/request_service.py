@@ -185,5 +185,6 @@ class RequestService:
             "waiting": self._scheduler.waiting(),
             "finished": self._finished,
             "tokens_by_version": {str(key): count for key, count in sorted(self._tokens_by_version.items())},
+            "kv_reuse": self._scheduler.kv_statistics(),
             **self._stats(),
         }

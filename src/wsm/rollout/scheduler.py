@@ -1,14 +1,15 @@
 """Continuous batching on rank 0: who is admitted, what the next step computes, who is finished.
 
-A :class:`wsm.actions.surfaces.RequestSurface`. Blocks for a request's longest possible sequence are held from
-admission on, so a running request never has to be pushed out for want of memory. The other ranks have a
-scheduler too, for the surface; it is always empty, since rank 0 tells them what to compute.
+A :class:`wsm.actions.surfaces.HoldingRequestSurface`. Blocks for a request's longest possible sequence are
+held from admission on, so a running request never has to be pushed out for want of memory. The other ranks
+have a scheduler too, for the surface; it is always empty, since rank 0 tells them what to compute.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from wsm.rollout.block_pool import SCRATCH_BLOCK, BlockPool
 from wsm.rollout.engine import Limits
 from wsm.rollout.errors import QueueFullError, RequestError
 from wsm.rollout.request import FinishReason, Generation, Request
+from wsm.rollout.residence import Residence
 from wsm.rollout.sampling import Choices
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.step_plan import StepPlan
@@ -51,11 +53,13 @@ class Scheduler:
     ) -> None:
         self._shape = shape
         self._pool = pool
+        self._residence = Residence(pool)
         self._limits = limits
         self._reset_hooks = reset_hooks
         self._routing = routing
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+        self._held: list[Request] = []
         self._step: list[Request] = []
         self._finished: list[Generation] = []
         self._admitting = True
@@ -68,8 +72,10 @@ class Scheduler:
         self._admitting = False
 
     def resume_admitting(self) -> None:
-        """Admit requests again. Idempotent."""
+        """Admit requests again, and let held ones run on. Idempotent."""
         self._admitting = True
+        self._running = self._held + self._running
+        self._held = []
 
     def in_flight(self) -> int:
         """Count the running requests."""
@@ -87,6 +93,13 @@ class Scheduler:
         frozen = list(self._running)
         self._requeue(frozen)
         return len(frozen)
+
+    def hold(self) -> int:
+        """Take every running request off the batch, with its blocks; return how many. Idempotent."""
+        held = len(self._running)
+        self._held += self._running
+        self._running = []
+        return held
 
     def reset_inputs(self) -> None:
         """Forget the inputs of the last step. Idempotent."""
@@ -106,7 +119,7 @@ class Scheduler:
             If the request does not fit the model or the cache.
         """
         request.check(self._shape)
-        needed = self._blocks_for(len(request.prompt) + request.max_tokens)
+        needed = self._residence.blocks_for(len(request.prompt) + request.max_tokens)
         if needed >= self._pool.blocks:
             raise RequestError(
                 field="max_tokens", reason=f"needs {needed} of {self._pool.blocks - 1} KV blocks"
@@ -134,9 +147,10 @@ class Scheduler:
     def cancel(self, request_ids: set[str]) -> None:
         """Drop requests whose submitter is gone; nobody is answered."""
         self._waiting = deque(request for request in self._waiting if request.request_id not in request_ids)
-        for request in [running for running in self._running if running.request_id in request_ids]:
-            self._release(request)
-            self._running.remove(request)
+        for requests in (self._running, self._held):
+            for request in [each for each in requests if each.request_id in request_ids]:
+                self._residence.leave(request)
+                requests.remove(request)
 
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
@@ -145,6 +159,10 @@ class Scheduler:
     def waiting(self) -> int:
         """Count queued requests."""
         return len(self._waiting)
+
+    def kv_statistics(self) -> Mapping[str, Any]:
+        """Return what :meth:`wsm.rollout.residence.Residence.statistics` counts."""
+        return self._residence.statistics()
 
     def take_finished(self) -> list[Generation]:
         """Return and forget the answers since the last call."""
@@ -156,7 +174,7 @@ class Scheduler:
     def next(self, version: int) -> StepPlan:
         """Choose what the next step computes with the weights of `version`; empty if nothing is to do."""
         # A cache that was forgotten takes its blocks' content with it, whatever the policy was.
-        self._requeue([request for request in self._running if request.generation != self._pool.generation])
+        self._requeue([request for request in self._running if self._residence.lost(request)])
         self._admit(version)
         decoding = [request for request in self._running if request.remaining == 1]
         prefilling = [request for request in self._running if request.remaining > 1]
@@ -175,15 +193,12 @@ class Scheduler:
     def complete(self, plan: StepPlan, choices: Choices, version: int) -> None:
         """Take a step's results; a row's choice counts only where the whole sequence went through."""
         for row, request in enumerate(self._step):
-            if request.cache_version != version:
-                request.cache_version = version if request.computed == 0 else None
-            before = request.computed
-            request.computed += int(plan.counts[row])
-            self._publish(request, before)
+            self._residence.computed(request, int(plan.counts[row]), version)
             if request.remaining == 0:
                 request.tokens.append(int(choices.tokens[row]))
                 request.logprobs.append(float(choices.logprobs[row]))
                 request.versions.append(version)
+                self._residence.chosen(request, version)
                 if request.tokens[-1] == request.stop_token:
                     self._finish(request, FinishReason.STOP)
                 elif len(request.tokens) >= request.max_tokens:
@@ -194,49 +209,30 @@ class Scheduler:
 
     def _admit(self, version: int) -> None:
         while self._admitting and self._waiting and len(self._running) < self._limits.max_batch:
-            request = self._waiting[0]
-            match = self._pool.match(request.known, version)
-            total = self._blocks_for(len(request.prompt) + request.max_tokens)
-            more = self._pool.take(total - len(match.blocks))
-            if more is None:
-                self._pool.release(match.blocks, self._pool.generation)
+            if not self._residence.enter(self._waiting[0], version):
                 return
-            self._waiting.popleft()
-            request.blocks = match.blocks + more
-            request.generation = self._pool.generation
-            request.chain = match.chain
-            request.computed = request.cached_tokens = len(match.blocks) * self._pool.block_size
-            request.cache_version = version
-            self._running.append(request)
+            self._running.append(self._waiting.popleft())
 
     def _plan(self, length: int) -> StepPlan:
         rows = self._step
         counts = np.array([min(request.remaining, length) for request in rows], np.int32)
         starts = np.array([request.computed for request in rows], np.int32)
         tables = np.full(
-            (len(rows), self._blocks_for(int((starts + counts).max(initial=0)))), SCRATCH_BLOCK, np.int32
+            (len(rows), self._residence.blocks_for(int((starts + counts).max(initial=0)))),
+            SCRATCH_BLOCK,
+            np.int32,
         )
         tokens = np.zeros((len(rows), length), np.int32)
         for row, request in enumerate(rows):
             start, end = request.computed, request.computed + int(counts[row])
             tokens[row, : counts[row]] = request.known[start:end]
-            held = request.blocks[: self._blocks_for(end)]
+            held = request.blocks[: self._residence.blocks_for(end)]
             tables[row, : len(held)] = held
         return StepPlan(tokens, starts, counts, tables)
 
-    def _publish(self, request: Request, before: int) -> None:
-        if request.cache_version is None:
-            return
-        size, known = self._pool.block_size, request.known
-        for index in range(before // size, request.computed // size):
-            tokens = known[index * size : (index + 1) * size]
-            request.chain = self._pool.publish(
-                request.cache_version, request.chain, tokens, request.blocks[index]
-            )
-
     def _requeue(self, requests: list[Request]) -> None:
         for request in reversed(requests):
-            self._release(request)
+            self._residence.leave(request)
             self._running.remove(request)
             self._waiting.appendleft(request)
 
@@ -249,15 +245,10 @@ class Scheduler:
             tuple(request.versions),
             reason,
             request.cached_tokens,
+            request.crossed_tokens,
+            tuple(request.mixed),
             routing,
         )
-        self._release(request)
+        self._residence.leave(request)
         self._running.remove(request)
         self._finished.append(answer)
-
-    def _release(self, request: Request) -> None:
-        self._pool.release(request.blocks, request.generation)
-        request.leave_cache()
-
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._pool.block_size)

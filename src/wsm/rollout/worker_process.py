@@ -29,6 +29,7 @@ from wsm.rollout.request_socket import RequestSocket, request_socket_path
 from wsm.rollout.run_directory import CONFIG_FILE, RENDEZVOUS_DIRECTORY
 from wsm.rollout.runner import RolloutRunner
 from wsm.rollout.step_bell import BellListener, StepBell
+from wsm.states.vocabulary import KVPolicy
 from wsm.worker import HOLD, JOIN, Worker
 
 _IDLE_S = 0.1
@@ -86,6 +87,7 @@ def main(arguments: list[str]) -> None:
         runner,
         shut_down_groups=config.group.shut_down_groups,
         capture_is_collective=False,
+        kv_policies=frozenset(KVPolicy),
         address_contract=AddressContract() if runner.graphs is not None else None,
         deadlines=config.group.deadlines.action_s,
     )
