@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import wsm
-from wsm.states.chart import PlanName
+from wsm.states.chart import WHOLE_PLANS, PlanName
 from wsm.states.diagram import PlanSummary, StepSummary, render_all, summarise
 from wsm.states.diagram.dot import digraph
 from wsm.states.diagram.mermaid import state_diagram
@@ -99,7 +99,7 @@ def test_every_line_of_the_review_table_says_what_happens_on_failure(rendered: d
     # An update of nothing has nothing to keep.
     assert on_failure["CLEARED", "update", ""] == "fail → UPDATING; then abort [dropped] → CLEARING"
     assert on_failure["UPDATING", "prepared", ""].startswith("nothing is left that can fail")
-    assert on_failure["NORMAL", "commit", ""] == "nothing changes; legal here: clear, update, lost"
+    assert on_failure["NORMAL", "commit", ""] == "nothing changes; legal here: clear, update, fail, lost"
 
 
 def test_every_step_of_every_plan_is_shown(rendered: dict[str, str], plans: tuple[PlanSummary, ...]) -> None:
@@ -111,6 +111,9 @@ def test_every_step_of_every_plan_is_shown(rendered: dict[str, str], plans: tupl
         assert [line.split("`")[1] for line in part.splitlines() if "`" in line] == [
             step.name for step in plan.steps
         ]
+        if PlanName(plan.name) not in WHOLE_PLANS:
+            assert f"plan {plan.name}" in rendered["weights.mmd"] + rendered["kv_cache.mmd"]
+            continue
         star = {True: " *", False: ""}
         shown = "\n".join(f"        · {step.name}{star[step.collective]}" for step in plan.steps)
         assert f"        plan {plan.name}\n{shown}\n" in weights
@@ -120,7 +123,7 @@ def test_without_plans_their_names_are_drawn() -> None:
     rendered = render_all()
     assert set(rendered) == FILES
     assert "(no steps were given)" in rendered["transitions.md"]
-    assert "        plan clear\n        plan discard\n" in rendered["weights.mmd"]
+    assert "        plan clear\n        plan clear_weights\n" in rendered["weights.mmd"]
     assert "Note over R0,R1: plan update\n" in rendered["sequence_update.mmd"]
 
 

@@ -13,7 +13,7 @@ from wsm.states import machine as machine_module
 from wsm.states.chart import Chart, Guard, PlanName, Row
 from wsm.states.check import check_chart, check_joint, check_tables
 from wsm.states.explore import explore
-from wsm.states.joint import JointState
+from wsm.states.joint import NEEDS, JointState
 from wsm.states.table import KV_CHART, WEIGHT_CHART
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
@@ -163,11 +163,13 @@ def test_a_machine_that_is_not_its_table_is_found(monkeypatch: pytest.MonkeyPatc
 
 def test_a_forbidden_pair_that_can_be_reached_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wsm.states.joint.FORBIDDEN", {})
+    without = tuple(need for need in NEEDS if need.event is not E.PREPARED)
+    monkeypatch.setattr("wsm.states.joint.NEEDS", without)
     edges = explore()
     monkeypatch.undo()
     found = {finding.check for finding in check_joint(edges)}
     assert found == {"joint pair"}
-    worst = JointState(W.CLEARED, KVState.NORMAL)
+    worst = JointState(W.PREPARED, KVState.CLEARING)
     assert any(finding.where == str(worst) for finding in check_joint(edges))
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from wsm.states.errors import FlagError, IllegalTransitionError, JointRuleError
-from wsm.states.explore import EPOCH_EVENTS, explore
 from wsm.states.joint import START, JointState, serving
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
@@ -18,9 +17,9 @@ PAIRS = """
 | -------- | ------ | -------- | --------- | -------- |
 | NORMAL   | serves | yes      | yes       | yes      |
 | CLEARING | yes    | yes      | yes       | yes      |
-| CLEARED  | never  | never    | yes       | never    |
+| CLEARED  | yes    | yes      | yes       | yes      |
 | UPDATING | yes    | yes      | yes       | yes      |
-| PREPARED | yes    | never    | new epoch | never    |
+| PREPARED | yes    | never    | yes       | never    |
 | FAULTED  | yes    | yes      | yes       | yes      |
 """
 
@@ -52,14 +51,68 @@ def test_only_both_normal_serves() -> None:
     assert serves == {pair for pair, cell in pairs().items() if cell == "serves"}
 
 
-def test_a_prepared_rank_without_its_cache_exists_only_while_a_new_epoch_is_taken_in() -> None:
-    into = {
-        edge.row.event
-        for edge in explore()
-        if edge.dest[:2] == (WeightState.PREPARED, KVState.CLEARED) and edge.source[:2] != edge.dest[:2]
-    }
-    assert into == {KVEvent.LOST}
-    assert into <= EPOCH_EVENTS
+def test_weights_that_come_back_alone_are_prepared_and_committed_and_do_not_serve(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    fire(WeightEvent.UPDATE)
+    fire(WeightEvent.PREPARED)
+    fire(WeightEvent.COMMIT)
+    assert life.joint == JointState(WeightState.NORMAL, KVState.CLEARED)
+    assert not life.serving
+    fire(KVEvent.UPDATE)
+    assert not life.serving
+    fire(KVEvent.REBUILT)
+    assert life.serving
+
+
+def test_a_cache_that_comes_back_alone_waits_for_weights(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    fire(KVEvent.UPDATE)
+    fire(KVEvent.REBUILT)
+    assert life.joint == JointState(WeightState.CLEARED, KVState.NORMAL)
+    assert not life.serving
+    fire(WeightEvent.UPDATE)
+    fire(WeightEvent.PREPARED)
+    fire(WeightEvent.COMMIT)
+    assert life.serving
+
+
+def test_either_half_goes_alone_and_the_other_stays(life: LifeCycle, fire: Callable[..., object]) -> None:
+    bring_to_serving(fire)
+    fire(KVEvent.CLEAR)
+    assert not life.serving
+    fire(KVEvent.CLEARED)
+    assert life.joint == JointState(WeightState.NORMAL, KVState.CLEARED)
+    fire(KVEvent.UPDATE)
+    fire(KVEvent.REBUILT)
+    fire(WeightEvent.CLEAR)
+    assert not life.serving
+    fire(WeightEvent.CLEARED)
+    assert life.joint == JointState(WeightState.CLEARED, KVState.NORMAL)
+
+
+def test_a_cache_that_outlived_its_weights_is_stale_for_the_next_ones(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    bring_to_serving(fire)
+    fire(WeightEvent.CLEAR)
+    fire(WeightEvent.CLEARED)
+    fire(WeightEvent.UPDATE, kv_kept=False)
+    with pytest.raises(JointRuleError, match="computed by the weights that are replaced"):
+        fire(WeightEvent.PREPARED)
+
+
+def test_weights_at_rest_fail_only_with_a_cache_that_is_being_released(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
+    for bring in (lambda: None, lambda: bring_to_serving(fire)):
+        bring()
+        with pytest.raises(JointRuleError, match="weights that are at rest"):
+            fire(WeightEvent.FAIL)
+    fire(KVEvent.CLEAR)
+    fire(WeightEvent.FAIL)
+    assert life.weights is WeightState.FAULTED
 
 
 def test_nothing_is_called_cleared_while_the_cache_still_holds_memory(
@@ -68,7 +121,7 @@ def test_nothing_is_called_cleared_while_the_cache_still_holds_memory(
     bring_to_serving(fire)
     fire(WeightEvent.CLEAR)
     fire(KVEvent.CLEAR)
-    with pytest.raises(JointRuleError, match="given all memory back"):
+    with pytest.raises(JointRuleError, match="free, and the KV cache is still at work"):
         fire(WeightEvent.CLEARED)
     assert life.weights is WeightState.CLEARING
     fire(KVEvent.CLEARED)
@@ -76,12 +129,14 @@ def test_nothing_is_called_cleared_while_the_cache_still_holds_memory(
     assert life.joint == START
 
 
-def test_a_rank_is_not_prepared_before_its_cache_stands(life: LifeCycle, fire: Callable[..., object]) -> None:
+def test_a_rank_is_not_prepared_while_its_cache_is_at_work(
+    life: LifeCycle, fire: Callable[..., object]
+) -> None:
     fire(WeightEvent.UPDATE)
-    with pytest.raises(JointRuleError, match="rebuild the KV cache first"):
+    fire(KVEvent.UPDATE)
+    with pytest.raises(JointRuleError, match="PREPARED rank, and the KV cache is still at work"):
         fire(WeightEvent.PREPARED)
     assert not life.can(WeightEvent.PREPARED)
-    fire(KVEvent.UPDATE)
     fire(KVEvent.REBUILT)
     fire(WeightEvent.PREPARED)
     assert life.weights is WeightState.PREPARED
@@ -149,12 +204,10 @@ def test_kept_waits_for_a_cache_that_is_still_at_work(life: LifeCycle, fire: Cal
     assert life.serving
 
 
-def test_no_cache_is_built_where_no_weights_are_or_come(life: LifeCycle, fire: Callable[..., object]) -> None:
-    with pytest.raises(JointRuleError, match="beside weights that are there"):
-        fire(KVEvent.UPDATE)
+def test_no_cache_is_built_beside_a_teardown(life: LifeCycle, fire: Callable[..., object]) -> None:
     bring_to_serving(fire)
     fire(WeightEvent.CLEAR)
-    with pytest.raises(JointRuleError):
+    with pytest.raises(JointRuleError, match="never beside a teardown"):
         fire(KVEvent.UPDATE)
     assert life.kv is KVState.NORMAL
 
@@ -176,10 +229,10 @@ def test_a_refusal_says_where_everything_is_and_what_would_be_legal(life: LifeCy
         "machine": "weights",
         "state": "CLEARED",
         "event": "commit",
-        "legal": ("clear", "update", "abort", "lost"),
+        "legal": ("clear", "update", "fail", "abort", "lost"),
     }
     assert str(refused.value) == (
-        "'commit' is refused while weights is CLEARED; legal there: clear, update, abort, lost"
+        "'commit' is refused while weights is CLEARED; legal there: clear, update, fail, abort, lost"
     )
 
 

@@ -227,6 +227,7 @@ def test_a_transition_that_its_table_has_and_the_joint_rules_refuse_is_impossibl
     rank = Rank()
     rank.note("started", pid=1)
     rank.fire(WeightEvent.UPDATE)
+    rank.fire(KVEvent.UPDATE)
     prepared = transition_entry(
         TransitionRecord("weights", "UPDATING", "prepared", "PREPARED", None, 99, 1, 1, ""),
         rank=0,
@@ -234,7 +235,7 @@ def test_a_transition_that_its_table_has_and_the_joint_rules_refuse_is_impossibl
     )
     impossible = replay([*rank.entries, prepared]).impossible
     assert impossible is not None
-    assert "rebuild the KV cache first" in impossible.reason
+    assert "the KV cache is still at work" in impossible.reason
 
 
 def test_blocks_of_old_weights_that_reached_new_ones_are_found_in_the_journal() -> None:

@@ -21,9 +21,9 @@ from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 WEIGHTS = """
 | state    | clear    | cleared | update   | prepared | commit | fail     | abort             | lost    |
 | -------- | -------- | ------- | -------- | -------- | ------ | -------- | ----------------- | ------- |
-| NORMAL   | CLEARING | -       | UPDATING | -        | -      | -        | -                 | CLEARED |
+| NORMAL   | CLEARING | -       | UPDATING | -        | -      | FAULTED  | -                 | CLEARED |
 | CLEARING | -        | CLEARED | -        | -        | -      | FAULTED  | CLEARING          | CLEARED |
-| CLEARED  | CLEARED  | -       | UPDATING | -        | -      | -        | CLEARED           | CLEARED |
+| CLEARED  | CLEARED  | -       | UPDATING | -        | -      | FAULTED  | CLEARED           | CLEARED |
 | UPDATING | -        | -       | -        | PREPARED | -      | UPDATING | NORMAL / CLEARING | CLEARED |
 | PREPARED | -        | -       | -        | -        | NORMAL | -        | NORMAL / CLEARING | CLEARED |
 | FAULTED  | CLEARING | -       | -        | -        | -      | -        | FAULTED           | CLEARED |

@@ -10,7 +10,7 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
-from wsm.actions.kv_cache import carry_over
+from wsm.actions.kv_cache import carry_over, keeps_untouched
 
 
 class ReleaseAuxiliaryCache(Action):
@@ -70,13 +70,24 @@ class RebuildAuxiliaryCache(Action):
 
 
 class ForgetAuxiliaryCache(Action):
-    """Drop the content of every auxiliary cache, unless the command keeps it."""
+    """Drop the content of every auxiliary cache, except for what the command keeps.
+
+    Parameters
+    ----------
+    weights_go : bool
+        Whether the weights are given back, and no others come.
+    """
 
     name = names.FORGET_AUXILIARY_CACHE
     purpose = "forget the auxiliary models' KV blocks, unless kept"
 
+    def __init__(self, *, weights_go: bool = False) -> None:
+        self._weights_go = weights_go
+
     def run(self, context: ActionContext) -> None:
         """Do what the policy says, as for the main cache. Local."""
+        if keeps_untouched(context, weights_go=self._weights_go):
+            return
         for auxiliary in context.runner.auxiliaries:
             carry_over(auxiliary.kv_cache, context.kv_policy, action=self.name)
 

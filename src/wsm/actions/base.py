@@ -47,6 +47,9 @@ class ActionContext:
         What becomes of the KV cache.
     from_normal : bool
         Whether the rank was serving when the command began.
+    kept_digest : str or None
+        Digest of the weights that computed the blocks which a clear of the weights alone has kept; None where
+        the cache holds no such blocks.
     load : callable or None
         ``load(context, target) -> mapping``: runs the configured strategy into `target` (which is
         ``runner.weights``, watched for the first byte that is touched) and returns facts for the receipt
@@ -74,6 +77,7 @@ class ActionContext:
     in_flight: InFlightPolicy = InFlightPolicy.ABORT
     kv_policy: KVPolicy = KVPolicy.DROP
     from_normal: bool = True
+    kept_digest: str | None = None
     load: Callable[[ActionContext, WeightTarget], Mapping[str, Any]] | None = None
     progress: Callable[[], None] = _no_progress
     cancelled: Callable[[], bool] = bool

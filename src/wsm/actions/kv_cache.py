@@ -85,14 +85,38 @@ def carry_over(cache: KVCacheSurface, policy: KVPolicy, *, action: str) -> int |
     return None if keeping is None else keeping.keep_all()
 
 
+def keeps_untouched(context: ActionContext, *, weights_go: bool) -> bool:
+    """Whether nothing at all is done to the blocks that are in a cache.
+
+    So it is where the weights go alone and the command keeps the blocks: the next load will tell whose they
+    are. And where that load brings the very weights that computed them. A reload over weights that are there
+    does as its policy says.
+    """
+    if weights_go:
+        return context.kv_policy is KVPolicy.KEEP
+    return context.kept_digest is not None and context.kept_digest == context.facts.get("digest")
+
+
 class ForgetKVCache(Action):
-    """Drop the content of every block and the prefix tree, except for what the command keeps."""
+    """Drop the content of every block and the prefix tree, except for what the command keeps.
+
+    Parameters
+    ----------
+    weights_go : bool
+        Whether the weights are given back, and no others come.
+    """
 
     name = names.FORGET_KV_CACHE
     purpose = "forget KV blocks of the old weights, unless kept"
 
+    def __init__(self, *, weights_go: bool = False) -> None:
+        self._weights_go = weights_go
+
     def run(self, context: ActionContext) -> None:
         """Do what the policy says. Local. Reports ``kv_policy``, and ``kv_blocks_kept`` where it is known."""
+        if keeps_untouched(context, weights_go=self._weights_go):
+            context.facts["kv_policy"] = KVPolicy.KEEP.value
+            return
         context.facts["kv_policy"] = context.kv_policy.value
         kept = carry_over(_cache(context, self.name), context.kv_policy, action=self.name)
         if kept is not None:

@@ -36,6 +36,8 @@ class PlanOptions:
         Whether there is an expert-parallel exchange buffer.
     has_kv : bool
         Whether there is a KV cache.
+    cache_only : bool
+        Whether there is nothing else: a process that holds a KV cache for the ranks, and no weights.
     auxiliaries : tuple of str
         Names of the auxiliary models (MTP).
     group_kinds : tuple of GroupKind
@@ -68,6 +70,7 @@ class PlanOptions:
     capture_is_collective: bool = True
     has_deepep: bool = False
     has_kv: bool = True
+    cache_only: bool = False
     auxiliaries: tuple[str, ...] = ()
     group_kinds: tuple[GroupKind, ...] = ()
     shut_down_groups: bool = False
@@ -89,6 +92,12 @@ class PlanOptions:
             "has_deepep",
             self.has_deepep and GroupKind.EP not in self.group_kinds,
             "a DeepEP buffer lives on an EP group, list it in group_kinds",
+        )
+        beside = self.has_graphs or self.has_deepep or self.group_kinds or self.routing_replay
+        self._refuse(
+            "cache_only",
+            self.cache_only and (not self.has_kv or bool(beside)),
+            "a KV-cache process has a cache, and no graphs, buffers, groups or routing records",
         )
         self._refuse(
             "shut_down_groups",

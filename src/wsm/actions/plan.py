@@ -1,36 +1,27 @@
 """Plans derived from a configuration: which steps an engine needs for each transition, in which order.
 
-Responsible for presence: a step that a configuration does not need is absent, never skipped at run
-time. The order written here is checked against the declared rules (:mod:`wsm.actions.order`) every
-time. It knows neither states nor words, and runs nothing.
+Responsible for presence: a step that a configuration does not need, or that a change of one half only
+(:mod:`wsm.actions.halves`) leaves out, is absent, never skipped at run time. The order written here is
+checked against the declared rules (:mod:`wsm.actions.order`) every time. It knows no words, and runs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wsm.actions.auxiliary import (
-    ForgetAuxiliaryCache,
-    RebuildAuxiliaryCache,
-    ReleaseAuxiliaryCache,
-    ResetAuxiliaryInputs,
-)
+from wsm.actions import parts
 from wsm.actions.base import Action
-from wsm.actions.cuda_graphs import CaptureDraftGraphs, CaptureMainGraphs, DropDraftGraphs, DropMainGraphs
-from wsm.actions.deepep import ClearDeepEPBuffer, RecreateDeepEPBuffer
-from wsm.actions.kv_cache import ForgetKVCache, RebuildKVCache, ReleaseKVCache
+from wsm.actions.halves import CHANGES, Change, Half
 from wsm.actions.measuring import MemoryProof
 from wsm.actions.memory import EmptyAllocatorCache
 from wsm.actions.options import PlanOptions
 from wsm.actions.order import check_order
-from wsm.actions.process_groups import RESTART_ORDER, SHUT_DOWN_ORDER, RestartGroup, ShutDownGroup
 from wsm.actions.publication import DeclareCleared, DeclarePrepared
-from wsm.actions.requests import ResetInputs, ResumeAdmitting, SettleRequests, StopAdmitting
-from wsm.actions.routing_replay import ForgetRoutingReplay, ResumeRoutingReplay
+from wsm.actions.requests import ResumeAdmitting, StopAdmitting
 from wsm.actions.sequence import Plan, Plans
-from wsm.actions.verify import VerifyCleared, VerifyLoaded
-from wsm.actions.weights import LoadWeights, ReleaseWeights
-from wsm.states.vocabulary import KVPolicy
+from wsm.actions.verify import VerifyCleared
+from wsm.states.chart import PlanName
+from wsm.states.vocabulary import ALL_TAGS, KVPolicy, Tag
 
 __all__ = ["Plan", "PlanOptions", "Plans", "derive_plans"]
 
@@ -53,37 +44,48 @@ def derive_plans(options: PlanOptions) -> Plans:
     PlanOrderError
         If this module and the declared order disagree: a bug in wsm.
     """
-    drop_only = frozenset({KVPolicy.DROP})
     proof = MemoryProof(options.memory_drop)
+    made = {name: _commanded(name, options, change, proof) for name, change in CHANGES.items()}
+    discard = _repairing(PlanName.DISCARD, options, ALL_TAGS, proof)
+    weights_alone = _repairing(PlanName.DISCARD_WEIGHTS, options, frozenset({Tag.WEIGHTS}), proof)
     plans = Plans(
-        clear=_plan("clear", options, _clear(options, proof), kv_policies=drop_only),
-        update=_plan("update", options, _update(options), resumes=True, kv_policies=drop_only),
-        update_in_place=_plan(
-            "update_in_place",
-            options,
-            _update_in_place(options),
-            resumes=True,
-            kv_policies=options.kv_policies,
-        ),
-        discard=_plan("discard", options, _discard(options, proof), kv_policies=frozenset(KVPolicy)),
+        clear=made.pop(PlanName.CLEAR),
+        update=made.pop(PlanName.UPDATE),
+        update_in_place=made.pop(PlanName.UPDATE_IN_PLACE),
+        discard=discard,
+        partial={**made, PlanName.DISCARD_WEIGHTS: weights_alone},
     )
     check_order(plans)
     return plans
 
 
+def _commanded(name: PlanName, options: PlanOptions, change: Change, proof: MemoryProof) -> Plan:
+    clears = Half.GOES in change
+    actions = _clear(options, change, proof) if clears else _update(options, change)
+    resumes = (ResumeAdmitting(),) if change.serves and not options.cache_only else ()
+    kv_policies = frozenset({KVPolicy.DROP})
+    if change.kv is Half.STAYS:
+        # Requests that are held with their blocks go on at once, so not where the weights only go.
+        kv_policies = options.kv_policies - ({KVPolicy.KEEP_IN_FLIGHT} if clears else set())
+    return _plan(name, options, actions, kv_policies, resumes)
+
+
+def _repairing(name: PlanName, options: PlanOptions, tags: frozenset[Tag], proof: MemoryProof) -> Plan:
+    return _plan(name, options, _discard(options, tags, proof), frozenset(KVPolicy))
+
+
 def _plan(
-    name: str,
+    name: PlanName,
     options: PlanOptions,
     actions: Iterator[Action],
-    *,
     kv_policies: frozenset[KVPolicy],
-    resumes: bool = False,
+    commit: tuple[Action, ...] = (),
 ) -> Plan:
     plan = Plan(
-        name=name,
+        name=name.value,
         actions=tuple(actions),
-        before_parking=(StopAdmitting(),),
-        commit=(ResumeAdmitting(),) if resumes else (),
+        before_parking=() if options.cache_only else (StopAdmitting(),),
+        commit=commit,
         kv_policies=kv_policies,
         in_flight_policies=options.in_flight_policies,
     )
@@ -92,85 +94,52 @@ def _plan(
     return plan
 
 
-def _clear(options: PlanOptions, proof: MemoryProof) -> Iterator[Action]:
-    yield SettleRequests()
-    yield from _forget_records_and_graphs(options)
-    if options.has_deepep:
-        yield ClearDeepEPBuffer()
-    yield from _release(options)
-    if options.shut_down_groups:
-        yield from (ShutDownGroup(kind) for kind in SHUT_DOWN_ORDER if kind in options.group_kinds)
-    yield VerifyCleared(proof)
-    yield DeclareCleared()
-
-
-def _update(options: PlanOptions) -> Iterator[Action]:
-    if options.shut_down_groups:
-        yield from (RestartGroup(kind) for kind in RESTART_ORDER if kind in options.group_kinds)
-    if options.has_deepep:
-        yield RecreateDeepEPBuffer()
-    yield from _load(options)
-    if options.auxiliaries and options.has_kv:
-        yield RebuildAuxiliaryCache()
-    if options.has_kv:
-        yield RebuildKVCache()
-    yield from _ready(options)
-
-
-def _update_in_place(options: PlanOptions) -> Iterator[Action]:
-    yield SettleRequests()
-    yield from _forget_records_and_graphs(options)
-    yield from _load(options)
-    if options.auxiliaries and options.has_kv:
-        yield ForgetAuxiliaryCache()
-    if options.has_kv:
-        yield ForgetKVCache()
-    yield from _ready(options)
-
-
-def _discard(options: PlanOptions, proof: MemoryProof) -> Iterator[Action]:
-    yield SettleRequests(break_off_drain=True)
-    yield from _forget_records_and_graphs(options)
-    yield from _release(options)
-    yield VerifyCleared(proof)
-    yield DeclareCleared()
-
-
-def _forget_records_and_graphs(options: PlanOptions) -> Iterator[Action]:
-    if options.routing_replay:
-        yield ForgetRoutingReplay()
-    if options.has_graphs:
-        yield DropMainGraphs(
-            capture_is_collective=options.capture_is_collective, contract=options.address_contract
-        )
-    if options.has_draft_graphs:
-        yield DropDraftGraphs(capture_is_collective=options.capture_is_collective)
-
-
-def _release(options: PlanOptions) -> Iterator[Action]:
-    yield ReleaseWeights()
-    if options.auxiliaries and options.has_kv:
-        yield ReleaseAuxiliaryCache()
-    if options.has_kv:
-        yield ReleaseKVCache()
+def _clear(options: PlanOptions, change: Change, proof: MemoryProof) -> Iterator[Action]:
+    weights_go = change.weights is Half.GOES
+    yield from parts.settle(options)
+    if Half.AWAY not in change:  # what stands on both went with the first of them
+        yield from parts.forget_records_and_graphs(options)
+    if weights_go:
+        yield from parts.clear_buffer(options)
+        yield from parts.release_weights(options)
+    if change.kv is Half.GOES:
+        yield from parts.release_caches(options)
+    if change.kv is Half.STAYS:
+        yield from parts.forget_blocks(options, weights_go=True)
     yield EmptyAllocatorCache()
+    if weights_go:
+        yield from parts.shut_down_groups(options)
+    yield VerifyCleared(proof, change.gone)
+    yield DeclareCleared()
 
 
-def _load(options: PlanOptions) -> Iterator[Action]:
-    yield LoadWeights()
-    yield VerifyLoaded(options.resident_digest, options.address_contract)
-    yield ResetInputs()
-    if options.auxiliaries:
-        yield ResetAuxiliaryInputs()
+def _update(options: PlanOptions, change: Change) -> Iterator[Action]:
+    if change.weights is Half.COMES:
+        yield from parts.restart_groups(options)
+    if change.weights is Half.REPLACED:
+        yield from parts.settle(options, may_hold=True)
+        if change.kv is Half.STAYS:
+            yield from parts.forget_records_and_graphs(options)
+    if change.loads:
+        yield from parts.load_weights(options)
+    if change.loads or change.serves:
+        yield from parts.reset_inputs(options)
+    if change.kv is Half.STAYS:
+        yield from parts.forget_blocks(options)
+    if change.kv is Half.COMES:
+        yield from parts.rebuild_caches(options)
+    if change.serves:
+        yield from parts.make_ready(options)
+    yield DeclarePrepared(has_weights=change.weights is not Half.AWAY and not options.cache_only)
 
 
-def _ready(options: PlanOptions) -> Iterator[Action]:
-    if options.has_graphs:
-        yield CaptureMainGraphs(
-            capture_is_collective=options.capture_is_collective, contract=options.address_contract
-        )
-    if options.has_draft_graphs:
-        yield CaptureDraftGraphs(capture_is_collective=options.capture_is_collective)
-    if options.routing_replay:
-        yield ResumeRoutingReplay()
-    yield DeclarePrepared()
+def _discard(options: PlanOptions, tags: frozenset[Tag], proof: MemoryProof) -> Iterator[Action]:
+    yield from parts.settle(options, break_off_drain=True)
+    if Tag.KV_CACHE in tags:
+        yield from parts.forget_records_and_graphs(options)
+    yield from parts.release_weights(options)
+    if Tag.KV_CACHE in tags:
+        yield from parts.release_caches(options)
+    yield EmptyAllocatorCache()
+    yield VerifyCleared(proof, tags)
+    yield DeclareCleared()

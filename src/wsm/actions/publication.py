@@ -52,10 +52,19 @@ class DeclareCleared(Action):
 
 
 class DeclarePrepared(Action):
-    """The new version is loaded, verified and ready to step; only the group's decision is missing."""
+    """What was asked for is there and verified; only the group's decision is missing.
+
+    Parameters
+    ----------
+    has_weights : bool
+        Whether there are weights then, loaded now or held all along, that the receipt must name.
+    """
 
     name = names.DECLARE_PREPARED
     purpose = "declare the version that is ready"
+
+    def __init__(self, *, has_weights: bool = True) -> None:
+        self._has_weights = has_weights
 
     def run(self, context: ActionContext) -> None:
         """Check that the load is fully described, and that it is the version that was asked for. Local.
@@ -65,6 +74,8 @@ class DeclarePrepared(Action):
         PostconditionError
             If a fact is missing or another version was loaded.
         """
+        if not self._has_weights:
+            return
         _expect_facts(context, PREPARED_FACTS, self.name)
         if context.version is not None and context.facts["version"] != context.version:
             raise PostconditionError(

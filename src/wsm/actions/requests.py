@@ -47,13 +47,16 @@ class SettleRequests(Action):
     break_off_drain : bool
         Whether requests that DRAIN still waits for are ended. Only where the weights go anyway, because
         another rank has lost its own.
+    may_hold : bool
+        Whether requests may be held with their blocks: only where weights come at once.
     """
 
     name = names.SETTLE_REQUESTS
     purpose = "end or freeze what still runs"
 
-    def __init__(self, *, break_off_drain: bool = False) -> None:
+    def __init__(self, *, break_off_drain: bool = False, may_hold: bool = True) -> None:
         self._break_off_drain = break_off_drain
+        self._may_hold = may_hold
 
     def precondition(self, context: ActionContext) -> None:
         """Refuse to break off requests that the command promised to drain.
@@ -79,7 +82,8 @@ class SettleRequests(Action):
         requests = context.runner.requests
         requests.stop_admitting()
         if context.in_flight is InFlightPolicy.KEEP:
-            if context.kv_policy is not KVPolicy.DROP and isinstance(requests, HoldingRequestSurface):
+            holds = self._may_hold and context.kv_policy is not KVPolicy.DROP
+            if holds and isinstance(requests, HoldingRequestSurface):
                 context.facts["requests_held"] = requests.hold()
             else:
                 context.facts["requests_frozen"] = requests.freeze()

@@ -16,11 +16,12 @@ What the worker does with a plan::
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from wsm.actions.base import Action, ActionContext, SteppedAction
 from wsm.actions.errors import PolicyRefusedError
+from wsm.states.chart import PlanName
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
 
@@ -31,7 +32,7 @@ class Plan:
     Parameters
     ----------
     name : str
-        ``clear``, ``update``, ``update_in_place`` or ``discard``.
+        A value of :class:`wsm.states.chart.PlanName`.
     actions : tuple of Action
         In order.
     before_parking : tuple of SteppedAction
@@ -104,13 +105,34 @@ class Plans:
     discard : Plan
         From anywhere to nothing held, by this rank alone: for commands whose outcome is "drop".
         Groups and the DeepEP buffer stay as they are; the next update finds them so on every rank.
+    partial : mapping of PlanName to Plan
+        The plans that move one half, or bring back what is missing beside the other
+        (:mod:`wsm.actions.halves`).
     """
 
     clear: Plan
     update: Plan
     update_in_place: Plan
     discard: Plan
+    partial: Mapping[PlanName, Plan] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Plan]:
-        """Iterate over the four plans."""
-        return iter((self.clear, self.update, self.update_in_place, self.discard))
+        """Iterate over all plans."""
+        yield from (self.clear, self.update, self.update_in_place, self.discard)
+        yield from self.partial.values()
+
+    def named(self, name: PlanName) -> Plan:
+        """Return the plan of that name.
+
+        Raises
+        ------
+        KeyError
+            If a partial plan was not derived.
+        """
+        whole = {
+            PlanName.CLEAR: self.clear,
+            PlanName.UPDATE: self.update,
+            PlanName.UPDATE_IN_PLACE: self.update_in_place,
+            PlanName.DISCARD: self.discard,
+        }
+        return whole[name] if name in whole else self.partial[name]

@@ -14,6 +14,7 @@ from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError, PreconditionError
 from wsm.actions.measuring import MemoryProof
 from wsm.actions.weights import AddressContract
+from wsm.states.vocabulary import ALL_TAGS, Tag
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 
@@ -50,13 +51,16 @@ class VerifyCleared(Action):
     ----------
     proof : MemoryProof
         Shared by all plans of an engine.
+    tags : frozenset of Tag
+        What must hold no memory now; the other half is left alone.
     """
 
     name = names.VERIFY_CLEARED
     purpose = "measure that the memory is free"
 
-    def __init__(self, proof: MemoryProof) -> None:
+    def __init__(self, proof: MemoryProof, tags: frozenset[Tag] = ALL_TAGS) -> None:
         self._proof = proof
+        self._tags = tags
 
     def run(self, context: ActionContext) -> None:
         """Measure. Local. Reports ``resident_bytes_after``, ``dropped_bytes`` and ``drop_measurable``.
@@ -83,8 +87,10 @@ class VerifyCleared(Action):
         self._proof.proven()
 
     def _expect_nothing_held(self, context: ActionContext) -> None:
-        for name in context.runner.weights.held():
+        for name in context.runner.weights.held() if Tag.WEIGHTS in self._tags else ():
             raise PostconditionError(action=self.name, expected="no tensor held", found=f"{name!r} held")
+        if Tag.KV_CACHE not in self._tags:
+            return
         caches = [(auxiliary.name, auxiliary.kv_cache) for auxiliary in context.runner.auxiliaries]
         if context.runner.kv_cache is not None:
             caches.append(("the main model", context.runner.kv_cache))

@@ -14,6 +14,11 @@ And two facts that no pair of states can tell, because they are about how a rank
 * An aborted update goes back to NORMAL only where it came from NORMAL: a rank that *held* nothing has nothing
   to keep, whatever it is told.
 
+Weights and KV cache may be taken away and brought back one by one. So NORMAL may rest beside CLEARED, on
+either side: it is held, and :func:`serving` is false. What keeps such a half from serving is that function
+alone, which asks for both. A KV cache that outlives its weights meets the next ones as any old cache does:
+stale, unless it is kept.
+
 This module is pure and knows nothing of the machines.
 """
 
@@ -59,14 +64,10 @@ class JointState(NamedTuple):
 #: Where a new process starts.
 START = JointState(WeightState.CLEARED, KVState.CLEARED)
 
-_NOTHING_LEFT = "CLEARED means that this rank has given all memory back, its KV cache included"
 _NOTHING_TO_COME = "all that can fail lies behind a PREPARED rank, its KV cache included"
 
 #: Pairs that never stand side by side, with the reason.
 FORBIDDEN: dict[tuple[WeightState, KVState], str] = {
-    (WeightState.CLEARED, KVState.NORMAL): _NOTHING_LEFT,
-    (WeightState.CLEARED, KVState.CLEARING): _NOTHING_LEFT,
-    (WeightState.CLEARED, KVState.UPDATING): _NOTHING_LEFT,
     (WeightState.PREPARED, KVState.CLEARING): _NOTHING_TO_COME,
     (WeightState.PREPARED, KVState.UPDATING): _NOTHING_TO_COME,
 }
@@ -86,36 +87,58 @@ class Need:
         The reason, for the error.
     guard : Guard or None
         Only for rows with this guard; None: for every row of the event.
+    source : frozenset of State
+        Only for rows that start in one of these; empty: for every row of the event.
     """
 
     event: Event
     states: frozenset[State]
     why: str
     guard: Guard | None = None
+    source: frozenset[State] = frozenset()
+
+    def concerns(self, row: Row) -> bool:
+        """Whether a row is one that this is asked of."""
+        return (
+            self.event is row.event
+            and self.guard in (None, row.guard)
+            and (not self.source or any(row.source is each for each in self.source))
+        )
 
 
-_BUILT_FOR_WEIGHTS = "a cache is built only beside weights that are there or on their way"
+_NOT_AT_WORK = frozenset({KVState.NORMAL, KVState.CLEARED})
+_BUILT_AT_REST = (
+    "a cache is built beside weights that are there, absent or on their way, never beside a teardown"
+)
+
+_BUILDABLE = frozenset({WeightState.NORMAL, WeightState.CLEARED, WeightState.UPDATING})
 
 #: What an event needs of the other machine.
 NEEDS: tuple[Need, ...] = (
     Need(
-        WeightEvent.PREPARED,
-        frozenset({KVState.NORMAL}),
-        "a PREPARED rank can serve as soon as it is told to; rebuild the KV cache first",
+        WeightEvent.CLEARED,
+        _NOT_AT_WORK,
+        "CLEARED is said when all that was to go is free, and the KV cache is still at work; finish it first",
     ),
     Need(
-        WeightEvent.COMMIT,
-        frozenset({KVState.NORMAL}),
-        "a rank serves with both, and the KV cache is gone",
+        WeightEvent.PREPARED,
+        _NOT_AT_WORK,
+        "all that can fail is behind a PREPARED rank, and the KV cache is still at work; finish it first",
     ),
     Need(
         WeightEvent.ABORT,
-        frozenset({KVState.NORMAL, KVState.CLEARED}),
+        _NOT_AT_WORK,
         "kept means as before the command, and the KV cache is still at work; finish it first",
         Guard.KEPT,
     ),
-    Need(KVEvent.UPDATE, frozenset({WeightState.NORMAL, WeightState.UPDATING}), _BUILT_FOR_WEIGHTS),
-    Need(KVEvent.REBUILT, frozenset({WeightState.NORMAL, WeightState.UPDATING}), _BUILT_FOR_WEIGHTS),
+    Need(
+        WeightEvent.FAIL,
+        frozenset({KVState.CLEARING}),
+        "weights that are at rest fail only with a KV cache that is being released beside them",
+        source=frozenset({WeightState.NORMAL, WeightState.CLEARED}),
+    ),
+    Need(KVEvent.UPDATE, _BUILDABLE, _BUILT_AT_REST),
+    Need(KVEvent.REBUILT, _BUILDABLE, _BUILT_AT_REST),
     Need(
         KVEvent.CLEAR,
         frozenset(WeightState) - {WeightState.PREPARED},
@@ -146,7 +169,7 @@ def objection(joint: JointState, row: Row) -> str | None:
     """Say why the joint rules refuse a row that starts where `joint` is, or None where they do not."""
     other = joint.of(Region.KV if isinstance(row.event, WeightEvent) else Region.WEIGHTS)
     for need in NEEDS:
-        if need.event is row.event and need.guard in (None, row.guard) and other not in need.states:
+        if need.concerns(row) and other not in need.states:
             return need.why
     if row.event is WeightEvent.PREPARED and joint.kv_stale:
         return STALE

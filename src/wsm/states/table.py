@@ -26,6 +26,11 @@ the way out is to clear again; teardowns are idempotent.
 **Clearing twice is no error.** CLEARED takes ``clear`` and stays, so that one FAULTED rank is repaired by
 clearing the whole group.
 
+**Each half can go and come alone.** A command names what it is about by tags. One about the KV cache leaves
+the weights' machine where it is, NORMAL or CLEARED; one about the weights leaves the KV cache's. What is
+NORMAL beside something CLEARED is held and does not serve. A teardown of the KV cache that fails takes the
+weights to FAULTED all the same: FAULTED says that nobody knows what is held.
+
 **A new epoch ends everything.** ``lost`` leads from every state to CLEARED: what a rank held belonged to an
 incarnation of the group that is gone.
 
@@ -52,7 +57,7 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _E.CLEAR,
         _W.CLEARING,
         note="every rank stands; discard where a rank had not begun when the group chose to drop",
-        plans=(PlanName.CLEAR, PlanName.DISCARD),
+        plans=(PlanName.CLEAR, PlanName.CLEAR_WEIGHTS, PlanName.CLEAR_REMAINING_WEIGHTS, PlanName.DISCARD),
     ),
     Row(_W.CLEARING, _E.CLEARED, _W.CLEARED, note="the memory is measured to be free"),
     Row(_W.CLEARING, _E.FAIL, _W.FAULTED, note="a teardown action raised, or memory is still held"),
@@ -71,14 +76,18 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _E.UPDATE,
         _W.UPDATING,
         note="the boot load is an update like any other",
-        plans=(PlanName.UPDATE,),
+        plans=(PlanName.UPDATE, PlanName.UPDATE_WEIGHTS, PlanName.UPDATE_WEIGHTS_ONLY),
     ),
     Row(
         _W.NORMAL,
         _E.UPDATE,
         _W.UPDATING,
         note="without giving memory back first",
-        plans=(PlanName.UPDATE_IN_PLACE,),
+        plans=(
+            PlanName.UPDATE_IN_PLACE,
+            PlanName.UPDATE_IN_PLACE_AND_REBUILD,
+            PlanName.UPDATE_IN_PLACE_ONLY,
+        ),
     ),
     Row(_W.UPDATING, _E.PREPARED, _W.PREPARED, note="all that can fail is done and verified"),
     Row(_W.UPDATING, _E.FAIL, _W.UPDATING, note="FAILED is published; the outcome is the group's"),
@@ -89,7 +98,7 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _W.CLEARING,
         Guard.DROPPED,
         note="some rank's weights are not whole, or this one held none",
-        plans=(PlanName.DISCARD,),
+        plans=(PlanName.DISCARD, PlanName.DISCARD_WEIGHTS),
     ),
     # decision
     Row(_W.PREPARED, _E.COMMIT, _W.NORMAL, note="all ranks are PREPARED with matching manifests"),
@@ -100,8 +109,11 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _W.CLEARING,
         Guard.DROPPED,
         note="some rank's weights are not whole, or this one held none",
-        plans=(PlanName.DISCARD,),
+        plans=(PlanName.DISCARD, PlanName.DISCARD_WEIGHTS),
     ),
+    # the KV cache was to go alone, and did not
+    Row(_W.NORMAL, _E.FAIL, _W.FAULTED, note="a teardown of the KV cache alone failed"),
+    Row(_W.CLEARED, _E.FAIL, _W.FAULTED, note="a teardown of the KV cache alone failed"),
     # repair
     Row(_W.FAULTED, _E.CLEAR, _W.CLEARING, note="teardown is idempotent", plans=(PlanName.DISCARD,)),
     Row(_W.FAULTED, _E.ABORT, _W.FAULTED, note="another rank's failure repairs nothing here"),
@@ -110,14 +122,26 @@ WEIGHT_TABLE: tuple[Row, ...] = (
 )
 
 KV_TABLE: tuple[Row, ...] = (
-    Row(_K.NORMAL, _F.CLEAR, _K.CLEARING, note="release begins"),
+    Row(
+        _K.NORMAL,
+        _F.CLEAR,
+        _K.CLEARING,
+        note="release begins, beside that of the weights or alone",
+        plans=(PlanName.CLEAR_KV_CACHE, PlanName.CLEAR_REMAINING_KV_CACHE),
+    ),
     Row(_K.CLEARING, _F.CLEARED, _K.CLEARED, note="blocks and prefix tree are gone"),
     Row(_K.CLEARING, _F.CLEAR, _K.CLEARING, note="asked again: release is idempotent"),
     Row(_K.CLEARING, _F.FAIL, _K.CLEARING, note="the weights' machine carries the fault"),
     Row(_K.CLEARED, _F.CLEAR, _K.CLEARED, note="nothing to do"),
-    Row(_K.CLEARED, _F.UPDATE, _K.UPDATING, note="rebuild begins"),
+    Row(
+        _K.CLEARED,
+        _F.UPDATE,
+        _K.UPDATING,
+        note="rebuild begins, for weights that are loaded, or over those that are there",
+        plans=(PlanName.UPDATE_KV_CACHE, PlanName.UPDATE_KV_CACHE_ONLY),
+    ),
     Row(_K.NORMAL, _F.UPDATE, _K.UPDATING, note="blocks of the old weights are forgotten, memory is kept"),
-    Row(_K.UPDATING, _F.REBUILT, _K.NORMAL, note="an empty cache stands"),
+    Row(_K.UPDATING, _F.REBUILT, _K.NORMAL, note="a cache without blocks of other weights stands"),
     Row(_K.UPDATING, _F.FAIL, _K.CLEARING, note="what was built is given back"),
     Row(_K.UPDATING, _F.CLEAR, _K.CLEARING, note="the command is being dropped"),
     *(Row(state, _F.LOST, _K.CLEARED, note="a new epoch: nothing is held") for state in _K),
@@ -130,9 +154,9 @@ WEIGHT_CHART = Chart(
     events=tuple(_E),
     initial=_W.CLEARED,
     meanings={
-        _W.NORMAL: "holds a committed version, verified",
+        _W.NORMAL: "holds a committed version, verified; serves beside a KV cache that is NORMAL too",
         _W.CLEARING: "gives its memory back",
-        _W.CLEARED: "holds nothing; a new process starts here",
+        _W.CLEARED: "holds no weights; a new process starts here",
         _W.UPDATING: "loads and verifies, or has failed and waits for the group's decision",
         _W.PREPARED: "new weights are verified; only a decision or a new epoch counts",
         _W.FAULTED: "a teardown failed; serves nothing until it is cleared",

@@ -68,6 +68,21 @@ class KVEvent(enum.Enum):
     LOST = "lost"
 
 
+class Tag(enum.Enum):
+    """What a command can take away and bring back by itself. A rank serves only with both.
+
+    WEIGHTS are the parameters, with whatever lives and dies with them (process groups that a clear shuts
+    down, the DeepEP buffer). KV_CACHE is the memory of the KV caches, MTP's included.
+    """
+
+    WEIGHTS = "weights"
+    KV_CACHE = "kv_cache"
+
+
+#: What a command means that names no tags.
+ALL_TAGS: frozenset[Tag] = frozenset(Tag)
+
+
 class InFlightPolicy(enum.Enum):
     """What becomes of requests that are running when a command arrives. One meaning each.
 

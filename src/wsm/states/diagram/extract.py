@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from wsm.states.chart import Chart, PlanName, Region, Row, State
+from wsm.states.chart import WHOLE_PLANS, Chart, PlanName, Region, Row, State
 from wsm.states.diagram.model import Arrow, Drawing, Node, NodeKind, PlanSummary
 from wsm.states.explore import EPOCH_EVENTS, JointEdge, explore, reachable_without_a_new_epoch
 from wsm.states.joint import START, JointState, serving
@@ -123,10 +123,14 @@ def _joint_kind(weights: WeightState, kv: KVState) -> NodeKind:
 
 
 def _plan_note(chart: Chart, state: State, plans: Mapping[PlanName, PlanSummary]) -> tuple[str, ...]:
-    """Say which plans run in a state, and what is in them; a star marks what is voted on."""
+    """Say which plans run in a state, and what is in them; a star marks what is voted on.
+
+    Of plans about one half only the names are drawn: their steps are some of the others' steps.
+    """
     names = dict.fromkeys(name for row in chart.rows if row.dest is state for name in row.plans)
     lines: list[str] = []
     for name in names:
         lines.append(f"plan {name.value}")
-        lines += [f"· {step.name}{' *' if step.collective else ''}" for step in plans[name].steps]
+        if name in WHOLE_PLANS:
+            lines += [f"· {step.name}{' *' if step.collective else ''}" for step in plans[name].steps]
     return tuple(lines)

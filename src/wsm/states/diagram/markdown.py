@@ -151,6 +151,8 @@ _HISTORY = (
 def _need(need: Need) -> tuple[str, ...]:
     event = f"{_HEADINGS[chart_of(need.event).region]}: {need.event.value}"
     guard = "" if need.guard is None else need.guard.value
+    if need.source:
+        event = f"{event} from {' or '.join(_members(need.source))}"
     return event, guard, " or ".join(_members(need.states)), need.why
 
 
