@@ -11,9 +11,8 @@ from wsm.actions.errors import PlanOptionsError
 from wsm.actions.order import MIRRORS, check_order
 from wsm.actions.plan import PlanOptions, derive_plans
 from wsm.actions.surfaces import GroupKind
-from wsm.states.chart import PlanName
 from wsm.states.diagram.model import by_name, summarise
-from wsm.states.vocabulary import KVPolicy
+from wsm.states.vocabulary import KVPolicy, PlanName
 
 ALL_GROUPS = (GroupKind.WORLD, GroupKind.TP, GroupKind.EP)
 

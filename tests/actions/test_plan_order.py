@@ -13,7 +13,7 @@ from wsm.actions.order import BEFORE, check_order
 from wsm.actions.plan import PlanOptions, derive_plans
 from wsm.actions.process_groups import ShutDownGroup
 from wsm.actions.surfaces import GroupKind
-from wsm.states.chart import PlanName
+from wsm.states.vocabulary import PlanName
 
 
 @pytest.fixture

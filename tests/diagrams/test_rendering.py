@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import wsm
-from wsm.states.chart import WHOLE_PLANS, PlanName
 from wsm.states.diagram import PlanSummary, StepSummary, render_all, summarise
 from wsm.states.diagram.dot import digraph
 from wsm.states.diagram.mermaid import state_diagram
 from wsm.states.diagram.model import Arrow, Drawing, Node, NodeKind
 from wsm.states.errors import PlanSummaryError
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART
+from wsm.states.vocabulary import WHOLE_PLANS, PlanName
 
 FILES = {
     "weights.mmd",
@@ -35,6 +35,7 @@ FILES = {
 PROGRAM = """
 import sys
 from wsm.states.diagram import render_all
+from wsm.states.vocabulary import PlanName, WHOLE_PLANS
 for name, text in render_all().items():
     sys.stdout.write(name + "\\n" + text)
 """

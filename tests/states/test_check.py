@@ -10,12 +10,12 @@ import pytest
 
 from wsm.states import check as check_module
 from wsm.states import machine as machine_module
-from wsm.states.chart import Chart, Guard, PlanName, Row
+from wsm.states.chart import Chart, Guard, Row
 from wsm.states.check import check_chart, check_joint, check_tables
 from wsm.states.explore import explore
 from wsm.states.joint import NEEDS, JointState
 from wsm.states.table import KV_CHART, WEIGHT_CHART
-from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
 
 W, E = WeightState, WeightEvent
 

@@ -11,8 +11,7 @@ import enum
 from collections.abc import Collection
 from typing import NamedTuple
 
-from wsm.states.chart import PlanName
-from wsm.states.vocabulary import KVState, Tag, WeightState
+from wsm.states.vocabulary import KVState, PlanName, Tag, WeightState
 
 
 class Half(enum.Enum):

@@ -20,8 +20,7 @@ from wsm.actions.publication import DeclareCleared, DeclarePrepared
 from wsm.actions.requests import ResumeAdmitting, StopAdmitting
 from wsm.actions.sequence import Plan, Plans
 from wsm.actions.verify import VerifyCleared
-from wsm.states.chart import PlanName
-from wsm.states.vocabulary import ALL_TAGS, KVPolicy, Tag
+from wsm.states.vocabulary import ALL_TAGS, KVPolicy, PlanName, Tag
 
 __all__ = ["Plan", "PlanOptions", "Plans", "derive_plans"]
 

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 
 from wsm.actions.base import Action, ActionContext, SteppedAction
 from wsm.actions.errors import PolicyRefusedError
-from wsm.states.chart import PlanName
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy, PlanName
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Plan:
     Parameters
     ----------
     name : str
-        A value of :class:`wsm.states.chart.PlanName`.
+        A value of :class:`wsm.states.vocabulary.PlanName`.
     actions : tuple of Action
         In order.
     before_parking : tuple of SteppedAction

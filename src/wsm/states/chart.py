@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from wsm.states.errors import FlagError
-from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
 
 State = WeightState | KVState
 Event = WeightEvent | KVEvent
@@ -45,34 +45,6 @@ class Guard(enum.Enum):
         if type(kept) is not bool:
             raise FlagError(flag="kept", value=kept)
         return kept is (self is Guard.KEPT)
-
-
-class PlanName(enum.Enum):
-    """The plans that :mod:`wsm.actions` derives, by name; what is in them is not known here.
-
-    The first four are about weights and KV cache together, the others about one of them: ``remaining`` where
-    the other one is gone already, ``only`` where it stays away.
-    """
-
-    CLEAR = "clear"
-    UPDATE = "update"
-    UPDATE_IN_PLACE = "update_in_place"
-    DISCARD = "discard"
-    CLEAR_WEIGHTS = "clear_weights"
-    CLEAR_REMAINING_WEIGHTS = "clear_remaining_weights"
-    CLEAR_KV_CACHE = "clear_kv_cache"
-    CLEAR_REMAINING_KV_CACHE = "clear_remaining_kv_cache"
-    UPDATE_WEIGHTS = "update_weights"
-    UPDATE_WEIGHTS_ONLY = "update_weights_only"
-    UPDATE_IN_PLACE_AND_REBUILD = "update_in_place_and_rebuild"
-    UPDATE_IN_PLACE_ONLY = "update_in_place_only"
-    UPDATE_KV_CACHE = "update_kv_cache"
-    UPDATE_KV_CACHE_ONLY = "update_kv_cache_only"
-    DISCARD_WEIGHTS = "discard_weights"
-
-
-#: The plans about weights and KV cache together.
-WHOLE_PLANS = frozenset({PlanName.CLEAR, PlanName.UPDATE, PlanName.UPDATE_IN_PLACE, PlanName.DISCARD})
 
 
 @dataclass(frozen=True)

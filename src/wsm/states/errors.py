@@ -98,7 +98,7 @@ class PlanSummaryError(BadInputError):
     def __init__(self, *, missing: Sequence[str], unexpected: Sequence[str]) -> None:
         super().__init__(
             f"the diagrams need each plan of the tables exactly once: missing {list(missing)}, unknown or "
-            f"repeated {list(unexpected)}; pass one summary per name of wsm.states.chart.PlanName",
+            f"repeated {list(unexpected)}; pass one summary per name of wsm.states.vocabulary.PlanName",
             missing=tuple(missing),
             unexpected=tuple(unexpected),
         )

@@ -42,8 +42,8 @@ Which states of the two may stand side by side, and which event of the one needs
 
 from __future__ import annotations
 
-from wsm.states.chart import Chart, Guard, PlanName, Region, Row
-from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+from wsm.states.chart import Chart, Guard, Region, Row
+from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
 
 __all__ = ["CHARTS", "KV_CHART", "KV_TABLE", "WEIGHT_CHART", "WEIGHT_TABLE"]
 

@@ -1,4 +1,4 @@
-"""The words of the state machines: states, events and policies, with their codes.
+"""The words of the state machines: states, events, tags, policies and plans, with their codes.
 
 The integer codes of the four states that FastDeploy knows are FastDeploy's, so that its int32
 status words stay readable (``ipc_signal_const.py``: NORMAL 0, UPDATING 1, CLEARING -1, CLEARED -2).
@@ -106,3 +106,31 @@ class KVPolicy(enum.Enum):
     DROP = "drop"
     KEEP = "keep"
     KEEP_IN_FLIGHT = "keep-in-flight"
+
+
+class PlanName(enum.Enum):
+    """The plans that :mod:`wsm.actions` derives, by name; what is in them is not known here.
+
+    The first four are about weights and KV cache together, the others about one of them: ``remaining`` where
+    the other one is gone already, ``only`` where it stays away.
+    """
+
+    CLEAR = "clear"
+    UPDATE = "update"
+    UPDATE_IN_PLACE = "update_in_place"
+    DISCARD = "discard"
+    CLEAR_WEIGHTS = "clear_weights"
+    CLEAR_REMAINING_WEIGHTS = "clear_remaining_weights"
+    CLEAR_KV_CACHE = "clear_kv_cache"
+    CLEAR_REMAINING_KV_CACHE = "clear_remaining_kv_cache"
+    UPDATE_WEIGHTS = "update_weights"
+    UPDATE_WEIGHTS_ONLY = "update_weights_only"
+    UPDATE_IN_PLACE_AND_REBUILD = "update_in_place_and_rebuild"
+    UPDATE_IN_PLACE_ONLY = "update_in_place_only"
+    UPDATE_KV_CACHE = "update_kv_cache"
+    UPDATE_KV_CACHE_ONLY = "update_kv_cache_only"
+    DISCARD_WEIGHTS = "discard_weights"
+
+
+#: The plans about weights and KV cache together.
+WHOLE_PLANS = frozenset({PlanName.CLEAR, PlanName.UPDATE, PlanName.UPDATE_IN_PLACE, PlanName.DISCARD})

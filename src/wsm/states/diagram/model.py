@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from wsm.states.chart import PlanName
 from wsm.states.errors import PlanSummaryError
+from wsm.states.vocabulary import PlanName
 
 
 class NodeKind(enum.Enum):
@@ -142,7 +142,7 @@ class PlanSummary:
     Parameters
     ----------
     name : str
-        A value of :class:`wsm.states.chart.PlanName`.
+        A value of :class:`wsm.states.vocabulary.PlanName`.
     steps : tuple of StepSummary
         In order.
     """

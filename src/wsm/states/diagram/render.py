@@ -20,7 +20,7 @@ def render_all(plans: Sequence[PlanSummary] | None = None) -> dict[str, str]:
     Parameters
     ----------
     plans : sequence of PlanSummary, optional
-        One per name of :class:`wsm.states.chart.PlanName`; None draws the plans' names without steps.
+        One per name of :class:`wsm.states.vocabulary.PlanName`; None draws the plans' names without steps.
 
     Returns
     -------

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from wsm.states.chart import PlanName
 from wsm.states.diagram.dialogue import RANKS, Block, Branch, Dialogue, Item, Message, Note, Participant
 from wsm.states.diagram.model import PlanSummary
 from wsm.states.diagram.phrases import (
@@ -26,7 +25,7 @@ from wsm.states.diagram.phrases import (
     work,
 )
 from wsm.states.joint import START, JointState
-from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
 
 _A, _C, _W = Participant.CALLER, Participant.CONTROLLER, Participant.WORDS
 _R0, _R1 = RANKS
