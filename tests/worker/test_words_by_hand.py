@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wsm import HOLD, SERVE, Deadlines
+from wsm.clock import ManualClock
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.controller.group_view import GroupView
 from wsm.protocol.epochs import next_epoch
@@ -127,6 +128,17 @@ def test_a_new_epoch_takes_weights_and_cache_of_the_old_one(lone):
     with lone.worker.step() as permit:
         assert (permit.step, permit.version) == (1, 3)  # steps begin anew
     assert replay(lone.worker.journal).impossible is None
+
+
+def test_the_pause_that_a_new_epoch_begins_is_counted_until_the_rank_serves_again(make_lone):
+    clock = ManualClock()
+    lone = make_lone(clock=clock)
+    lone.update(1)
+    clock.advance(5)
+    begin_epoch(lone)
+    lone.worker.poll()
+    clock.advance(7)
+    assert lone.update(1, force=True).pause_s == 7
 
 
 def test_a_new_epoch_ends_a_command_in_the_middle(lone):

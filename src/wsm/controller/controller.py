@@ -23,6 +23,7 @@ from wsm.controller.transaction import SETTLE_S
 from wsm.receipt import Receipt
 from wsm.signals.word import Operation
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+from wsm.strategies.version_file import check_version
 
 
 @final
@@ -141,6 +142,8 @@ class Controller:
         ------
         MixedGroupError
             If the ranks are in different states. Nothing was changed.
+        wsm.strategies.errors.VersionNumberError
+            If `version` is none. Nothing was changed.
         ManifestMismatchError
             If the ranks prepared different weights; the command was aborted.
         wsm.errors.WsmError
@@ -194,6 +197,8 @@ class Controller:
         still_wanted: Callable[[], bool] | None = None,
     ) -> Pending:
         """As :meth:`update`, without waiting for its end; `still_wanted` as :meth:`begin_clear`."""
+        if version is not None:
+            check_version(version)
         arguments = CommandArguments(request_id or uuid.uuid4().hex, version, in_flight, kv_policy)
         return self._opening.begin(
             Order(

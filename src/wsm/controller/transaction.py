@@ -15,10 +15,11 @@ from wsm.controller import outcome
 from wsm.controller.errors import EpochEndedError, UnsettledError
 from wsm.controller.group_view import GroupView
 from wsm.controller.status import read_status
-from wsm.errors import GroupError
+from wsm.errors import WsmError
 from wsm.protocol import decide
 from wsm.protocol.view import View
 from wsm.receipt import Outcome, Receipt
+from wsm.report import ReportFormatError
 from wsm.signals.word import CommandWord, Operation, StatusCode
 
 #: Longest time between two looks at whether a process died, in seconds.
@@ -75,6 +76,7 @@ class Transaction:
         self._gave_up = False
         self._late: dict[int, str] = {}
         self._lost: list[int] = []
+        self._unusable: ReportFormatError | None = None
         self._log = log.logger(
             "controller", epoch=command.epoch, sequence=command.sequence, request_id=arguments.request_id
         )
@@ -113,7 +115,7 @@ class Transaction:
         self.give_up()
         try:
             self._drive()
-        except GroupError as error:
+        except WsmError as error:
             self._log.warning(log.DECISION_COMPLETED, error=str(error))
         else:
             self._log.warning(log.DECISION_COMPLETED)
@@ -150,8 +152,11 @@ class Transaction:
         give_up = self._must_give_up()
         prepared = None
         if decide.all_prepared(view):
-            prepared = outcome.reports(self._group, self._command, StatusCode.PREPARED)
-            if prepared is None and not give_up:
+            try:
+                prepared = outcome.reports(self._group, self._command, StatusCode.PREPARED)
+            except ReportFormatError as error:
+                self._unusable = error  # what it prepared cannot be compared: it is not committed
+            if prepared is None and self._unusable is None and not give_up:
                 return False  # their words are here before their reports: look again
         agree = prepared is not None and outcome.agree(prepared)
         word = decide.decision(view, agree=agree, give_up=give_up)
@@ -210,6 +215,9 @@ class Transaction:
         return max(min(LOOK_S, left if self._decided_ns is None else LOOK_S), 0.0005)
 
     def _aborted(self) -> Exception:
+        if self._unusable is not None:
+            self._log.error(log.COMMAND_FAILED, error=str(self._unusable))
+            return self._unusable
         error = outcome.aborted(
             self._group,
             self._command,

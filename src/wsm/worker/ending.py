@@ -58,6 +58,8 @@ class Ending:
         """
         standing = self._standing
         state = standing.state
+        if standing.life.serving:
+            standing.pause.begin()
         execution = self._executions.ending(state)
         while (released := execution.drop()) is None:
             standing.words.beat()

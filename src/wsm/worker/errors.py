@@ -119,6 +119,20 @@ class TeardownFailedError(GroupError):
         )
 
 
+class OtherVersionError(GroupError):
+    """A load function returned, and does not say that it loaded what was asked for."""
+
+    def __init__(self, *, rank: int, asked: int | None, said: object) -> None:
+        wanted = "the newest version" if asked is None else f"version {asked}"
+        super().__init__(
+            f"{wanted} was asked for, and the load function of rank {rank} says that it loaded {said!r}; "
+            "let it return what it really loaded as facts['version'], or raise",
+            rank=rank,
+            asked=asked,
+            said=said,
+        )
+
+
 class UnversionedWeightsError(BadInputError):
     """Neither the command nor the source says which version is to be loaded."""
 

@@ -171,9 +171,13 @@ class Execution:
         return self.report()
 
     def commit(self) -> None:
-        """Serve the new version. What a commit action raises goes to the embedding loop: a bug there."""
+        """Serve the new version. What a commit action raises goes to the embedding loop.
+
+        The decision stands all the same, so the next poll tries again; commit actions are idempotent.
+        """
         self.doing = "commit"
-        self._work.fire(WeightEvent.COMMIT)
+        if self._life.weights is WeightState.PREPARED:
+            self._work.fire(WeightEvent.COMMIT)
         for action in self.plan.commit:
             self._work.run(action)
 

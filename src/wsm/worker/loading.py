@@ -16,8 +16,9 @@ from wsm.strategies.load import inspect, load
 from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.snapshot_source import SnapshotSource
 from wsm.strategies.tensor import WeightTarget
+from wsm.strategies.version_file import MAX_VERSION
 from wsm.worker.announced import FINDER, Find
-from wsm.worker.errors import UnversionedWeightsError
+from wsm.worker.errors import OtherVersionError, UnversionedWeightsError
 from wsm.worker.execution import Load
 
 
@@ -69,6 +70,23 @@ def find_function(config: WsmConfig) -> Find:
     version it is, and other errors of :func:`wsm.strategies.load.inspect`.
     """
     return lambda: _announced(_source(config, FINDER), config.strategy)
+
+
+def proven(load_version: Load) -> Load:
+    """Return `load_version`, held to what it says: the version that was asked for, or a version at all.
+
+    Everything later (the agreement of the ranks, the committed word, the receipt, the version of each
+    token) goes by what was said here, so a loader that brings something else must not get as far as PREPARED.
+    """
+
+    def load_and_check(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
+        facts = load_version(context, target)
+        said, asked = facts.get("version"), context.version
+        if type(said) is not int or not 0 <= said <= MAX_VERSION or asked not in (None, said):
+            raise OtherVersionError(rank=context.rank, asked=asked, said=said)
+        return facts
+
+    return load_and_check
 
 
 def _source(config: WsmConfig, rank: int) -> SnapshotSource:

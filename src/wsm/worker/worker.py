@@ -33,7 +33,7 @@ from wsm.worker.driver import RankDriver
 from wsm.worker.execution import Load
 from wsm.worker.execution_factory import ExecutionFactory
 from wsm.worker.group_words import GroupWords
-from wsm.worker.loading import find_function, load_function
+from wsm.worker.loading import find_function, load_function, proven
 from wsm.worker.patience import Patience
 from wsm.worker.permit import StepPermit
 from wsm.worker.recording import Recorder
@@ -126,7 +126,7 @@ class Worker:
                     words=words,
                     runner=runner,
                     plans=plans,
-                    load=load or load_function(config),
+                    load=proven(load or load_function(config)),
                     life=life,
                     clock=clock,
                     recorder=recorder,

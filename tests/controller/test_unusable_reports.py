@@ -1,0 +1,65 @@
+"""A rank whose reports nobody can read is not committed, is named, and does not keep the group for ever."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from wsm.controller.transaction import Transaction
+from wsm.protocol.errors import CommandOpenError
+from wsm.report import RankReport, ReportFormatError
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
+from lone_rank import LoneRank
+
+
+@pytest.fixture
+def lone(tmp_path):
+    rank = LoneRank(tmp_path)
+    yield rank
+    rank.close()
+
+
+class DeadError(Exception):
+    """The controller ends here, with the command open."""
+
+
+def die(*_):
+    raise DeadError
+
+
+def of_another_build(monkeypatch):
+    real = RankReport.to_bytes
+    monkeypatch.setattr(RankReport, "to_bytes", lambda self: real(self).replace(b'"pause_s"', b'"pause_ms"'))
+
+
+def test_it_is_aborted_and_named_and_the_next_command_finds_the_group_closed(lone, monkeypatch):
+    with monkeypatch.context() as patched:
+        of_another_build(patched)
+        with pytest.raises(ReportFormatError, match="rank 0"):
+            lone.update(1)
+        status = lone.controller.status()
+        assert status.over
+        assert status.version is None
+        assert status.state == "CLEARED"
+    assert lone.update(2).version == 2
+
+
+def test_a_successor_aborts_what_a_dead_controller_left_with_unusable_reports(lone, monkeypatch):
+    """Without that every later command would fail on the same report, and the group hang in PREPARED."""
+    with monkeypatch.context() as patched:
+        of_another_build(patched)
+        patched.setattr(Transaction, "_write_what_follows", die)
+        pending = lone.controller.begin_update(1)
+        lone.run(pending)
+        with pytest.raises(DeadError):
+            pending.result()
+        while lone.controller.status().ranks[0].code != "PREPARED":
+            lone.worker.poll()
+    with pytest.raises(CommandOpenError, match="ABORT"):
+        lone.controller.update(2, settle_s=0)
+    while not lone.controller.status().over:
+        lone.worker.poll()
+    assert lone.update(2).version == 2
