@@ -20,8 +20,8 @@ import wsm
 from wsm import HOLD, JOIN, InFlightPolicy, Outcome
 from wsm.actions.verify import resident_digest
 from wsm.clock import ManualClock
+from wsm.controller.driving import Drive
 from wsm.controller.group_view import GroupView
-from wsm.controller.transaction import Transaction
 from wsm.errors import InternalError, WsmError
 from wsm.states.replay import replay
 from wsm.strategies.digest import digest_of, shard_digest
@@ -126,7 +126,7 @@ class Campaign:
         ]
         patch.setattr(GroupWords, "wait", lambda *_: False)
         patch.setattr(GroupView, "wait", lambda *_: self.moves())
-        patch.setattr(Transaction, "start", run_here)
+        patch.setattr(Drive, "start", run_here)
         for name in ("write_command", "write_committed"):
             self.let_die(patch, name)
 
@@ -201,10 +201,10 @@ class Campaign:
             rank.worker.close()
 
 
-def run_here(transaction: Transaction) -> wsm.Pending:
+def run_here(drive: Drive) -> wsm.Pending:
     """Drive a command in the caller's thread instead of one of its own."""
-    transaction._run()
-    return wsm.Pending("here", transaction._future, transaction._give_up.set)
+    drive._run()
+    return wsm.Pending("here", drive._future, drive._transaction.give_up)
 
 
 @pytest.fixture
