@@ -46,6 +46,7 @@ def test_what_a_configuration_does_not_have_is_in_no_plan():
     assert found == {
         names.STOP_ADMITTING,
         names.SETTLE_REQUESTS,
+        names.LOSE_REQUESTS,
         names.RELEASE_WEIGHTS,
         names.EMPTY_ALLOCATOR_CACHE,
         names.VERIFY_CLEARED,

@@ -133,6 +133,7 @@ def plans_led_by(script: Script) -> Plans:
         update=plan("update", meet(), load()),
         update_in_place=plan("update_in_place", load(), meet()),
         discard=plan("discard", release()),
+        rejoin=Plan("rejoin", ()),
     )
 
 

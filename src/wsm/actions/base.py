@@ -47,6 +47,8 @@ class ActionContext:
         What becomes of the KV cache.
     from_normal : bool
         Whether the rank was serving when the command began.
+    boots : bool
+        Whether no weights were committed in this epoch yet: a member of a communicator may be a new process.
     kept_digest : str or None
         Digest of the weights that computed the blocks which a clear of the weights alone has kept; None where
         the cache holds no such blocks.
@@ -77,6 +79,7 @@ class ActionContext:
     in_flight: InFlightPolicy = InFlightPolicy.ABORT
     kv_policy: KVPolicy = KVPolicy.DROP
     from_normal: bool = True
+    boots: bool = False
     kept_digest: str | None = None
     load: Callable[[ActionContext, WeightTarget], Mapping[str, Any]] | None = None
     progress: Callable[[], None] = _no_progress

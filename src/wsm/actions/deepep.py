@@ -10,7 +10,7 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError, PreconditionError
-from wsm.actions.surfaces import DeepEPSurface, GroupKind, require
+from wsm.actions.surfaces import AbandonableBuffer, DeepEPSurface, GroupKind, require
 
 
 def _buffer(context: ActionContext, action: str) -> DeepEPSurface:
@@ -66,7 +66,8 @@ class RecreateDeepEPBuffer(Action):
     """Create the buffer on the present EP group.
 
     It has no undo: destroying is collective. Where an update is discarded the buffer stays, and the
-    next update finds it there on every rank alike.
+    next update finds it there on every rank alike. Until an epoch has booted, one that is there is given
+    up first, because its group is created anew.
     """
 
     name = names.RECREATE_DEEPEP_BUFFER
@@ -80,6 +81,8 @@ class RecreateDeepEPBuffer(Action):
     def run(self, context: ActionContext) -> None:
         """Create the buffer if there is none, then meet on the EP group. Collective, blocks."""
         deepep = _buffer(context, self.name)
+        if context.boots and isinstance(deepep, AbandonableBuffer):
+            deepep.abandon_buffer()
         if not deepep.allocated():
             deepep.recreate_buffer()
         groups = context.runner.groups
@@ -90,3 +93,38 @@ class RecreateDeepEPBuffer(Action):
         """Ask whether the buffer is there; PostconditionError if not."""
         if not _buffer(context, self.name).allocated():
             raise PostconditionError(action=self.name, expected="an allocated buffer", found="none")
+
+
+class AbandonDeepEPBuffer(Action):
+    """Free the buffer alone: a peer is dead, and what is collective over the EP group would hang."""
+
+    name = names.ABANDON_DEEPEP_BUFFER
+    purpose = "free the DeepEP buffer whose group broke with a peer"
+    touches_weights = True
+
+    def run(self, context: ActionContext) -> None:
+        """Free it. Local, never waits.
+
+        Raises
+        ------
+        PreconditionError
+            If only all ranks together can free it: this process cannot outlive its epoch.
+        """
+        deepep = _buffer(context, self.name)
+        context.weights_touched = True
+        if not deepep.allocated():
+            return
+        if not isinstance(deepep, AbandonableBuffer):
+            raise PreconditionError(
+                action=self.name,
+                found="the buffer can only be destroyed by all ranks together",
+                fix="end this process and start the rank anew",
+            )
+        deepep.abandon_buffer()
+
+    def probe(self, context: ActionContext) -> None:
+        """Ask whether the buffer is gone; PostconditionError if not."""
+        if _buffer(context, self.name).allocated():
+            raise PostconditionError(
+                action=self.name, expected="no buffer", found="a buffer that is allocated"
+            )

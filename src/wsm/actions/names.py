@@ -13,6 +13,7 @@ from wsm.actions.surfaces import GroupKind
 STOP_ADMITTING: Final = "stop_admitting"
 SETTLE_REQUESTS: Final = "settle_requests"
 RESUME_ADMITTING: Final = "resume_admitting"
+LOSE_REQUESTS: Final = "lose_requests"
 RESET_INPUTS: Final = "reset_inputs"
 
 FORGET_ROUTING_REPLAY: Final = "forget_routing_replay"
@@ -25,6 +26,7 @@ CAPTURE_DRAFT_GRAPHS: Final = "capture_draft_graphs"
 
 CLEAR_DEEPEP_BUFFER: Final = "clear_deepep_buffer"
 RECREATE_DEEPEP_BUFFER: Final = "recreate_deepep_buffer"
+ABANDON_DEEPEP_BUFFER: Final = "abandon_deepep_buffer"
 
 SHUT_DOWN_EP_GROUP: Final = "shut_down_ep_group"
 SHUT_DOWN_TP_GROUP: Final = "shut_down_tp_group"
@@ -32,6 +34,7 @@ SHUT_DOWN_WORLD_GROUP: Final = "shut_down_world_group"
 RESTART_WORLD_GROUP: Final = "restart_world_group"
 RESTART_TP_GROUP: Final = "restart_tp_group"
 RESTART_EP_GROUP: Final = "restart_ep_group"
+ABANDON_GROUPS: Final = "abandon_groups"
 
 RELEASE_WEIGHTS: Final = "release_weights"
 LOAD_WEIGHTS: Final = "load_weights"

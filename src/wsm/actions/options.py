@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from wsm.actions import names
 from wsm.actions.errors import PlanOptionsError
 from wsm.actions.measuring import MemoryDrop
-from wsm.actions.surfaces import GroupKind, HoldingRequestSurface, KeepingKVCacheSurface, Runner
+from wsm.actions.surfaces import (
+    AbandonableBuffer,
+    AbandonableGroups,
+    GroupKind,
+    HoldingRequestSurface,
+    KeepingKVCacheSurface,
+    Runner,
+)
 from wsm.actions.verify import ResidentDigest, resident_digest
 from wsm.actions.weights import AddressContract
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
@@ -44,6 +51,9 @@ class PlanOptions:
         Communicators of this rank.
     shut_down_groups : bool
         Whether clear shuts them down and update restarts them (``--shutdown-comm-group-if-worker-idle``).
+    rejoins : bool
+        Whether communicators, and the buffer on them, can be given up by one rank alone, so that its process
+        outlives the death of a peer. Then the first update of each epoch creates them.
     routing_replay : bool
         Whether expert choices are recorded.
     kv_policies : frozenset of KVPolicy
@@ -74,6 +84,7 @@ class PlanOptions:
     auxiliaries: tuple[str, ...] = ()
     group_kinds: tuple[GroupKind, ...] = ()
     shut_down_groups: bool = False
+    rejoins: bool = False
     routing_replay: bool = False
     kv_policies: frozenset[KVPolicy] = frozenset({KVPolicy.DROP})
     in_flight_policies: frozenset[InFlightPolicy] = frozenset(InFlightPolicy)
@@ -163,6 +174,8 @@ class PlanOptions:
             auxiliaries=tuple(auxiliary.name for auxiliary in runner.auxiliaries),
             group_kinds=() if runner.groups is None else tuple(runner.groups.kinds()),
             shut_down_groups=shut_down_groups,
+            rejoins=isinstance(runner.groups, AbandonableGroups)
+            and (runner.deepep is None or isinstance(runner.deepep, AbandonableBuffer)),
             routing_replay=runner.routing_replay is not None,
             kv_policies=kv_policies,
             in_flight_policies=in_flight_policies,

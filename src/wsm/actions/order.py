@@ -35,10 +35,14 @@ class Needs:
 
 @dataclass(frozen=True)
 class Mirror:
-    """What the clear plan takes is exactly what the update plan gives back."""
+    """What the clear plan takes is exactly what the update plan gives back.
+
+    With `given_alone` an update may give back what no clear takes: an epoch's end broke it.
+    """
 
     taken: str
     given: str
+    given_alone: bool = False
 
 
 _GRAPHS_WHY = "graphs point at parameters and cache blocks; clearing these first hangs (FastDeploy#7522)"
@@ -92,6 +96,12 @@ BEFORE: tuple[Before, ...] = (
     ),
     Before(names.VERIFY_CLEARED, names.DECLARE_CLEARED, _MEASURE_WHY),
     *_chain(_RESTARTED, "a group is created after the ones that it is part of"),
+    *_each(
+        (names.LOSE_REQUESTS,),
+        (names.ABANDON_DEEPEP_BUFFER, names.ABANDON_GROUPS),
+        "whoever waits is told before anything else can fail",
+    ),
+    Before(names.ABANDON_DEEPEP_BUFFER, names.ABANDON_GROUPS, "what lives on a group goes before it"),
     *_each(_RESTARTED, (names.RECREATE_DEEPEP_BUFFER,), "the buffer is created on a living EP group"),
     *_each(
         (*_RESTARTED, names.RECREATE_DEEPEP_BUFFER),
@@ -132,9 +142,9 @@ MIRRORS: tuple[Mirror, ...] = (
     Mirror(names.DROP_MAIN_GRAPHS, names.CAPTURE_MAIN_GRAPHS),
     Mirror(names.DROP_DRAFT_GRAPHS, names.CAPTURE_DRAFT_GRAPHS),
     Mirror(names.CLEAR_DEEPEP_BUFFER, names.RECREATE_DEEPEP_BUFFER),
-    Mirror(names.SHUT_DOWN_EP_GROUP, names.RESTART_EP_GROUP),
-    Mirror(names.SHUT_DOWN_TP_GROUP, names.RESTART_TP_GROUP),
-    Mirror(names.SHUT_DOWN_WORLD_GROUP, names.RESTART_WORLD_GROUP),
+    Mirror(names.SHUT_DOWN_EP_GROUP, names.RESTART_EP_GROUP, given_alone=True),
+    Mirror(names.SHUT_DOWN_TP_GROUP, names.RESTART_TP_GROUP, given_alone=True),
+    Mirror(names.SHUT_DOWN_WORLD_GROUP, names.RESTART_WORLD_GROUP, given_alone=True),
     Mirror(names.RELEASE_WEIGHTS, names.LOAD_WEIGHTS),
     Mirror(names.RELEASE_AUXILIARY_CACHE, names.REBUILD_AUXILIARY_CACHE),
     Mirror(names.RELEASE_KV_CACHE, names.REBUILD_KV_CACHE),
@@ -180,7 +190,7 @@ def _broken(plan: Plan) -> Iterator[PlanOrderError]:
 def _check_mirror(plans: Plans, mirror: Mirror) -> None:
     taken = mirror.taken in plans.clear.names()
     given = mirror.given in plans.update.names()
-    if taken is not given:
+    if taken is not given and not (given and mirror.given_alone):
         raise PlanOrderError(
             plan="update" if taken else "clear",
             rule=f"{mirror.given} exactly where clear has {mirror.taken}",
@@ -197,10 +207,11 @@ def _check_locality(plans: Plans) -> None:
                 rule=f"{outside[0]} is local outside the voted part",
                 why="ranks vote on the plan's own actions only",
             )
-    together = [action.name for action in plans.discard.actions if action.collective]
-    if together:
-        raise PlanOrderError(
-            plan=plans.discard.name,
-            rule=f"{together[0]} is not in the discard plan",
-            why="after a failure no rank can count on another one to join a collective",
-        )
+    for plan in (plans.discard, plans.rejoin):
+        together = [action.name for action in plan.actions if action.collective]
+        if together:
+            raise PlanOrderError(
+                plan=plan.name,
+                rule=f"{together[0]} is not in the {plan.name} plan",
+                why="after a failure no rank can count on another one to join a collective",
+            )

@@ -16,11 +16,17 @@ from wsm.actions.auxiliary import (
 )
 from wsm.actions.base import Action
 from wsm.actions.cuda_graphs import CaptureDraftGraphs, CaptureMainGraphs, DropDraftGraphs, DropMainGraphs
-from wsm.actions.deepep import ClearDeepEPBuffer, RecreateDeepEPBuffer
+from wsm.actions.deepep import AbandonDeepEPBuffer, ClearDeepEPBuffer, RecreateDeepEPBuffer
 from wsm.actions.kv_cache import ForgetKVCache, RebuildKVCache, ReleaseKVCache
 from wsm.actions.options import PlanOptions
-from wsm.actions.process_groups import RESTART_ORDER, SHUT_DOWN_ORDER, RestartGroup, ShutDownGroup
-from wsm.actions.requests import ResetInputs, SettleRequests
+from wsm.actions.process_groups import (
+    RESTART_ORDER,
+    SHUT_DOWN_ORDER,
+    AbandonGroups,
+    RestartGroup,
+    ShutDownGroup,
+)
+from wsm.actions.requests import LoseRequests, ResetInputs, SettleRequests
 from wsm.actions.routing_replay import ForgetRoutingReplay, ResumeRoutingReplay
 from wsm.actions.verify import VerifyLoaded
 from wsm.actions.weights import LoadWeights, ReleaseWeights
@@ -71,11 +77,25 @@ def shut_down_groups(options: PlanOptions) -> Iterator[Action]:
 
 
 def restart_groups(options: PlanOptions) -> Iterator[Action]:
-    """Restart what a clear has shut down, and the buffer that lives on it."""
-    if options.shut_down_groups:
+    """Restart what a clear has shut down or an epoch's end has broken, and the buffer that lives on it."""
+    if options.shut_down_groups or options.rejoins:
         yield from (RestartGroup(kind) for kind in RESTART_ORDER if kind in options.group_kinds)
     if options.has_deepep:
         yield RecreateDeepEPBuffer()
+
+
+def lose_requests(options: PlanOptions) -> Iterator[Action]:
+    """Tell clients that a rank was lost."""
+    if not options.cache_only:
+        yield LoseRequests()
+
+
+def abandon_groups(options: PlanOptions) -> Iterator[Action]:
+    """Let go alone of what broke with a peer, the buffer before the groups that it lives on."""
+    if options.has_deepep:
+        yield AbandonDeepEPBuffer()
+    if options.group_kinds:
+        yield AbandonGroups()
 
 
 def release_weights(options: PlanOptions) -> Iterator[Action]:

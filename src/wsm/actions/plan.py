@@ -52,6 +52,7 @@ def derive_plans(options: PlanOptions) -> Plans:
         update=made.pop(PlanName.UPDATE),
         update_in_place=made.pop(PlanName.UPDATE_IN_PLACE),
         discard=discard,
+        rejoin=_plan(PlanName.REJOIN, options, _rejoin(options), frozenset(KVPolicy)),
         partial={**made, PlanName.DISCARD_WEIGHTS: weights_alone},
     )
     check_order(plans)
@@ -142,3 +143,8 @@ def _discard(options: PlanOptions, tags: frozenset[Tag], proof: MemoryProof) -> 
     yield EmptyAllocatorCache()
     yield VerifyCleared(proof, tags)
     yield DeclareCleared()
+
+
+def _rejoin(options: PlanOptions) -> Iterator[Action]:
+    yield from parts.lose_requests(options)
+    yield from parts.abandon_groups(options)

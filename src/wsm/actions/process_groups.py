@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
-from wsm.actions.errors import PostconditionError
-from wsm.actions.surfaces import GroupKind, ProcessGroupSurface, require
+from wsm.actions.errors import PostconditionError, PreconditionError
+from wsm.actions.surfaces import AbandonableGroups, GroupKind, ProcessGroupSurface, require
 
 #: What is built on a group goes before it does.
 SHUT_DOWN_ORDER = (GroupKind.EP, GroupKind.TP, GroupKind.WORLD)
@@ -69,6 +69,9 @@ class RestartGroup(Action):
     It has no undo: shutting down is collective. Where an update is discarded the group stays up, on
     every member alike, and the next update finds it there.
 
+    Until an epoch has booted, one that is up is given up and created again: an update that failed in its
+    middle may have left the group up on some members only.
+
     Parameters
     ----------
     kind : GroupKind
@@ -85,6 +88,8 @@ class RestartGroup(Action):
     def run(self, context: ActionContext) -> None:
         """Create the group and meet on it. Collective, blocks for the slowest member."""
         groups = _groups(context, self.name)
+        if context.boots and isinstance(groups, AbandonableGroups):
+            groups.abandon(self.kind)
         if not groups.alive(self.kind):
             groups.restart(self.kind, incarnation=incarnation(context, self.kind))
         groups.barrier(self.kind)
@@ -95,3 +100,42 @@ class RestartGroup(Action):
             raise PostconditionError(
                 action=self.name, expected=f"the {self.kind.value} group alive", found="a group that is down"
             )
+
+
+class AbandonGroups(Action):
+    """Let go of every communicator alone: a peer is dead, so they are broken and nobody can meet on them.
+
+    For a rank that outlives its epoch. The first update of the next epoch creates them anew.
+    """
+
+    name = names.ABANDON_GROUPS
+    purpose = "let go of the communicators that broke with a peer"
+    touches_weights = True
+
+    def run(self, context: ActionContext) -> None:
+        """Give them up. Local, never waits.
+
+        Raises
+        ------
+        PreconditionError
+            If one is up and cannot be given up alone: this process cannot outlive its epoch.
+        """
+        groups = _groups(context, self.name)
+        context.weights_touched = True
+        for kind in SHUT_DOWN_ORDER:
+            if kind not in groups.kinds() or not groups.alive(kind):
+                continue
+            if not isinstance(groups, AbandonableGroups):
+                raise PreconditionError(
+                    action=self.name,
+                    found=f"the {kind.value} group can only be shut down by all its members together",
+                    fix="end this process and start the rank anew",
+                )
+            groups.abandon(kind)
+
+    def probe(self, context: ActionContext) -> None:
+        """Ask whether all are down; PostconditionError if not."""
+        groups = _groups(context, self.name)
+        up = [kind.value for kind in groups.kinds() if groups.alive(kind)]
+        if up:
+            raise PostconditionError(action=self.name, expected="every group down", found=f"{up} alive")

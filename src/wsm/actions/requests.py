@@ -11,7 +11,7 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, SteppedAction
 from wsm.actions.errors import PostconditionError, PreconditionError
-from wsm.actions.surfaces import HoldingRequestSurface
+from wsm.actions.surfaces import HoldingRequestSurface, LosableRequests
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
 
@@ -101,6 +101,20 @@ class SettleRequests(Action):
         left = context.runner.requests.in_flight()
         if left:
             raise PostconditionError(action=self.name, expected="no request in flight", found=f"{left}")
+
+
+class LoseRequests(Action):
+    """Tell whoever waits for a running request that a rank was lost, and to ask again."""
+
+    name = names.LOSE_REQUESTS
+    purpose = "answer what runs with an error that can be retried"
+
+    def run(self, context: ActionContext) -> None:
+        """Answer. Local; reports ``requests_lost``. A scheduler that cannot is left to the discard plan."""
+        requests = context.runner.requests
+        requests.stop_admitting()
+        if isinstance(requests, LosableRequests):
+            context.facts["requests_lost"] = requests.lose_all()
 
 
 class ResumeAdmitting(Action):

@@ -104,6 +104,8 @@ class Plans:
     discard : Plan
         From anywhere to nothing held, by this rank alone: for commands whose outcome is "drop".
         Groups and the DeepEP buffer stay as they are; the next update finds them so on every rank.
+    rejoin : Plan
+        Before a discard, where the epoch has ended: lets go alone of what broke with a peer.
     partial : mapping of PlanName to Plan
         The plans that move one half, or bring back what is missing beside the other
         (:mod:`wsm.actions.halves`).
@@ -113,11 +115,12 @@ class Plans:
     update: Plan
     update_in_place: Plan
     discard: Plan
+    rejoin: Plan
     partial: Mapping[PlanName, Plan] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Plan]:
         """Iterate over all plans."""
-        yield from (self.clear, self.update, self.update_in_place, self.discard)
+        yield from (self.clear, self.update, self.update_in_place, self.discard, self.rejoin)
         yield from self.partial.values()
 
     def named(self, name: PlanName) -> Plan:
@@ -133,5 +136,6 @@ class Plans:
             PlanName.UPDATE: self.update,
             PlanName.UPDATE_IN_PLACE: self.update_in_place,
             PlanName.DISCARD: self.discard,
+            PlanName.REJOIN: self.rejoin,
         }
         return whole[name] if name in whole else self.partial[name]

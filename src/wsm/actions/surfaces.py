@@ -73,6 +73,15 @@ class HoldingRequestSurface(RequestSurface, Protocol):
 
 
 @runtime_checkable
+class LosableRequests(RequestSurface, Protocol):
+    """A scheduler that can tell its clients that a rank was lost. One that cannot answers as for an abort."""
+
+    def lose_all(self) -> int:
+        """Answer every running request with an error that says "ask again"; return how many."""
+        ...
+
+
+@runtime_checkable
 class GraphSurface(Protocol):
     """Captured CUDA graphs (or what stands for them) of one model."""
 
@@ -107,6 +116,15 @@ class DeepEPSurface(Protocol):
 
 
 @runtime_checkable
+class AbandonableBuffer(DeepEPSurface, Protocol):
+    """An exchange buffer that a rank can give up alone."""
+
+    def abandon_buffer(self) -> None:
+        """Free the buffer without the other ranks, whose EP group is broken. Idempotent."""
+        ...
+
+
+@runtime_checkable
 class ProcessGroupSurface(Protocol):
     """The communicators of one rank."""
 
@@ -134,6 +152,15 @@ class ProcessGroupSurface(Protocol):
 
     def alive(self, kind: GroupKind) -> bool:
         """Whether the communicator can be used."""
+        ...
+
+
+@runtime_checkable
+class AbandonableGroups(ProcessGroupSurface, Protocol):
+    """Communicators that a rank can give up alone, so that it outlives the death of a peer."""
+
+    def abandon(self, kind: GroupKind) -> None:
+        """Let go of a communicator whose other members may be dead. Local, never waits. Idempotent."""
         ...
 
 

@@ -23,6 +23,7 @@ _EVERYTHING = PlanOptions(
     auxiliaries=("mtp",),
     group_kinds=tuple(GroupKind),
     shut_down_groups=True,
+    rejoins=True,
     routing_replay=True,
 )
 

@@ -84,6 +84,11 @@ class ExchangeBuffer:
         self._buffers = None
         self._group_id = None
 
+    def abandon_buffer(self) -> None:
+        """Free the buffers alone: the EP group is broken, and nobody sends any more. Idempotent."""
+        self._buffers = None
+        self._group_id = None
+
     def allocated(self) -> bool:
         """Whether the buffers exist."""
         return self._buffers is not None

@@ -112,7 +112,8 @@ class PlanName(enum.Enum):
     """The plans that :mod:`wsm.actions` derives, by name; what is in them is not known here.
 
     The first four are about weights and KV cache together, the others about one of them: ``remaining`` where
-    the other one is gone already, ``only`` where it stays away.
+    the other one is gone already, ``only`` where it stays away. The last one comes before a discard where an
+    epoch has ended.
     """
 
     CLEAR = "clear"
@@ -130,6 +131,7 @@ class PlanName(enum.Enum):
     UPDATE_KV_CACHE = "update_kv_cache"
     UPDATE_KV_CACHE_ONLY = "update_kv_cache_only"
     DISCARD_WEIGHTS = "discard_weights"
+    REJOIN = "rejoin"
 
 
 #: The plans about weights and KV cache together.

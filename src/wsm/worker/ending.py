@@ -11,6 +11,7 @@ from dataclasses import replace
 from wsm.clock import Clock
 from wsm.protocol import rank as protocol
 from wsm.signals.word import StatusCode
+from wsm.states.vocabulary import WeightState
 from wsm.worker.errors import TeardownFailedError
 from wsm.worker.execution_factory import ExecutionFactory
 from wsm.worker.reporting import Reporter
@@ -61,6 +62,8 @@ class Ending:
         if standing.life.serving:
             standing.pause.begin()
         execution = self._executions.ending(state)
+        self._executions.booted = False
+        execution.abandon()
         while (released := execution.drop()) is None:
             standing.words.beat()
         if not released:
@@ -77,6 +80,7 @@ class Ending:
         standing = self._standing
         execution = standing.at_work
         execution.commit()
+        self._executions.booted |= standing.life.weights is WeightState.NORMAL
         report = execution.report()
         standing.version = report.version
         report = replace(report, pause_s=standing.pause.end())

@@ -81,6 +81,7 @@ class Execution:
         self.arguments = arguments
         self.plan = _plan_for(request, plans, life.weights)
         self._discard = plans.discard
+        self._rejoin = plans.rejoin
         self._life = life
         self._context = context
         self._recorder = recorder
@@ -243,6 +244,12 @@ class Execution:
             return False
         self._work.kv_followed(action.name)
         return None
+
+    def abandon(self) -> None:
+        """Let go alone of what broke with a peer: the epoch has ended. What an action raises goes on."""
+        self.doing = "rejoin"
+        for action in self._rejoin.actions:
+            self._work.run(action)
 
     def report(self) -> RankReport:
         """Describe what was done so far."""

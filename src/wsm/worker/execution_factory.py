@@ -48,6 +48,12 @@ class ExecutionFactory:
         What an update means that names no version.
     watch : ActionWatch
         Told which action this rank is inside of.
+
+    Attributes
+    ----------
+    booted : bool
+        Whether weights were committed in this epoch already. A commit is the group's, so this is the same on
+        every rank, and so is what follows from it.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class ExecutionFactory:
         self._recorder = recorder
         self._announced = announced
         self._watch = watch
+        self.booted = False
 
     def may_begin(self, state: RankState) -> bytes | None:
         """Return the arguments of the command at hand; None while what it means cannot be known (yet)."""
@@ -125,6 +132,7 @@ class ExecutionFactory:
             in_flight=arguments.in_flight,
             kv_policy=arguments.kv_policy,
             from_normal=self._life.serving,
+            boots=not self.booted,
             load=self._load,
             progress=self._watch.check,
             cancelled=lambda: self._words.called_off(state.epoch),

@@ -147,6 +147,15 @@ class PaddleGlooGroups:
             if remain() is not None:
                 raise GroupStillHeldError(kind=kind.value, holders=_holders(remain()))
 
+    def abandon(self, kind: GroupKind) -> None:
+        """Let go of a communicator whose other members may be dead. Local, never waits. Idempotent.
+
+        Whoever still holds the group, such as the traceback of the step that broke on it, keeps no more
+        than a broken communicator: the next creation has another group id and a store of its own.
+        """
+        if self._live.pop(kind, None) is not None:
+            _core().ProcessGroupIdMap.destroy()
+
     def restart(self, kind: GroupKind, *, incarnation: str) -> None:
         """Create the communicator on a store of its own. Collective, blocks for the slowest member.
 
