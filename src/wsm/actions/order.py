@@ -37,7 +37,7 @@ class Needs:
 class Mirror:
     """What the clear plan takes is exactly what the update plan gives back.
 
-    With `given_alone` an update may give back what no clear takes: an epoch's end broke it.
+    With `given_alone` an update gives back what an epoch's end broke, although no clear takes any of it.
     """
 
     taken: str
@@ -190,7 +190,8 @@ def _broken(plan: Plan) -> Iterator[PlanOrderError]:
 def _check_mirror(plans: Plans, mirror: Mirror) -> None:
     taken = mirror.taken in plans.clear.names()
     given = mirror.given in plans.update.names()
-    if taken is not given and not (given and mirror.given_alone):
+    kept_up = mirror.given_alone and not set(_SHUT) & set(plans.clear.names())
+    if taken is not given and not (given and kept_up):
         raise PlanOrderError(
             plan="update" if taken else "clear",
             rule=f"{mirror.given} exactly where clear has {mirror.taken}",

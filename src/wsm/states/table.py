@@ -118,7 +118,16 @@ WEIGHT_TABLE: tuple[Row, ...] = (
     Row(_W.FAULTED, _E.CLEAR, _W.CLEARING, note="teardown is idempotent", plans=(PlanName.DISCARD,)),
     Row(_W.FAULTED, _E.ABORT, _W.FAULTED, note="another rank's failure repairs nothing here"),
     # a new epoch
-    *(Row(state, _E.LOST, _W.CLEARED, note="a new epoch: what was held was given back") for state in _W),
+    *(
+        Row(
+            state,
+            _E.LOST,
+            _W.CLEARED,
+            note="a new epoch: what was held was given back",
+            plans=(PlanName.REJOIN,),
+        )
+        for state in _W
+    ),
 )
 
 KV_TABLE: tuple[Row, ...] = (
