@@ -17,7 +17,7 @@ from wsm.config import (
 from wsm.controller import Controller, EngineBridge, GroupStatus, Pending
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, WsmError
 from wsm.receipt import Outcome, Receipt
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy, KVState, WeightState
+from wsm.states.vocabulary import HotFallback, InFlightPolicy, KVPolicy, KVState, WeightState
 from wsm.worker import HOLD, JOIN, SERVE, StepPermit, Turn, Worker
 
 __version__ = "0.1.0"
@@ -34,6 +34,7 @@ __all__ = [
     "EngineWordsConfig",
     "GroupError",
     "GroupStatus",
+    "HotFallback",
     "InFlightPolicy",
     "InternalError",
     "KVPolicy",

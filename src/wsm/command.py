@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 
 from wsm.errors import BadInputError
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy, WeightState
+from wsm.states.vocabulary import HotFallback, InFlightPolicy, KVPolicy, WeightState
 
 #: Kind under which arguments stand in their payload slot.
 ARGUMENTS_KIND = 1
@@ -43,6 +43,8 @@ class CommandArguments:
     before : WeightState or None
         Where all ranks were when the command was admitted, which is what a new epoch restores if the command
         does not come to its end; None: not known.
+    hot_fallback : HotFallback
+        What the controller does if a hot update finds no room; the ranks only refuse it.
     """
 
     request_id: str
@@ -50,6 +52,7 @@ class CommandArguments:
     in_flight: InFlightPolicy = InFlightPolicy.ABORT
     kv_policy: KVPolicy = KVPolicy.DROP
     before: WeightState | None = None
+    hot_fallback: HotFallback = HotFallback.REFUSE
 
     def to_bytes(self) -> bytes:
         """Return the JSON text that goes into the slot."""
@@ -60,6 +63,7 @@ class CommandArguments:
                 "in_flight": self.in_flight.value,
                 "kv_policy": self.kv_policy.value,
                 "before": None if self.before is None else self.before.name,
+                "hot_fallback": self.hot_fallback.value,
             }
         ).encode()
 
@@ -77,8 +81,9 @@ class CommandArguments:
             request_id, version = content["request_id"], content["version"]
             in_flight, kv_policy = InFlightPolicy(content["in_flight"]), KVPolicy(content["kv_policy"])
             before = None if content["before"] is None else WeightState[content["before"]]
+            hot_fallback = HotFallback(content["hot_fallback"])
         except (ValueError, KeyError, TypeError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
         if not isinstance(request_id, str) or not (version is None or type(version) is int):
             raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")
-        return cls(request_id, version, in_flight, kv_policy, before)
+        return cls(request_id, version, in_flight, kv_policy, before, hot_fallback)

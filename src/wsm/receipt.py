@@ -43,6 +43,12 @@ class Receipt:
         The longest time that a rank could not serve, up to now.
     ranks : tuple of RankReport
         Per rank: digest of the resident bytes, bytes, seconds per action.
+    hot : bool
+        Whether the version was staged while the one before served, and the group stopped only to flip.
+    staging_s : float
+        Seconds that this took until the decision, all of them served; 0 if it was not hot.
+    fallback : str or None
+        Why an update that was asked for hot was done in place; None if it was done as asked.
     """
 
     request_id: str
@@ -56,6 +62,9 @@ class Receipt:
     seconds: float
     pause_s: float
     ranks: tuple[RankReport, ...]
+    hot: bool = False
+    staging_s: float = 0.0
+    fallback: str | None = None
 
     def to_mapping(self) -> Mapping[str, Any]:
         """Return plain values, ready for JSON."""
@@ -71,4 +80,6 @@ class Receipt:
         }[self.outcome]
         loaded = sum(report.bytes for report in self.ranks)
         amount = f", {loaded / 2**20:.1f} MiB on {len(self.ranks)} ranks" if self.loaded else ""
-        return f"{what} (epoch {self.epoch}, sequence {self.sequence}{amount}, {self.seconds * 1e3:.1f} ms)"
+        staged = f", staged for {self.staging_s * 1e3:.1f} ms while serving" if self.hot else ""
+        took = f"{self.seconds * 1e3:.1f} ms"
+        return f"{what} (epoch {self.epoch}, sequence {self.sequence}{amount}, {took}{staged})"

@@ -90,6 +90,12 @@ def test_stats_count_tokens_by_version(client):
         "waiting": 0,
         "finished": 2,
         "tokens_by_version": {"3": 6},
+        "kv_reuse": {
+            "reused_tokens": 0,
+            "crossed_tokens": 0,
+            "mixed_tokens": 0,
+            "blocks_by_version": {},
+        },
         "version": 3,
     }
 

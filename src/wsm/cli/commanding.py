@@ -19,7 +19,7 @@ from wsm.cli.teaching_command import TeachingCommand
 from wsm.config import EngineWordsConfig
 from wsm.controller import Controller, Pending
 from wsm.receipt import Receipt
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+from wsm.states.vocabulary import HotFallback, InFlightPolicy, KVPolicy
 
 
 def _command_options(deadline_s: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -29,10 +29,9 @@ def _command_options(deadline_s: float) -> Callable[[Callable[..., None]], Calla
         click.option(
             "--in-flight",
             type=click.Choice([policy.value for policy in InFlightPolicy]),
-            default=InFlightPolicy.ABORT.value,
-            show_default=True,
+            show_default="abort; keep for a hot update",
             help="Running requests: end them with what they have (abort), let them finish first (drain), "
-            "or freeze and continue them (keep).",
+            "or set them aside and continue them (keep).",
         ),
         click.option(
             "--deadline",
@@ -84,6 +83,7 @@ def clear(name: str, **options: Any) -> None:
     examples=(
         ("wsm update policy --version 7", "serve version 7; say so if it is served already"),
         ("wsm update policy", "serve the newest version, as version.yaml names it"),
+        ("wsm update policy --hot --hot-fallback in-place", "stage it beside the old one, if there is room"),
         ("wsm update policy --version 7 --json | jq .ranks", "digests and seconds per action, of every rank"),
     ),
 )
@@ -95,23 +95,46 @@ def clear(name: str, **options: Any) -> None:
 )
 @click.option("--force", is_flag=True, help="Load even if the group serves that version already.")
 @click.option(
+    "--hot",
+    is_flag=True,
+    help="Stage the version in memory of its own while the old one serves, and stop only to switch.",
+)
+@click.option(
+    "--hot-fallback",
+    type=click.Choice([fallback.value.replace("_", "-") for fallback in HotFallback]),
+    default=HotFallback.REFUSE.value,
+    show_default=True,
+    help="With --hot, where there is no room for two versions, or none is served: refuse, or load in place.",
+)
+@click.option(
+    "--kv",
     "--kv-policy",
+    "kv_policy",
     type=click.Choice([policy.value for policy in KVPolicy]),
     default=KVPolicy.DROP.value,
     show_default=True,
-    help="KV blocks that the old weights computed: forget them, or go on with them.",
+    help="KV blocks that the old weights computed: forget them all (drop), go on with them all, prefixes "
+    "too (keep), or with those of running requests alone (keep-in-flight, needs --in-flight keep).",
 )
 @_command_options(deadline_s=300.0)
-def update(name: str, version: int | None, force: bool, kv_policy: str, **options: Any) -> None:
+def update(name: str, version: int | None, hot_fallback: str, kv_policy: str, **options: Any) -> None:
     """Load a version on every rank of the group NAME, and serve it.
 
     A cleared group loads into fresh memory; a serving one stops at the same step on all ranks and loads in
     place. The ranks switch together or not at all: if one fails, or loads something else than the others, all
     keep what they had, or all are cleared if any had begun to overwrite its weights. The message says which.
+
+    With --hot, a serving group goes on serving while it loads. Until all ranks hold and have verified the new
+    version, any failure leaves the old one serving, untouched.
     """
 
     def begin(controller: Controller, shared: dict[str, Any]) -> Pending:
-        return controller.begin_update(version, force=force, kv_policy=KVPolicy(kv_policy), **shared)
+        return controller.begin_update(
+            version,
+            hot_fallback=HotFallback(hot_fallback.replace("-", "_")),
+            kv_policy=KVPolicy(kv_policy),
+            **shared,
+        )
 
     _command(name, begin, **options)
 
@@ -120,13 +143,14 @@ def _command(
     name: str,
     begin: Callable[[Controller, dict[str, Any]], Pending],
     *,
-    in_flight: str,
+    in_flight: str | None,
     config_file: Path | None,
     as_json: bool,
     **shared: Any,
 ) -> None:
     with known_group(name), Controller(name, engine_words=_engine_words(config_file, name)) as controller:
-        shared["in_flight"] = InFlightPolicy(in_flight)
+        if in_flight is not None:
+            shared["in_flight"] = InFlightPolicy(in_flight)
         receipt = receipt_of(
             lambda still_wanted: begin(controller, {**shared, "still_wanted": still_wanted}),
             lambda: controller.status().sentence(),
@@ -142,9 +166,11 @@ def _engine_words(config_file: Path | None, name: str) -> EngineWordsConfig | No
 
 
 def _line(name: str, receipt: Receipt) -> str:
+    digits = 2 if receipt.hot else 0
     pause = (
-        f"; ranks stood still for {receipt.pause_s * 1e3:.0f} ms"
+        f"; ranks stood still for {receipt.pause_s * 1e3:.{digits}f} ms"
         if receipt.loaded and receipt.pause_s
         else ""
     )
-    return f"{name} {receipt.sentence()}{pause}"
+    reason = f"\nnot hot: {receipt.fallback}" if receipt.fallback else ""
+    return f"{name} {receipt.sentence()}{pause}{reason}"

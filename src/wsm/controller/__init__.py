@@ -8,6 +8,7 @@ module                  responsible for
 :mod:`.access`          the hold on the segment, shared with commands that outlive the controller
 :mod:`.opening`         how a command is begun, and a dead controller's command completed
 :mod:`.admission`       what is refused before anything is written, and what needs no work
+:mod:`.fallback`        when an update that was asked for hot is done in place
 :mod:`.pending`         a command under way, in the hands of its caller
 :mod:`.driving`         the thread that drives a command and holds the role
 :mod:`.transaction`     one open command, from its word to its end

@@ -15,6 +15,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments
 from wsm.config import EngineWordsConfig
 from wsm.controller.access import GroupAccess
+from wsm.controller.errors import HotFallbackError
 from wsm.controller.opening import Opening
 from wsm.controller.order import Order
 from wsm.controller.pending import Pending
@@ -22,7 +23,7 @@ from wsm.controller.status import GroupStatus, read_status
 from wsm.controller.transaction import SETTLE_S
 from wsm.receipt import Receipt
 from wsm.signals.word import Operation
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+from wsm.states.vocabulary import HotFallback, InFlightPolicy, KVPolicy
 from wsm.strategies.version_file import check_version
 
 
@@ -112,7 +113,9 @@ class Controller:
         self,
         version: int | None = None,
         *,
-        in_flight: InFlightPolicy = InFlightPolicy.ABORT,
+        hot: bool = False,
+        hot_fallback: HotFallback | str = HotFallback.REFUSE,
+        in_flight: InFlightPolicy | None = None,
         kv_policy: KVPolicy = KVPolicy.DROP,
         force: bool = False,
         deadline_s: float = 300.0,
@@ -126,11 +129,20 @@ class Controller:
         ----------
         version : int or None
             Which; None takes the newest that the source announces (``version.yaml``).
+        hot : bool
+            Stage the version beside the one that serves, and stop the group only to flip. If anything
+            fails before that, the old version serves on, untouched.
+        hot_fallback : HotFallback or str
+            For a group that has no room for two versions, or holds none: ``"refuse"``, or ``"in_place"``, an
+            ordinary update under the same request id; the receipt says why. Each of the two has the deadline.
+        in_flight : InFlightPolicy or None
+            What becomes of requests that run when the group stops; None: ABORT, and for a hot update KEEP.
         kv_policy : KVPolicy
-            What becomes of KV blocks that the old weights computed; KEEP only for a group that serves.
+            What becomes of KV blocks that the old weights computed; all but DROP only for a group that
+            serves, and KEEP_IN_FLIGHT only where requests in flight are kept.
         force : bool
             Load even if the group serves that version already.
-        in_flight, deadline_s, settle_s, wait_s, request_id
+        deadline_s, settle_s, wait_s, request_id
             As :meth:`clear`.
 
         Returns
@@ -140,6 +152,8 @@ class Controller:
 
         Raises
         ------
+        NothingServedError, HotFallbackError
+            If a hot update cannot be one, or its fallback is unknown. Nothing was written.
         MixedGroupError
             If the ranks are in different states. Nothing was changed.
         wsm.strategies.errors.VersionNumberError
@@ -151,6 +165,8 @@ class Controller:
         """
         return self.begin_update(
             version,
+            hot=hot,
+            hot_fallback=hot_fallback,
             in_flight=in_flight,
             kv_policy=kv_policy,
             force=force,
@@ -187,7 +203,9 @@ class Controller:
         self,
         version: int | None = None,
         *,
-        in_flight: InFlightPolicy = InFlightPolicy.ABORT,
+        hot: bool = False,
+        hot_fallback: HotFallback | str = HotFallback.REFUSE,
+        in_flight: InFlightPolicy | None = None,
         kv_policy: KVPolicy = KVPolicy.DROP,
         force: bool = False,
         deadline_s: float = 300.0,
@@ -199,10 +217,16 @@ class Controller:
         """As :meth:`update`, without waiting for its end; `still_wanted` as :meth:`begin_clear`."""
         if version is not None:
             check_version(version)
-        arguments = CommandArguments(request_id or uuid.uuid4().hex, version, in_flight, kv_policy)
+        arguments = CommandArguments(
+            request_id or uuid.uuid4().hex,
+            version,
+            in_flight or (InFlightPolicy.KEEP if hot else InFlightPolicy.ABORT),
+            kv_policy,
+            hot_fallback=_fallback(hot_fallback),
+        )
         return self._opening.begin(
             Order(
-                Operation.UPDATE,
+                Operation.HOT_UPDATE if hot else Operation.UPDATE,
                 arguments,
                 deadline_s,
                 settle_s,
@@ -237,3 +261,10 @@ class Controller:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _fallback(asked: HotFallback | str) -> HotFallback:
+    try:
+        return HotFallback(asked)
+    except ValueError:
+        raise HotFallbackError(value=asked, allowed=[each.value for each in HotFallback]) from None

@@ -1,7 +1,7 @@
-"""A thread that drives an open command to its end, and holds the controller role as long.
+"""A thread that drives a request's command to its end, and holds the controller role as long.
 
 So a caller that computes between calls, or gives up waiting, leaves nobody undecided. What is driven, and
-how, is the transaction's.
+how, is the transaction's; whether another command follows for the same request, the opening's.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 
 from wsm.controller.pending import Pending
 from wsm.controller.transaction import Transaction
+from wsm.errors import WsmError
 from wsm.receipt import Receipt
-from wsm.signals.lock_file import LockHold
+
+#: Given how a command failed, writes the command that is to be tried in its place, or returns None.
+Follow = Callable[[WsmError], "Transaction | None"]
 
 
 class Drive:
@@ -23,37 +27,40 @@ class Drive:
     ----------
     transaction : Transaction
         The command, written already.
-    role : LockHold
-        The controller role; given back when the command is over.
-    on_over : callable
-        Called in the thread, with the role still held, when the command has ended in any way.
+    ending : ExitStack
+        Closed in the thread when the request is over in any way; gives the controller role back.
+    follow : callable
+        Asked in the thread when the command has failed; by default nothing follows.
     """
 
-    def __init__(self, transaction: Transaction, role: LockHold, on_over: Callable[[], object]) -> None:
+    def __init__(
+        self, transaction: Transaction, ending: ExitStack, follow: Follow = lambda _error: None
+    ) -> None:
         self._transaction = transaction
-        self._role = role
-        self._on_over = on_over
+        self._follow = follow
+        self._ending = ending
         self._future: Future[Receipt] = Future()
 
     def start(self) -> Pending:
-        """Begin to drive; the thread ends with the command and gives the role back then."""
+        """Begin to drive; the thread ends with the request and gives the role back then."""
         name = f"wsm-transaction-{self._transaction.sequence}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
         return Pending(self._transaction.request_id, self._future, self._transaction.give_up)
 
     def _run(self) -> None:
         try:
-            try:
-                receipt = self._transaction.drive()
-            finally:
-                self._end()
+            with self._ending:
+                receipt = self._drive()
         except BaseException as error:  # noqa: BLE001 - the caller's thread gets it, whatever it is
             self._future.set_exception(error)
         else:
             self._future.set_result(receipt)
 
-    def _end(self) -> None:
+    def _drive(self) -> Receipt:
         try:
-            self._on_over()
-        finally:
-            self._role.release()
+            return self._transaction.drive()
+        except WsmError as error:
+            following = self._follow(error)
+            if following is None:
+                raise
+        return following.drive()

@@ -53,6 +53,29 @@ class TakenWords:
         self.answer(self._before)
 
 
+def leave_words(
+    config: EngineWordsConfig, *, before: WeightState, directory: str | Path | None = None
+) -> TakenWords:
+    """Take no word, for a command during which an engine may go on as it does: a hot update.
+
+    A word that said UPDATING would keep the engine from sending requests to a group that serves. What the
+    engine writes meanwhile is its next command, and is answered after this one.
+
+    Raises
+    ------
+    EngineWordBusyError
+        If a word does not hold `before`: the engine is commanding the group itself.
+    wsm.signals.errors.EngineWordMissingError
+        If the engine has not created one.
+    """
+    for suffix in config.suffixes:
+        with EngineWord(EngineWordKind.WEIGHTS, suffix, directory=directory) as word:
+            value = word.read()
+            if value != int(before):
+                raise EngineWordBusyError(word=word.path.name, value=value, expected=int(before))
+    return TakenWords((), before, before)
+
+
 def take_words(
     config: EngineWordsConfig,
     *,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from wsm.errors import GroupError, RefusedError
+from wsm.errors import BadInputError, GroupError, RefusedError
 
 
 class CommandRefusedError(RefusedError):
@@ -176,6 +176,26 @@ class MixedGroupError(RefusedError):
             f"the ranks cannot be updated together as they are ({ranks}); clear the group first, "
             "which repairs faulted ranks",
             states=dict(states),
+        )
+
+
+class NothingServedError(RefusedError):
+    """A hot update was asked of a group that serves nothing."""
+
+    def __init__(self, *, state: str) -> None:
+        super().__init__(
+            f"a hot update stages beside a version that serves, and every rank is {state}; nothing was "
+            "changed: ask for an ordinary update, or allow it with the fallback in_place",
+            state=state,
+        )
+
+
+class HotFallbackError(BadInputError):
+    """The fallback of a hot update is none of those that there are."""
+
+    def __init__(self, *, value: object, allowed: Sequence[str]) -> None:
+        super().__init__(
+            f"hot_fallback is {value!r}; say one of {', '.join(allowed)}", value=value, allowed=tuple(allowed)
         )
 
 

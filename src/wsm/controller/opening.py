@@ -6,21 +6,23 @@ an open command is driven by :mod:`.driving`.
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 
 from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.config import EngineWordsConfig
-from wsm.controller import admission
+from wsm.controller import admission, fallback
 from wsm.controller.access import GroupAccess
 from wsm.controller.driving import Drive
-from wsm.controller.engine_words import TakenWords, take_words
+from wsm.controller.engine_words import TakenWords, leave_words, take_words
 from wsm.controller.errors import CommandWithdrawnError
 from wsm.controller.order import Order
 from wsm.controller.pending import Pending
 from wsm.controller.status import read_status
 from wsm.controller.transaction import Transaction
+from wsm.errors import WsmError
 from wsm.protocol import decide
 from wsm.protocol.takeover import Inheritance, inherited
 from wsm.protocol.view import View
@@ -49,11 +51,11 @@ class Opening:
 
     def begin(self, order: Order) -> Pending:
         """Write the command, or return a receipt where nothing is to do. Blocks up to `wait_s`."""
-        with ExitStack() as undo:
+        with ExitStack() as ending:
             self._access.begin_use()
-            undo.callback(self._access.end_use)
+            ending.callback(self._access.end_use)
             role = self._access.role.acquire(order.wait_s)
-            undo.callback(role.release)
+            ending.callback(role.release)
             self._complete_inherited(order.settle_s)
             view, state = self._admit(order.operation)
             request_id = order.arguments.request_id
@@ -64,21 +66,50 @@ class Opening:
             )
             if ended is not None:
                 return Pending.ended(ended)
-            taken = self._take_engine_words(order.operation, state)
+            why = fallback.before_it_began(order, state)
+            if why is not None:
+                order = order.in_place(why)
+            given_up = threading.Event()
+            transaction = self._write(order, view, state, given_up, ending)
+            over = ending.pop_all()
+
+            def follow(error: WsmError) -> Transaction | None:
+                return self._follow(order, error, given_up, over)
+
+            return Drive(transaction, over, follow).start()
+
+    def _write(
+        self, order: Order, view: View, state: WeightState, given_up: threading.Event, ending: ExitStack
+    ) -> Transaction:
+        """Write a command that was admitted, and leave to `ending` what is to be done when it is over."""
+        taken = self._engine_words_for(order.operation, state)
+        with ExitStack() as undo:
             undo.callback(taken.give_back)
             arguments = replace(order.arguments, before=state)
             command = self._group.open(decide.next_command(view, order.operation), arguments)
-            transaction = Transaction(
-                self._group,
-                command,
-                arguments,
-                deadline_s=order.deadline_s,
-                settle_s=order.settle_s,
-                clock=self._clock,
-            )
-            pending = Drive(transaction, role, lambda: self._end_command(taken)).start()
             undo.pop_all()
-            return pending
+        ending.callback(lambda: taken.answer(read_status(self._group).engine_state))
+        return Transaction(
+            self._group,
+            command,
+            arguments,
+            deadline_s=order.deadline_s,
+            settle_s=order.settle_s,
+            clock=self._clock,
+            given_up=given_up,
+            fallback=order.fallback,
+        )
+
+    def _follow(
+        self, order: Order, error: WsmError, given_up: threading.Event, ending: ExitStack
+    ) -> Transaction | None:
+        """Begin the in-place update that a hot one falls back to, with the role still held."""
+        why = None if given_up.is_set() else fallback.after_it_was_refused(order, error)
+        if why is None:
+            return None
+        order = order.in_place(why)
+        view, state = self._admit(order.operation)
+        return self._write(order, view, state, given_up, ending)
 
     def _admit(self, operation: Operation) -> tuple[View, WeightState]:
         """Refuse what this group cannot be asked now; return what was read, and where all ranks are."""
@@ -102,13 +133,9 @@ class Opening:
             clock=self._clock,
         ).complete()
 
-    def _take_engine_words(self, operation: Operation, state: WeightState) -> TakenWords:
+    def _engine_words_for(self, operation: Operation, state: WeightState) -> TakenWords:
+        before, directory = WeightState(state.fastdeploy_code), self._access.directory
+        if operation.is_hot:
+            return leave_words(self._engine_words, before=before, directory=directory)
         asked = WeightState.CLEARING if operation is Operation.CLEAR else WeightState.UPDATING
-        before = WeightState(state.fastdeploy_code)
-        return take_words(self._engine_words, before=before, asked=asked, directory=self._access.directory)
-
-    def _end_command(self, taken: TakenWords) -> None:
-        try:
-            taken.answer(read_status(self._group).engine_state)
-        finally:
-            self._access.end_use()
+        return take_words(self._engine_words, before=before, asked=asked, directory=directory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wsm.command import CommandArguments
 from wsm.signals.word import Operation
@@ -29,6 +29,8 @@ class Order:
         Whether an update loads a version that is served already.
     still_wanted : callable or None
         Asked once it is this order's turn, before anything is written.
+    fallback : str or None
+        Why an update that was asked for hot is done in place.
     """
 
     operation: Operation
@@ -38,6 +40,16 @@ class Order:
     wait_s: float = 0.0
     force: bool = False
     still_wanted: Callable[[], bool] | None = None
+    fallback: str | None = None
+
+    @property
+    def is_hot(self) -> bool:
+        """Whether the version is to be staged beside the one that serves."""
+        return self.operation is Operation.HOT_UPDATE
+
+    def in_place(self, why: str) -> Order:
+        """Return the ordinary update that does the same with a longer pause."""
+        return replace(self, operation=Operation.UPDATE, fallback=why)
 
     @property
     def served(self) -> int | None:

@@ -9,6 +9,7 @@ when, by whoever owns the processes.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from wsm import log
@@ -157,7 +158,9 @@ class Recovery:
         transaction = Transaction(
             self._group, command, arguments, deadline_s=deadline_s, settle_s=settle_s, clock=self._clock
         )
-        return Drive(transaction, hold, bool).start()
+        ending = ExitStack()
+        ending.callback(hold.release)
+        return Drive(transaction, ending).start()
 
     def release(self) -> None:
         """Give the controller role back. Idempotent."""

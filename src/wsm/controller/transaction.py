@@ -51,6 +51,10 @@ class Transaction:
         Seconds after a decision until the caller is told who is not done.
     clock : Clock
         For both.
+    given_up : threading.Event or None
+        Set when the caller gives up; shared by the commands of one request.
+    fallback : str or None
+        For the receipt: why this command is not the hot one that was asked for.
     """
 
     def __init__(
@@ -62,6 +66,8 @@ class Transaction:
         deadline_s: float,
         settle_s: float,
         clock: Clock,
+        given_up: threading.Event | None = None,
+        fallback: str | None = None,
     ) -> None:
         self._group = group
         self._command = command
@@ -72,7 +78,8 @@ class Transaction:
         self._began_ns = clock.monotonic_ns()
         self._decided_ns: int | None = None
         self._previous = group.view().committed.version
-        self._given_up = threading.Event()
+        self._given_up = given_up or threading.Event()
+        self._fallback = fallback
         self._gave_up = False
         self._late: dict[int, str] = {}
         self._lost: list[int] = []
@@ -127,7 +134,7 @@ class Transaction:
             if view.command[:2] != self._command[:2]:
                 # What is decided in another epoch, or about another command, is not for this one to write.
                 raise EpochEndedError(
-                    operation=self._command.operation.name.lower(),
+                    operation=self._command.operation.name.lower().replace("_", " "),
                     epoch=self._command.epoch,
                     sequence=self._command.sequence,
                     group=read_status(self._group).sentence(),
@@ -222,7 +229,7 @@ class Transaction:
             self._group,
             self._command,
             request_id=self._arguments.request_id,
-            operation=self._command.operation.name.lower(),
+            operation=self._command.operation.name.lower().replace("_", " "),
             late_then=self._late,
             lost=self._lost,
             deadline_s=self._deadline_s,
@@ -247,9 +254,18 @@ class Transaction:
             seconds=self._elapsed_s(self._began_ns),
             pause_s=max((report.pause_s for report in found), default=0.0),
             ranks=tuple(found),
+            hot=self._command.operation.is_hot,
+            staging_s=self._staging_s(),
+            fallback=self._fallback,
         )
         self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
         return receipt
+
+    def _staging_s(self) -> float:
+        """Seconds from a hot command to its decision, which every rank has served; 0 for others."""
+        if not self._command.operation.is_hot or self._decided_ns is None:
+            return 0.0
+        return (self._decided_ns - self._began_ns) / 1e9
 
     def _elapsed_s(self, since_ns: int) -> float:
         return (self._clock.monotonic_ns() - since_ns) / 1e9

@@ -108,6 +108,17 @@ class KVPolicy(enum.Enum):
     KEEP_IN_FLIGHT = "keep-in-flight"
 
 
+class HotFallback(enum.Enum):
+    """What becomes of an update that was asked for hot, where ranks cannot hold a second version.
+
+    REFUSE leaves the group as it is and raises; IN_PLACE loads the version into the memory of the one that
+    serves, which stops the group for as long as that takes.
+    """
+
+    REFUSE = "refuse"
+    IN_PLACE = "in_place"
+
+
 class PlanName(enum.Enum):
     """The plans that :mod:`wsm.actions` derives, by name; what is in them is not known here.
 
