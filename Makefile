@@ -4,6 +4,7 @@
 #   make test      linters, types, tests
 #   make bench     measure; table on the terminal, numbers in bench.json
 #   make models    check the Promela models within all their bounds (10 minutes, 2 x 6 GiB; needs spin and gcc)
+#   make campaign  kill, stop, tear and fill up real groups at every line of their journals (an hour)
 #   make explore   try every order of events of small groups: sixteen million worlds (10 minutes on two cores)
 #   make lint      linters and types alone
 #   make diagrams  write diagrams/ anew from the transition tables
@@ -31,7 +32,7 @@ export OMP_NUM_THREADS := 1
 # `make demo ARGUMENTS="--no-update --steps 10"`
 ARGUMENTS ?=
 
-.PHONY: help install demo test lint bench models explore diagrams clean
+.PHONY: help install demo test lint bench models explore campaign diagrams clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -69,9 +70,12 @@ explore: $(STAMP)
 	@$(BIN)/python tests/exploration/seeded_faults.py
 	@$(BIN)/wsm explore --survey deep $(ARGUMENTS)
 
+campaign: $(STAMP)
+	@$(BIN)/python -m campaign $(ARGUMENTS)
+
 diagrams: $(STAMP)
 	@$(BIN)/wsm diagrams
 
 clean:
 	rm -rf $(VENV) demo-out bench.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests bench models -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench campaign models -name __pycache__ -type d -prune -exec rm -rf {} +

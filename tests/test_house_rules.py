@@ -31,7 +31,9 @@ VAGUE = {
 }
 EVENT_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 
-FILES = sorted([*SOURCE.rglob("*.py"), *(REPOSITORY / "bench").glob("*.py")])
+FILES = sorted(
+    [*SOURCE.rglob("*.py"), *(REPOSITORY / "bench").glob("*.py"), *(REPOSITORY / "campaign").glob("*.py")]
+)
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -1,0 +1,8 @@
+"""Faults on real processes: everything that can die, hang, lie, tear or fill up, and what came of it.
+
+``python -m campaign`` (``make campaign``) kills and stops ranks and controllers at every line of their
+journals and inside actions, damages files and shared memory, and holds what is left to the outcomes that
+the tables name. Two kinds of groups: ``memory`` (real processes, segment and snapshots around an engine in
+plain memory) and ``gloo`` (:mod:`wsm.rollout`, paddle on Gloo, under requests whose every token is
+recomputed). ``python -m campaign endurance`` runs cycles and watches for what grows.
+"""

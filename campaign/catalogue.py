@@ -1,0 +1,81 @@
+"""Which faults there are: every line of a good run's journals, and every action, for every rank.
+
+The points are not listed here but heard: a group runs each operation once without a fault, and each of its
+ranks writes down what it passes. So a new action or a new journal line has its cases by itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from campaign.case import Case
+from campaign.fault import Act, Fault
+from campaign.group import GroupUnderFault
+
+#: Operations that a rank's journal tells of; ``boot`` is the first update of a group.
+COMMANDS = ("clear", "update", "in_place")
+
+_BUSY = frozenset({"write", "step"})
+_ENDS = (Act.KILL, Act.STOP, Act.FREEZE)
+
+
+def hear_points(group: GroupUnderFault) -> dict[str, dict[int, list[str]]]:
+    """Run each operation once; return which points each rank passes in it, in order."""
+    heard: dict[str, dict[int, list[str]]] = {}
+    group.ensure_running()
+    group.await_service(group.published)
+    for operation in COMMANDS:
+        for rank in range(group.ranks):
+            group.orders.listen(f"rank{rank}")
+        version = None if operation == "clear" else group.publish()
+        answer = group.command("clear" if operation == "clear" else "update", version)
+        if answer.receipt is None:
+            raise RuntimeError(f"{operation} without any fault failed: {answer.said}")
+        if version is not None:
+            group.await_service(version)  # so that the last lines are written, too
+        heard[operation] = {rank: group.orders.heard(f"rank{rank}") for rank in range(group.ranks)}
+    heard["boot"] = heard["update"]
+    return heard
+
+
+def rank_cases(
+    group: GroupUnderFault, heard: dict[str, dict[int, list[str]]], ranks: Sequence[int]
+) -> Iterator[Case]:
+    """Name the cases of faults in the ranks `ranks`, operation by operation."""
+    for operation, points in heard.items():
+        for rank in ranks:
+            for fault in _faults(f"rank{rank}", points[rank], operation):
+                yield Case(group.kind, group.ranks, operation, str(fault))
+    for rank in ranks:
+        for act in (*_ENDS, Act.RAISE):
+            yield Case(group.kind, group.ranks, "serving", str(Fault(f"rank{rank}", "step", act, 25)))
+
+
+def _faults(victim: str, points: Sequence[str], operation: str) -> Iterator[Fault]:
+    passages: Counter[str] = Counter()
+    busy = Counter(point for point in points if point in _BUSY)
+    for point in points:
+        passages[point] += 1
+        nth = passages[point]
+        if point in _BUSY and (point == "step" or nth not in {1, busy[point] // 2, busy[point]}):
+            continue
+        kind = point.partition(":")[0]
+        if kind in ("begin", "done"):
+            yield from _failures(victim, point, nth)
+        if kind == "begin":
+            continue  # nothing lies between it and the line of the journal before it
+        for act in _ENDS:
+            if act is not Act.FREEZE or kind in ("started", "word"):
+                yield Fault(victim, point, act, nth)
+    if operation != "clear":
+        yield Fault(victim, "write", Act.RAISE, max(busy["write"] // 2, 1))
+
+
+def _failures(victim: str, point: str, nth: int) -> Iterator[Fault]:
+    if point.startswith("begin:"):
+        yield Fault(victim, point, Act.RAISE, nth)
+        yield Fault(victim, point, Act.LIE, nth)
+    else:
+        yield Fault(victim, point, Act.RAISE, nth)
+        yield Fault(victim, point, Act.DENY, nth)

@@ -1,0 +1,155 @@
+"""``python -m campaign endurance``: many cycles of clear and update, and what has grown by the end of them.
+
+Two groups: ``memory`` (real processes and segment, an engine in plain memory) and ``gloo`` (real paddle
+weights; communicators stay up). Each cycle clears the group and loads the other one of two versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from campaign.environment import STEPS_VARIABLE
+from campaign.group import GroupUnderFault
+from wsm import log
+from wsm.signals.names import SHARED_MEMORY_DIRECTORY
+
+_SAMPLES = 100
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What all processes of a group, its owner included, hold together at one moment.
+
+    Parameters
+    ----------
+    rss : int
+        Resident bytes, the sum over the processes.
+    fds, threads : int
+        Descriptors and threads, the same sum.
+    shared_files, shared_bytes : int
+        What lies in ``/dev/shm`` under the group's name; logs and journals lie elsewhere.
+    """
+
+    rss: int
+    fds: int
+    threads: int
+    shared_files: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Endurance:
+    """The means over the first and the last tenth of a run; the first of it all warms up and is left out."""
+
+    kind: str
+    cycles: int
+    seconds: float
+    first: Footprint
+    last: Footprint
+
+    @property
+    def grown(self) -> list[str]:
+        """What has grown: any descriptor, thread or file of shared memory, and memory by more than 2 %."""
+        found = [
+            f"{name}: {getattr(self.first, name)} to {getattr(self.last, name)}"
+            for name in ("fds", "threads", "shared_files", "shared_bytes")
+            if getattr(self.last, name) > getattr(self.first, name)
+        ]
+        if self.last.rss > self.first.rss * 1.02:
+            found.append(f"rss: {self.first.rss} to {self.last.rss} bytes")
+        return found
+
+
+def endure(kind: str, cycles: int, ranks: int = 2) -> Endurance:
+    """Run cycles; blocks.
+
+    Raises
+    ------
+    RuntimeError
+        If a command of the run fails.
+    """
+    os.environ[STEPS_VARIABLE] = "no"
+    began = time.monotonic()
+    try:
+        with GroupUnderFault(kind, ranks, shut_down_groups=False, journals=False, load=False) as group:
+            group.start()
+            versions = (group.published, group.publish())
+            warm_up = max(cycles // 10, 20)
+            samples: list[Footprint] = []
+            for cycle in range(-warm_up, cycles):
+                for operation, version in (("clear", None), ("update", versions[cycle % 2])):
+                    answer = group.command(operation, version)
+                    if answer.receipt is None:
+                        raise RuntimeError(f"{operation} of cycle {cycle} failed: {answer.said}")
+                if cycle >= 0 and cycle % max(cycles // _SAMPLES, 1) == 0:
+                    samples.append(_footprint(group))
+    finally:
+        del os.environ[STEPS_VARIABLE]
+    tenth = max(len(samples) // 10, 1)
+    return Endurance(kind, cycles, time.monotonic() - began, _mean(samples[:tenth]), _mean(samples[-tenth:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what was asked for; return 0 if nothing grew."""
+    parser = argparse.ArgumentParser(prog="python -m campaign endurance", description=__doc__)
+    parser.add_argument("--cycles", type=int, default=10_000)
+    parser.add_argument("--kind", choices=("memory", "gloo"), action="append", help="default: both")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    asked = parser.parse_args(arguments)
+    log.configure(level="error")
+    runs = [endure(kind, asked.cycles) for kind in asked.kind or ("memory", "gloo")]
+    for run in runs:
+        sys.stdout.write(_text(run))
+    if asked.json:
+        asked.json.write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n", encoding="utf-8")
+    return 1 if any(run.grown for run in runs) else 0
+
+
+def _text(run: Endurance) -> str:
+    first, last = run.first, run.last
+    rows = [
+        ("resident MiB", f"{first.rss / 2**20:.1f}", f"{last.rss / 2**20:.1f}"),
+        ("descriptors", str(first.fds), str(last.fds)),
+        ("threads", str(first.threads), str(last.threads)),
+        ("files in /dev/shm", str(first.shared_files), str(last.shared_files)),
+        ("bytes in /dev/shm", str(first.shared_bytes), str(last.shared_bytes)),
+    ]
+    lines = [f"{run.kind}: {run.cycles} cycles of clear and update, {run.seconds:.0f} s"]
+    lines += [f"  {'':20}{'first tenth':>14}{'last tenth':>14}"]
+    lines += [f"  {name:20}{one:>14}{other:>14}" for name, one, other in rows]
+    lines.append(f"  {'grown: ' + '; '.join(run.grown) if run.grown else 'nothing grew'}")
+    return "\n".join(lines) + "\n"
+
+
+def _footprint(group: GroupUnderFault) -> Footprint:
+    rss = fds = threads = 0
+    for pid in (os.getpid(), *group.supervisor.pids()):
+        process = psutil.Process(pid)
+        with process.oneshot():
+            rss += process.memory_info().rss
+            fds += process.num_fds()
+            threads += process.num_threads()
+    name = group.config.group.name
+    files = [path for path in SHARED_MEMORY_DIRECTORY.rglob(f"wsm.{name}*") if path.is_file()]
+    return Footprint(rss, fds, threads, len(files), sum(path.stat().st_size for path in files))
+
+
+def _mean(samples: Sequence[Footprint]) -> Footprint:
+    """Means, rounded; of descriptors and threads the least, since a transaction's own come and go."""
+    count = len(samples)
+    return Footprint(
+        rss=round(sum(sample.rss for sample in samples) / count),
+        fds=min(sample.fds for sample in samples),
+        threads=min(sample.threads for sample in samples),
+        shared_files=min(sample.shared_files for sample in samples),
+        shared_bytes=min(sample.shared_bytes for sample in samples),
+    )

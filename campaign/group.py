@@ -1,0 +1,267 @@
+"""The group that a case is played on: started by the real supervisor, commanded, looked at, ended.
+
+It knows how to bring a group into the state that a case begins in, and what is left of it. What a case
+does, and whether the outcome is a right one, is for others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import final
+
+from campaign.environment import victims_environment
+from campaign.fault import Fault, Fired, OrderBook
+from campaign.leftovers import left_by, remove_leftovers
+from campaign.load import CampaignLoad
+from campaign.step_audit import StepAudit
+from campaign.token_audit import TokenAudit
+from wsm import Controller
+from wsm.controller.status import GroupStatus
+from wsm.errors import WsmError
+from wsm.receipt import Receipt
+from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
+from wsm.rollout.sharding import initial_state, shard
+from wsm.rollout.supervisor import RolloutSupervisor
+from wsm.strategies import publish_snapshot
+
+#: A model of a few KiB; its shards fit both kinds of engines.
+MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 128}
+
+#: After these seconds without an answer, a caller is said to hang; every deadline below is far shorter.
+HANG_S = 60.0
+
+_LOOK_S = 0.002
+_MODULES = {"memory": "campaign.memory_rank", "gloo": "campaign.gloo_rank"}
+_numbers = iter(range(1 << 30))
+
+
+class HangError(Exception):
+    """Something did not come to an end that has a deadline."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a caller was told, and when (monotonic clock, ns)."""
+
+    receipt: Receipt | None
+    error: BaseException | None
+    at_ns: int
+
+    @property
+    def said(self) -> str:
+        """The receipt's sentence or the error's message."""
+        return self.receipt.sentence() if self.receipt is not None else str(self.error)
+
+
+@final
+class GroupUnderFault:
+    """A context manager around one rollout group and its directory of orders, snapshots and step records.
+
+    Parameters
+    ----------
+    kind : str
+        ``memory`` or ``gloo``.
+    ranks : int
+        How many.
+    shut_down_groups : bool or None
+        Whether a clear shuts communicators down; None: where there are any.
+    journals, load : bool
+        Whether ranks keep journals in files, and a ``gloo`` group answers requests all the time.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        ranks: int,
+        *,
+        shut_down_groups: bool | None = None,
+        journals: bool = True,
+        load: bool = True,
+    ) -> None:
+        self.kind = kind
+        self.ranks = ranks
+        self._shut_down_groups = kind == "gloo" if shut_down_groups is None else shut_down_groups
+        self._journals = journals
+        self._loads = load and kind == "gloo"
+        self.directory = Path(tempfile.mkdtemp(prefix="wsm-campaign-"))
+        self.orders = OrderBook(self.directory / "orders")
+        self.snapshots = self.directory / "snapshots"
+        self.config = self._config()
+        self.published = 0
+        self._steps = StepAudit(self.directory, self.config.engine.shape, ranks)
+        self._tokens = TokenAudit(self.config.engine.shape)
+        self._load: CampaignLoad | None = None
+        self._supervisor: RolloutSupervisor | None = None
+        self._undo = contextlib.ExitStack()
+
+    def __enter__(self) -> GroupUnderFault:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    # -- the life of the group -----------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether the group was started and not ended yet."""
+        return self._supervisor is not None
+
+    @property
+    def supervisor(self) -> RolloutSupervisor:
+        """The owner of the running group."""
+        if self._supervisor is None:
+            raise RuntimeError("the group is not running")
+        return self._supervisor
+
+    @property
+    def controller(self) -> Controller:
+        """A controller in this process."""
+        return self.supervisor.controller
+
+    def start(self) -> None:
+        """Start the group on the newest published version. Raises what the supervisor does."""
+        os.environ.update(victims_environment(self.directory))  # the supervisor hands its own on
+        if not self.published:
+            self.publish()
+        self._steps.begin()
+        supervisor = RolloutSupervisor(self.config, rank_module=_MODULES[self.kind])
+        self._undo.enter_context(supervisor)
+        self._supervisor = supervisor
+        if self._loads:
+            self._load = CampaignLoad(self.config.group.name).start()
+            self._undo.callback(self._load.close)
+
+    def stop(self) -> list[str]:
+        """End the group, if it runs; return what it left behind, which is removed then."""
+        self._supervisor = None
+        self._undo.close()
+        found = left_by(self.config.group.name, self.directory)
+        remove_leftovers(self.config.group.name)
+        return found
+
+    def audit(self) -> tuple[int, list[str]]:
+        """Hold what was served since the last call against the versions that should have served it."""
+        if self._load is not None:
+            return self._tokens.check(self._load.take())
+        return self._steps.check()
+
+    def await_service(self, version: int) -> tuple[int, list[str]]:
+        """Wait until steps of `version` were seen; return what :meth:`audit` says up to there."""
+        audit = self._tokens if self._load is not None else self._steps
+        audit.last_version = None
+        checked, problems = 0, []
+
+        def seen() -> bool:
+            nonlocal checked
+            more, wrong = self.audit()
+            checked += more
+            problems.extend(wrong)
+            return audit.last_version == version
+
+        self.until(seen, f"version {version} serves")
+        return checked, problems
+
+    def ensure_running(self) -> None:
+        """Start the group where it does not run."""
+        if not self.running:
+            self.start()
+
+    # -- versions ------------------------------------------------------------------------------------
+
+    def publish(self) -> int:
+        """Publish the next version: the weights whose seed is its number."""
+        self.published += 1
+        publish_version(self.snapshots, self.config, self.published)
+        return self.published
+
+    # -- commands ------------------------------------------------------------------------------------
+
+    def command(self, operation: str, version: int | None = None, *, deadline_s: float = 20.0) -> Answer:
+        """Ask the group for something and wait for the answer; never longer than :data:`HANG_S`.
+
+        Raises
+        ------
+        HangError
+            If there is no answer.
+        """
+        try:
+            if operation == "clear":
+                pending = self.controller.begin_clear(deadline_s=deadline_s, settle_s=deadline_s)
+            else:
+                pending = self.controller.begin_update(version, deadline_s=deadline_s, settle_s=deadline_s)
+            receipt = pending.result(HANG_S)
+        except TimeoutError as error:
+            raise HangError(f"{operation} has no answer after {HANG_S:g} s") from error
+        except WsmError as error:
+            return Answer(None, error, time.monotonic_ns())
+        return Answer(receipt, None, time.monotonic_ns())
+
+    def status(self) -> GroupStatus:
+        """What the group says of itself now."""
+        return self.controller.status()
+
+    def until(self, question: Callable[[], object], what: str, patience_s: float = HANG_S) -> None:
+        """Ask until the answer is true.
+
+        Raises
+        ------
+        HangError
+            If it never is.
+        """
+        deadline = time.monotonic() + patience_s
+        while not question():
+            if time.monotonic() > deadline:
+                raise HangError(f"it never came true: {what}")
+            time.sleep(_LOOK_S)
+
+    # -- faults --------------------------------------------------------------------------------------
+
+    def arm(self, fault: Fault) -> None:
+        """Give the order."""
+        self.orders.give(fault)
+
+    def fired(self, fault: Fault) -> Fired | None:
+        """Return when the order was obeyed, if it was."""
+        return self.orders.fired(fault.victim)
+
+    def await_fired(self, fault: Fault, patience_s: float = 10.0) -> Fired | None:
+        """Wait until the order was obeyed; None if it is not in time."""
+        with contextlib.suppress(HangError):
+            self.until(lambda: self.fired(fault), "the order is obeyed", patience_s)
+        return self.fired(fault)
+
+    def _config(self) -> RolloutConfig:
+        name = f"campaign-{os.getpid()}-{next(_numbers)}"
+        group = {
+            "name": name,
+            "ranks": self.ranks,
+            "snapshot": {
+                "directory": str(self.snapshots),
+                "shared_directory": str(self.directory / "nowhere"),
+            },
+            "journal_directory": str(self.directory / "journals") if self._journals else None,
+            "shut_down_groups": self._shut_down_groups,
+        }
+        return rollout_config_from_mapping({"group": group, "model": MODEL})
+
+
+def publish_version(directory: Path, config: RolloutConfig, version: int) -> None:
+    """Publish the weights whose seed is the version's number, as a trainer would."""
+    shape, ranks = config.engine.shape, config.group.ranks
+    full = initial_state(shape, version)
+    shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
+    publish_snapshot(directory, version, shards, durable=False)

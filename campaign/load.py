@@ -1,0 +1,128 @@
+"""Requests that are open while faults strike, and the account of what became of each.
+
+Greedy, over a few fixed prompts, through the real socket. A request ends as an answer, as an error that the
+group sent, or broken off with its connection; nothing else may happen to one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wsm.rollout.client import RolloutClient
+from wsm.rollout.errors import ClientTimeoutError, RolloutUnreachableError
+from wsm.rollout.frames import Message
+from wsm.rollout.request import FinishReason, Generation
+
+#: What is asked, over and over.
+PROMPTS: tuple[tuple[int, ...], ...] = ((1, 2, 3), (4, 5), (6,), (7, 8, 9, 10))
+MAX_TOKENS = 8
+
+_LOOK_S = 0.05
+_RETRY_S = 0.02
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One prompt and its answer."""
+
+    prompt: tuple[int, ...]
+    generation: Generation
+
+
+class CampaignLoad:
+    """Keeps a request per prompt open until it is closed; reconnects for as long as it takes.
+
+    Parameters
+    ----------
+    name : str
+        The group.
+
+    Attributes
+    ----------
+    refused : Counter of str
+        Errors that the group answered with, by type.
+    broken_off : int
+        Requests whose connection went away before an answer.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._closing = threading.Event()
+        self._answers: list[Answered] = []
+        self._mutex = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="campaign-load", daemon=True)
+        self.refused: Counter[str] = Counter()
+        self.broken_off = 0
+
+    def start(self) -> CampaignLoad:
+        """Begin to ask."""
+        self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Ask no more. Idempotent."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def take(self) -> list[Answered]:
+        """Return the answers since the last call."""
+        with self._mutex:
+            taken, self._answers = self._answers, []
+        return taken
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                with RolloutClient(self._name) as client:
+                    self._converse(client)
+            except RolloutUnreachableError:  # noqa: PERF203 - reconnecting is what the loop is for
+                time.sleep(_RETRY_S)
+
+    def _converse(self, client: RolloutClient) -> None:
+        calls: dict[int, tuple[int, ...]] = {}
+        try:
+            for prompt in PROMPTS:
+                calls[self._ask(client, prompt)] = prompt
+            while not self._closing.is_set():
+                message = _next_message(client)
+                if message is None:
+                    continue
+                prompt = calls.pop(message["id"])
+                if "error" in message:
+                    self.refused[message["error"]["type"]] += 1
+                    time.sleep(_RETRY_S)
+                for result in message.get("results", ()):
+                    with self._mutex:
+                        self._answers.append(Answered(prompt, Generation.from_mapping(result)))
+                calls[self._ask(client, prompt)] = prompt
+        finally:
+            if not self._closing.is_set():
+                self.broken_off += len(calls)
+
+    @staticmethod
+    def _ask(client: RolloutClient, prompt: Sequence[int]) -> int:
+        return client.submit([prompt], MAX_TOKENS, temperature=0.0)
+
+
+def _next_message(client: RolloutClient) -> Message | None:
+    try:
+        return client.receive(_LOOK_S)
+    except ClientTimeoutError:
+        return None
+
+
+def shape_problem(answer: Answered) -> str | None:
+    """Say what is wrong with an answer that no recomputation is needed for."""
+    found = answer.generation
+    if len(found.versions) != len(found.tokens):
+        return f"{len(found.tokens)} tokens, {len(found.versions)} versions"
+    if found.finish_reason is FinishReason.LENGTH and len(found.tokens) != MAX_TOKENS:
+        return f"finished by length with {len(found.tokens)} of {MAX_TOKENS} tokens"
+    if list(found.versions) != sorted(found.versions):
+        return f"versions go back: {found.versions}"
+    return None

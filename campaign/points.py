@@ -1,0 +1,215 @@
+"""Where faults strike: wsm's own seams, wrapped inside the victim's process, so that a kill is exact.
+
+A rank passes a point with every line of its journal (``started:load_weights``, ``word:PREPARED``,
+``transition:weights.CLEARED`` ...), with the begin and the end of every action's own work (``begin:``,
+``done:``), with each tensor that is written (``write``) and inside its steps (``step``). A controller passes
+one before and after each of its words. Nothing of wsm is changed but what these wrappers add.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from campaign.environment import DIRECTORY_VARIABLE
+from campaign.fault import Act, Fault, Fired, OrderBook
+from wsm.actions.base import Action, ActionContext
+from wsm.actions.errors import PostconditionError
+from wsm.actions.weights import WatchedTarget
+from wsm.controller.group_view import GroupView
+from wsm.signals.word import CommandWord, CommittedWord
+from wsm.states import entry
+from wsm.states.journal import Journal, JournalEntry
+
+_STRANGE = "the campaign ordered this failure: 失败"
+
+
+class OrderedFailureError(Exception):
+    """What a victim raises on order; no type that wsm knows."""
+
+
+class Trap:
+    """The orders of one victim, looked at whenever it passes a point.
+
+    Parameters
+    ----------
+    orders : OrderBook
+        Where they lie.
+    victim : str
+        Whose.
+    """
+
+    def __init__(self, orders: OrderBook, victim: str) -> None:
+        self._orders = orders
+        self._victim = victim
+        self._path = orders.order_path(victim)
+        self._fault: Fault | None = None
+        self._stamp = 0
+        self._left = 0
+
+    def passes(self, point: str, *acts: Act) -> Act | None:
+        """Obey the order for this point, if there is one and it is its turn.
+
+        Parameters
+        ----------
+        point : str
+            Where the victim is.
+        *acts : Act
+            Those that the caller carries out itself; they are returned.
+
+        Raises
+        ------
+        OrderedFailureError
+            On order.
+        """
+        self._orders.passed(self._victim, point)
+        fault = self._fault if self._ordered(point) else None
+        if fault is None:
+            return None
+        if fault.act in (Act.LIE, Act.DENY) and fault.act not in acts:
+            return None
+        self._left -= 1
+        if self._left:
+            return None
+        self._fault = None
+        self._orders.obeyed(self._victim, Fired(time.monotonic_ns(), os.getpid()))
+        if fault.act is Act.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif fault.act in (Act.STOP, Act.FREEZE):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault.act is Act.RAISE:
+            raise OrderedFailureError(_STRANGE)
+        return fault.act
+
+    def is_next(self, point: str) -> bool:
+        """Whether the next passage of the point is the one that is ordered."""
+        return self._ordered(point) and self._left == 1
+
+    def _ordered(self, point: str) -> bool:
+        try:
+            stamp = self._path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return False
+        if stamp != self._stamp:
+            self._stamp, self._fault = stamp, self._orders.read(self._victim)
+            self._left = self._fault.nth if self._fault is not None else 0
+        return self._fault is not None and self._fault.point == point
+
+
+def trap_rank(rank: int) -> Trap:
+    """Wrap the seams of a rank's process, which must not have a worker yet; return its trap."""
+    trap = victim_trap(f"rank{rank}")
+    append = Journal.append
+
+    @wraps(append)
+    def append_and_pass(journal: Journal, found: JournalEntry) -> None:
+        append(journal, found)
+        trap.passes(point_of(found))
+
+    _wrap(Journal, "append", append_and_pass)
+    writable = WatchedTarget.writable
+
+    @wraps(writable)
+    def write_and_pass(target: WatchedTarget, name: str) -> memoryview:
+        memory = writable(target, name)
+        trap.passes("write")
+        return memory
+
+    _wrap(WatchedTarget, "writable", write_and_pass)
+    for action in _concrete(Action):  # type: ignore[type-abstract]  # the root of a search, never made
+        _trap_action(action, trap)
+    return trap
+
+
+def trap_controller() -> Trap:
+    """Wrap the writers of the controller's words in this process; return its trap."""
+    trap = victim_trap("controller")
+    write_command, write_committed = GroupView.write_command, GroupView.write_committed
+
+    def command(group: GroupView, word: CommandWord) -> None:
+        what = word.operation.name.lower()
+        trap.passes(f"before:{what}")
+        write_command(group, word)
+        trap.passes(f"after:{what}")
+
+    def committed(group: GroupView, word: CommittedWord) -> None:
+        trap.passes("before:committed")
+        write_committed(group, word)
+        trap.passes("after:committed")
+
+    _wrap(GroupView, "write_command", command)
+    _wrap(GroupView, "write_committed", committed)
+    return trap
+
+
+def point_of(found: JournalEntry) -> str:
+    """Name the line of a journal."""
+    facts = found.facts
+    if found.kind == entry.TRANSITION:
+        return f"transition:{facts['machine']}.{facts['dest']}"
+    if found.kind == entry.WORD_WRITTEN:
+        return f"word:{facts['code']}"
+    what = facts.get("name", facts.get("operation", ""))
+    kind = {
+        entry.ACTION_STARTED: "started",
+        entry.ACTION_FINISHED: "finished",
+        entry.ACTION_UNDONE: "undone",
+    }.get(found.kind, found.kind)
+    return f"{kind}:{what}" if what else kind
+
+
+def victim_trap(victim: str) -> Trap:
+    """Return the trap of a victim that wraps its seams itself."""
+    return Trap(OrderBook(Path(os.environ[DIRECTORY_VARIABLE]) / "orders"), victim)
+
+
+def _wrap(owner: type, name: str, wrapper: object) -> None:
+    """Put a wrapper in the place of a method, in this process alone."""
+    setattr(owner, name, wrapper)
+
+
+def _concrete(kind: type[Action]) -> Iterator[type[Action]]:
+    for below in kind.__subclasses__():
+        yield from _concrete(below)
+        if "run" in vars(below) or "probe" in vars(below):
+            yield below
+
+
+def _trap_action(kind: type[Action], trap: Trap) -> None:
+    if "run" in vars(kind) and not getattr(kind.run, "__isabstractmethod__", False):
+        _wrap(kind, "run", _trapped_run(kind.run, trap))
+    if "run" in vars(kind) or "probe" in vars(kind):
+        _wrap(kind, "probe", _trapped_probe(kind.probe, trap))
+
+
+def _trapped_run(
+    run: Callable[[Any, ActionContext], None], trap: Trap
+) -> Callable[[Any, ActionContext], None]:
+    @wraps(run)
+    def trapped(action: Action, context: ActionContext) -> None:
+        if trap.passes(f"begin:{action.name}", Act.LIE) is Act.LIE:
+            return
+        run(action, context)
+
+    return trapped
+
+
+def _trapped_probe(
+    probe: Callable[[Any, ActionContext], None], trap: Trap
+) -> Callable[[Any, ActionContext], None]:
+    if getattr(probe, "trapped_by_the_campaign", False):
+        return probe
+
+    @wraps(probe)
+    def trapped(action: Action, context: ActionContext) -> None:
+        if trap.passes(f"done:{action.name}", Act.DENY) is Act.DENY:
+            raise PostconditionError(action=action.name, expected="the work done", found=_STRANGE)
+        probe(action, context)
+
+    trapped.trapped_by_the_campaign = True  # type: ignore[attr-defined]  # a mark for subclasses that inherit it
+    return trapped

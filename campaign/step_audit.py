@@ -1,0 +1,80 @@
+"""Holds every step of a ``memory`` group against the version that should have made it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from campaign.memory_rank import read_records
+from wsm.rollout.shape import ModelShape
+from wsm.rollout.sharding import initial_state, shard
+
+
+class StepAudit:
+    """Reads what the ranks wrote down about their steps.
+
+    Parameters
+    ----------
+    directory : Path
+        The group's directory.
+    shape : ModelShape
+        The model.
+    ranks : int
+        How many.
+    """
+
+    def __init__(self, directory: Path, shape: ModelShape, ranks: int) -> None:
+        self._directory = directory / "steps"
+        self._shape = shape
+        self._ranks = ranks
+        self._seen = [0] * ranks
+        self.last_version: int | None = None
+        self._versions: dict[tuple[int, int], tuple[int, int]] = {}
+
+    def begin(self) -> None:
+        """Forget what was: a new group numbers its epochs anew."""
+        for rank in range(self._ranks):
+            self._path(rank).unlink(missing_ok=True)
+        self._seen = [0] * self._ranks
+        self._versions.clear()
+
+    def check(self) -> tuple[int, list[str]]:
+        """Check the steps since the last call; return how many there were and what is wrong with them."""
+        problems: list[str] = []
+        checked = 0
+        for rank in range(self._ranks):
+            records = list(read_records(self._path(rank)))[self._seen[rank] :]
+            self._seen[rank] += len(records)
+            checked += len(records)
+            for epoch, step, version, digest in records:
+                self.last_version = version
+                first_rank, first = self._versions.setdefault((epoch, step), (rank, version))
+                if first != version:
+                    problems.append(
+                        f"step {step} of epoch {epoch} was mixed: "
+                        f"version {first} on rank {first_rank}, {version} on rank {rank}"
+                    )
+                if digest != self._digest(version, rank):
+                    problems.append(
+                        f"step {step} of epoch {epoch}: rank {rank} said version {version}, held other bytes"
+                    )
+        return checked, problems[:5]
+
+    def _path(self, rank: int) -> Path:
+        return self._directory / f"rank{rank}.steps"
+
+    def _digest(self, version: int, rank: int) -> int:
+        return published_digest(self._shape, version, rank, self._ranks)
+
+
+@lru_cache(maxsize=256)
+def published_digest(shape: ModelShape, version: int, rank: int, ranks: int) -> int:
+    """Digest what a rank must hold of the version whose seed is its number."""
+    tensors = shard(initial_state(shape, version), shape, rank, ranks)
+    digest = xxhash.xxh3_64()
+    for name in sorted(tensors):
+        digest.update(np.ascontiguousarray(tensors[name]).tobytes())
+    return digest.intdigest()
