@@ -15,7 +15,8 @@ module                 answers
 =====================  ==================================================================================
 
 The actions, by what they act on: :mod:`.requests`, :mod:`.cuda_graphs`, :mod:`.deepep`,
-:mod:`.process_groups`, :mod:`.weights`, :mod:`.kv_cache`, :mod:`.auxiliary`, :mod:`.memory`,
+:mod:`.process_groups`, :mod:`.weights`, :mod:`.staging` (with :mod:`.staging_memory`, on
+:mod:`.staging_surface`), :mod:`.flipping`, :mod:`.kv_cache`, :mod:`.auxiliary`, :mod:`.memory`,
 :mod:`.routing_replay`, :mod:`.verify` (with :mod:`.measuring`) and :mod:`.publication`. Real engines are
 behind :mod:`.backends`.
 """

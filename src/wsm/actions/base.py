@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from wsm.actions.staging_surface import StagedWeights
 from wsm.actions.surfaces import Runner
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies.tensor import WeightTarget
@@ -63,6 +64,8 @@ class ActionContext:
 
     Attributes
     ----------
+    staged : StagedWeights or None
+        What a hot update has staged so far, or has flipped and not yet let go.
     facts : dict
         What actions report for the receipt, by name.
     weights_touched : bool
@@ -84,6 +87,7 @@ class ActionContext:
     load: Callable[[ActionContext, WeightTarget], Mapping[str, Any]] | None = None
     progress: Callable[[], None] = _no_progress
     cancelled: Callable[[], bool] = bool
+    staged: StagedWeights | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     weights_touched: bool = False
 

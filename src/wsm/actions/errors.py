@@ -59,6 +59,31 @@ class PolicyRefusedError(RefusedError):
         )
 
 
+class StagingUnsupportedError(RefusedError):
+    """The engine's weights cannot hold a second version beside the served one."""
+
+    def __init__(self, *, weights: str) -> None:
+        super().__init__(
+            f"the weight surface {weights} cannot stage a second version; nothing was changed: "
+            "update without --hot, or give the surface a stage() method (wsm.actions.staging_surface)",
+            weights=weights,
+        )
+
+
+class StagingMemoryError(RefusedError):
+    """A second version does not fit beside the served one."""
+
+    def __init__(self, *, needed: int, reserve: int, available: int, ranks: int) -> None:
+        super().__init__(
+            f"staging needs {needed} bytes for {ranks} rank(s), with {reserve} more to stay free, and "
+            f"{available} are available; nothing was changed: update without --hot, or free memory",
+            needed=needed,
+            reserve=reserve,
+            available=available,
+            ranks=ranks,
+        )
+
+
 class PlanOrderError(InternalError):
     """A plan breaks a declared order constraint."""
 

@@ -39,6 +39,12 @@ ABANDON_GROUPS: Final = "abandon_groups"
 RELEASE_WEIGHTS: Final = "release_weights"
 LOAD_WEIGHTS: Final = "load_weights"
 
+PLAN_STAGING_MEMORY: Final = "plan_staging_memory"
+STAGE_WEIGHTS: Final = "stage_weights"
+VERIFY_STAGED: Final = "verify_staged"
+MAKE_FLIP_READY: Final = "make_flip_ready"
+FLIP_WEIGHTS: Final = "flip_weights"
+
 RELEASE_AUXILIARY_CACHE: Final = "release_auxiliary_cache"
 REBUILD_AUXILIARY_CACHE: Final = "rebuild_auxiliary_cache"
 FORGET_AUXILIARY_CACHE: Final = "forget_auxiliary_cache"
@@ -54,6 +60,7 @@ VERIFY_LOADED: Final = "verify_loaded"
 
 DECLARE_CLEARED: Final = "declare_cleared"
 DECLARE_PREPARED: Final = "declare_prepared"
+DECLARE_STAGED: Final = "declare_staged"
 
 #: Which action shuts down, and which one restarts, the communicator of a kind.
 SHUT_DOWN_GROUP: Final[dict[GroupKind, str]] = {

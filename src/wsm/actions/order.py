@@ -52,6 +52,8 @@ _INNER_WHY = "what was created last goes first, on every rank alike (slime#2331)
 _MEASURE_WHY = "memory is believed to be free after the last release, not before (slime#579)"
 _PROOF_WHY = "nothing is offered for commit before its bytes were read again"
 
+_NOTHING_FAILS_WHY = "after the decision nothing may fail any more, so everything that can comes before"
+
 _DROPPED = (names.DROP_MAIN_GRAPHS, names.DROP_DRAFT_GRAPHS)
 _RELEASED = (names.RELEASE_WEIGHTS, names.RELEASE_AUXILIARY_CACHE, names.RELEASE_KV_CACHE)
 _FORGOTTEN = (names.FORGET_AUXILIARY_CACHE, names.FORGET_KV_CACHE)
@@ -73,7 +75,14 @@ def _chain(steps: tuple[str, ...], why: str) -> tuple[Before, ...]:
 BEFORE: tuple[Before, ...] = (
     *_each(
         (names.SETTLE_REQUESTS,),
-        (*_DROPPED, names.CLEAR_DEEPEP_BUFFER, *_RELEASED, *_FORGOTTEN, names.LOAD_WEIGHTS),
+        (
+            *_DROPPED,
+            names.CLEAR_DEEPEP_BUFFER,
+            *_RELEASED,
+            *_FORGOTTEN,
+            names.LOAD_WEIGHTS,
+            names.FLIP_WEIGHTS,
+        ),
         "a request that still runs would read what goes away",
     ),
     Before(
@@ -114,6 +123,26 @@ BEFORE: tuple[Before, ...] = (
         (names.RESET_INPUTS, names.RESET_AUXILIARY_INPUTS, *_REBUILT, *_FORGOTTEN, *_CAPTURED),
         "nothing is built on weights that were not verified",
     ),
+    *_chain(
+        (
+            names.STAGE_WEIGHTS,
+            names.VERIFY_STAGED,
+            names.MAKE_FLIP_READY,
+            names.DECLARE_STAGED,
+            names.FLIP_WEIGHTS,
+        ),
+        _NOTHING_FAILS_WHY,
+    ),
+    *_each(
+        (names.DECLARE_STAGED,),
+        (names.SETTLE_REQUESTS, *_FORGOTTEN, names.RESET_INPUTS, names.RESET_AUXILIARY_INPUTS),
+        "while it stages a rank serves, with everything that serving takes",
+    ),
+    *_each(
+        (names.FLIP_WEIGHTS,),
+        (*_FORGOTTEN, names.RESET_INPUTS, names.RESET_AUXILIARY_INPUTS, names.RESUME_ROUTING_REPLAY),
+        "what the old weights left behind goes when they do",
+    ),
     Before(names.REBUILD_AUXILIARY_CACHE, names.REBUILD_KV_CACHE, "as FastDeploy lays them out"),
     *_each(
         (*_REBUILT, *_FORGOTTEN, names.RESET_INPUTS, names.RESET_AUXILIARY_INPUTS), _CAPTURED, _CAPTURE_WHY
@@ -131,6 +160,11 @@ BEFORE: tuple[Before, ...] = (
 NEEDS: tuple[Needs, ...] = (
     Needs(names.LOAD_WEIGHTS, names.VERIFY_LOADED, later=True, why=_PROOF_WHY),
     Needs(names.VERIFY_LOADED, names.DECLARE_PREPARED, later=True, why="a receipt needs its facts"),
+    Needs(names.STAGE_WEIGHTS, names.VERIFY_STAGED, later=True, why=_PROOF_WHY),
+    Needs(names.VERIFY_STAGED, names.DECLARE_STAGED, later=True, why="a receipt needs its facts"),
+    Needs(names.FLIP_WEIGHTS, names.MAKE_FLIP_READY, later=False, why=_NOTHING_FAILS_WHY),
+    Needs(names.FLIP_WEIGHTS, names.VERIFY_STAGED, later=False, why=_PROOF_WHY),
+    Needs(names.FLIP_WEIGHTS, names.SETTLE_REQUESTS, later=False, why="running requests read weights"),
     Needs(names.RELEASE_WEIGHTS, names.VERIFY_CLEARED, later=True, why=_MEASURE_WHY),
     Needs(names.RELEASE_WEIGHTS, names.SETTLE_REQUESTS, later=False, why="running requests read weights"),
     Needs(names.VERIFY_CLEARED, names.DECLARE_CLEARED, later=True, why="a receipt needs its facts"),
@@ -201,7 +235,9 @@ def _check_mirror(plans: Plans, mirror: Mirror) -> None:
 
 def _check_locality(plans: Plans) -> None:
     for plan in plans:
-        outside = [action.name for action in (*plan.before_parking, *plan.commit) if action.collective]
+        unvoted = plan.actions if plan.staged else ()
+        local = (*plan.admission, *plan.before_parking, *unvoted, *plan.commit)
+        outside = [action.name for action in local if action.collective]
         if outside:
             raise PlanOrderError(
                 plan=plan.name,

@@ -8,8 +8,9 @@ checked against the declared rules (:mod:`wsm.actions.order`) every time. It kno
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from wsm.actions import parts
+from wsm.actions import hot_plan, parts
 from wsm.actions.base import Action
 from wsm.actions.halves import CHANGES, Change, Half
 from wsm.actions.measuring import MemoryProof
@@ -51,6 +52,7 @@ def derive_plans(options: PlanOptions) -> Plans:
         clear=made.pop(PlanName.CLEAR),
         update=made.pop(PlanName.UPDATE),
         update_in_place=made.pop(PlanName.UPDATE_IN_PLACE),
+        hot=_hot(options),
         discard=discard,
         rejoin=_plan(PlanName.REJOIN, options, _rejoin(options), frozenset(KVPolicy)),
         partial={**made, PlanName.DISCARD_WEIGHTS: weights_alone},
@@ -68,6 +70,18 @@ def _commanded(name: PlanName, options: PlanOptions, change: Change, proof: Memo
         # Requests that are held with their blocks go on at once, so not where the weights only go.
         kv_policies = options.kv_policies - ({KVPolicy.KEEP_IN_FLIGHT} if clears else set())
     return _plan(name, options, actions, kv_policies, resumes)
+
+
+def _hot(options: PlanOptions) -> Plan:
+    staging = tuple(hot_plan.staging(options))
+    actions = iter((*staging, *hot_plan.flip(options)))
+    resumes = () if options.cache_only else (ResumeAdmitting(),)
+    plan = replace(
+        _plan(PlanName.HOT, options, actions, options.kv_policies, resumes),
+        admission=tuple(hot_plan.admission(options)),
+        staged=len(staging),
+    )
+    return _with_deadlines(plan, options)
 
 
 def _repairing(name: PlanName, options: PlanOptions, tags: frozenset[Tag], proof: MemoryProof) -> Plan:
@@ -89,6 +103,10 @@ def _plan(
         kv_policies=kv_policies,
         in_flight_policies=options.in_flight_policies,
     )
+    return _with_deadlines(plan, options)
+
+
+def _with_deadlines(plan: Plan, options: PlanOptions) -> Plan:
     for action in plan:
         action.deadline_s = options.deadlines.get(action.name, action.deadline_s)
     return plan

@@ -28,6 +28,16 @@ def _expect_facts(context: ActionContext, wanted: tuple[str, ...], action: str) 
         )
 
 
+def _expect_version(context: ActionContext, action: str) -> None:
+    _expect_facts(context, PREPARED_FACTS, action)
+    if context.version is not None and context.facts["version"] != context.version:
+        raise PostconditionError(
+            action=action,
+            expected=f"version {context.version}",
+            found=f"version {context.facts['version']}",
+        )
+
+
 class DeclareCleared(Action):
     """Everything is released and measured; say what is still up."""
 
@@ -49,6 +59,27 @@ class DeclareCleared(Action):
             kind.value for kind in kinds if runner.groups is not None and runner.groups.alive(kind)
         ]
         context.facts["deepep_up"] = runner.deepep is not None and runner.deepep.allocated()
+
+
+class DeclareStaged(Action):
+    """The new version stands beside the served one, verified and ready to flip; the decision is missing.
+
+    Parameters
+    ----------
+    has_weights : bool
+        Whether this participant stages any.
+    """
+
+    name = names.DECLARE_STAGED
+    purpose = "declare the version that is staged"
+
+    def __init__(self, *, has_weights: bool = True) -> None:
+        self._has_weights = has_weights
+
+    def run(self, context: ActionContext) -> None:
+        """As :meth:`DeclarePrepared.run`. Local."""
+        if self._has_weights:
+            _expect_version(context, self.name)
 
 
 class DeclarePrepared(Action):
@@ -74,12 +105,5 @@ class DeclarePrepared(Action):
         PostconditionError
             If a fact is missing or another version was loaded.
         """
-        if not self._has_weights:
-            return
-        _expect_facts(context, PREPARED_FACTS, self.name)
-        if context.version is not None and context.facts["version"] != context.version:
-            raise PostconditionError(
-                action=self.name,
-                expected=f"version {context.version}",
-                found=f"version {context.facts['version']}",
-            )
+        if self._has_weights:
+            _expect_version(context, self.name)

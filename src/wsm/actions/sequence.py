@@ -6,12 +6,21 @@ about is in :mod:`wsm.actions.plan`, what order it must have in :mod:`wsm.action
 What the worker does with a plan::
 
     admit            when the command is seen: refuses policies, changes nothing
+    admission        run then, before anything else; what it raises refuses the command
     before_parking   run each, then keep stepping until all are settled; then park
     actions          one per poll(): precondition, vote if collective, run, probe
     (decision)
     commit           after COMMIT only; cannot fail in practice
     undo             after ABORT where the group keeps what it had: of everything that began, latest first
     (the discard plan instead of undo, where the group drops what it had)
+
+A hot plan is another matter: its first actions run beside the serving loop, the others after the decision::
+
+    staging          in a thread, while the rank serves; then PREPARED
+    (decision)
+    before_parking   as above
+    flip             all in one poll()
+    commit           as above
 """
 
 from __future__ import annotations
@@ -40,6 +49,10 @@ class Plan:
         Run after COMMIT. Local.
     kv_policies, in_flight_policies : frozenset
         What the plan can honour.
+    admission : tuple of Action
+        Run when the command is seen. Local, changes nothing.
+    staged : int
+        How many of the actions, from the first, run beside the serving loop.
     """
 
     name: str
@@ -48,12 +61,26 @@ class Plan:
     commit: tuple[Action, ...] = ()
     kv_policies: frozenset[KVPolicy] = frozenset({KVPolicy.DROP})
     in_flight_policies: frozenset[InFlightPolicy] = field(default_factory=lambda: frozenset(InFlightPolicy))
+    admission: tuple[Action, ...] = ()
+    staged: int = 0
 
     def __iter__(self) -> Iterator[Action]:
-        """Iterate over every action in the order in which it would run, before parking to commit."""
+        """Iterate over every action in the order in which it would run, admission to commit."""
+        yield from self.admission
+        yield from self.staging
         yield from self.before_parking
-        yield from self.actions
+        yield from self.flip
         yield from self.commit
+
+    @property
+    def staging(self) -> tuple[Action, ...]:
+        """The actions that run beside the serving loop, before the decision."""
+        return self.actions[: self.staged]
+
+    @property
+    def flip(self) -> tuple[Action, ...]:
+        """The actions that need every rank to stand; all of them, but in a hot plan."""
+        return self.actions[self.staged :]
 
     def names(self) -> tuple[str, ...]:
         """Names of :attr:`actions`, in order."""
@@ -101,6 +128,8 @@ class Plans:
         From nothing held to ready to step.
     update_in_place : Plan
         From serving one version to ready to step with another, without giving memory back.
+    hot : Plan
+        From serving one version to serving another that was staged beside it.
     discard : Plan
         From anywhere to nothing held, by this rank alone: for commands whose outcome is "drop".
         Groups and the DeepEP buffer stay as they are; the next update finds them so on every rank.
@@ -114,13 +143,15 @@ class Plans:
     clear: Plan
     update: Plan
     update_in_place: Plan
+    hot: Plan
     discard: Plan
     rejoin: Plan
     partial: Mapping[PlanName, Plan] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Plan]:
         """Iterate over all plans."""
-        yield from (self.clear, self.update, self.update_in_place, self.discard, self.rejoin)
+        whole = (self.clear, self.update, self.update_in_place, self.hot, self.discard, self.rejoin)
+        yield from whole
         yield from self.partial.values()
 
     def named(self, name: PlanName) -> Plan:
@@ -135,6 +166,7 @@ class Plans:
             PlanName.CLEAR: self.clear,
             PlanName.UPDATE: self.update,
             PlanName.UPDATE_IN_PLACE: self.update_in_place,
+            PlanName.HOT: self.hot,
             PlanName.DISCARD: self.discard,
             PlanName.REJOIN: self.rejoin,
         }

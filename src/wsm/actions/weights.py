@@ -145,6 +145,11 @@ class AddressContract:
         """Remember where everything lies now."""
         self._captured = dict(weights.addresses()) if isinstance(weights, AddressedWeights) else {}
 
+    @property
+    def captured(self) -> frozenset[str]:
+        """Names of the tensors that must stay where they are."""
+        return frozenset(self._captured)
+
     def forget(self) -> None:
         """Nothing is captured any more; tensors may move. Idempotent."""
         self._captured = {}

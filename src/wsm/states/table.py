@@ -82,11 +82,12 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _W.NORMAL,
         _E.UPDATE,
         _W.UPDATING,
-        note="without giving memory back first",
+        note="without giving memory back first; hot where the new weights stand beside the old already",
         plans=(
             PlanName.UPDATE_IN_PLACE,
             PlanName.UPDATE_IN_PLACE_AND_REBUILD,
             PlanName.UPDATE_IN_PLACE_ONLY,
+            PlanName.HOT,
         ),
     ),
     Row(_W.UPDATING, _E.PREPARED, _W.PREPARED, note="all that can fail is done and verified"),

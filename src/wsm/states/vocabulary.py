@@ -122,7 +122,7 @@ class HotFallback(enum.Enum):
 class PlanName(enum.Enum):
     """The plans that :mod:`wsm.actions` derives, by name; what is in them is not known here.
 
-    The first four are about weights and KV cache together, the others about one of them: ``remaining`` where
+    The first five are about weights and KV cache together, the others about one of them: ``remaining`` where
     the other one is gone already, ``only`` where it stays away. The last one comes before a discard where an
     epoch has ended.
     """
@@ -130,6 +130,7 @@ class PlanName(enum.Enum):
     CLEAR = "clear"
     UPDATE = "update"
     UPDATE_IN_PLACE = "update_in_place"
+    HOT = "hot"
     DISCARD = "discard"
     CLEAR_WEIGHTS = "clear_weights"
     CLEAR_REMAINING_WEIGHTS = "clear_remaining_weights"
@@ -146,4 +147,6 @@ class PlanName(enum.Enum):
 
 
 #: The plans about weights and KV cache together.
-WHOLE_PLANS = frozenset({PlanName.CLEAR, PlanName.UPDATE, PlanName.UPDATE_IN_PLACE, PlanName.DISCARD})
+WHOLE_PLANS = frozenset(
+    {PlanName.CLEAR, PlanName.UPDATE, PlanName.UPDATE_IN_PLACE, PlanName.HOT, PlanName.DISCARD}
+)

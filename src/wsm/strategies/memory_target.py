@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from wsm.strategies.errors import TensorReleasedError
+from wsm.strategies.staged_memory import StagedMemory
 from wsm.strategies.tensor import TensorSpec
 
 
@@ -57,6 +58,10 @@ class MemoryTarget:
     def adopt(self, name: str, memory: memoryview) -> None:
         """Keep `memory` as the tensor's bytes until :meth:`release`."""
         self._memory[name] = memory
+
+    def stage(self) -> StagedMemory:
+        """Begin a second version beside this one; takes no memory yet."""
+        return StagedMemory(self._specs, self._memory)
 
     def release(self) -> int:
         """Let every tensor's memory go and return the bytes let go. Idempotent."""

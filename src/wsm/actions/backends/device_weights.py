@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from wsm.actions.backends.device_staging import DeviceStaging
 from wsm.actions.backends.errors import AdoptionError
 from wsm.actions.backends.paddle_dtypes import carrier_name, paddle_name
 from wsm.actions.backends.paddle_weights import PaddleWeights
@@ -48,9 +49,7 @@ class DeviceWeights(PaddleWeights):
         spec = self._specs[name]
         if not spec.nbytes:
             return memoryview(bytearray())
-        self._expect_unchanged(name)
-        carrier = np.dtype(carrier_name(paddle_name(self._tensors[name])))
-        memory = np.empty(spec.shape, carrier)
+        memory = self.host_memory(name)
         self._staged = (name, memory)
         return memory.reshape(-1).view(np.uint8).data
 
@@ -70,12 +69,7 @@ class DeviceWeights(PaddleWeights):
         if staged is None or staged[0] != name:
             raise AdoptionError(tensor=name, found="no bytes of it are staged")
         tensor = self._tensors[name]
-        wanted = paddle_name(tensor)
-        source = paddle.to_tensor(staged[1], place=self._place)
-        if paddle_name(source) != wanted:
-            source = source.view(wanted)
-        if paddle_name(source) != wanted or tuple(source.shape) != self._specs[name].shape:
-            raise AdoptionError(tensor=name, found=f"the bytes became {paddle_name(source)}{source.shape}")
+        source = self.on_device(name, staged[1])
         if tensor._is_initialized():
             with paddle.no_grad():
                 tensor.copy_(source, True)
@@ -97,8 +91,44 @@ class DeviceWeights(PaddleWeights):
             return memoryview(b"")
         if not self._tensors[name]._is_initialized():
             raise WeightsReleasedError(tensor=name)
-        self._expect_unchanged(name)
-        tensor = self._tensors[name].detach()
+        return self.copy_of(self.tensor(name))
+
+    def stage(self) -> DeviceStaging:
+        """Begin a second version beside this one; takes no memory yet."""
+        return DeviceStaging(self)
+
+    def host_memory(self, name: str) -> np.ndarray[Any, Any]:
+        """Return host memory for the bytes of the named tensor.
+
+        Raises
+        ------
+        TensorChangedError
+            If it is not what it was.
+        """
+        carrier = np.dtype(carrier_name(paddle_name(self.tensor(name))))
+        return np.empty(self._specs[name].shape, carrier)
+
+    def on_device(self, name: str, memory: np.ndarray[Any, Any]) -> Any:
+        """Return a tensor like the named one, on the device, with the bytes of `memory`. Blocks.
+
+        Raises
+        ------
+        AdoptionError
+            If paddle made another tensor of them.
+        """
+        import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
+
+        wanted = paddle_name(self._tensors[name])
+        source = paddle.to_tensor(memory, place=self._place)
+        if paddle_name(source) != wanted:
+            source = source.view(wanted)
+        if paddle_name(source) != wanted or tuple(source.shape) != self._specs[name].shape:
+            raise AdoptionError(tensor=name, found=f"the bytes became {paddle_name(source)}{source.shape}")
+        return source
+
+    def copy_of(self, tensor: Any) -> memoryview:
+        """Return a copy of a tensor's bytes on the host, read-only. Blocks."""
+        tensor = tensor.detach()
         carrier = carrier_name(paddle_name(tensor))
         if carrier != paddle_name(tensor):
             tensor = tensor.view(carrier)

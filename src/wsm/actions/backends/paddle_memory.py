@@ -10,6 +10,7 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
+from wsm.actions.backends.available_memory import available_bytes
 from wsm.actions.backends.errors import CallMissingError
 
 
@@ -18,7 +19,14 @@ class HostMemory:
 
     Pages of mapped files do not count: the kernel takes them back when it likes, and a snapshot that was
     read must not look like weights that are held. Needs no paddle.
+
+    Attributes
+    ----------
+    shared_by_ranks : bool
+        True: every rank of a node draws on its host's memory.
     """
+
+    shared_by_ranks = True
 
     def resident_bytes(self) -> int:
         """Bytes of anonymous and shared-memory pages (``RssAnon`` and ``RssShmem`` of ``proc(5)``)."""
@@ -27,6 +35,10 @@ class HostMemory:
             if line.startswith(("RssAnon:", "RssShmem:")):
                 kib += int(line.split()[1])
         return kib * 1024
+
+    def available_bytes(self) -> int:
+        """Bytes that may still be taken from the host, within every limit on this process."""
+        return available_bytes()
 
     def empty_cache(self) -> None:
         """Return free blocks of the C heap to the kernel; without glibc there is nothing to call. Idempotent.
@@ -51,7 +63,14 @@ class DeviceMemory:
     ------
     CallMissingError
         If this build of paddle has no CUDA allocator to ask.
+
+    Attributes
+    ----------
+    shared_by_ranks : bool
+        False: a rank has a device of its own.
     """
+
+    shared_by_ranks = False
 
     def __init__(self, cuda: Any = None) -> None:
         self._cuda = _paddle_cuda() if cuda is None else cuda
@@ -64,6 +83,16 @@ class DeviceMemory:
     def resident_bytes(self) -> int:
         """Bytes that the allocator holds of the device, in use or cached."""
         return int(self._cuda.memory_reserved())
+
+    def available_bytes(self) -> int | None:
+        """Bytes of the device that this process does not use; None if paddle cannot say.
+
+        What other processes hold of the device is not known to paddle: a device per rank is assumed.
+        """
+        if not all(hasattr(self._cuda, call) for call in ("get_device_properties", "memory_allocated")):
+            return None
+        total = int(self._cuda.get_device_properties().total_memory)
+        return total - int(self._cuda.memory_allocated())
 
     def empty_cache(self) -> None:
         """Return cached blocks to the device. Synchronizes. Idempotent."""

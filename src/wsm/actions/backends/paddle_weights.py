@@ -15,6 +15,7 @@ import numpy as np
 
 from wsm.actions.backends.errors import AdoptionError, TensorChangedError, UnsupportedTensorError
 from wsm.actions.backends.paddle_dtypes import carrier_name, paddle_name, safetensors_name
+from wsm.actions.backends.paddle_staging import PaddleStaging
 from wsm.actions.errors import WeightsReleasedError
 from wsm.strategies.tensor import TensorSpec
 
@@ -101,8 +102,8 @@ class PaddleWeights:
             return memoryview(bytearray())
         tensor = self._tensors[name]
         if not tensor._is_initialized():
-            self._adopt_new_memory(name)
-        return self._bytes(name)
+            self._share_into(name, self.new_tensor(name))
+        return self.bytes_of(self.tensor(name))
 
     def readable(self, name: str) -> memoryview:
         """Return the tensor's bytes, read-only.
@@ -121,7 +122,7 @@ class PaddleWeights:
             return memoryview(b"")
         if not self._tensors[name]._is_initialized():
             raise WeightsReleasedError(tensor=name)
-        return self._bytes(name).toreadonly()
+        return self.bytes_of(self.tensor(name)).toreadonly()
 
     def adopts(self, name: str) -> bool:
         """Whether :meth:`adopt` may be called: the tensor is released, and nobody captured its address."""
@@ -144,39 +145,66 @@ class PaddleWeights:
                 tensor=name, found=f"{memory.nbytes} bytes, {'read-only' if memory.readonly else 'writable'}"
             )
         carrier = np.dtype(carrier_name(paddle_name(self._tensors[name])))
-        self._share(name, np.frombuffer(memory, carrier).reshape(spec.shape))
+        self._share_into(name, self._tensor_over(name, np.frombuffer(memory, carrier).reshape(spec.shape)))
 
     def addresses(self) -> Mapping[str, int]:
         """Address of the first byte of every held tensor."""
         return {name: int(self._tensors[name].data_ptr()) for name in self.held()}
 
-    def _bytes(self, name: str) -> memoryview:
+    def stage(self) -> PaddleStaging:
+        """Begin a second version beside this one; takes no memory yet."""
+        return PaddleStaging(self)
+
+    def tensor(self, name: str) -> Any:
+        """Return paddle's tensor.
+
+        Raises
+        ------
+        KeyError
+            If the model has no such tensor.
+        TensorChangedError
+            If it and this shard's description of it have parted.
+        """
         self._expect_unchanged(name)
-        tensor = self._tensors[name].detach()
+        return self._tensors[name]
+
+    def bytes_of(self, tensor: Any) -> memoryview:
+        """Return the bytes of a tensor of this kind, writable; they stay valid as long as the view lives."""
+        tensor = tensor.detach()
         carrier = carrier_name(paddle_name(tensor))
         if carrier != paddle_name(tensor):
             tensor = tensor.view(carrier)
         return np.from_dlpack(tensor).reshape(-1).view(np.uint8).data
 
-    def _adopt_new_memory(self, name: str) -> None:
-        carrier = np.dtype(carrier_name(paddle_name(self._tensors[name])))
-        self._share(name, np.empty(self._specs[name].shape, carrier))
+    def new_tensor(self, name: str) -> Any:
+        """Return a paddle tensor like the named one, in new memory that nobody has written to.
 
-    def _share(self, name: str, memory: np.ndarray[Any, Any]) -> None:
-        """Let the tensor live in `memory`, whose dtype is the carrier of its own."""
+        Raises
+        ------
+        TensorChangedError, AdoptionError
+            If the named tensor is not what it was, or paddle makes another tensor of the memory.
+        """
+        carrier = np.dtype(carrier_name(paddle_name(self._tensors[name])))
+        return self._tensor_over(name, np.empty(self._specs[name].shape, carrier))
+
+    def _share_into(self, name: str, source: Any) -> None:
+        """Let the named tensor live in the memory of one like it."""
+        tensor = self._tensors[name]
+        source._share_buffer_to(tensor)
+        if not tensor._is_initialized():
+            raise AdoptionError(tensor=name, found="it holds no memory")
+
+    def _tensor_over(self, name: str, memory: np.ndarray[Any, Any]) -> Any:
+        """Return a tensor like the named one that lives in `memory`, whose dtype is the carrier of its own."""
         import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
 
-        tensor = self._tensors[name]
-        self._expect_unchanged(name)
-        wanted = paddle_name(tensor)
+        wanted = paddle_name(self.tensor(name))
         source = paddle.utils.dlpack.from_dlpack(memory)
         if paddle_name(source) != wanted:
             source = source.view(wanted)
         if paddle_name(source) != wanted or tuple(source.shape) != self._specs[name].shape:
             raise AdoptionError(tensor=name, found=f"the buffer became {paddle_name(source)}{source.shape}")
-        source._share_buffer_to(tensor)
-        if not tensor._is_initialized():
-            raise AdoptionError(tensor=name, found="it holds no memory")
+        return source
 
     def _expect_unchanged(self, name: str) -> None:
         tensor, before = self._tensors[name], self._specs[name]

@@ -1,0 +1,67 @@
+"""How many bytes this process may still take from its host: the kernel's estimate, within every limit on it.
+
+Reads ``/proc`` and the control groups (version 2, and 1 beside it); where a limit cannot be read there is
+none. It must not know what the bytes are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+_MOUNT = "sys/fs/cgroup"
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Return the bytes that can be taken without swapping, and without passing a limit.
+
+    Parameters
+    ----------
+    root : Path
+        Where ``proc`` and ``sys`` are found.
+    """
+    estimate = _fields(root / "proc/meminfo").get("MemAvailable:", 0) * 1024
+    return max(0, min([estimate, *_left_in_groups(root)]))
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Iterate over what every limited group that this process is in has left, its own and those above."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield from _left(root / _MOUNT, path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            mount = root / _MOUNT / "memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _left(mount, path, *names)
+
+
+def _left(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterator[int]:
+    inside = PurePosixPath(path.lstrip("/"))
+    # A container often sees its own group at the mount itself, whatever the path says.
+    for group in dict.fromkeys((inside, *inside.parents, PurePosixPath())):
+        directory = mount / group
+        bound, used = _number(directory / limit), _number(directory / usage)
+        if bound is not None and used is not None:
+            # Pages of files that nobody uses count as used, and are given up before the limit is passed.
+            yield bound - used + _fields(directory / "memory.stat").get(reclaimable, 0)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such group, no right to look, or "max"
+        return None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Return the second word of every line that has a number there, by the first."""
+    try:
+        rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return {}
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}

@@ -1,0 +1,148 @@
+"""A second version of paddle tensors in host memory, and the flip that makes it the served one.
+
+Responsible for giving every ``Parameter`` object new memory while it stays the one that the model computes
+with, FastDeploy's way (``_share_buffer_to``): under a microsecond each, whatever its size. Paddle checks
+nothing there, so everything is checked before. It must not know where bytes come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from wsm.actions.backends.errors import AdoptionError
+from wsm.actions.backends.paddle_dtypes import paddle_name
+from wsm.actions.errors import WeightsReleasedError
+from wsm.strategies.tensor import TensorSpec
+
+
+class ServedTensors(Protocol):
+    """What is known of the shard whose place is to be taken."""
+
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Name, shape and dtype of every tensor."""
+        ...
+
+    def tensor(self, name: str) -> Any:
+        """Return paddle's tensor, seen to be what its spec says."""
+        ...
+
+    def new_tensor(self, name: str) -> Any:
+        """Return a paddle tensor of the same dtype and shape in new memory."""
+        ...
+
+    def bytes_of(self, tensor: Any) -> memoryview:
+        """Return the bytes of such a tensor, writable."""
+        ...
+
+
+class PaddleStaging:
+    """A :class:`wsm.actions.staging_surface.StagedWeights` for parameters in host memory.
+
+    Parameters
+    ----------
+    served : ServedTensors
+        The shard whose place is to be taken.
+    """
+
+    def __init__(self, served: ServedTensors) -> None:
+        self._served = served
+        self._staged: dict[str, Any] = {}
+        self._flips: list[tuple[Any, Any]] = []
+        self._copies: list[tuple[Any, Any]] = []
+        self._old: list[Any] = []
+
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Name, shape and dtype of every tensor."""
+        return self._served.specs()
+
+    def writable(self, name: str) -> memoryview:
+        """Return the staged tensor's bytes, in memory of its own.
+
+        Raises
+        ------
+        KeyError
+            If the model has no such tensor.
+        TensorChangedError, AdoptionError
+            If paddle's tensor is not what it was, or will not adopt memory.
+        """
+        if not self.specs()[name].nbytes:
+            return memoryview(bytearray())
+        if name not in self._staged:
+            self._staged[name] = self._served.new_tensor(name)
+        return self._served.bytes_of(self._staged[name])
+
+    def readable(self, name: str) -> memoryview:
+        """Return the staged tensor's bytes, read-only.
+
+        Raises
+        ------
+        WeightsReleasedError
+            If nothing was staged for it.
+        """
+        if not self.specs()[name].nbytes:
+            return memoryview(b"")
+        if name not in self._staged:
+            raise WeightsReleasedError(tensor=name)
+        return self._served.bytes_of(self._staged[name]).toreadonly()
+
+    def make_ready(self, captured: frozenset[str]) -> None:
+        """Pair every staged tensor with the one whose place it takes, and take hold of the old memory.
+
+        Raises
+        ------
+        WeightsReleasedError
+            If a tensor was not staged, or the served one holds no memory.
+        TensorChangedError, AdoptionError
+            If the served tensor is not what it was, or its memory could not be held on to.
+        """
+        import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
+
+        for name, spec in self.specs().items():
+            if not spec.nbytes:
+                continue
+            if name not in self._staged:
+                raise WeightsReleasedError(tensor=name)
+            tensor, staged = self._served.tensor(name), self._staged[name]
+            if not tensor._is_initialized():
+                raise WeightsReleasedError(tensor=name)
+            if paddle_name(staged) != paddle_name(tensor) or list(staged.shape) != list(tensor.shape):
+                raise AdoptionError(
+                    tensor=name, found=f"{paddle_name(staged)}{staged.shape} is staged for it"
+                )
+            if name in captured:
+                self._copies.append((staged, tensor))
+                continue
+            # The flip itself would free what served before: an alias keeps it until nobody waits.
+            old = paddle.empty([0], dtype=tensor.dtype)
+            tensor._share_buffer_to(old)
+            if old._holder_size() != tensor._holder_size():
+                raise AdoptionError(tensor=name, found="its old memory has no second owner")
+            self._old.append(old)
+            self._flips.append((staged, tensor))
+
+    def flip(self) -> None:
+        """Share the staged memory into every parameter, and copy the bytes of captured ones."""
+        for staged, tensor in self._flips:
+            staged._share_buffer_to(tensor)
+        for staged, tensor in self._copies:
+            self._copy(staged, tensor)
+        self._flips.clear()
+        self._copies.clear()
+
+    def give_back(self) -> int:
+        """Let go of what does not serve, one tensor at a time; return the bytes of the shard."""
+        freed = sum(self.specs()[name].nbytes for name in self._staged)
+        self._flips.clear()
+        self._copies.clear()
+        while self._staged:
+            self._staged.popitem()
+        while self._old:
+            self._old.pop()
+        return freed
+
+    def _copy(self, staged: Any, tensor: Any) -> None:
+        import paddle  # noqa: PLC0415 - imported by make_ready long before
+
+        with paddle.no_grad():
+            tensor.copy_(staged, True)

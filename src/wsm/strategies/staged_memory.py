@@ -1,0 +1,72 @@
+"""A second set of plain tensors beside the one that serves: what :class:`.memory_target.MemoryTarget` stages.
+
+The smallest real one of its kind, for tools and tests: memory comes with the first write, the flip swaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from wsm.strategies.errors import TensorReleasedError
+from wsm.strategies.tensor import TensorSpec
+
+
+class StagedMemory:
+    """Tensors that are to take the place of others.
+
+    Parameters
+    ----------
+    specs : mapping of str to TensorSpec
+        The tensors.
+    served : dict of str to bytearray
+        The memory that serves, by name; changed by :meth:`flip` alone.
+    """
+
+    def __init__(self, specs: Mapping[str, TensorSpec], served: dict[str, bytearray]) -> None:
+        self._specs = specs
+        self._served = served
+        self._beside: dict[str, bytearray] = {}
+        self._captured: frozenset[str] = frozenset()
+
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Return every tensor by name."""
+        return self._specs
+
+    def writable(self, name: str) -> memoryview:
+        """Return the staged bytes, zeros at first."""
+        if name not in self._beside:
+            self._beside[name] = bytearray(self._specs[name].nbytes)
+        return memoryview(self._beside[name])
+
+    def readable(self, name: str) -> memoryview:
+        """Return the staged bytes, read-only.
+
+        Raises
+        ------
+        TensorReleasedError
+            If none were staged.
+        """
+        try:
+            return memoryview(self._beside[name]).toreadonly()
+        except KeyError as error:
+            raise TensorReleasedError(tensor=name) from error
+
+    def make_ready(self, captured: frozenset[str]) -> None:
+        """See that every tensor is staged (TensorReleasedError), and remember which are copied."""
+        for name in self._specs:
+            self.readable(name)
+        self._captured = captured
+
+    def flip(self) -> None:
+        """Swap the memory of every tensor; copy the bytes of captured ones."""
+        for name in self._specs:
+            if name in self._captured:
+                self._served[name][:] = self._beside[name]
+            else:
+                self._beside[name], self._served[name] = self._served[name], self._beside[name]
+
+    def give_back(self) -> int:
+        """Let go of what does not serve; return its bytes."""
+        freed = sum(len(memory) for memory in self._beside.values())
+        self._beside.clear()
+        return freed

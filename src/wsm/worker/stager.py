@@ -1,0 +1,105 @@
+"""The thread beside the serving loop that stages a hot update, one piece of work after the other.
+
+Knows neither actions nor words: it runs what it is handed, keeps what that raised, and at the end lets memory
+go. It writes no heartbeat, which would hide a loop that hangs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from wsm.errors import InternalError
+
+Work = Callable[[], object]
+
+
+class Stager:
+    """One thread for one hot update.
+
+    It starts with the first piece of work, and ends after :meth:`retire`. One piece at a time.
+
+    Parameters
+    ----------
+    rank : int
+        For the thread's name.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._pieces: SimpleQueue[Work | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._cancelled = False
+        self._retired = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the work is not wanted any more; asked by it between two chunks."""
+        return self._cancelled
+
+    def start(self, work: Work) -> None:
+        """Hand a piece of work over. Does not block.
+
+        Raises
+        ------
+        InternalError
+            If the thread was retired.
+        """
+        if self._retired:
+            raise InternalError(f"the staging thread of rank {self._rank} was retired and is given work")
+        self._ended.clear()
+        self._hand_over(work)
+
+    def ended(self) -> bool:
+        """Whether the piece has ended."""
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the piece has ended; blocks up to `timeout_s` seconds. Return whether it has."""
+        return self._ended.wait(timeout_s)
+
+    def result(self) -> None:
+        """Raise what the ended piece raised, with the traceback that it had."""
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> None:
+        """Say that the work is not wanted any more. Idempotent, does not block."""
+        self._cancelled = True
+
+    def retire(self, last: Work) -> None:
+        """Hand over the last piece, and end the thread after it. Idempotent, does not block."""
+        if self._retired:
+            return
+        self._retired = True
+        if self._thread is None:
+            last()  # nothing was begun, so there is next to nothing to let go
+            return
+        self._hand_over(last)
+        self._pieces.put(None)
+
+    def rest(self, timeout_s: float) -> bool:
+        """Wait until the thread has ended; blocks up to `timeout_s` seconds. Return whether it has."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _hand_over(self, work: Work) -> None:
+        self._pieces.put(work)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=f"wsm-stager-{self._rank}", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (work := self._pieces.get()) is not None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised in the loop's thread, by result()
+                self._error = error
+            finally:
+                del work
+                self._ended.set()
