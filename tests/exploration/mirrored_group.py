@@ -132,6 +132,7 @@ def plans_led_by(script: Script) -> Plans:
         clear=plan("clear", release()),
         update=plan("update", meet(), load()),
         update_in_place=plan("update_in_place", load(), meet()),
+        hot=plan("hot"),
         discard=plan("discard", release()),
         rejoin=Plan("rejoin", ()),
     )

@@ -119,7 +119,8 @@ def _prepared(state: RankState, view: View) -> Move:
 
 
 def _committing(state: RankState, _view: View) -> Move:
-    return Move(state, Todo.COMMIT)
+    # A flip that broke is not tried again: nobody knows what the rank holds.
+    return Move(state, Todo.WAIT if state.broken else Todo.COMMIT)
 
 
 def _failed(state: RankState, view: View) -> Move:

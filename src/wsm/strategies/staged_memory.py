@@ -18,14 +18,14 @@ class StagedMemory:
     ----------
     specs : mapping of str to TensorSpec
         The tensors.
-    served : dict of str to bytearray
+    served : dict of str to bytearray or memoryview
         The memory that serves, by name; changed by :meth:`flip` alone.
     """
 
-    def __init__(self, specs: Mapping[str, TensorSpec], served: dict[str, bytearray]) -> None:
+    def __init__(self, specs: Mapping[str, TensorSpec], served: dict[str, bytearray | memoryview]) -> None:
         self._specs = specs
         self._served = served
-        self._beside: dict[str, bytearray] = {}
+        self._beside: dict[str, bytearray | memoryview] = {}
         self._captured: frozenset[str] = frozenset()
 
     def specs(self) -> Mapping[str, TensorSpec]:

@@ -81,7 +81,9 @@ class RankDriver:
         self._recorder = recorder
         self._standing = Standing(words=words, life=life, patience=patience, clock=clock, recorder=recorder)
         self._failing = Failing(self._standing, reporter, patience)
-        self._ending = Ending(self._standing, executions, reporter, clock, self.join)
+        self._ending = Ending(
+            self._standing, executions, reporter, self._failing, clock=clock, join=self.join
+        )
         self.steps = Stepping(self._standing, self._failing.fail)
         self._work: dict[Todo, Callable[[View], None]] = {
             Todo.REJOIN: lambda _view: self._ending.rejoin(),
@@ -95,6 +97,7 @@ class RankDriver:
             Todo.KEEP: lambda _view: self._ending.settle(),
             Todo.DROP: lambda _view: self._ending.settle(),
         }
+        self._beside = {Todo.DRAIN: self._drain, Todo.STAGE: self._stage}
 
     @property
     def state(self) -> RankState:
@@ -112,19 +115,24 @@ class RankDriver:
         Waits at most 1 ms, and only if there is nothing to do until a word changes.
         """
         self._words.beat()
-        todo = self._next()
-        self._standing.may_enter = todo is not Todo.WAIT
+        standing = self._standing
+        idle, standing.stepped = not standing.stepped, False
+        todo = self._next(idle=idle)
+        standing.may_enter = todo is not Todo.WAIT
         return todo
 
-    def _next(self) -> Todo:
+    def _next(self, *, idle: bool) -> Todo:
+        """Look until something was done; `idle`: the loop has not stepped since the last turn."""
         standing = self._standing
         for _ in range(_LOOKS_PER_TURN):
             watches = self._words.watches()
             view = self._words.view()
             move = protocol.advance(standing.state, view)
             standing.take(move)
-            todo = self._drain(view) if move.todo is Todo.DRAIN else move.todo
+            todo = self._beside[move.todo](view) if move.todo in self._beside else move.todo
             if todo in (Todo.SERVE, Todo.JOIN):
+                if idle and todo is Todo.SERVE and standing.state.phase is not Phase.IDLE:
+                    self._words.wait(watches, IDLE_WAIT_S)  # else an idle loop would turn as fast as it can
                 return todo
             if todo is Todo.WAIT:
                 self._failing.expire(view)
@@ -141,6 +149,10 @@ class RankDriver:
         move = protocol.join(rank, view.command, view.steps[rank], view.statuses[rank])
         self._reporter.attached(move.state.epoch)
         self._standing.take(move)
+
+    def leave(self) -> None:
+        """Stop what still runs beside the loop; the rank leaves its group. Blocks a second at most."""
+        self._ending.leave()
 
     def _begin(self, view: View) -> None:
         standing = self._standing
@@ -165,6 +177,8 @@ class RankDriver:
         try:
             settled = standing.at_work.drained()
         except Exception as error:  # noqa: BLE001 - whatever the scheduler raises fails the command
+            if not protocol.may_fail(standing.state):
+                self._failing.broke_in_flip(error)
             self._failing.fail("drain", error)
             return Todo.LOOK
         if settled:
@@ -174,10 +188,22 @@ class RankDriver:
         serves = standing.state.phase is Phase.DRAINING and may_step(standing.state, view)
         return Todo.SERVE if serves else Todo.WAIT
 
+    def _stage(self, view: View) -> Todo:
+        """Serve on until everything stands beside what is served, then say PREPARED."""
+        standing = self._standing
+        try:
+            staged = standing.at_work.stage()
+        except Exception as error:  # noqa: BLE001 - whatever staging raises fails the command
+            self._failing.failed_action(error)
+            return Todo.LOOK
+        if staged:
+            self._reporter.reached(standing.state, StatusCode.PREPARED, standing.at_work.report())
+            standing.take(protocol.staged(standing.shown()))
+            return Todo.LOOK
+        return Todo.SERVE if may_step(standing.state, view) else Todo.WAIT
+
     def _accept(self, _view: View) -> None:
         standing = self._standing
-        if self.life.serving:
-            standing.pause.begin()
         try:
             standing.at_work.accept()
         except Exception as error:  # noqa: BLE001 - an illegal transition is this command's failure

@@ -14,8 +14,12 @@ from wsm.signals.word import StatusCode
 from wsm.states.vocabulary import WeightState
 from wsm.worker.errors import TeardownFailedError
 from wsm.worker.execution_factory import ExecutionFactory
+from wsm.worker.failing import Failing
 from wsm.worker.reporting import Reporter
 from wsm.worker.standing import Standing
+
+#: How long a rank that leaves its epoch waits for its staging thread to end, in seconds.
+_LEAVE_S = 1.0
 
 
 class Ending:
@@ -29,6 +33,8 @@ class Ending:
         Makes the work that brings a rank to an end that had not begun.
     reporter : Reporter
         This rank's payload slots.
+    failing : Failing
+        For a flip that must not fail, and does.
     clock : Clock
         For times in records.
     join : callable
@@ -40,12 +46,15 @@ class Ending:
         standing: Standing,
         executions: ExecutionFactory,
         reporter: Reporter,
+        failing: Failing,
+        *,
         clock: Clock,
         join: Callable[[], None],
     ) -> None:
         self._standing = standing
         self._executions = executions
         self._reporter = reporter
+        self._failing = failing
         self._clock = clock
         self._join = join
 
@@ -61,6 +70,8 @@ class Ending:
         state = standing.state
         if standing.life.serving:
             standing.pause.begin()
+        if standing.execution is not None:
+            standing.execution.stop_staging(wait_s=_LEAVE_S)
         execution = self._executions.ending(state)
         self._executions.booted = False
         execution.abandon()
@@ -76,10 +87,21 @@ class Ending:
         self._join()
 
     def commit(self) -> None:
-        """Serve the new version."""
+        """Serve the new version. What an ordinary commit raises goes to the embedding loop: a bug there.
+
+        Raises
+        ------
+        FlipFailedError
+            If the flip of a hot update raised.
+        """
         standing = self._standing
         execution = standing.at_work
-        execution.commit()
+        try:
+            execution.commit()
+        except Exception as error:
+            if execution.is_mixed:
+                self._failing.broke_in_flip(error)
+            raise
         self._executions.booted |= standing.life.weights is WeightState.NORMAL
         report = execution.report()
         standing.version = report.version
@@ -89,6 +111,11 @@ class Ending:
         standing.take(protocol.committed(standing.shown()))
         if standing.version is not None:
             standing.recorder.served(standing.state.epoch, standing.state.done, standing.version)
+
+    def leave(self) -> None:
+        """Stop what still runs beside the loop: the rank leaves its group. Blocks a second at most."""
+        if self._standing.execution is not None:
+            self._standing.execution.stop_staging(wait_s=_LEAVE_S)
 
     def undo(self) -> None:
         """Stop, and take back what can be taken back."""

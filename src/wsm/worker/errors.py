@@ -42,6 +42,30 @@ class CommandIllegalError(RefusedError):
         )
 
 
+class StagingUnfinishedError(RefusedError):
+    """An earlier hot update was ended, and the thread that staged for it does not end."""
+
+    def __init__(self, *, rank: int) -> None:
+        super().__init__(
+            f"rank {rank} refuses a hot update: the thread that staged for an earlier one hangs and holds "
+            "its memory; nothing was changed: see what its source waits for, or update without --hot",
+            rank=rank,
+        )
+
+
+class FlipFailedError(GroupError):
+    """The flip of a hot update raised, though all that can fail was tried before the decision."""
+
+    def __init__(self, *, rank: int, action: str, cause: str) -> None:
+        super().__init__(
+            f"{action} failed on rank {rank} in the middle of the flip: {cause}; nobody knows what it holds, "
+            "and no rank steps again in this epoch: end this process, a new epoch restores the group",
+            rank=rank,
+            action=action,
+            cause=cause,
+        )
+
+
 class WaitExpiredError(GroupError):
     """A wait of this rank has passed its deadline; the rank stays where it is until the group decides."""
 

@@ -15,6 +15,7 @@ from wsm.actions.base import Action, ActionContext
 from wsm.actions.sequence import Plan, Plans
 from wsm.clock import Clock
 from wsm.command import CommandArguments
+from wsm.errors import InternalError
 from wsm.report import RankReport
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVEvent, KVPolicy, KVState, WeightEvent, WeightState
@@ -32,6 +33,7 @@ class Request(enum.Enum):
 
     CLEAR = "clear"
     UPDATE = "update"
+    HOT_UPDATE = "hot update"
 
 
 _NOTHING = Plan(name="nothing", actions=())
@@ -84,6 +86,7 @@ class Execution:
         self._rejoin = plans.rejoin
         self._life = life
         self._context = context
+        self._clock = clock
         self._recorder = recorder
         self._watch = watch
         self._work = Performance(
@@ -182,6 +185,27 @@ class Execution:
         for action in self.plan.commit:
             self._work.run(action)
 
+    def stage(self) -> bool:
+        """Go on with what runs beside the serving loop; return whether all of it is done.
+
+        Raises
+        ------
+        InternalError
+            If this command has nothing of the kind.
+        """
+        raise InternalError(f"{self.request.value} stages nothing beside the serving loop")
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether nobody knows which version the weights are of; asked after a commit that raised."""
+        return False
+
+    def stop_staging(self, wait_s: float = 0.0) -> None:
+        """Stop what runs beside the serving loop, since nobody wants the command any more. Idempotent.
+
+        Waits up to `wait_s` seconds for it to end.
+        """
+
     def undo(self) -> bool:
         """Stop and take back what can be taken back; return whether this rank is not what it was before.
 
@@ -264,6 +288,8 @@ class Execution:
 
 def _plan_for(request: Request, plans: Plans, weights: WeightState) -> Plan:
     """Choose the plan by where the rank is; its collective actions are the same on every rank."""
+    if request is Request.HOT_UPDATE:
+        return plans.hot
     if request is Request.UPDATE:
         return plans.update_in_place if weights is WeightState.NORMAL else plans.update
     if weights is WeightState.NORMAL:

@@ -5,7 +5,9 @@ Refuses what this rank cannot even begin. Knows where arguments stand, and runs 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from wsm.actions.base import ActionContext
 from wsm.actions.sequence import Plans
@@ -16,13 +18,22 @@ from wsm.protocol.rank_state import RankState
 from wsm.signals.word import Operation
 from wsm.states.machine import LifeCycle
 from wsm.worker.announced import AnnouncedVersion
-from wsm.worker.errors import CommandIllegalError, StepBrokenError
+from wsm.worker.errors import StepBrokenError
 from wsm.worker.execution import Execution, Load, Request
 from wsm.worker.group_words import GroupWords
+from wsm.worker.hot_execution import HotExecution
 from wsm.worker.recording import Recorder
+from wsm.worker.stager import Stager
 from wsm.worker.watch import ActionWatch
 
-_REQUESTS = {Operation.CLEAR: Request.CLEAR, Operation.UPDATE: Request.UPDATE}
+_REQUESTS = {
+    Operation.CLEAR: Request.CLEAR,
+    Operation.UPDATE: Request.UPDATE,
+    Operation.HOT_UPDATE: Request.HOT_UPDATE,
+}
+
+#: How long a command waits for memory that a hot update is about to let go, in seconds.
+_REST_S = 1.0
 
 
 class ExecutionFactory:
@@ -48,6 +59,8 @@ class ExecutionFactory:
         What an update means that names no version.
     watch : ActionWatch
         Told which action this rank is inside of.
+    stagers : callable
+        Makes the thread of a rank's hot update.
 
     Attributes
     ----------
@@ -68,6 +81,7 @@ class ExecutionFactory:
         recorder: Recorder,
         announced: AnnouncedVersion,
         watch: ActionWatch,
+        stagers: Callable[[int], Stager] = Stager,
     ) -> None:
         self._words = words
         self._runner = runner
@@ -79,6 +93,8 @@ class ExecutionFactory:
         self._announced = announced
         self._watch = watch
         self.booted = False
+        self._stagers = stagers
+        self._stager: Stager | None = None
 
     def may_begin(self, state: RankState) -> bytes | None:
         """Return the arguments of the command at hand; None while what it means cannot be known (yet)."""
@@ -96,7 +112,7 @@ class ExecutionFactory:
 
         Raises
         ------
-        wsm.command.CommandArgumentsError, StepBrokenError, CommandIllegalError
+        wsm.command.CommandArgumentsError, StepBrokenError
             If this rank cannot begin it. Nothing was changed.
         wsm.errors.WsmError
             If it names no version and none is announced. Nothing was changed.
@@ -104,15 +120,7 @@ class ExecutionFactory:
         arguments = CommandArguments.from_bytes(data)
         if state.broken:
             raise StepBrokenError(rank=state.rank, step=state.step)
-        request = _REQUESTS.get(state.operation)
-        if request is None:
-            raise CommandIllegalError(
-                rank=state.rank,
-                command=state.operation.name,
-                weights=self._life.weights.name,
-                kv=self._life.kv.name,
-                why="this worker cannot stage weights beside the ones it serves",
-            )
+        request = _REQUESTS[state.operation]
         if arguments.version is None and request is not Request.CLEAR:
             arguments = replace(arguments, version=self._announced.version(state))
         return self._make(state, request, arguments)
@@ -122,7 +130,29 @@ class ExecutionFactory:
         return self._make(state, Request.CLEAR, CommandArguments(request_id="ended before it had begun"))
 
     def _make(self, state: RankState, request: Request, arguments: CommandArguments) -> Execution:
-        context = ActionContext(
+        context = self._context(state, arguments)
+        common: dict[str, Any] = {
+            "plans": self._plans,
+            "life": self._life,
+            "context": context,
+            "clock": self._clock,
+            "recorder": self._recorder,
+            "watch": self._watch,
+        }
+        if request is not Request.HOT_UPDATE:
+            if self._stager is not None:
+                # What a hot update replaced is let go by now, or measuring would still find it.
+                self._stager.rest(_REST_S)
+            return Execution(request, arguments, **common)
+        before, self._stager = self._stager, self._stagers(state.rank)
+        stager = self._stager
+        # A heartbeat from another thread would hide a loop that hangs; the deadline is the loop's to see.
+        context.progress = _no_progress
+        context.cancelled = lambda: stager.cancelled or self._words.called_off(state.epoch)
+        return HotExecution(stager=stager, before=before, request=request, arguments=arguments, **common)
+
+    def _context(self, state: RankState, arguments: CommandArguments) -> ActionContext:
+        return ActionContext(
             runner=self._runner,
             rank=state.rank,
             world_size=len(self._words.steps),
@@ -137,13 +167,7 @@ class ExecutionFactory:
             progress=self._watch.check,
             cancelled=lambda: self._words.called_off(state.epoch),
         )
-        return Execution(
-            request,
-            arguments,
-            plans=self._plans,
-            life=self._life,
-            context=context,
-            clock=self._clock,
-            recorder=self._recorder,
-            watch=self._watch,
-        )
+
+
+def _no_progress() -> None:
+    """Stand in for the heartbeat where the work is not the loop's."""

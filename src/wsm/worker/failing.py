@@ -10,7 +10,7 @@ from wsm.protocol.view import View
 from wsm.protocol.votes import never_ready
 from wsm.report import FailureReport
 from wsm.signals.word import StatusCode
-from wsm.worker.errors import CommandAbortedError, PeerNeverReadyError
+from wsm.worker.errors import CommandAbortedError, FlipFailedError, PeerNeverReadyError
 from wsm.worker.patience import Patience
 from wsm.worker.reporting import Reporter
 from wsm.worker.standing import Standing
@@ -48,6 +48,24 @@ class Failing:
             execution.fail(f"{doing}: {failure.message}")
             touched = execution.touched
         self._standing.take(protocol.failed(self._standing.shown(), touched=touched))
+
+    def broke_in_flip(self, error: BaseException) -> None:
+        """Store BROKEN and why: the flip of a hot update raised, after the group had decided for it.
+
+        Nobody steps beside a broken rank, so no token is made by mixed weights; only a new epoch leads out.
+        The status word stays PREPARED, which nothing but the decision may follow.
+
+        Raises
+        ------
+        FlipFailedError
+            Always, for the embedding loop.
+        """
+        standing = self._standing
+        doing = standing.at_work.doing
+        failure = self._report(doing, error, StatusCode.FAILED)
+        standing.at_work.fail(f"{doing}: {failure.message}")
+        standing.take(protocol.broke(standing.state))
+        raise FlipFailedError(rank=standing.state.rank, action=doing, cause=failure.message) from error
 
     def failed_action(self, error: Exception) -> None:
         """Take in that the action at hand raised: by itself, or because the group has decided so already."""

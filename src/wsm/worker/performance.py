@@ -1,6 +1,6 @@
 """Running one action and firing one event, each journalled and timed: what every kind of execution does.
 
-Between an execution (:mod:`.execution`), which knows what comes next, and actions and
+Between an execution (:mod:`.execution`, :mod:`.hot_execution`), which knows what comes next, and actions and
 machines. It knows no plan and no words.
 """
 
@@ -70,12 +70,12 @@ class Performance:
             raise
         self.finished(action, began_ns)
 
-    def started(self, action: Action) -> int:
-        """Take in that an action begins now; return the time."""
+    def started(self, action: Action, *, beside: bool = False) -> int:
+        """Take in that an action begins now, perhaps beside the serving loop; return the time."""
         began_ns = self._clock.monotonic_ns()
         self._recorder.action_started(action.name)
         self.began.append(action)
-        self._watch.begins(action)
+        self._watch.begins(action, beside=beside)
         return began_ns
 
     def failed(self, action: Action, error: BaseException) -> None:

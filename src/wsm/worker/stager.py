@@ -96,10 +96,12 @@ class Stager:
 
     def _run(self) -> None:
         while (work := self._pieces.get()) is not None:
-            try:
-                work()
-            except BaseException as error:  # noqa: BLE001 - raised in the loop's thread, by result()
-                self._error = error
-            finally:
-                del work
-                self._ended.set()
+            self._do(work)
+            del work  # it may be all that holds gigabytes
+            self._ended.set()
+
+    def _do(self, work: Work) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised in the loop's thread, by result()
+            self._error = error

@@ -48,6 +48,8 @@ class Standing:
         Since when this rank could not serve.
     may_enter : bool
         Whether the last turn of the loop said that a step may be entered.
+    stepped : bool
+        Whether a step was entered since the last turn.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Standing:
         self.execution: Execution | None = None
         self.pause = Pause(clock)
         self.may_enter = False
+        self.stepped = False
         self._patience = patience
 
     @property
@@ -82,6 +85,8 @@ class Standing:
             self._patience.begin()
         self.state = move.state
         self.words.write(move)
+        if move.step is not None and move.step.kind is StepKind.PARKED and self.life.serving:
+            self.pause.begin()
         if move.status is not None or (move.step is not None and move.step.kind is not StepKind.RUNNING):
             self.recorder.wrote(move)
 

@@ -52,11 +52,13 @@ class Stepping:
             )
         move = protocol.entered(state)
         standing.may_enter = False
+        standing.stepped = True
         standing.take(move)
         return StepWord(state.epoch, state.done, StepKind.RUNNING, move.state.step).pack(), version
 
     def stepped_to(self, step: int) -> None:
         """Take in that steps up to number `step` were opened without this object."""
+        self._standing.stepped = True
         self._standing.state = replace(self._standing.state, step=step, parked=False)
 
     def broke(self, error: BaseException) -> None:

@@ -90,11 +90,15 @@ class ActionWatch:
             self._plan = place
             self._presence.does(Doing(place), self._clock.monotonic_ns())
 
-    def begins(self, action: Action) -> None:
-        """Say that the rank is inside `action` from now on."""
+    def begins(self, action: Action, *, beside: bool = False) -> None:
+        """Say that the rank is inside `action` from now on.
+
+        One that runs `beside` the serving loop is named to others only: nothing may end it for its hanging,
+        since what the loop itself is inside of is a step.
+        """
         self._plan, place, index = self._places.get(id(action), (self._plan, None, None))
         now_ns = self._clock.monotonic_ns()
-        self.running = Running(action, index, now_ns)
+        self.running = None if beside else Running(action, index, now_ns)
         self._presence.does(Doing(self._plan, place), now_ns)
 
     def ends(self) -> None:
@@ -128,5 +132,7 @@ class ActionWatch:
 
 def _index(plan: Plan, place: int) -> int | None:
     """Return what status words call the action at `place` of all actions of `plan`."""
+    if plan.staged:  # a hot update's status words name no action
+        return None
     index = place - len(plan.before_parking)
     return index if 0 <= index < len(plan.actions) else None

@@ -258,6 +258,7 @@ class Worker:
 
     def close(self) -> None:
         """Leave the group's segment. Idempotent. The group cannot step without this rank."""
+        self._driver.leave()
         self._quiet = _NEVER
         self._memory = _ClosedWords(str(self._attachment.segment.path))
         if self._bell is not None:

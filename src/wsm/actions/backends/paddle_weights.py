@@ -195,7 +195,7 @@ class PaddleWeights:
             raise AdoptionError(tensor=name, found="it holds no memory")
 
     def _tensor_over(self, name: str, memory: np.ndarray[Any, Any]) -> Any:
-        """Return a tensor like the named one that lives in `memory`, whose dtype is the carrier of its own."""
+        """Return a tensor like the named one that lives in `memory`, an array of its carrier."""
         import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
 
         wanted = paddle_name(self.tensor(name))

@@ -1,0 +1,197 @@
+"""One hot update on one rank: staged beside the version that serves, then flipped in one go.
+
+The other kind of :mod:`.execution`. Until the group has decided, the machines stay where they are and the
+rank serves: all the work is done by the staging thread, and this object only asks how far it is. After the
+decision everything happens in one call, between two steps, and nothing of it may fail: what does all the same
+leaves a rank of which nobody knows what it holds, so the caller must never let it step again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wsm.actions.base import Action
+from wsm.states.vocabulary import KVEvent, KVPolicy, KVState, WeightEvent
+from wsm.worker.errors import (
+    ActionDeadlineError,
+    CommandAbortedError,
+    CommandIllegalError,
+    StagingUnfinishedError,
+)
+from wsm.worker.execution import Execution
+from wsm.worker.stager import Stager
+
+#: How long a command may be kept waiting for memory that an earlier staging is about to let go, in seconds.
+_REST_S = 0.05
+
+
+class HotExecution(Execution):
+    """The work of one hot update.
+
+    Parameters
+    ----------
+    stager : Stager
+        The thread that stages; unused so far.
+    before : Stager or None
+        The one of the hot update before.
+    **options
+        As :class:`Execution`.
+    """
+
+    def __init__(self, *, stager: Stager, before: Stager | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._stager = stager
+        self._before = before
+        self._at = 0
+        self._running: Action | None = None
+        self._since_ns = 0
+        self._admission_ended = False
+        self._flipped = False
+
+    def begin(self) -> tuple[bool, ...]:
+        """Check that the command is legal here, and that a second version fits; change nothing.
+
+        Raises
+        ------
+        CommandIllegalError, StagingUnfinishedError
+            If this rank does not serve, or an earlier staging still holds its memory.
+        wsm.actions.errors.PolicyRefusedError
+            If a policy cannot be honoured.
+        wsm.actions.errors.StagingUnsupportedError, wsm.actions.errors.StagingMemoryError
+            If the weights cannot be staged, or not in the memory that is there.
+        """
+        if not self._life.serving:
+            raise CommandIllegalError(
+                rank=self._context.rank,
+                command=self.request.value,
+                weights=self._life.weights.name,
+                kv=self._life.kv.name,
+                why="a hot update replaces weights that serve; update without it",
+            )
+        self.plan.admit(self._context)
+        if self._before is not None and not self._before.rest(_REST_S):
+            raise StagingUnfinishedError(rank=self._context.rank)
+        self._watch.takes_up(self.plan)
+        for action in self.plan.admission:
+            self.doing = action.name
+            self._work.run(action)
+        return ()
+
+    def stage(self) -> bool:
+        """Go on staging; return whether all of it is done. Does not block.
+
+        Raises
+        ------
+        ActionDeadlineError
+            If an action is past its deadline and has not ended by itself.
+        Exception
+            Whatever an action raised in the staging thread, with its traceback.
+        """
+        while self._running is None or self._stager.ended():
+            if self._running is not None:
+                self._end_of(self._running)
+            if self._at == len(self.plan.staging):
+                self.doing = "decision"
+                return True
+            self._begin_next(self.plan.staging[self._at])
+        seconds = (self._clock.monotonic_ns() - self._since_ns) / 1e9
+        if seconds > self._running.deadline_s:
+            raise self._late(self._running)
+        return False
+
+    def drained(self) -> bool:
+        """After the decision: end admission, and say whether the in-flight policy is satisfied."""
+        if not self._admission_ended:
+            self._admission_ended = True
+            self.doing = "drain"
+            for action in self.plan.before_parking:
+                self._work.run(action)
+        return super().drained()
+
+    def fail(self, cause: str) -> None:
+        """Stop staging. The machines never left NORMAL, unless the flip itself went wrong."""
+        self._stager.cancel()
+        super().fail(cause)
+
+    def commit(self) -> None:
+        """Flip. Whatever this raises while :attr:`is_mixed`, the rank must not step again in this epoch."""
+        if not self._flipped:
+            self._flip()
+        super().commit()
+        self._let_go()
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the flip has begun and not ended."""
+        return not self._flipped
+
+    def _flip(self) -> None:
+        self.doing = "flip"
+        self._work.fire(WeightEvent.UPDATE, kv_kept=self.arguments.kv_policy is not KVPolicy.DROP)
+        if self.arguments.kv_policy is KVPolicy.DROP and self._life.kv is KVState.NORMAL:
+            self._work.fire(KVEvent.UPDATE)
+        for action in self.plan.flip:
+            self.doing = action.name
+            self._work.run(action)
+            self._work.kv_followed(action.name)
+        self._work.bring_kv_back()
+        self._work.fire(WeightEvent.PREPARED)
+        self._flipped = True
+
+    def undo(self) -> bool:
+        """Nothing was changed, so there is nothing to take back but the staging itself."""
+        self.stop_staging()
+        return self._context.weights_touched
+
+    def keep(self) -> bool | None:
+        """End the command: the old version serves on, and what was staged is let go in its own thread."""
+        self.stop_staging()
+        return super().keep()
+
+    def stop_staging(self, wait_s: float = 0.0) -> None:
+        """Stop staging and let go of what was staged. Waits up to `wait_s` seconds for that. Idempotent."""
+        self._stager.cancel()
+        if self._running is not None:
+            stopped = CommandAbortedError(rank=self._context.rank, action=self._running.name)
+            self._work.failed(self._running, stopped)
+            self._running = None
+        self._let_go()
+        if wait_s:
+            self._stager.rest(wait_s)
+
+    def _begin_next(self, action: Action) -> None:
+        self.doing = action.name
+        action.precondition(self._context)
+        self._since_ns = self._work.started(action, beside=True)
+        self._running = action
+        self._stager.start(lambda: self._run_beside(action))
+
+    def _run_beside(self, action: Action) -> None:
+        action.run(self._context)
+        action.probe(self._context)
+
+    def _end_of(self, action: Action) -> None:
+        self._running = None
+        try:
+            self._stager.result()
+        except BaseException as error:
+            self._work.failed(action, error)
+            raise
+        self._work.finished(action, self._since_ns)
+        self._at += 1
+
+    def _late(self, action: Action) -> ActionDeadlineError:
+        error = ActionDeadlineError(
+            rank=self._context.rank,
+            action=action.name,
+            seconds=(self._clock.monotonic_ns() - self._since_ns) / 1e9,
+            deadline_s=action.deadline_s,
+        )
+        self._running = None
+        self._stager.cancel()
+        self._work.failed(action, error)
+        return error
+
+    def _let_go(self) -> None:
+        context = self._context
+        self._stager.retire(lambda: None if context.staged is None else context.staged.give_back())
