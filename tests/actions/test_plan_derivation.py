@@ -55,6 +55,12 @@ def test_what_a_configuration_does_not_have_is_in_no_plan():
         names.VERIFY_LOADED,
         names.RESET_INPUTS,
         names.DECLARE_PREPARED,
+        names.PLAN_STAGING_MEMORY,
+        names.STAGE_WEIGHTS,
+        names.VERIFY_STAGED,
+        names.MAKE_FLIP_READY,
+        names.DECLARE_STAGED,
+        names.FLIP_WEIGHTS,
         names.RESUME_ADMITTING,
     }
 

@@ -67,17 +67,18 @@ def abort(lone, word):
     assert lone.worker.version == 1
 
 
-def test_a_hot_update_is_refused_by_a_worker_that_cannot_stage(lone, write):
+def test_a_hot_update_that_the_group_decides_against_leaves_what_is_served(lone, write):
+    before = bytes(lone.runner.weights.readable("weight"))
     word = write(Operation.HOT_UPDATE, CommandArguments("hot", 2).to_bytes())
-    poll_until(lone, StatusCode.REFUSED)
-    report, refused = failure(lone, word)
-    assert refused
-    assert report.error == "CommandIllegalError"
-    assert lone.worker.poll() is SERVE  # a refused hot update stops nobody
+    poll_until(lone, StatusCode.PREPARED)
+    assert lone.worker.poll() is SERVE  # what is staged stops nobody
     view = GroupView(lone.segment)
     view.write_command(word._replace(operation=Operation.HOT_ABORT))
     view.close()
     poll_until(lone, StatusCode.DONE_KEPT)
+    assert (lone.worker.poll(), lone.worker.version) == (SERVE, 1)
+    assert bytes(lone.runner.weights.readable("weight")) == before
+    assert replay(lone.worker.journal).impossible is None
 
 
 @pytest.mark.parametrize("data", [b"", b"no json", b'{"request_id": 1}', b"\xff\xfe"])
