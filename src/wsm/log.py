@@ -48,6 +48,7 @@ ENGINE_WORD_CONFLICT: Final = "engine_word.conflict"
 
 SNAPSHOT_PART_IGNORED: Final = "snapshot.part_ignored"
 SNAPSHOT_NOT_REMOVED: Final = "snapshot.not_removed"
+SHARED_MEMORY_ORPHANED: Final = "shared_memory.orphaned"
 
 GROUP_STARTED: Final = "group.started"
 GROUP_STOPPED: Final = "group.stopped"

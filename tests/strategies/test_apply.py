@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.apply import CHUNK_BYTES, apply_tensors
+from wsm.strategies.apply import apply_tensors
+from wsm.strategies.copying import CHUNK_BYTES
 from wsm.strategies.coverage import check_coverage
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.observer import LoadObserver

@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from wsm.strategies.copying import CHUNK_BYTES
 from wsm.strategies.coverage import check_coverage
 from wsm.strategies.digest import RunningDigest, running_digest, shard_digest
 from wsm.strategies.errors import DigestMismatchError, LoadCancelledError, TargetContractError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import AdoptingTarget, StagedTarget, TensorSpec, WeightTarget
-
-#: Bytes that are read and digested at a time: small enough to stay in a core's cache between the two.
-CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,17 @@ def device_id_from_environment(rank: int, environment: Mapping[str, str]) -> int
     return int(entry)
 
 
+def device_index_from_environment(environment: Mapping[str, str]) -> int:
+    """Return which of the visible devices this process uses; 0 where nothing says so.
+
+    Raises
+    ------
+    DeviceIdError
+        If ``FLAGS_selected_gpus`` is not one index.
+    """
+    return _selected_index(environment.get("FLAGS_selected_gpus", "").strip())
+
+
 def _selected_index(selected: str) -> int:
     if not selected:
         return 0

@@ -157,6 +157,11 @@ class ShardManifest:
             raise ManifestError(file=file, problem="it puts a tensor into a part that it does not list")
 
 
+def is_plain_file_name(value: str) -> bool:
+    """Whether `value` names a file of a directory and leads nowhere else."""
+    return value not in ("", ".", "..") and "/" not in value and "\0" not in value
+
+
 class FieldReader:
     """Typed reading of one JSON object of a manifest; whatever does not fit is a ManifestError.
 
@@ -202,9 +207,20 @@ class FieldReader:
     def file_name(self, name: str) -> str:
         """Return a plain file name, which leads into no other directory."""
         value = self.text(name)
-        if value in ("", ".", "..") or "/" in value or "\0" in value:
+        if not is_plain_file_name(value):
             raise self.refuse(name, "a plain file name")
         return value
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """Return an object."""
+        value = self._fields.get(name)
+        if not isinstance(value, dict):
+            raise self.refuse(name, "an object")
+        return value
+
+    def within(self, name: str) -> FieldReader:
+        """Return a reader of the object `name`."""
+        return FieldReader(self.mapping(name), self._file)
 
     def rows(self, name: str) -> list[Any]:
         """Return a list."""

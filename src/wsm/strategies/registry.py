@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from wsm.strategies.errors import SourceTypeError, UnknownStrategyError
+from wsm.strategies.ipc import Ipc
 from wsm.strategies.ipc_snapshot import IpcSnapshot
 from wsm.strategies.offer import Strategy
 
 #: Every strategy, under the name that configuration and command line know it by.
-STRATEGIES: Mapping[str, Strategy] = {"ipc_snapshot": IpcSnapshot()}
+STRATEGIES: Mapping[str, Strategy] = {"ipc_snapshot": IpcSnapshot(), "ipc": Ipc()}
 
 
 def strategy_for(name: str, source: object) -> Strategy:

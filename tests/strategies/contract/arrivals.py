@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from ipc_arrival import IpcArrival
 from snapshot_arrival import SnapshotArrival
 from wrongs import Expected, Wrong
 
@@ -40,5 +41,6 @@ class Arrival(Protocol):
 
 
 ARRIVALS: Mapping[str, Callable[[Path], Arrival]] = {
+    "ipc": IpcArrival,
     "ipc_snapshot": SnapshotArrival,
 }

@@ -1,0 +1,133 @@
+"""How versions arrive in a trainer's shared memory, and what happens to it and to its metas file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from snapshot_arrival import flip
+from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
+
+from wsm.strategies import errors, share_errors
+from wsm.strategies.ipc import IpcSource
+from wsm.strategies.ipc_metas import IpcMetas
+from wsm.strategies.shared_segment import MEMORY_DIRECTORY
+from wsm.strategies.shared_tensors import SharedTensors
+
+# A trainer that is killed when the memory is half written.
+_DYING_TRAINER = """
+import os, signal, sys
+from wsm.strategies import TensorSpec
+from wsm.strategies.shared_segment import MEMORY_DIRECTORY
+from wsm.strategies.shared_tensors import SharedTensors
+spec = TensorSpec("w", "U8", (1 << 21,))
+with SharedTensors(sys.argv[1]) as shared:
+    state = {"w": (spec, bytes(spec.nbytes))}
+    shared.publish(int(sys.argv[2]), {0: state}, progress=lambda _: os.kill(os.getpid(), signal.SIGKILL))
+"""
+
+
+class IpcArrival:
+    strategy = "ipc"
+    impossible: Mapping[Wrong, str] = {}
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / "metas"
+        self._metas = self._directory / "ipc_metas_0"
+        self._shared: SharedTensors | None = None
+
+    def publish(self, version: int, state: State) -> None:
+        if self._shared is None:
+            self._shared = SharedTensors(self._directory)
+        self._shared.publish(version, {0: state, 1: make_state(seed=version + 1000)})
+
+    def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
+        if wrong is Wrong.NOTHING_THERE:
+            return Expected(share_errors.MetasNotFoundError, (str(self._metas),))
+        if wrong is Wrong.PEER_DIES:
+            command = [sys.executable, "-c", _DYING_TRAINER, str(self._directory), str(version)]
+            assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+            return Expected(share_errors.MetasNotFoundError, (str(self._metas),))
+        if wrong is Wrong.OTHER_WORLD:
+            with SharedTensors(self._directory) as shared:
+                shared.publish(version, {0: state})
+                content = self._metas.read_bytes()
+            self._metas.write_bytes(content)
+            return Expected(errors.ShardIdentityError, (str(self._metas), "world size 1", "world size 2"))
+        self.publish(version, wrong_state(state, wrong))
+        if wrong in BY_STATE:
+            return BY_STATE[wrong]
+        return getattr(self, f"_{wrong.name.lower()}")(version)
+
+    def source(self) -> IpcSource:
+        return IpcSource(self._directory, 0, device_id=0, world_size=2)
+
+    def close(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
+
+    @property
+    def _segment(self) -> Path:
+        (name,) = IpcMetas.decode(self._metas.read_bytes(), file="metas").segments
+        return Path(MEMORY_DIRECTORY) / name
+
+    def _duplicate_name(self, version: int) -> Expected:
+        text = self._metas.read_text()
+        self._metas.write_text(text.replace('"layer.0.bias"', '"steps"'))
+        return Expected(errors.ManifestError, (str(self._metas), "'steps' occurs twice"))
+
+    def _other_version(self, version: int) -> Expected:
+        self.publish(version + 1, make_state(seed=9))
+        return Expected(
+            errors.VersionMismatchError, (str(self._metas), f"version {version} ", f"version {version + 1}")
+        )
+
+    def _other_rank(self, version: int) -> Expected:
+        shutil.copy(self._directory / "ipc_metas_1", self._metas)
+        return Expected(errors.ShardIdentityError, (str(self._metas), "rank 1", "rank 0"))
+
+    def _flipped_bit(self, version: int) -> Expected:
+        segment = self._segment
+        with segment.open("r+b") as file:
+            file.seek(8000)
+            byte = file.read(1)
+            file.seek(8000)
+            file.write(bytes([byte[0] ^ 1]))
+        return Expected(errors.DigestMismatchError, (str(segment),), may_touch=True)
+
+    def _flipped_bit_in_description(self, version: int) -> Expected:
+        flip(self._metas, 200)
+        return Expected(errors.ManifestError, (str(self._metas),))
+
+    def _truncated(self, version: int) -> Expected:
+        segment = self._segment
+        os.truncate(segment, segment.stat().st_size - 1)
+        return Expected(errors.FileSizeError, (str(segment), "truncated"))
+
+    def _truncated_description(self, version: int) -> Expected:
+        os.truncate(self._metas, self._metas.stat().st_size - 9)
+        return Expected(errors.ManifestError, (str(self._metas),))
+
+    def _garbage(self, version: int) -> Expected:
+        self._metas.write_bytes(b"\x00no weights today")
+        return Expected(errors.ManifestError, (str(self._metas),))
+
+    def _empty(self, version: int) -> Expected:
+        metas = IpcMetas.decode(self._metas.read_bytes(), file="metas")
+        self._metas.write_bytes(replace(metas, tensors=(), digests={}).encode())
+        return Expected(errors.EmptySnapshotError, (str(self._metas),))
+
+    def _peer_silent(self, version: int) -> Expected:
+        self._metas.unlink()
+        os.mkfifo(self._metas)  # a reader that opened it would wait for a writer
+        return Expected(errors.NotARegularFileError, (str(self._metas),))
+
+    def _peer_endless(self, version: int) -> Expected:
+        os.truncate(self._metas, 1 << 40)
+        return Expected(errors.ManifestError, (str(self._metas), "larger than"))

@@ -1,0 +1,168 @@
+"""The metas file: what is written is read, and whatever else is there is a typed error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsm.strategies import TensorSpec
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.errors import ManifestError
+from wsm.strategies.ipc_metas import HOST, IpcMetas, TensorMeta
+from wsm.strategies.sealed_json import seal
+from wsm.strategies.tensor import ITEM_BYTES
+
+SPECS = (TensorSpec("a", "F32", (5,)), TensorSpec("b", "BF16", (3, 2)), TensorSpec("c", "I64", ()))
+DIGESTS = {spec.name: digest_of(spec.name.encode()) for spec in SPECS}
+
+
+def metas(**changes):
+    group = (shard_digest((spec, DIGESTS[spec.name]) for spec in SPECS), digest_of(b"rank 1"))
+    fields = {
+        "version": 3,
+        "rank": 0,
+        "world_size": 2,
+        "publication": "p",
+        "group": group,
+        "segments": {"wsm-ipc.x": 192},
+        "tensors": tuple(TensorMeta(spec, "wsm-ipc.x", 64 * index) for index, spec in enumerate(SPECS)),
+        "digests": DIGESTS,
+    }
+    return IpcMetas(**{**fields, **changes})
+
+
+def test_what_is_written_is_read():
+    assert IpcMetas.decode(metas().encode(), file="f") == metas()
+
+
+def test_a_meta_has_the_seven_fields_of_fastdeploy():
+    assert TensorMeta(SPECS[1], "wsm-ipc.x", 64).fields() == ["wsm-ipc.x", 64, 12, 16, [3, 2], [], -1]
+
+
+@pytest.mark.parametrize("dtype", sorted(ITEM_BYTES))
+def test_every_dtype_survives_as_a_number(dtype):
+    meta = TensorMeta(TensorSpec("t", dtype, (2, 3)), "segment", 0)
+    assert TensorMeta.of_fields("t", meta.fields(), file="f") == meta
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        ("bool", "BOOL"),
+        ("uint8", "U8"),
+        ("int8", "I8"),
+        ("int16", "I16"),
+        ("int32", "I32"),
+        ("int64", "I64"),
+        ("float16", "F16"),
+        ("bfloat16", "BF16"),
+        ("float32", "F32"),
+        ("float64", "F64"),
+    ],
+)
+def test_the_numbers_are_those_of_paddle(dtype, name):
+    paddle = pytest.importorskip("paddle")
+    tensor = paddle.zeros([2, 3], "float32").astype(dtype)
+    holder = tensor.value().get_tensor()
+    theirs = holder._share_filename(False)
+    ours = TensorMeta(TensorSpec("t", name, (2, 3)), "segment", 0).fields()
+    assert list(theirs[2:6]) == ours[2:6]
+
+
+def test_device_memory_is_named_by_a_handle_and_belongs_to_no_segment():
+    meta = TensorMeta(SPECS[0], "\x00\xff" * 32, 512, device=3)
+    read = IpcMetas.decode(metas(tensors=(meta, *metas().tensors[1:])).encode(), file="f")
+    assert read.tensors[0] == meta
+    assert read.tensors[0].device != HOST
+
+
+WRONG_METAS = {
+    "too few fields": (lambda fields: fields[:6], "7 fields"),
+    "no list": (lambda fields: "meta", "7 fields"),
+    "no handle": (lambda fields: ["", *fields[1:]], "no handle"),
+    "negative offset": (lambda fields: [fields[0], -1, *fields[2:]], "no offset"),
+    "size that dims do not take": (lambda fields: [*fields[:2], 21, *fields[3:]], "has 21 bytes"),
+    "type of no dtype": (lambda fields: [*fields[:3], 14, *fields[4:]], "the type 14"),
+    "true for a type": (lambda fields: [*fields[:3], True, *fields[4:]], "the type True"),
+    "dims that are none": (lambda fields: [*fields[:4], [-5], *fields[5:]], "the dims"),
+    "levels of detail": (lambda fields: [*fields[:5], [[0, 2]], fields[6]], "no dense tensor"),
+    "device that is none": (lambda fields: [*fields[:6], -2], "the device -2"),
+    "outside of its segment": (lambda fields: [fields[0], 180, *fields[2:]], "outside of its segment"),
+    "another segment": (lambda fields: ["other", *fields[1:]], "outside of its segment 'other'"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_METAS)
+def test_a_meta_that_is_none_is_refused_by_name(wrong):
+    change, problem = WRONG_METAS[wrong]
+    fields = json.loads(metas().encode())
+    fields["metas"]["a"] = change(fields["metas"]["a"])
+    with pytest.raises(ManifestError, match="'a'") as caught:
+        IpcMetas.decode(seal(fields), file="the file")
+    assert problem in str(caught.value)
+    assert caught.value.file == "the file"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rank": 2},
+        {"group": ["x"]},
+        {"group": "x"},
+        {"group": [1, 2]},
+        {"group": [digest_of(b"other"), digest_of(b"rank 1")]},
+        {"digests": {}},
+        {"digests": {**DIGESTS, "d": digest_of(b"")}},
+        {"digests": dict.fromkeys(DIGESTS, "no digest")},
+        {"segments": {"../x": 192}},
+        {"segments": {"wsm-ipc.x": "192"}},
+        {"segments": []},
+        {"metas": []},
+        {"version": -1},
+        {"version": 1 << 40},
+        {"layout": 2},
+        {"format": "wsm.shard-manifest"},
+    ],
+    ids=str,
+)
+def test_metas_that_contradict_themselves_are_refused(changes):
+    fields = {**json.loads(metas().encode()), **changes}
+    with pytest.raises(ManifestError):
+        IpcMetas.decode(seal(fields), file="f")
+
+
+@given(st.data())
+def test_whatever_happens_to_the_bytes_it_is_an_error_or_what_was_written(data):
+    content = bytearray(metas().encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        position = data.draw(st.integers(0, len(content) - 1))
+        content[position] ^= data.draw(st.integers(0, 255))
+    try:
+        read = IpcMetas.decode(bytes(content), file="f")
+    except ManifestError:
+        return
+    assert read == metas()
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=7) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(sorted(json.loads(metas().encode()))), _json)
+def test_a_sealed_document_with_any_field_replaced_is_an_error_or_readable(name, value):
+    with contextlib.suppress(ManifestError):
+        IpcMetas.decode(seal({**json.loads(metas().encode()), name: value}), file="f")
+
+
+@given(_json)
+def test_any_value_in_the_place_of_a_meta_is_an_error_or_a_meta(value):
+    with contextlib.suppress(ManifestError):
+        TensorMeta.of_fields("t", value, file="f")

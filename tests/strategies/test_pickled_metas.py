@@ -1,0 +1,133 @@
+"""FastDeploy's own metas files: refused unless allowed; paddle opens the memory, on a CPU for real."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wsm.strategies import MemoryTarget, TensorSpec, errors, load, share_errors
+from wsm.strategies import pickled_metas as module
+from wsm.strategies.ipc import IpcSource
+from wsm.strategies.ipc_metas import TensorMeta
+from wsm.strategies.offer import ManifestScope
+
+pytestmark = pytest.mark.paddle
+paddle = pytest.importorskip("paddle")
+
+VALUES = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4, dtype=np.int64)}
+SPECS = [TensorSpec("w", "F32", (2, 3)), TensorSpec("b", "I64", (4,))]
+
+
+@pytest.fixture
+def shared(tmp_path):
+    """A metas file of host memory as a trainer with paddle writes it; the trainer's tensors live on."""
+    tensors = {name: paddle.to_tensor(value) for name, value in VALUES.items()}
+    holders = {name: tensor.value().get_tensor() for name, tensor in tensors.items()}
+    paddle.save(
+        {name: holder._share_filename(False) for name, holder in holders.items()}, str(file(tmp_path))
+    )
+    yield tmp_path
+    del holders, tensors
+
+
+def file(directory: Path) -> Path:
+    return directory / "ipc_metas_0"
+
+
+def source(directory, **options):
+    return IpcSource(directory, 0, device_id=0, **options)
+
+
+def test_a_pickle_is_refused_unless_it_was_allowed_by_name(shared):
+    with pytest.raises(share_errors.PickledMetasRefusedError, match="allow_pickle: true") as caught:
+        load(source(shared), MemoryTarget(SPECS), name="ipc")
+    assert caught.value.file == str(file(shared))
+
+
+def test_an_allowed_pickle_is_loaded_through_paddles_own_calls(shared):
+    target = MemoryTarget(SPECS, adopting=True)
+    report = load(source(shared, allow_pickle=True), target, name="ipc")
+    assert bytes(target.readable("w")) == VALUES["w"].tobytes()
+    assert bytes(target.readable("b")) == VALUES["b"].tobytes()
+    assert (report.version, report.verified, report.adopted_bytes) == (None, 0, 0)
+    assert report.manifest_scope is ManifestScope.LOADED
+
+
+def test_its_version_is_what_version_yaml_beside_it_says(shared):
+    with pytest.raises(errors.VersionUnknownError):
+        load(source(shared, allow_pickle=True), MemoryTarget(SPECS), name="ipc", version=4)
+    (shared / "version.yaml").write_text("step: 4\n")
+    assert load(source(shared, allow_pickle=True), MemoryTarget(SPECS), name="ipc", version=4).version == 4
+    with pytest.raises(errors.VersionMismatchError):
+        load(source(shared, allow_pickle=True), MemoryTarget(SPECS), name="ipc", version=5)
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ({}, errors.EmptySnapshotError),
+        ([1, 2], errors.PickleContentError),
+        ({1: ()}, errors.PickleContentError),
+        ({"w": None}, errors.ManifestError),
+        ({"w": ("handle", 0, 24, 10, [2, 4], [], 0)}, errors.ManifestError),
+    ],
+    ids=["nothing", "a list", "a number for a name", "no meta", "dims that do not fit"],
+)
+def test_a_pickle_of_something_else_is_refused(tmp_path, content, error):
+    file(tmp_path).write_bytes(pickle.dumps(content, protocol=4))
+    with pytest.raises(error):
+        load(source(tmp_path, allow_pickle=True), MemoryTarget(SPECS), name="ipc")
+
+
+def test_cuda_handles_are_refused_by_a_build_without_cuda(tmp_path):
+    paddle.save({"w": ("h" * 64, 0, 24, 10, [2, 3], [], 0)}, str(file(tmp_path)))
+    with pytest.raises(share_errors.DeviceMetaError, match="no CUDA"):
+        load(source(tmp_path, allow_pickle=True), MemoryTarget(SPECS[:1]), name="ipc")
+
+
+class FakeCuda:
+    """paddle with `_new_shared_cuda`, which remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[object, ...]] = []
+        self.base = self
+        self.core = self
+        self.LoDTensor = self
+        self.load = paddle.load
+
+    def _new_shared_cuda(self, fields):
+        self.opened.append(fields)
+        return fields
+
+    def to_tensor(self, fields):
+        return paddle.to_tensor(VALUES["w"])
+
+
+@pytest.mark.parametrize("handle", [b"\x80\xff" * 32, "\x80\xff" * 32], ids=["bytes", "latin-1 text"])
+def test_a_cuda_handle_reaches_paddle_as_bytes_with_this_process_own_device(tmp_path, monkeypatch, handle):
+    fake = FakeCuda()
+    monkeypatch.setattr(module, "_paddle", lambda _: fake)
+    monkeypatch.setenv("FLAGS_selected_gpus", "3")
+    content = {"w": (handle, 512, 24, 10, [2, 3], [], 0)}
+    file(tmp_path).write_bytes(pickle.dumps(content, protocol=4))
+    target = MemoryTarget(SPECS[:1])
+    load(source(tmp_path, allow_pickle=True), target, name="ipc")
+    assert fake.opened == [(b"\x80\xff" * 32, 512, 24, 10, [2, 3], [], 3)]
+    assert bytes(target.readable("w")) == VALUES["w"].tobytes()
+    load(source(tmp_path, allow_pickle=True, device_index=1), target, name="ipc")
+    assert fake.opened[1][6] == 1
+
+
+def test_a_sealed_meta_of_device_memory_is_opened_the_same_way(monkeypatch):
+    fake = FakeCuda()
+    monkeypatch.setattr(module, "_paddle", lambda _: fake)
+    meta = TensorMeta(SPECS[0], "h" * 64, 0, device=2)
+    tensor = module.device_tensor(meta, "digest", "metas", device_index=0)
+    destination = bytearray(24)
+    tensor.read_into(0, memoryview(destination)[:8])
+    tensor.read_into(8, memoryview(destination)[8:])
+    assert bytes(destination) == VALUES["w"].tobytes()
+    assert len(fake.opened) == 1

@@ -1,0 +1,278 @@
+"""Shared tensors: who owns the memory, how long a reader keeps it, and what becomes of it when one dies."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wsm.strategies import MemoryTarget, TensorSpec, errors, load, share_errors
+from wsm.strategies.ipc import IpcSource
+from wsm.strategies.ipc_metas import IpcMetas
+from wsm.strategies.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment, sweep
+from wsm.strategies.shared_tensors import SharedTensors
+
+SPEC = TensorSpec("w", "F32", (1000,))
+A, B, C = ({"w": (SPEC, bytes([byte]) * SPEC.nbytes)} for byte in (1, 2, 3))
+
+# Publishes version 1 and waits to be killed.
+_TRAINER = """
+import sys
+from wsm.strategies import TensorSpec
+from wsm.strategies.shared_tensors import SharedTensors
+spec = TensorSpec("w", "F32", (1000,))
+shared = SharedTensors(sys.argv[1])
+shared.publish(1, {0: {"w": (spec, b"\\x01" * spec.nbytes)}})
+print("published", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return tmp_path / "metas"
+
+
+@pytest.fixture
+def trainer(directory):
+    with SharedTensors(directory) as shared:
+        yield shared
+
+
+@pytest.fixture
+def dead_trainer(directory):
+    """A trainer that published version 1 and was killed."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _TRAINER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout.readline() == b"published\n"
+        process.kill()
+    return process
+
+
+def source(directory, **options):
+    return IpcSource(directory, 0, device_id=0, world_size=1, **options)
+
+
+def segments_of(directory):
+    return set(IpcMetas.decode((directory / "ipc_metas_0").read_bytes(), file="metas").segments)
+
+
+def in_shared_memory():
+    return {path.name for path in Path(MEMORY_DIRECTORY).glob("wsm-ipc.*")}
+
+
+@pytest.mark.parametrize("adopt", [True, False])
+def test_memory_is_kept_where_target_and_source_allow_it_and_copied_otherwise(directory, trainer, adopt):
+    trainer.publish(1, {0: A})
+    target = MemoryTarget([SPEC], adopting=True)
+    report = load(source(directory, adopt=adopt), target, name="ipc", version=1)
+    assert bytes(target.readable("w")) == A["w"][1]
+    assert report.adopted_bytes == (SPEC.nbytes if adopt else 0)
+    assert report.verified == 1
+    assert trainer.leased() is adopt
+
+
+def test_kept_memory_is_neither_written_nor_freed_while_it_is_kept(directory, trainer):
+    trainer.publish(1, {0: A})
+    target = MemoryTarget([SPEC], adopting=True)
+    load(source(directory), target, name="ipc", version=1)
+    kept = segments_of(directory)
+    for version, state in ((2, B), (3, C), (4, B)):
+        trainer.publish(version, {0: state})
+        assert bytes(target.readable("w")) == A["w"][1]
+        assert kept.isdisjoint(segments_of(directory))
+    target.release()
+    assert not trainer.leased()
+    trainer.publish(5, {0: A})
+    assert not kept & in_shared_memory() or kept == segments_of(directory)
+
+
+def test_what_a_worker_writes_into_kept_memory_the_trainer_does_not_see(directory, trainer):
+    trainer.publish(1, {0: A})
+    worker, other = MemoryTarget([SPEC], adopting=True), MemoryTarget([SPEC])
+    load(source(directory), worker, name="ipc", version=1)
+    worker.writable("w")[:4] = b"mine"
+    load(source(directory), other, name="ipc", version=1)
+    assert bytes(other.readable("w")) == A["w"][1]
+
+
+def test_versions_alternate_between_two_segments_and_need_no_more_memory(directory, trainer):
+    created = [
+        trainer.publish(version, {0: A if version % 2 else B}).created_bytes for version in range(1, 8)
+    ]
+    assert created[0] == created[1] > 0
+    assert created[2:] == [0] * 5
+
+
+def test_a_reader_that_is_loading_holds_its_version(directory, trainer):
+    trainer.publish(1, {0: A})
+    published = []
+
+    def publish_twice(done, total):
+        if not published:
+            published.extend(trainer.publish(version, {0: state}) for version, state in ((2, B), (3, C)))
+
+    target = MemoryTarget([SPEC])
+    load(source(directory), target, name="ipc", version=1, progress=publish_twice)
+    assert len(published) == 2
+    assert bytes(target.readable("w")) == A["w"][1]
+
+
+def test_closing_takes_names_and_metas_away_and_leaves_readers_their_memory(directory):
+    with SharedTensors(directory) as shared:
+        shared.publish(1, {0: A})
+        target = MemoryTarget([SPEC], adopting=True)
+        load(source(directory), target, name="ipc", version=1)
+        names = segments_of(directory)
+    assert names.isdisjoint(in_shared_memory())
+    assert not (directory / "ipc_metas_0").exists()
+    assert bytes(target.readable("w")) == A["w"][1]
+
+
+@pytest.mark.processes
+def test_a_dead_trainers_version_is_copied_and_never_kept(directory, dead_trainer):
+    target = MemoryTarget([SPEC], adopting=True)
+    report = load(source(directory), target, name="ipc", version=1)
+    assert (report.adopted_bytes, report.verified) == (0, 1)
+    assert bytes(target.readable("w")) == A["w"][1]
+    with SharedTensors(directory) as shared:
+        shared.publish(2, {0: B})
+
+
+@pytest.mark.processes
+def test_a_dead_trainers_version_is_refused_where_orphans_are(directory, dead_trainer):
+    target = MemoryTarget([SPEC])
+    with pytest.raises(share_errors.OwnerDiedError, match="has ended") as caught:
+        load(source(directory, orphans="refuse"), target, name="ipc", version=1)
+    assert caught.value.file == str(directory / "ipc_metas_0")
+    assert list(target.held()) == []
+    with SharedTensors(directory) as shared:
+        shared.publish(2, {0: B})
+
+
+@pytest.mark.processes
+def test_the_next_trainer_sweeps_what_a_dead_one_left_when_it_has_published(directory, dead_trainer):
+    orphans = segments_of(directory)
+    with SharedTensors(directory) as shared:
+        assert orphans <= in_shared_memory()  # a rank may need to recover with it still
+        load(source(directory), MemoryTarget([SPEC]), name="ipc", version=1)
+        shared.publish(2, {0: B})
+        assert orphans.isdisjoint(in_shared_memory())
+
+
+def test_two_trainers_do_not_share_one_directory(directory, trainer):
+    with pytest.raises(errors.PublisherBusyError, match=str(directory)):
+        SharedTensors(directory)
+
+
+def test_no_room_is_an_error_before_anything_is_visible_and_the_old_version_stays(directory, trainer):
+    trainer.publish(1, {0: A})
+    huge = TensorSpec("w", "U8", (1 << 50,))
+
+    class Endless:
+        """Claims to be large; nobody can hold that much to hand over."""
+
+    with pytest.raises(share_errors.SharingRefusedError, match="--shm-size"):
+        OwnedSegment("wsm-test.", huge.nbytes)
+    assert not list(Path(MEMORY_DIRECTORY).glob("wsm-test.*"))
+    with pytest.raises(errors.TrainerTensorError):
+        trainer.publish(2, {0: {"w": Endless()}})
+    load(source(directory), MemoryTarget([SPEC]), name="ipc", version=1)
+
+
+def test_a_publication_that_is_given_up_leaves_the_version_before(directory, trainer):
+    trainer.publish(1, {0: A})
+
+    def give_up(_):
+        raise KeyboardInterrupt
+
+    for version in range(2, 5):
+        with pytest.raises(KeyboardInterrupt):
+            trainer.publish(version, {0: B}, progress=give_up)
+    target = MemoryTarget([SPEC])
+    assert load(source(directory), target, name="ipc").version == 1
+    assert bytes(target.readable("w")) == A["w"][1]
+    assert trainer.publish(5, {0: C}).created_bytes == 0
+
+
+@pytest.mark.parametrize("ranks", [[], [1], [0, 2]])
+def test_shards_that_are_not_one_per_rank_are_refused(trainer, ranks):
+    with pytest.raises(errors.IncompletePublicationError):
+        trainer.publish(1, dict.fromkeys(ranks, A))
+
+
+def test_a_withdrawn_version_is_gone(directory, trainer):
+    trainer.publish(1, {0: A})
+    trainer.withdraw()
+    with pytest.raises(share_errors.MetasNotFoundError):
+        load(source(directory), MemoryTarget([SPEC]), name="ipc")
+
+
+def test_shared_memory_that_vanished_is_named(directory, trainer):
+    trainer.publish(1, {0: A})
+    (name,) = segments_of(directory)
+    (Path(MEMORY_DIRECTORY) / name).unlink()
+    with pytest.raises(share_errors.SegmentMissingError, match=name):
+        load(source(directory), MemoryTarget([SPEC]), name="ipc")
+
+
+def test_a_link_in_the_place_of_shared_memory_is_not_followed(tmp_path):
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    with pytest.raises(share_errors.ForeignSegmentError, match="symbolic link"):
+        AttachedSegment("link", 1, referrer="metas", directory=str(tmp_path))
+
+
+def test_a_reader_meets_no_half_written_memory():
+    segment = OwnedSegment("wsm-test.", 64)
+    try:
+        assert segment.begin_writing()
+        with pytest.raises(share_errors.SegmentBusyError):
+            AttachedSegment(segment.name, 64, referrer="metas")
+        segment.end_writing()
+        reader = AttachedSegment(segment.name, 64, referrer="metas")
+        assert not segment.begin_writing()
+        reader.close()
+        assert segment.begin_writing()
+    finally:
+        segment.close()
+
+
+def test_a_lease_lasts_as_long_as_the_last_view_of_the_memory():
+    segment = OwnedSegment("wsm-test.", 4096)
+    try:
+        reader = AttachedSegment(segment.name, 4096, referrer="metas")
+        view = reader.memory()[64:128]
+        reader.close()
+        assert segment.leased()
+        assert bytes(view) == bytes(64)
+        del view
+        assert not segment.leased()
+    finally:
+        segment.close()
+
+
+@pytest.mark.processes
+def test_sweeping_spares_what_has_an_owner_or_a_reader(tmp_path):
+    program = (
+        "import os, signal; from wsm.strategies.shared_segment import OwnedSegment;"
+        "print(OwnedSegment('wsm-test-dead.', 64).name, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    dead = done.stdout.strip()
+    living = OwnedSegment("wsm-test-dead.", 64)
+    try:
+        reader = AttachedSegment(dead, 64, referrer="test")
+        assert not reader.owned()
+        assert sweep("wsm-test-dead.", frozenset()) == ()
+        reader.close()
+        assert sweep("wsm-test-dead.", frozenset({dead})) == ()
+        assert sweep("wsm-test-dead.", frozenset()) == (dead,)
+        assert (Path(MEMORY_DIRECTORY) / living.name).exists()
+    finally:
+        living.close()
