@@ -18,6 +18,7 @@ import xxhash
 import yaml
 
 from wsm.errors import BadInputError
+from wsm.strategies.source_config import ORPHANS, IpcConfig
 
 #: FastDeploy's words, as the option ``answers`` names them.
 ENGINE_WORDS = ("weights", "kv_cache", "prefix_tree")
@@ -140,6 +141,8 @@ class WsmConfig:
         How weights arrive; a name in the registry of :mod:`wsm.strategies`.
     snapshot : SnapshotConfig
         For ``ipc_snapshot``.
+    ipc : IpcConfig
+        For ``ipc``.
     deadlines : Deadlines
         What a rank waits for, and how long.
     journal_directory : str or None
@@ -156,6 +159,7 @@ class WsmConfig:
     follow: bool = True
     strategy: str = "ipc_snapshot"
     snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
+    ipc: IpcConfig = field(default_factory=IpcConfig)
     deadlines: Deadlines = field(default_factory=Deadlines)
     journal_directory: str | None = None
     engine_words: EngineWordsConfig = field(default_factory=EngineWordsConfig)
@@ -170,12 +174,16 @@ class WsmConfig:
         """
         if self.ranks < 1:
             raise ConfigurationError(where="ranks", problem=f"{self.ranks} ranks", fix="give at least 1")
-        given = len(self.snapshot.device_ids)
-        if given not in (0, self.ranks):
+        for section, ids in (("snapshot", self.snapshot.device_ids), ("ipc", self.ipc.device_ids)):
+            if len(ids) not in (0, self.ranks):
+                raise ConfigurationError(
+                    where=f"{section}: device_ids",
+                    problem=f"{len(ids)} ids for {self.ranks} ranks",
+                    fix="give one per rank, or none",
+                )
+        if self.ipc.orphans not in ORPHANS:
             raise ConfigurationError(
-                where="snapshot: device_ids",
-                problem=f"{given} ids for {self.ranks} ranks",
-                fix="give one per rank, or none",
+                where="ipc: orphans", problem=f"is {self.ipc.orphans!r}", fix="it must be copy or refuse"
             )
         parts = _connected_parts(self.ranks, self.communicators)
         if len(parts) > 1:
@@ -230,6 +238,7 @@ def config_from_mapping(content: Mapping[str, Any], *, where: str = "mapping") -
     """
     nested: dict[str, type[Any]] = {
         "snapshot": SnapshotConfig,
+        "ipc": IpcConfig,
         "deadlines": Deadlines,
         "engine_words": EngineWordsConfig,
     }

@@ -9,7 +9,13 @@ modules                               responsible for
 tensor, digest, offer                 what a tensor is, the one digest, what a strategy yields
 registry, load                        the strategies by name; the worker's entry
 apply, coverage                       the one place where bytes reach a model, and what is checked before
-ipc_snapshot                          the strategy: lookup and reader put together
+ipc_snapshot                          the strategy for files: lookup and reader put together
+ipc                                   the strategy for memory that a trainer on this host shares
+ipc_metas, pickled_metas              its metas files, ours and FastDeploy's
+shared_tensors                        its trainer's side: who owns the memory, and until when
+shared_segment, byte_leases           shared memory with one owner and leases for its readers
+observer, copying                     who follows a load; copying and digesting in one pass
+source_config                         what a configuration says about each source
 snapshot_source, snapshot_names       where to look, and what files are called
 snapshot_lookup, snapshot_files       in which directory a shard lies, and in which files
 snapshot_directory, device_id         a directory held open; the device id in the names
@@ -23,6 +29,7 @@ convert, paddle_state                 pickles turned into safetensors, by those 
 ====================================  ====================================================================
 """
 
+from wsm.strategies.ipc import IpcSource
 from wsm.strategies.load import LoadReport, Preview, inspect, load
 from wsm.strategies.manifest import ShardManifest
 from wsm.strategies.memory_target import MemoryTarget
@@ -30,6 +37,7 @@ from wsm.strategies.offer import ManifestScope
 from wsm.strategies.publish import PublishReport, publish_snapshot
 from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.retention import Retention
+from wsm.strategies.shared_tensors import SharedReport, SharedTensors
 from wsm.strategies.snapshot_source import SnapshotSource
 from wsm.strategies.staged_version import StagedVersion
 from wsm.strategies.tensor import TensorSpec, WeightTarget
@@ -39,6 +47,7 @@ from wsm.strategies.version_manifest import VersionManifest
 __all__ = [
     "MAX_VERSION",
     "STRATEGIES",
+    "IpcSource",
     "LoadReport",
     "ManifestScope",
     "MemoryTarget",
@@ -46,6 +55,8 @@ __all__ = [
     "PublishReport",
     "Retention",
     "ShardManifest",
+    "SharedReport",
+    "SharedTensors",
     "SnapshotSource",
     "StagedVersion",
     "TensorSpec",

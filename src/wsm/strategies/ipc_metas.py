@@ -151,7 +151,7 @@ class IpcMetas:
     segments : Mapping of str to int
         Segments of host memory and their bytes.
     tensors : tuple of TensorMeta
-        The tensors.
+        The tensors, in the order in which they lie in memory.
     digests : Mapping of str to str
         xxh3-128 of every tensor's bytes.
     """
@@ -214,7 +214,12 @@ class IpcMetas:
             publication=reader.text("publication"),
             group=tuple(_group(reader)),
             segments=_segments(reader, file),
-            tensors=tuple(TensorMeta.of_fields(name, rows[name], file=file) for name in rows),
+            tensors=tuple(
+                sorted(
+                    (TensorMeta.of_fields(name, rows[name], file=file) for name in rows),
+                    key=lambda meta: (meta.handle, meta.offset),
+                )
+            ),
             digests={name: digests.digest(name) for name in reader.mapping("digests")},
         )
         found._check(file)

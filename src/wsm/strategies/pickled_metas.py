@@ -95,8 +95,6 @@ class PickledMetas:
             # paddle's meta of host memory: name, descriptor (-1), size, type, dims, lod, by descriptor
             meta = TensorMeta.of_fields(name, [fields[0], 0, *fields[2:6], HOST], file=self.path)
             return _offered(meta.spec, self.path, partial(_open_on_host, tuple(fields)))
-        if isinstance(fields, (list, tuple)) and fields and isinstance(fields[0], bytes):
-            fields = [fields[0].decode("latin-1"), *fields[1:]]
         meta = TensorMeta.of_fields(name, fields, file=self.path)
         return _offered(meta.spec, self.path, partial(_open_on_device, meta, self.path, device_index))
 

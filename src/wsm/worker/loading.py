@@ -14,19 +14,19 @@ from wsm.config import WsmConfig
 from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.load import inspect, load
 from wsm.strategies.registry import STRATEGIES
-from wsm.strategies.snapshot_source import SnapshotSource
 from wsm.strategies.tensor import WeightTarget
 from wsm.strategies.version_file import MAX_VERSION
 from wsm.worker.announced import FINDER, Find
 from wsm.worker.errors import OtherVersionError, UnversionedWeightsError
 from wsm.worker.execution import Load
+from wsm.worker.sources import source_for
 
 
 def load_function(config: WsmConfig) -> Load:
     """Return ``load(context, target) -> facts`` for the configured strategy.
 
     The facts are ``version``, ``manifest_digest``, ``manifest_scope``, ``digest``, ``bytes``, ``tensors``,
-    ``files``, ``load_s`` and ``peak_extra_bytes``.
+    ``files``, ``load_s``, ``peak_extra_bytes`` and ``adopted_bytes``.
 
     Raises
     ------
@@ -36,8 +36,8 @@ def load_function(config: WsmConfig) -> Load:
     if config.strategy not in STRATEGIES:
         raise UnknownStrategyError(name=config.strategy, known=sorted(STRATEGIES))
 
-    def load_snapshot(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
-        source = _source(config, context.rank)
+    def load_version(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
+        source = source_for(config, context.rank)
         if context.version is None:
             _announced(source, config.strategy)
         report = load(
@@ -58,9 +58,10 @@ def load_function(config: WsmConfig) -> Load:
             "files": list(report.files),
             "load_s": report.seconds,
             "peak_extra_bytes": report.peak_extra_bytes,
+            "adopted_bytes": report.adopted_bytes,
         }
 
-    return load_snapshot
+    return load_version
 
 
 def find_function(config: WsmConfig) -> Find:
@@ -69,7 +70,7 @@ def find_function(config: WsmConfig) -> Find:
     Raises (when it is called) :class:`wsm.worker.errors.UnversionedWeightsError` if nothing there says which
     version it is, and other errors of :func:`wsm.strategies.load.inspect`.
     """
-    return lambda: _announced(_source(config, FINDER), config.strategy)
+    return lambda: _announced(source_for(config, FINDER), config.strategy)
 
 
 def proven(load_version: Load) -> Load:
@@ -89,19 +90,7 @@ def proven(load_version: Load) -> Load:
     return load_and_check
 
 
-def _source(config: WsmConfig, rank: int) -> SnapshotSource:
-    snapshot = config.snapshot
-    return SnapshotSource(
-        snapshot.directory,
-        rank=rank,
-        device_id=snapshot.device_ids[rank] if snapshot.device_ids else None,
-        world_size=config.ranks,
-        shared_directory=snapshot.shared_directory,
-        allow_pickle=snapshot.allow_pickle,
-    )
-
-
-def _announced(source: SnapshotSource, strategy: str) -> int:
+def _announced(source: object, strategy: str) -> int:
     """Refuse weights that nobody can name, before the first byte of them is applied."""
     preview = inspect(source, name=strategy)
     if preview.version is None:

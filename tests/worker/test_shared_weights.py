@@ -1,0 +1,64 @@
+"""A group whose weights arrive in a trainer's shared memory: real ranks, the same guarantees."""
+
+from __future__ import annotations
+
+import pytest
+from living_group import shard_of
+
+from wsm import Outcome
+from wsm.errors import WsmError
+from wsm.strategies import SharedTensors
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def group(make_group, tmp_path):
+    return make_group(config={"strategy": "ipc", "ipc": {"directory": str(tmp_path / "metas")}}, load=0.5)
+
+
+@pytest.fixture
+def publish(group, tmp_path):
+    with SharedTensors(tmp_path / "metas") as shared:
+
+        def publish_version(version, seed=""):
+            shards = {rank: shard_of(version, rank, seed) for rank in range(group.ranks)}
+            group.published[version] = shared.publish(version, shards)
+
+        yield publish_version
+
+
+def test_a_group_is_updated_from_shared_memory_and_serves_what_was_shared(group, publish):
+    publish(1)
+    group.start()
+    with group.controller() as controller:
+        controller.update(1)
+        group.await_steps()
+        for version in range(2, 6):
+            if version % 2:
+                assert controller.clear().outcome is Outcome.CLEARED
+            publish(version)
+            receipt = controller.update(version)
+            assert receipt.version == version
+            assert receipt.manifest_digest == group.published[version].manifest_digest
+            assert {r.rank: r.digest for r in receipt.ranks} == group.published[version].digests
+            group.await_steps()
+        assert controller.update().version == 5  # whichever is shared
+    group.stop()
+    group.assert_steps_are_pure([1, 2, 3, 4, 5])
+    group.assert_journals_are_possible()
+
+
+def test_a_version_that_is_not_shared_changes_nothing_and_the_error_names_the_file(group, publish, tmp_path):
+    publish(1)
+    group.start()
+    with group.controller() as controller:
+        controller.update(1)
+        with pytest.raises(WsmError, match=r"ipc_metas_0.* holds version 1"):
+            controller.update(2)
+        group.await_steps()
+        publish(2)
+        controller.update(2)
+        group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
