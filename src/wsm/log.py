@@ -31,6 +31,8 @@ ACTION_FINISHED: Final = "action.finished"
 ACTION_FAILED: Final = "action.failed"
 ACTION_UNDONE: Final = "action.undone"
 
+ACTION_OVERDUE: Final = "action.overdue"
+
 STEP_BROKEN: Final = "step.broken"
 DEADLINE_EXPIRED: Final = "deadline.expired"
 
@@ -52,6 +54,7 @@ SHARED_MEMORY_ORPHANED: Final = "shared_memory.orphaned"
 
 GROUP_STARTED: Final = "group.started"
 GROUP_STOPPED: Final = "group.stopped"
+RANK_LOST: Final = "rank.lost"
 RANK_STOPPED: Final = "rank.stopped"
 LOAD_ENDED: Final = "load.ended"
 CLIENT_GONE: Final = "client.gone"

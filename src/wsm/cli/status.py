@@ -95,6 +95,6 @@ def _watch(name: str, every_s: float, *, as_json: bool) -> None:
             with known_group(name), _attached(name) as group:
                 while not group.segment.inode_changed():
                     watches = group.watches()
-                    now = read_status(group)
+                    now = read_status(group).without_times()
                     screen.show(json.dumps(now.to_mapping()) if as_json else group_text(now))
                     group.wait(watches, every_s)

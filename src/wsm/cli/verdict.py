@@ -34,6 +34,17 @@ def _dead(status: GroupStatus) -> str | None:
     return f"{_names(dead)} {_verb(dead, 'is', 'are')} dead, and the group needs every rank; start it again"
 
 
+def _stopped(status: GroupStatus) -> str | None:
+    stopped = [rank for rank in status.ranks if rank.life == "stopped"]
+    if not stopped:
+        return None
+    pids = ", ".join(str(rank.pid) for rank in stopped)
+    return (
+        f"the process of {_names(stopped)} is stopped, and the group waits for it; continue it "
+        f"(kill -CONT {pids}), or kill it and start the group again"
+    )
+
+
 def _under_way(status: GroupStatus) -> str | None:
     if status.over:
         return None
@@ -87,6 +98,7 @@ def _mixed(status: GroupStatus) -> str | None:
 _RULES: Sequence[Callable[[GroupStatus], str | None]] = (
     _dead,
     _absent,
+    _stopped,
     _under_way,
     _broken,
     _serving,
@@ -107,7 +119,9 @@ def _has_answered(rank: RankStatus, status: GroupStatus) -> bool:
 def _doing(rank: RankStatus, status: GroupStatus) -> str:
     if not _has_answered(rank, status):
         return "(has not answered)"
-    return f"({rank.code} {rank.action})" if rank.code == "RUNNING" else f"({rank.code})"
+    where = rank.doing or (f"action {rank.action}" if rank.code == "RUNNING" else "")
+    since = f" for {rank.since_s:.1f} s" if rank.since_s is not None else ""
+    return f"({' '.join(filter(None, (rank.code, where)))}{since})"
 
 
 def _names(ranks: Sequence[RankStatus]) -> str:

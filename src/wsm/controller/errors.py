@@ -57,6 +57,48 @@ class RankFailedError(GroupError):
         )
 
 
+class ActionOverdueError(RankFailedError):
+    """A rank was in an action for longer than it may be; the command was aborted because of that."""
+
+    def __init__(
+        self,
+        *,
+        request_id: str,
+        operation: str,
+        rank: int,
+        action: str,
+        seconds: float,
+        deadline_s: float,
+        stopped: bool,
+        waiting: Mapping[int, str],
+        remote_traceback: str,
+        others: Mapping[int, str],
+        group: str,
+    ) -> None:
+        state = "; its process is stopped, continue or kill it" if stopped else ""
+        also = "".join(f"; rank {other} {what}" for other, what in others.items())
+        waits = ", ".join(f"rank {other} {what}" for other, what in waiting.items()) or "nobody"
+        cause = f"{seconds:.1f} s in {action}, whose deadline is {deadline_s:.3g} s"
+        GroupError.__init__(
+            self,
+            f"{operation} was aborted because rank {rank} was {cause}{state}{also}; "
+            f"waiting for it: {waits} [{group}]",
+            request_id=request_id,
+            operation=operation,
+            rank=rank,
+            action=action,
+            error="ActionOverdueError",
+            cause=cause,
+            seconds=seconds,
+            deadline_s=deadline_s,
+            stopped=stopped,
+            waiting=dict(waiting),
+            remote_traceback=remote_traceback,
+            others=dict(others),
+            group=group,
+        )
+
+
 class CommandTimeoutError(GroupError):
     """The caller's patience ended before anything was decided; the command was aborted."""
 

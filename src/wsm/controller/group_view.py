@@ -7,16 +7,27 @@ controller role. Knows no states.
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
 from wsm.declared_plans import PLANS_KIND, DeclaredPlans
 from wsm.protocol.view import View
 from wsm.report import FailureReport, RankReport
+from wsm.signals.alarm import Alarm
+from wsm.signals.death_watch import DeathWatch
 from wsm.signals.errors import SlotReusedError
 from wsm.signals.liveness import Life, Liveness
+from wsm.signals.presence import Presence, read_presence
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import Watch, wait, wake
 from wsm.signals.word import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
+
+
+class Watches(NamedTuple):
+    """What was seen before a wait."""
+
+    words: list[Watch]
+    rings: int
 
 
 class GroupView:
@@ -33,6 +44,9 @@ class GroupView:
         self._layout = segment.layout
         self._liveness = Liveness(segment)
         self._watching = threading.Lock()  # a transaction's thread and callers of status() look at once
+        self._plans: dict[bytes, DeclaredPlans] = {}  # equal on most ranks, and in every epoch
+        self._alarm = Alarm()
+        self._deaths: DeathWatch | None = None
 
     @property
     def participants(self) -> int:
@@ -49,19 +63,40 @@ class GroupView:
             CommittedWord.unpack(words[layout.committed]),
         )
 
-    def watches(self) -> list[Watch]:
+    def watches(self) -> Watches:
         """Say what the statuses are now, for a later :meth:`wait`; to be taken before the view is read."""
         words = self.segment.words
-        return [Watch(index, high=False, seen=words[index]) for index in self._layout.status]
+        seen = [Watch(index, high=False, seen=words[index]) for index in self._layout.status]
+        return Watches(seen, self._alarm.rings)
 
-    def wait(self, watches: list[Watch], timeout_s: float) -> bool:
-        """Wait until a status differs from what was seen; blocks up to `timeout_s` seconds."""
-        return wait(self.segment, watches, timeout_s)
+    def wait(self, watches: Watches, timeout_s: float) -> bool:
+        """Wait until a status differs from what was seen, or it rang; blocks up to `timeout_s` seconds."""
+        return wait(self.segment, watches.words, timeout_s, alarm=self._alarm, heard=watches.rings)
+
+    def watch_deaths(self) -> None:
+        """From now on let the death of a participant end :meth:`wait`. Cheap if it does so already."""
+        with self._watching:
+            if self._deaths is None:
+                self._deaths = DeathWatch(self._liveness, range(self.participants), self._alarm.ring)
+            self._deaths.refresh()
+
+    def ring(self) -> None:
+        """End a wait of another thread: something outside the words has changed."""
+        self._alarm.ring()
 
     def life(self, participant: int) -> Life:
         """Whether the participant's process lives now."""
         with self._watching:
             return self._liveness.look(participant)
+
+    def stopped(self, participant: int) -> bool:
+        """Whether the participant's process lives and is stopped (SIGSTOP, a debugger). Reads ``/proc``."""
+        with self._watching:
+            return self._liveness.is_stopped(participant)
+
+    def presence(self, participant: int) -> Presence:
+        """Read what the participant is doing, and since when."""
+        return read_presence(self.segment.words, self._layout.heartbeat[participant])
 
     def pid(self, participant: int) -> int | None:
         """Pid of the process that stands or stood there; None if nobody did."""
@@ -116,7 +151,11 @@ class GroupView:
             If another build of wsm wrote them.
         """
         data = self.segment.plans(rank).read(epoch, 0, PLANS_KIND)
-        return None if data is None else DeclaredPlans.from_bytes(data)
+        if data is None:
+            return None
+        if data not in self._plans:
+            self._plans = {**self._plans, data: DeclaredPlans.from_bytes(data)}
+        return self._plans[data]
 
     def report(self, rank: int, command: CommandWord, code: StatusCode) -> RankReport | None:
         """Read what a rank reported when it reached `code`; None if it is not there."""
@@ -134,4 +173,6 @@ class GroupView:
     def close(self) -> None:
         """Let go of the processes that are watched."""
         with self._watching:
+            if self._deaths is not None:
+                self._deaths.close()
             self._liveness.close()

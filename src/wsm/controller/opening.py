@@ -29,6 +29,9 @@ from wsm.protocol.view import View
 from wsm.signals.word import Operation
 from wsm.states.vocabulary import WeightState
 
+#: Seconds that a command which a dead controller left open may take to settle where the caller has no time.
+TAKEOVER_S = 1.0
+
 
 class Opening:
     """Begins commands to one group.
@@ -56,7 +59,7 @@ class Opening:
             ending.callback(self._access.end_use)
             role = self._access.role.acquire(order.wait_s)
             ending.callback(role.release)
-            self._complete_inherited(order.settle_s)
+            self._complete_inherited(min(order.settle_s, max(order.wait_s, TAKEOVER_S)))
             view, state = self._admit(order.operation)
             request_id = order.arguments.request_id
             if order.still_wanted is not None and not order.still_wanted():

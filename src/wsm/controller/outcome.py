@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from wsm.controller.activity import Hang, doing
 from wsm.controller.errors import (
+    ActionOverdueError,
     CommandRefusedError,
     CommandTimeoutError,
     ManifestMismatchError,
@@ -64,22 +67,50 @@ def version(group: GroupView, command: CommandWord) -> int | None:
     return None
 
 
-def late(view: View) -> dict[int, str]:
+@dataclass(frozen=True)
+class Situation:
+    """What a controller saw of the ranks when it decided, or gave waiting up.
+
+    Parameters
+    ----------
+    late : mapping of int to str
+        What those were doing whom the others waited for.
+    doing : mapping of int to str
+        What everybody was doing.
+    lost : tuple of int
+        Whose processes were gone.
+    hangs : tuple of Hang
+        Who had been in an action for longer than it may take.
+    deadline_s : float
+        Of the command, in seconds.
+    gave_up : bool
+        Whether the caller gave up.
+    """
+
+    late: Mapping[int, str] = field(default_factory=dict)
+    doing: Mapping[int, str] = field(default_factory=dict)
+    lost: tuple[int, ...] = ()
+    hangs: tuple[Hang, ...] = ()
+    deadline_s: float = 0.0
+    gave_up: bool = False
+
+
+def late(group: GroupView, view: View) -> dict[int, str]:
     """Say what those are doing whom the others wait for: of all who are not done, the least advanced."""
     waiting = waiting_on(view)
     least = min((_progress(status) for status in waiting.values()), default=None)
-    return {rank: _doing(status) for rank, status in waiting.items() if _progress(status) == least}
+    return {
+        rank: doing(group, rank, status) for rank, status in waiting.items() if _progress(status) == least
+    }
+
+
+def doings(group: GroupView, view: View) -> dict[int, str]:
+    """Say what every rank that is not done with the command is doing."""
+    return {rank: doing(group, rank, status) for rank, status in waiting_on(view).items()}
 
 
 def _progress(status: StatusWord | None) -> tuple[int, ...]:
     return (-1,) if status is None else (status.code, status.action, status.ready)
-
-
-def _doing(status: StatusWord | None) -> str:
-    if status is None:
-        return "has not answered"
-    where = f" (action {status.action} of its plan)" if status.code is StatusCode.RUNNING else ""
-    return f"is {status.code.name.lower()}{where}"
 
 
 def aborted(
@@ -88,10 +119,7 @@ def aborted(
     *,
     request_id: str,
     operation: str,
-    late_then: dict[int, str],
-    lost: Sequence[int],
-    deadline_s: float,
-    gave_up: bool,
+    then: Situation,
 ) -> WsmError:
     """Return the error for a command that was aborted, naming the first cause that is no echo of another."""
     now = read_status(group).sentence()
@@ -100,8 +128,11 @@ def aborted(
     found.sort(key=lambda cause: cause[0].error in _ECHOES)
     if found and found[0][0].error in _ECHOES:
         found = []  # no rank failed of itself: the controller had decided before
-    if lost:
-        return RankLostError(operation=operation, ranks=lost, group=now)
+    if then.lost:
+        return RankLostError(operation=operation, ranks=then.lost, group=now)
+    if then.hangs:
+        reported = {failure.rank: failure for failure, _ in (cause for _, cause in causes if cause)}
+        return _overdue(then, reported, request_id=request_id, operation=operation, now=now)
     if found:
         failure, refused = found[0]
         if refused:
@@ -132,8 +163,31 @@ def aborted(
     return CommandTimeoutError(
         request_id=request_id,
         operation=operation,
-        deadline_s=deadline_s,
-        gave_up=gave_up,
-        waiting=late_then,
+        deadline_s=then.deadline_s,
+        gave_up=then.gave_up,
+        waiting=then.late,
+        group=now,
+    )
+
+
+def _overdue(
+    then: Situation, reported: Mapping[int, FailureReport], *, request_id: str, operation: str, now: str
+) -> ActionOverdueError:
+    """Name the rank that was in an action for longest, and those that waited for it."""
+    hang = max(then.hangs, key=lambda one: (one.stopped, one.seconds))
+    own = reported.get(hang.rank)
+    late_too = {one.rank: f"is in {one.action}, too" for one in then.hangs if one is not hang}
+    waiting = {rank: what for rank, what in then.doing.items() if rank not in (hang.rank, *late_too)}
+    return ActionOverdueError(
+        request_id=request_id,
+        operation=operation,
+        rank=hang.rank,
+        action=hang.action,
+        seconds=hang.seconds,
+        deadline_s=hang.deadline_s,
+        stopped=hang.stopped,
+        waiting=waiting,
+        remote_traceback="" if own is None else own.traceback,
+        others=late_too,
         group=now,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from wsm.controller.activity import action_inside
 from wsm.controller.group_view import GroupView
 from wsm.protocol.decide import is_over
 from wsm.signals.lock import ControllerRole
@@ -22,7 +24,7 @@ class RankStatus:
     rank : int
         Who; helpers follow the ranks.
     life : str
-        ``alive`` (running or stopped), ``dead`` or ``never``.
+        ``alive``, ``stopped`` (by SIGSTOP or a debugger), ``dead`` or ``never``.
     pid : int or None
         Of the process that stands or stood there.
     weights, kv : str
@@ -39,6 +41,10 @@ class RankStatus:
         The last step that it entered.
     heartbeat : int
         A counter that grows with every turn that is not the quiet path.
+    doing : str or None
+        The action that it is inside of.
+    since_s : float or None
+        Seconds since it said `code`; None where it never said when.
     """
 
     rank: int
@@ -53,6 +59,8 @@ class RankStatus:
     step_kind: str
     step: int
     heartbeat: int
+    doing: str | None = None
+    since_s: float | None = None
 
     @property
     def serving(self) -> bool:
@@ -129,6 +137,10 @@ class GroupStatus:
         """Return plain values, ready for JSON."""
         return {**asdict(self), "serving": self.serving, "state": self.state}
 
+    def without_times(self) -> GroupStatus:
+        """Return it without what changes by itself as time passes."""
+        return replace(self, ranks=tuple(replace(rank, since_s=None, heartbeat=0) for rank in self.ranks))
+
     def sentence(self) -> str:
         """Say in a few words what the group holds; what errors quote."""
         held = f"serves version {self.version}" if self.serving else f"is {self.state}, and does not serve"
@@ -139,14 +151,17 @@ class GroupStatus:
 def read_status(group: GroupView) -> GroupStatus:
     """Read what a group is doing now. Does not block."""
     segment, view = group.segment, group.view()
+    now_ns = time.monotonic_ns()
     ranks = []
     for index, status in enumerate(view.statuses):
         step = view.steps[index] if index < len(view.steps) else None
         joined = status.epoch != 0  # a word that nobody has written yet names no state
+        presence = group.presence(index)
+        inside = action_inside(group, index, status.epoch)
         ranks.append(
             RankStatus(
                 rank=index,
-                life=group.life(index).value,
+                life="stopped" if group.stopped(index) else group.life(index).value,
                 pid=group.pid(index),
                 weights=WeightState(status.weights if joined else WeightState.CLEARED).name,
                 kv=KVState(status.kv if joined else KVState.CLEARED).name,
@@ -156,7 +171,9 @@ def read_status(group: GroupView) -> GroupStatus:
                 action=status.action,
                 step_kind=step.kind.name.lower() if step is not None else "none",
                 step=step.step if step is not None else 0,
-                heartbeat=segment.words[segment.layout.heartbeat[index]],
+                heartbeat=presence.heartbeat,
+                doing=None if inside is None else inside.name,
+                since_s=max(now_ns - presence.told_at_ns, 0) / 1e9 if presence.told_at_ns else None,
             )
         )
     owner = segment.owner

@@ -7,13 +7,16 @@ Whoever calls it holds the controller role; which thread that is, is :mod:`.driv
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from wsm import log
 from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.controller import outcome
+from wsm.controller.company import LOOK_S, Company
 from wsm.controller.errors import EpochEndedError, UnsettledError
 from wsm.controller.group_view import GroupView
+from wsm.controller.outcome import Situation
 from wsm.controller.status import read_status
 from wsm.errors import WsmError
 from wsm.protocol import decide
@@ -22,16 +25,8 @@ from wsm.receipt import Outcome, Receipt
 from wsm.report import ReportFormatError
 from wsm.signals.word import CommandWord, Operation, StatusCode
 
-#: Longest time between two looks at whether a process died, in seconds.
-LOOK_S = 0.02
-
 #: How long a decided command may take to be over on every rank before the caller is told, in seconds.
 SETTLE_S = 30.0
-
-#: How long the living may take to stop once another rank is dead, before the caller is told, in seconds.
-LOST_S = 1.0
-
-_STOPPED = frozenset((StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED))
 
 
 class Transaction:
@@ -81,9 +76,10 @@ class Transaction:
         self._given_up = given_up or threading.Event()
         self._fallback = fallback
         self._gave_up = False
-        self._late: dict[int, str] = {}
-        self._lost: list[int] = []
         self._unusable: ReportFormatError | None = None
+        self._is_inherited = False
+        self._company = Company(group, command, clock)
+        self._situation = Situation()
         self._log = log.logger(
             "controller", epoch=command.epoch, sequence=command.sequence, request_id=arguments.request_id
         )
@@ -101,6 +97,7 @@ class Transaction:
     def give_up(self) -> None:
         """Abort the command if nothing is decided yet. Does not block; safe for threads."""
         self._given_up.set()
+        self._group.ring()
 
     def drive(self) -> Receipt:
         """Bring the command to its end. Blocks up to its deadline and the settle time.
@@ -119,6 +116,7 @@ class Transaction:
         An undecided one is committed if every rank is PREPARED, else aborted. Blocks up to the settle
         time. How it ends is for its own caller, who is dead; it is logged.
         """
+        self._is_inherited = True
         self.give_up()
         try:
             self._drive()
@@ -143,6 +141,7 @@ class Transaction:
                 self._decided_ns = self._clock.monotonic_ns()  # by a controller that is dead
             if decide.is_over(view):
                 break
+            self._company.look(view)
             if not self._write_what_follows(view):
                 self._raise_if_stuck(view)
                 self._group.wait(watches, self._patience_s())
@@ -169,7 +168,8 @@ class Transaction:
         word = decide.decision(view, agree=agree, give_up=give_up)
         if word is None:
             return False
-        self._late = outcome.late(view)
+        if word.is_abort:
+            self._situation = self._seen(view)
         self._decided_ns = self._clock.monotonic_ns()
         self._log.info(log.COMMAND_DECIDED, decision=word.name)
         self._group.write_command(decide.decided(view, word))
@@ -187,39 +187,49 @@ class Transaction:
     def _must_give_up(self) -> bool:
         if self._decided_ns is not None:
             return False
-        self._lost = self._group.lost()
         self._gave_up = self._given_up.is_set()
-        return bool(self._lost) or self._gave_up or self._elapsed_s(self._began_ns) > self._deadline_s
+        troubled = self._company.lost or self._company.hangs
+        return bool(troubled) or self._gave_up or self._elapsed_s(self._began_ns) > self._deadline_s
+
+    def _seen(self, view: View) -> Situation:
+        """Keep what there is to be said of the ranks now, for the error that may come of it."""
+        company = self._company
+        return Situation(
+            late=outcome.late(self._group, view),
+            doing=outcome.doings(self._group, view),
+            lost=tuple(company.lost),
+            hangs=tuple(company.hangs),
+            deadline_s=self._deadline_s,
+            gave_up=self._gave_up,
+        )
 
     def _raise_if_stuck(self, view: View) -> None:
         """End the wait for ranks that will not answer; what was decided stays decided."""
         if self._decided_ns is None:
             return
         waited = self._elapsed_s(self._decided_ns)
-        waiting = decide.waiting_on(view)
-        lost = [rank for rank in self._group.lost() if rank in waiting]
-        # After an abort the living stand stopped until the dead have stopped too, which they never will.
-        only_lost = lost and all(
-            rank in lost or (status is not None and status.code in _STOPPED)
-            for rank, status in waiting.items()
-        )
-        # Nor do those come back who wait for the dead inside a step.
-        patience_s = min(LOST_S, self._settle_s) if lost else self._settle_s
-        if not only_lost and waited <= patience_s:
+        # Who takes a command back wants it settled; who was told that it failed wants to know by whom.
+        patient = self._gave_up and not self._is_inherited
+        if not self._company.is_hopeless(view, waited_s=waited, settle_s=self._settle_s, patient=patient):
             return
-        self._lost = lost
+        waiting = decide.waiting_on(view)
+        lost = tuple(rank for rank in self._company.lost if rank in waiting)
+        self._situation = replace(
+            self._situation, lost=lost, hangs=self._situation.hangs or tuple(self._company.hangs)
+        )
         if lost or view.command.operation.is_abort:
             raise self._aborted()
         raise UnsettledError(
             request_id=self._arguments.request_id,
             decision=view.command.operation.name,
-            waiting=outcome.late(view),
+            waiting=outcome.late(self._group, view),
             waited_s=waited,
         )
 
     def _patience_s(self) -> float:
-        left = self._deadline_s - self._elapsed_s(self._began_ns)
-        return max(min(LOOK_S, left if self._decided_ns is None else LOOK_S), 0.0005)
+        undecided = self._decided_ns is None
+        left_s = self._deadline_s - self._elapsed_s(self._began_ns) if undecided else LOOK_S
+        return self._company.wait_s(left_s)
 
     def _aborted(self) -> Exception:
         if self._unusable is not None:
@@ -230,10 +240,7 @@ class Transaction:
             self._command,
             request_id=self._arguments.request_id,
             operation=self._command.operation.name.lower().replace("_", " "),
-            late_then=self._late,
-            lost=self._lost,
-            deadline_s=self._deadline_s,
-            gave_up=self._gave_up,
+            then=self._situation,
         )
         self._log.error(log.COMMAND_FAILED, error=str(error))
         return error

@@ -17,6 +17,7 @@ from typing import NamedTuple
 _RECORD = struct.Struct("<3Q")
 _PRESENT = 1
 _GONE_STATES = frozenset("ZXx")
+_STOPPED_STATES = frozenset("Tt")
 
 
 class ProcessIdentity(NamedTuple):
@@ -45,6 +46,12 @@ class ProcessIdentity(NamedTuple):
     def is_known_alive(self) -> bool:
         """Whether this very process surely lives; false also where that cannot be seen from here."""
         return self.is_visible and start_time_of(self.pid) == self.start_time
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether this very process lives and is stopped: by SIGSTOP, a terminal, or a debugger."""
+        fields = _stat_of(self.pid) if self.is_visible else None
+        return fields is not None and fields[0] in _STOPPED_STATES and int(fields[19]) == self.start_time
 
 
 #: Stands for a record that is being written, or was torn by the death of its writer.
@@ -80,13 +87,18 @@ def read_occupant(words: memoryview[int], index: int) -> Occupant | None:
 
 def start_time_of(pid: int) -> int | None:
     """Start time of the process in clock ticks since boot; None if it is gone, a zombie, or hidden."""
+    fields = _stat_of(pid)
+    return None if fields is None or fields[0] in _GONE_STATES else int(fields[19])
+
+
+def _stat_of(pid: int) -> list[str] | None:
+    """Fields of the process' line in ``/proc`` from the third on, its state; None if it is not to be had."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
     except OSError:
         return None
     # The second field is the command in parentheses and may hold spaces and parentheses itself.
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in _GONE_STATES else int(fields[19])
+    return stat.rpartition(")")[2].split() or None
 
 
 @functools.cache

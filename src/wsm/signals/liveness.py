@@ -157,6 +157,19 @@ class Liveness:
             watched = self._watch(participant)
         return watched.occupant.identity.pid or None if watched is not None else None
 
+    def identity(self, participant: int) -> ProcessIdentity | None:
+        """Who stands there now, dead or alive; None if nobody ever did, or it left in good order."""
+        with self._mutex:
+            watched = self._watch(participant)
+        if watched is None or not watched.occupant.present:
+            return None
+        return watched.occupant.identity
+
+    def is_stopped(self, participant: int) -> bool:
+        """Whether the process that stands there lives and is stopped; False where that cannot be seen."""
+        identity = self.identity(participant)
+        return identity is not None and identity.is_stopped
+
     def close(self) -> None:
         """Close the descriptors."""
         with self._mutex:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wsm.signals import futex
+from wsm.signals.alarm import Alarm
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.layout import WORD_BYTES
 from wsm.signals.segment import Segment
@@ -67,6 +68,8 @@ def wait(
     *,
     mode: WaitMode | None = None,
     cancelled: Callable[[], bool] = bool,
+    alarm: Alarm | None = None,
+    heard: int = 0,
 ) -> bool:
     """Block until a word differs from what was seen, or until the time is up.
 
@@ -82,11 +85,16 @@ def wait(
         None for the best one.
     cancelled : callable
         Asked after every wake-up, with or without a change; true ends the wait.
+    alarm : Alarm or None
+        Ends the wait too, once it has rung more often than `heard`.
+    heard : int
+        How often it had rung before the words were read.
 
     Returns
     -------
     bool
-        True if a word differs now, in any of its 64 bits; False if the time was up or it was cancelled.
+        True if a word differs now, in any of its 64 bits, or the alarm rang; False if the time was up or it
+        was cancelled.
 
     Raises
     ------
@@ -95,9 +103,11 @@ def wait(
     """
     how = mode or best_mode()
     # Where the kernel does not watch all of the words, somebody has to look again.
-    watches_all = how is WaitMode.ANY and 0 < len(watches) <= futex.MAX_WAITERS
+    waiters = len(watches) + (alarm is not None)
+    watches_all = how is WaitMode.ANY and 0 < waiters <= futex.MAX_WAITERS
     cap = math.inf if watches_all else _CAP_S
     pause = _SHORTEST_SLEEP_S
+    also = [] if alarm is None else [(alarm.address, heard)]
     deadline = time.monotonic() + timeout_s
     try:
         words = segment.words
@@ -105,6 +115,8 @@ def wait(
             for watch in watches:
                 if words[watch.index] != watch.seen:
                     return True
+            if alarm is not None and alarm.rings != heard:
+                return True
             left = deadline - time.monotonic()
             if left <= 0 or cancelled():
                 return False
@@ -112,7 +124,7 @@ def wait(
                 time.sleep(min(pause, left))
                 pause = min(pause * 2, cap)
             else:
-                _sleep_on_words(segment, watches, min(left, cap), how)
+                _sleep_on_words(segment, watches, min(left, cap), how, also)
     except ValueError:
         if segment.is_closed:
             raise SegmentClosedError(path=str(segment.path)) from None
@@ -139,14 +151,21 @@ def wake(segment: Segment, index: int, high: bool = False) -> int:
     return max(futex.wake_all(_address_of(segment, index, high)), 0)
 
 
-def _sleep_on_words(segment: Segment, watches: Sequence[Watch], timeout_s: float, mode: WaitMode) -> None:
+def _sleep_on_words(
+    segment: Segment,
+    watches: Sequence[Watch],
+    timeout_s: float,
+    mode: WaitMode,
+    also: Sequence[tuple[int, int]],
+) -> None:
     count = futex.MAX_WAITERS if mode is WaitMode.ANY else 1
-    expected = [
+    expected = list(also) if mode is WaitMode.ANY else []
+    expected += [
         (
             _address_of(segment, watch.index, watch.high),
             watch.seen >> _HALF_BITS if watch.high else watch.seen & _HALF_MASK,
         )
-        for watch in watches[:count]
+        for watch in watches[: count - len(expected)]
     ]
     if mode is WaitMode.ANY:
         futex.wait_any(expected, timeout_s)
