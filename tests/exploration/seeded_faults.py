@@ -513,6 +513,42 @@ def a_successor_waits_for_ever():
     return {(takeover, "inherited"): lambda _view: takeover.Inheritance.NOTHING}
 
 
+@fault("operations=update steps=0 rank_crashes=1 starts=serving")
+def a_new_epoch_forgets_what_the_group_served():
+    """Recovery begins with empty hands, and stays so."""
+    return {(epochs, "restored_version"): lambda _view, **_named: None}
+
+
+@fault("operations=clear steps=0 rank_crashes=1 starts=serving")
+def a_new_epoch_restores_what_was_cleared():
+    """Recovery loads the committed version, although its memory belongs to whoever cleared it."""
+    return {(epochs, "restored_version"): lambda view, **_named: view.committed.version}
+
+
+@fault("operations=clear steps=0 rank_crashes=2 starts=serving")
+def the_goal_does_not_outlive_the_epoch():
+    """What is to be restored is not stored, and the next death finds an older version."""
+    return {(epochs, "goal_word"): lambda _view, _goal: None}
+
+
+@fault("operations=update steps=0 rank_crashes=1 starts=serving give_ups=1")
+def the_dead_are_asked_what_they_hold():
+    """What a rank holds in the middle of a command counts as what the group was before it."""
+    real = epochs.restored_version
+
+    def restored_version(view: View, *, asked: int | None, served: bool | None) -> int | None:
+        del served
+        return real(view, asked=asked, served=False)
+
+    return {(epochs, "restored_version"): restored_version}
+
+
+@fault("operations=update steps=0 rank_crashes=2 controller_crashes=1 starts=serving")
+def nobody_is_owed_anything_before_the_restore():
+    """A command in an epoch that was not restored yet counts as given to a cleared group."""
+    return {(epochs, "unrestored"): lambda _view: None}
+
+
 def main() -> None:
     """Print what the exploration makes of every fault."""
     for each in FAULTS:

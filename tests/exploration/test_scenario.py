@@ -19,10 +19,22 @@ start: 1
 broken: rank 0 waits while parking for ever
 
 controller: opens CLEAR 1
+    command: epoch 1, sequence 1, CLEAR
 rank 0: begins
+    status: DRAINING (epoch 1, sequence 1)
 rank 1: begins
+    status: DRAINING (epoch 1, sequence 1)
 rank 0: has drained
+    step word: PARKED 0 (epoch 1, for sequence 1)
+    status: PARKING (epoch 1, sequence 1)
 rank 1: has work left
+    step word: RUNNING 1 (epoch 1, done 0)
+
+at the end:
+    command: epoch 1, sequence 1, CLEAR
+    committed: version 1 (sequence 0)
+    rank 0: version 1
+    rank 1: version 1
 """
 
 
@@ -31,6 +43,13 @@ def test_a_violation_is_saved_as_a_dialogue(tmp_path: Path) -> None:
     assert found.violation is not None
     scenario.save(found.violation, found.scope, tmp_path / "no_dummy.txt")
     assert (tmp_path / "no_dummy.txt").read_text() == DIALOGUE
+
+
+def test_what_the_words_say_need_not_be_written() -> None:
+    margin = "\n".join(line for line in DIALOGUE.splitlines() if not line.startswith(" "))
+    told = scenario.read(margin)
+    with seeded(NO_DUMMY):
+        assert scenario.as_text(scenario.replay(told), told.scope, told.remarks) == DIALOGUE
 
 
 def test_a_dialogue_is_gone_again_on_the_protocol_of_today() -> None:
@@ -43,9 +62,9 @@ def test_a_dialogue_is_gone_again_on_the_protocol_of_today() -> None:
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
-        (DIALOGUE.replace("rank 0: begins", "rank 0: begins to sing"), 7),
-        (DIALOGUE.replace("rank 0: begins", "rank 7: begins"), 7),
-        (DIALOGUE.replace("rank 0: begins", "rank 0 begins"), 7),
+        (DIALOGUE.replace("rank 0: begins", "rank 0: begins to sing"), 8),
+        (DIALOGUE.replace("rank 0: begins", "rank 7: begins"), 8),
+        (DIALOGUE.replace("rank 0: begins", "rank 0 begins"), 8),
         (DIALOGUE.replace("start: 1", "start: 9"), 1),
         (DIALOGUE.replace("start: 1\n", ""), 1),
         (DIALOGUE.replace("scope: operations=clear", "scope: operations=sing"), 1),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from wsm.controller.errors import MixedGroupError, PlansDifferError, RankLostError
 from wsm.controller.group_view import GroupView
 from wsm.controller.status import read_status
+from wsm.protocol import epochs
 from wsm.protocol.view import View
 from wsm.receipt import Outcome, Receipt
 from wsm.signals.word import Operation, StatusCode
@@ -61,6 +62,15 @@ def require_one_state(view: View, operation: Operation) -> WeightState:
     return WeightState.FAULTED if WeightState.FAULTED in found else max(found)
 
 
+def state_before(view: View, state: WeightState) -> WeightState:
+    """Return what the group is to be again if it is lost in the command that is admitted now.
+
+    That is the state of its ranks, or, in an epoch that was not restored yet, what it served before.
+    """
+    waits = state is WeightState.CLEARED and epochs.unrestored(view) is not None
+    return WeightState.NORMAL if waits else state
+
+
 def nothing_to_do(
     group: GroupView,
     view: View,
@@ -85,7 +95,9 @@ def nothing_to_do(
     state : WeightState
         Of all ranks.
     """
-    cleared = operation is Operation.CLEAR and state is WeightState.CLEARED
+    # A clear of a group that waits to be restored is a command like any other: it is the last one now.
+    restored = epochs.unrestored(view) is None
+    cleared = operation is Operation.CLEAR and state is WeightState.CLEARED and restored
     serves = state is WeightState.NORMAL and served is not None and served == view.committed.version
     if not cleared and not serves:
         return None

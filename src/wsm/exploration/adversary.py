@@ -45,7 +45,14 @@ def killed(me: Participant) -> Participant:
 def controller_killed(desk: Desk) -> Desk:
     """Return what is left of a desk whose process died: the words, and what the owner remembers."""
     return desk._replace(
-        alive=False, driving=False, gives_up=False, pending=0, pending_version=0, seen=Seen()
+        alive=False,
+        driving=False,
+        gives_up=False,
+        recovering=False,
+        pending=0,
+        pending_version=0,
+        pending_before=False,
+        seen=Seen(),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from wsm.exploration import invariants
+from wsm.exploration.adversary import controller_killed
 from wsm.exploration.desk import Desk
 from wsm.exploration.errors import RuleBrokenError
 from wsm.exploration.participant import read_command, read_status, read_step, status_word
@@ -115,7 +116,8 @@ class _Clerk:
                 yield self._raise_epoch
             elif not desk.driving:
                 yield self._restore
-                yield self._open
+                if not desk.recovering:
+                    yield self._open
         if desk.stopped:
             yield self._go_on_after_being_stopped
 
@@ -142,14 +144,7 @@ class _Clerk:
                 "stores the committed version", lambda: self._commits(decide.committed(view, desk.version))
             )
         if decide.is_over(view):
-            serving = _serves(view)
-            recovering = desk.recovering and not view.command.operation.is_commit
-            self._add(
-                "sees that the command is over",
-                lambda: desk._replace(
-                    driving=False, gives_up=False, was_serving=serving, recovering=recovering
-                ),
-            )
+            self._add("sees that the command is over", lambda: desk._replace(driving=False, gives_up=False))
 
     def _version(self, decision: Operation) -> int:
         """Return the version that is decided about: the one that the participants say they prepared."""
@@ -159,24 +154,36 @@ class _Clerk:
         return len({other.loaded for other in self._group.all}) == 1
 
     def _raise_epoch(self) -> None:
-        """First what was decided is completed, then the new epoch begins."""
+        """Decide what is open, store what the group must hold again, then begin the epoch."""
         view, desk = self._view, self._desk
-        word = epochs.completed_commit(view, desk.version)
-        if word is not None:
-            self._add("completes the commit before the epoch ends", lambda: self._commits(word))
+        open_still = decide.decision(view, agree=self._agree(), give_up=True)
+        if open_still is not None:
+            label = f"decides {open_still.name} before the epoch ends"
+            self._write(label, decide.decided(view, open_still), (), version=self._version(open_still))
             return
-        serving = _serves(view) if decide.is_over(view) else desk.was_serving
-        serving = serving or desk.recovering or view.command.operation.is_commit
-        after = desk._replace(driving=False, gives_up=False, recovering=serving, was_serving=serving)
-        self._write(f"raises the epoch: {self._lost} gone or broken", epochs.next_epoch(view), (), desk=after)
+        goal = epochs.restored_version(view, asked=desk.version, served=desk.before)
+        completed = epochs.completed_commit(view, goal) if goal is not None else None
+        word = completed or epochs.goal_word(view, goal)
+        if word is not None:
+            self._add(f"stores that the group must serve {_said(goal)} again", lambda: self._commits(word))
+            return
+        owed, label = self._owed(), f"raises the epoch: {self._lost} gone or broken"
+        try:
+            invariants.check_goal(goal, owed)
+        except RuleBrokenError as error:
+            self.found.append(DeskOutcome(label, None, (), str(error)))
+            return
+        after = desk._replace(driving=False, gives_up=False, recovering=True, owed=owed)
+        self._write(label, epochs.next_epoch(view), (), desk=after)
 
     def _restore(self) -> None:
-        """Load the committed version again, if the group served and holds nothing now."""
+        """Load what the group must serve again, once all have joined the new epoch."""
         view, desk = self._view, self._desk
-        version = view.committed.version
-        holds_nothing = all(status.weights == WeightState.CLEARED for status in view.statuses)
-        if desk.recovering and version is not None and holds_nothing and decide.is_over(view):
+        version = None if _serves(view) else epochs.unrestored(view)
+        if version is not None:
             self._open_with("restores", Operation.UPDATE, version, ())
+        elif desk.recovering and decide.is_over(view):
+            self._add("has nothing to restore", lambda: desk._replace(recovering=False))
 
     def _open(self) -> None:
         states = {status.weights for status in self._view.statuses}
@@ -196,16 +203,21 @@ class _Clerk:
         if arguments_lie_there:
             word = word._replace(sequence=word.sequence + 1)
         brings = _new_version(word) if version is None else version
-        recovering = self._desk.recovering and verb == "restores"
-        after = self._desk._replace(driving=True, spoiled=False, recovering=recovering)
+        after = self._desk._replace(driving=True, spoiled=False, recovering=False, owed=self._owed())
+        before = version is not None or _served_before(self._view)
         named = f" of version {brings}" if operation is not Operation.CLEAR else ""
         self._write(
-            f"{verb} {operation.name} {word.sequence}{named}", word, spends, desk=after, version=brings
+            f"{verb} {operation.name} {word.sequence}{named}",
+            word,
+            spends,
+            desk=after,
+            version=brings,
+            before=before,
         )
         if not arguments_lie_there:
             self._add(
                 f"dies between the arguments and the word of {operation.name} {word.sequence}",
-                lambda: self._desk._replace(alive=False, driving=False, gives_up=False, spoiled=True),
+                lambda: controller_killed(self._desk)._replace(spoiled=True),
                 (Budget.CONTROLLER_CRASHES,),
             )
 
@@ -217,20 +229,23 @@ class _Clerk:
         *,
         desk: Desk | None = None,
         version: int | None = None,
+        before: bool | None = None,
     ) -> None:
         """Store a command word, in the same move or in the next one."""
         desk = desk or self._desk
         if version is None:
             version = desk.version
+        if before is None:
+            before = desk.before
         if not self._group.fine:
-            self._add(label, lambda: self._stored(desk, word.pack(), version), spends)
+            self._add(label, lambda: self._stored(desk._replace(before=before), word.pack(), version), spends)
             return
-        after = desk._replace(pending=word.pack(), pending_version=version)
+        after = desk._replace(pending=word.pack(), pending_version=version, pending_before=before)
         self._add(f"{label} (not stored yet)", lambda: after, spends)
 
     def _write_pending(self) -> None:
         desk = self._desk
-        after = desk._replace(pending=0, pending_version=0)
+        after = desk._replace(pending=0, pending_version=0, pending_before=False, before=desk.pending_before)
         self._add("stores the command word", lambda: self._stored(after, desk.pending, desk.pending_version))
 
     def _go_on_after_being_stopped(self) -> None:
@@ -242,7 +257,15 @@ class _Clerk:
 
     def _stored(self, desk: Desk, word: int, version: int) -> Desk:
         invariants.check_command(self._desk.command, word, self._desk.committed, self._desk.version)
-        return desk._replace(command=word, version=version)
+        decided = read_command(word).operation.is_commit
+        return desk._replace(command=word, version=version, owed=version if decided else desk.owed)
+
+    def _owed(self) -> int:
+        """Return the version that the group must serve if its epoch ends now, whatever anybody remembers."""
+        view = self._view
+        if view.command.operation is Operation.NONE or not decide.is_over(view):
+            return self._desk.owed
+        return (view.committed.version or 0) if _serves(view) else 0
 
     def _commits(self, word: CommittedWord) -> Desk:
         return self._desk._replace(committed=word.pack())
@@ -257,6 +280,17 @@ class _Clerk:
             return
         if after != self._desk:
             self.found.append(DeskOutcome(label, after, spends))
+
+
+def _said(goal: int | None) -> str:
+    return "nothing" if goal is None else f"version {goal}"
+
+
+def _served_before(view: View) -> bool:
+    """Say what the arguments of a command say: whether the group serves that it is written for."""
+    if epochs.unrestored(view) is not None:
+        return True
+    return _serves(view) and all(status.weights != WeightState.FAULTED for status in view.statuses)
 
 
 def _serves(view: View) -> bool:

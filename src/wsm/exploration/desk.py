@@ -32,9 +32,14 @@ class Desk(NamedTuple):
         Whether a controller died after it had stored the next command's arguments, so that the next command
         skips a sequence.
     recovering : bool
-        Whether the group was lost while it served, and does not serve its committed version again yet.
-    was_serving : bool
-        Whether the group served when the last command was over; what a recovery restores.
+        Whether it has raised the epoch and keeps the role until the group is restored.
+    before : bool
+        What the command's arguments say: whether the group served when it was admitted.
+    pending_before : bool
+        As `before`, of the word that is not written yet.
+    owed : int
+        What no process knows, and a rule asks for: the version that the group must serve if an epoch ends
+        now; 0: none.
     stopped : int
         Only where a seeded fault lets a successor take over from one that lives: the command word that the
         one before it still means to write.
@@ -52,15 +57,17 @@ class Desk(NamedTuple):
     pending_version: int = 0
     spoiled: bool = False
     recovering: bool = False
-    was_serving: bool = False
+    before: bool = False
+    pending_before: bool = False
+    owed: int = 0
     stopped: int = 0
     seen: Seen = Seen()
 
 
-_DESK = struct.Struct("<QQBBQBQBQ")
+_DESK = struct.Struct("<QQBBQBBQBQ")
 
 #: Where a packed desk says which word is hidden from the controller.
-SEEN_BYTE = struct.calcsize("<QQBBQBQ")
+SEEN_BYTE = struct.calcsize("<QQBBQBBQ")
 
 
 @lru_cache(maxsize=1 << 17)
@@ -72,7 +79,8 @@ def pack(desk: Desk) -> bytes:
         | desk.gives_up << 2
         | desk.spoiled << 3
         | desk.recovering << 4
-        | desk.was_serving << 5
+        | desk.before << 5
+        | desk.pending_before << 6
     )
     return _DESK.pack(
         desk.command,
@@ -81,6 +89,7 @@ def pack(desk: Desk) -> bytes:
         flags,
         desk.pending,
         desk.pending_version,
+        desk.owed,
         desk.stopped,
         *desk.seen,
     )
@@ -89,7 +98,8 @@ def pack(desk: Desk) -> bytes:
 @lru_cache(maxsize=1 << 17)
 def unpack(data: bytes) -> Desk:
     """Return the desk of what :func:`pack` returned."""
-    command, committed, version, flags, pending, pending_version, stopped, word, value = _DESK.unpack(data)
+    command, committed, version, flags, pending, pending_version, owed, *rest = _DESK.unpack(data)
+    stopped, word, value = rest
     return Desk(
         command,
         committed,
@@ -101,7 +111,9 @@ def unpack(data: bytes) -> Desk:
         pending_version=pending_version,
         spoiled=bool(flags & 8),
         recovering=bool(flags & 16),
-        was_serving=bool(flags & 32),
+        before=bool(flags & 32),
+        pending_before=bool(flags & 64),
+        owed=owed,
         stopped=stopped,
         seen=Seen(word, value),
     )

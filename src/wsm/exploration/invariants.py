@@ -165,6 +165,15 @@ def check_command(before: int, after: int, committed: int, version: int) -> None
         )
 
 
+def check_goal(goal: int | None, owed: int) -> None:
+    """What a group served when it lost a rank it serves again; what was cleared stays cleared."""
+    if (goal or 0) != owed:
+        raise RuleBrokenError(
+            rule="a new epoch brings back what the group served, and nothing that it did not",
+            seen=f"an epoch ends that served version {owed or 'none'}; {goal or 'none'} is to be restored",
+        )
+
+
 def is_blocked(me: Participant, others: Sequence[Presence]) -> bool:
     """Whether a step that the participant is in lacks somebody still."""
     return me.place is Place.IN_STEP and not all(

@@ -6,13 +6,12 @@ of every world that rests. Together they say that no group hangs.
 
 from __future__ import annotations
 
-from wsm.exploration.desk import Desk
 from wsm.exploration.participant import Participant, Place, read_command, read_status, read_step
 from wsm.exploration.world import World, desk_of, everybody
 from wsm.protocol import decide
 from wsm.protocol.rank_state import Phase
 from wsm.protocol.view import View
-from wsm.signals.word import CommittedWord
+from wsm.signals.word import CommittedWord, Operation
 from wsm.states import joint as tables
 from wsm.states.vocabulary import WeightState
 
@@ -34,18 +33,17 @@ def objection(world: World, ranks: int) -> str:
     if stuck:
         return stuck[0]
     mistaken = [f"rank {i} {why}" for i, each in enumerate(people) if (why := _mistaken(each, view))]
-    return mistaken[0] if mistaken else _disagreement(desk, people, view)
+    return mistaken[0] if mistaken else _disagreement(people, view)
 
 
-def _disagreement(desk: Desk, people: list[Participant], view: View) -> str:
+def _disagreement(people: list[Participant], view: View) -> str:
     """Say in what the ranks differ, or what the group as a whole has lost."""
     held = [each.content for each in people]
     if len(set(held)) > 1:
         return f"the ranks rest with different versions: {held}"
-    faulted = any(each.joint.weights is WeightState.FAULTED for each in people)
     version = view.committed.version
-    if desk.recovering and not any(held) and not faulted and version is not None:
-        return f"the group served version {version} before it lost a rank, and never does again"
+    if view.command.operation is Operation.NONE and version is not None and not any(held):
+        return f"the group must serve version {version} again in its new epoch, and never does"
     return ""
 
 

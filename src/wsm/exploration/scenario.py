@@ -5,17 +5,24 @@
     # wsm scenario: `wsm explore --replay FILE` goes this way again.
     scope: operations=clear steps=1
     start: 1
-    broken: rank 0 waits while parking for ever
+    broken: nothing
 
     rank 0: has work
+        step word: RUNNING 1 (epoch 1, done 0)
     controller: opens CLEAR 1
+        command: epoch 1, sequence 1, CLEAR
 
-A replay asks the present protocol at every line. Either the way can still be gone, and the same rule is
-broken or not, or somebody would not do any more what a line says.
+    at the end:
+        command: epoch 1, sequence 1, CLEAR
+
+Who does what stands at the margin; what the words say then is indented, and told by the protocol, so a
+file may be written without it. A replay asks the present protocol at every line. Either the way can still
+be gone, and the same rule is broken or none, or somebody would not do any more what a line says.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,11 +31,13 @@ from wsm.exploration.moves import Move, Moves
 from wsm.exploration.rest import objection
 from wsm.exploration.scope import Scope
 from wsm.exploration.search import Violation
-from wsm.exploration.trace import actor_name
+from wsm.exploration.trace import actor_name, changes, standing
 from wsm.exploration.world import World, first_worlds
 
-_HEAD = "# wsm scenario: `wsm explore --replay FILE` goes this way again."
+_HEAD = "wsm scenario: `wsm explore --replay FILE` goes this way again."
 _FIELDS = ("scope", "start", "broken")
+_END = "at the end:"
+_NOTHING = "nothing"
 
 
 class Scenario(NamedTuple):
@@ -41,7 +50,9 @@ class Scenario(NamedTuple):
     start : int
         Which of the first worlds it begins in, from 1.
     broken : str
-        Which rule it broke then.
+        Which rule it broke then; empty: none.
+    remarks : tuple of str
+        What is said about it at its head, without the number signs.
     lines : tuple of (int, str, str)
         Number in the file, who, and what; one per move.
     """
@@ -49,21 +60,28 @@ class Scenario(NamedTuple):
     scope: Scope
     start: int
     broken: str
+    remarks: tuple[str, ...]
     lines: tuple[tuple[int, str, str], ...]
 
 
-def as_text(violation: Violation, scope: Scope) -> str:
-    """Return a violation as a scenario."""
-    start = list(first_worlds(scope)).index(violation.start) + 1
-    head = [
-        _HEAD,
+def as_text(way: Violation, scope: Scope, remarks: Sequence[str] = (_HEAD,)) -> str:
+    """Return a way as a scenario, with what the words say after every move."""
+    start = list(first_worlds(scope)).index(way.start) + 1
+    lines = [
+        *(f"# {remark}".rstrip() for remark in remarks),
         f"scope: {scope.as_text()}",
         f"start: {start}",
-        f"broken: {' '.join(violation.broken.split())}",
+        f"broken: {' '.join(way.broken.split()) or _NOTHING}",
         "",
     ]
-    moves = [f"{actor_name(move.actor, scope.ranks)}: {move.label}" for move in violation.moves]
-    return "\n".join([*head, *moves, ""])
+    before = way.start
+    for move in way.moves:
+        lines.append(f"{actor_name(move.actor, scope.ranks)}: {move.label}")
+        if move.world is not None:
+            lines += [f"    {change}" for change in changes(before, move.world)]
+            before = move.world
+    lines += ["", _END, *(f"    {line}" for line in standing(before, scope.ranks)), ""]
+    return "\n".join(lines)
 
 
 def save(violation: Violation, scope: Scope, path: Path) -> None:
@@ -81,9 +99,12 @@ def read(text: str) -> Scenario:
     """
     head: dict[str, str] = {}
     lines: list[tuple[int, str, str]] = []
+    remarks = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
     for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip() or line.startswith("#"):
+        if not line.strip() or line.startswith(("#", " ")):
             continue
+        if line == _END:
+            break
         who, colon, what = line.partition(":")
         if not colon or not what.strip():
             raise ScenarioError(line=number, problem=f"{line!r} is no '<who>: <what>'")
@@ -100,7 +121,8 @@ def read(text: str) -> Scenario:
         scope = Scope.from_text(head["scope"])
     except ScopeError as error:
         raise ScenarioError(line=1, problem=str(error)) from error
-    return Scenario(scope, int(head["start"]), head["broken"], tuple(lines))
+    broken = "" if head["broken"] == _NOTHING else head["broken"]
+    return Scenario(scope, int(head["start"]), broken, tuple(remarks), tuple(lines))
 
 
 def replay(scenario: Scenario) -> Violation:

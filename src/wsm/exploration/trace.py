@@ -31,7 +31,7 @@ def actor_name(actor: int, ranks: int) -> str:
 
 def render(violation: Violation, ranks: int) -> str:
     """Return the whole way, and the rule that it breaks."""
-    lines = [f"at first: {line}" for line in _standing(violation.start, ranks)]
+    lines = [f"at first: {line}" for line in standing(violation.start, ranks)]
     before = violation.start
     for number, move in enumerate(violation.moves, start=1):
         lines += _moved(number, move, before, ranks)
@@ -49,13 +49,14 @@ def _moved(number: int, move: Move, before: World, ranks: int) -> Iterator[str]:
     )
     if move.world is None:
         return
-    for change in _changes(before, move.world):
+    for change in changes(before, move.world):
         yield from textwrap.wrap(
             change, WIDTH, initial_indent=" " * _INDENT + "-> ", subsequent_indent=" " * (_INDENT + 3)
         )
 
 
-def _changes(before: World, after: World) -> Iterator[str]:
+def changes(before: World, after: World) -> Iterator[str]:
+    """Say which words differ, and whose memory does, one line each."""
     old, new = desk_of(before), desk_of(after)
     if old.command != new.command:
         yield _command(new)
@@ -70,7 +71,8 @@ def _changes(before: World, after: World) -> Iterator[str]:
             yield f"memory: {_content(now)}"
 
 
-def _standing(world: World, ranks: int) -> Iterator[str]:
+def standing(world: World, ranks: int) -> Iterator[str]:
+    """Say what the group is: its command, its committed version, what everybody holds."""
     desk = desk_of(world)
     yield _command(desk)
     yield _committed(desk)

@@ -37,7 +37,7 @@ def first_worlds(scope: Scope) -> Iterator[World]:
         serving = start is Start.SERVING
         command = first_epoch() if not serving else CommandWord(1, 0, Operation.NONE)
         committed = CommittedWord(0, 1 if serving else None)
-        desk = Desk(command.pack(), committed.pack(), int(serving), was_serving=serving)
+        desk = Desk(command.pack(), committed.pack(), int(serving), owed=int(serving))
         people = [_at_first(index, scope, start) for index in range(scope.participants)]
         yield (desks.pack(desk), budgets, *(participants.pack(each) for each in people))
 

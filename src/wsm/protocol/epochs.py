@@ -96,6 +96,15 @@ def goal_word(view: View, goal: int | None) -> CommittedWord | None:
     return None
 
 
+def unrestored(view: View) -> int | None:
+    """Return the version that the epoch of `view` is to restore, while no command has been given in it.
+
+    Whoever raised the epoch keeps the controller role until it is restored. If that process dies in between,
+    others may command a group that holds nothing, and is owed what it served.
+    """
+    return view.committed.version if view.command.operation is Operation.NONE else None
+
+
 def next_epoch(view: View) -> CommandWord:
     """Return the command word that begins the next epoch; sequences go on, steps begin at 0 again."""
     return CommandWord(view.command.epoch + 1, view.command.sequence, Operation.NONE)
