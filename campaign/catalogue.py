@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from campaign.case import Case
 from campaign.fault import Act, Fault
@@ -15,6 +16,9 @@ from campaign.group import GroupUnderFault
 
 #: Operations that a rank's journal tells of; ``boot`` is the first update of a group.
 COMMANDS = ("clear", "update", "in_place")
+
+#: The last line of a rank's journal about each.
+_LAST = {"clear": "word:DONE_CLEARED", "update": "served_version", "in_place": "served_version"}
 
 _BUSY = frozenset({"write", "step"})
 _ENDS = (Act.KILL, Act.STOP, Act.FREEZE)
@@ -32,11 +36,15 @@ def hear_points(group: GroupUnderFault) -> dict[str, dict[int, list[str]]]:
         answer = group.command("clear" if operation == "clear" else "update", version)
         if answer.receipt is None:
             raise RuntimeError(f"{operation} without any fault failed: {answer.said}")
-        if version is not None:
-            group.await_service(version)  # so that the last lines are written, too
+        # The answer is there before the last lines are written.
+        group.until(partial(_all_heard, group, _LAST[operation]), f"the end of {operation}")
         heard[operation] = {rank: group.orders.heard(f"rank{rank}") for rank in range(group.ranks)}
     heard["boot"] = heard["update"]
     return heard
+
+
+def _all_heard(group: GroupUnderFault, point: str) -> bool:
+    return all(point in group.orders.heard_so_far(f"rank{rank}") for rank in range(group.ranks))
 
 
 def rank_cases(

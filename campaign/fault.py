@@ -126,9 +126,12 @@ class OrderBook:
             with path.open("a", encoding="utf-8") as file:
                 file.write(point + "\n")
 
+    def heard_so_far(self, victim: str) -> list[str]:
+        """Return the points that a victim has passed since :meth:`listen`."""
+        return (self._directory / f"{victim}.points").read_text(encoding="utf-8").splitlines()
+
     def heard(self, victim: str) -> list[str]:
         """Return the points that a victim has passed since :meth:`listen`, and listen no more."""
-        path = self._directory / f"{victim}.points"
-        points = path.read_text(encoding="utf-8").splitlines()
-        path.unlink()
+        points = self.heard_so_far(victim)
+        (self._directory / f"{victim}.points").unlink()
         return points

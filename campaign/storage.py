@@ -37,8 +37,7 @@ def play(case: Case, _group: GroupUnderFault) -> Result:
     played = subprocess.run(  # noqa: S603 - our own module under our own interpreter
         [*own, sys.executable, "-m", "campaign.storage_process", str(case)],
         check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=_LIMIT_S,
         env=victims_environment(),

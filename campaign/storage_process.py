@@ -1,6 +1,6 @@
-"""One case of full storage, in a process that may mount what it likes: ``python -m campaign.storage_process CASE``.
+"""One case of full storage, in a process with mounts of its own.
 
-Prints the result as one line of JSON.
+``python -m campaign.storage_process CASE`` prints the result as one line of JSON.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def _must_fail(place: Path, group: GroupUnderFault, result: Result) -> None:
     else:
         result.problems.append("a version was published where there was no room for it")
     result.require(read_version(place) == 1, "another version is announced")
-    seen = sorted(path.name for path in (place / "versions").iterdir() if not path.name.startswith(".publisher"))
+    seen = sorted(
+        path.name for path in (place / "versions").iterdir() if not path.name.startswith(".publisher")
+    )
     result.require(seen == ["1"], f"the directory of versions holds {seen}")
     _must_load(place, group, result, 1)
 
@@ -86,7 +88,9 @@ def _must_fail(place: Path, group: GroupUnderFault, result: Result) -> None:
 def _must_load(place: Path, group: GroupUnderFault, result: Result, version: int) -> None:
     for rank in range(group.ranks):
         target = MemoryTarget(shard_specs(group.config.engine.shape, rank, group.ranks).values())
-        report = load(SnapshotSource(place, rank, device_id=rank, world_size=group.ranks), target, version=version)
+        report = load(
+            SnapshotSource(place, rank, device_id=rank, world_size=group.ranks), target, version=version
+        )
         result.require(report.verified == report.tensors, f"rank {rank} loaded version {version} unverified")
 
 
@@ -144,7 +148,7 @@ def _shared_memory_serving(group: GroupUnderFault, result: Result) -> None:
     result.said = answer.said
     group.until(lambda: group.status().over, "the command is over")
     status = group.status()
-    served = {version: "old version", group.published: "new version"}
+    served: dict[int | None, str] = {version: "old version", group.published: "new version"}
     result.outcome = served.get(status.version, "another version") if status.serving else status.state
     result.require(answer.receipt or isinstance(answer.error, WsmError), "the failure has no type")
     filler.unlink()

@@ -7,6 +7,7 @@ written any more ends the file, never the worker.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -145,9 +146,14 @@ class Recorder:
     def close(self) -> None:
         """Close the file and let go of the segment; the journal in memory stays readable. Idempotent."""
         self._ring = None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._end_file()
+
+    def _end_file(self) -> None:
+        """Close the file. What it could not take lies in its buffer still, and would be refused once more."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
 
     def _note(self, kind: str, **facts: Any) -> None:
         self._keep(
@@ -175,4 +181,4 @@ class Recorder:
             self._file.write(line + "\n")
         except OSError as error:
             self._log.error(log.JOURNAL_ENDED, error=str(error))
-            self.close()
+            self._end_file()

@@ -1,0 +1,31 @@
+"""A journal file on a disk that is full ends; the rank goes on, and so do the journals elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wsm.clock import SystemClock
+from wsm.worker.recording import Recorder
+
+
+class Kept:
+    """What the recorder has put into the segment."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def append(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_a_full_disk_ends_the_file_and_nothing_else(tmp_path):
+    (tmp_path / "rank0.ndjson").symlink_to(Path("/dev/full"))
+    recorder = Recorder(rank=0, clock=SystemClock(), directory=str(tmp_path))
+    ring = Kept()
+    recorder.keep_in(ring)
+    recorder.command_seen(1, 7, "CLEAR")
+    recorder.command_seen(1, 8, "UPDATE")
+    assert [one.kind for one in recorder.journal] == ["started", "command_seen", "command_seen"]
+    assert len(ring.lines) == 3
+    recorder.close()
+    recorder.close()
