@@ -31,9 +31,16 @@ class LoneRank:
         self.runner = options.pop("runner", None) or InMemoryRunner(SPECS)
         clock = options.pop("clock", None)
         load_function = options.pop("load", load)
+        plan_options = options.pop("plan_options", None)
         self.config = wsm.WsmConfig(**{"name": "lone", "ranks": 1, **options})
         self.worker = wsm.Worker(
-            self.config, self.runner, rank=0, load=load_function, clock=clock, directory=directory
+            self.config,
+            self.runner,
+            rank=0,
+            plan_options=plan_options,
+            load=load_function,
+            clock=clock,
+            directory=directory,
         )
         self.segment = self.worker._attachment.segment
         self.controller = wsm.Controller("lone", directory=directory)

@@ -94,7 +94,7 @@ class ExecutionFactory:
         self._watch = watch
         self.booted = False
         self._stagers = stagers
-        self._stager: Stager | None = None
+        self._staging: tuple[Stager, ...] = ()
 
     def may_begin(self, state: RankState) -> bytes | None:
         """Return the arguments of the command at hand; None while what it means cannot be known (yet)."""
@@ -139,13 +139,13 @@ class ExecutionFactory:
             "recorder": self._recorder,
             "watch": self._watch,
         }
+        before = tuple(stager for stager in self._staging if not stager.rest(0))
         if request is not Request.HOT_UPDATE:
-            if self._stager is not None:
-                # What a hot update replaced is let go by now, or measuring would still find it.
-                self._stager.rest(_REST_S)
+            # What a hot update replaced is to be let go by now, or measuring would still find it.
+            self._staging = tuple(stager for stager in before if not stager.rest(_REST_S))
             return Execution(request, arguments, **common)
-        before, self._stager = self._stager, self._stagers(state.rank)
-        stager = self._stager
+        stager = self._stagers(state.rank)
+        self._staging = (*before, stager)
         # A heartbeat from another thread would hide a loop that hangs; the deadline is the loop's to see.
         context.progress = _no_progress
         context.cancelled = lambda: stager.cancelled or self._words.called_off(state.epoch)

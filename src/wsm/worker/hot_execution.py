@@ -8,6 +8,7 @@ leaves a rank of which nobody knows what it holds, so the caller must never let 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from wsm.actions.base import Action
@@ -32,13 +33,13 @@ class HotExecution(Execution):
     ----------
     stager : Stager
         The thread that stages; unused so far.
-    before : Stager or None
-        The one of the hot update before.
+    before : sequence of Stager
+        Those of earlier hot updates that have not ended yet.
     **options
         As :class:`Execution`.
     """
 
-    def __init__(self, *, stager: Stager, before: Stager | None, **options: Any) -> None:
+    def __init__(self, *, stager: Stager, before: Sequence[Stager], **options: Any) -> None:
         super().__init__(**options)
         self._stager = stager
         self._before = before
@@ -69,7 +70,7 @@ class HotExecution(Execution):
                 why="a hot update replaces weights that serve; update without it",
             )
         self.plan.admit(self._context)
-        if self._before is not None and not self._before.rest(_REST_S):
+        if not all(stager.rest(_REST_S) for stager in self._before):
             raise StagingUnfinishedError(rank=self._context.rank)
         self._watch.takes_up(self.plan)
         for action in self.plan.admission:
