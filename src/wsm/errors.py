@@ -22,6 +22,9 @@ from typing import Any
 class WsmError(Exception):
     """Root of all errors of wsm.
 
+    An error is `retryable` if the same call may succeed later without anybody repairing anything: a group
+    that is being recovered, a role that another controller has.
+
     Parameters
     ----------
     message : str
@@ -34,6 +37,8 @@ class WsmError(Exception):
     context : dict of str to Any
         The same facts as a mapping, for logs and for JSON.
     """
+
+    retryable: bool = False
 
     def __init__(self, message: str, **context: Any) -> None:
         super().__init__(message)

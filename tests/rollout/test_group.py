@@ -18,7 +18,7 @@ import pytest
 from wsm import Outcome
 from wsm.controller.errors import CommandRefusedError
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.errors import GenerationRefusedError, RankExitedError
+from wsm.rollout.errors import GenerationRefusedError
 from wsm.rollout.model import full_logits
 from wsm.rollout.moe import local_mixture
 from wsm.rollout.request import FinishReason
@@ -286,17 +286,6 @@ def test_groups_of_every_kind_survive_cycles_that_shut_all_communicators_down(ki
             assert (answer.routing is not None) == (kind == "experts")
         until(lambda: running.load.tokens_by_version[3] > 0)
         running.check()
-
-
-def test_a_rank_that_is_killed_is_reported_and_the_end_leaves_nothing():
-    config = configuration("killed")
-    with RolloutSupervisor(config) as running:
-        pids = running.pids()
-        os.kill(pids[1], signal.SIGKILL)
-        with pytest.raises(RankExitedError, match="rank 1 was killed by signal 9"):
-            until(running.check)
-    assert not any(psutil.pid_exists(pid) for pid in pids)
-    assert leftovers(config) == []
 
 
 def test_a_boot_that_fails_leaves_nothing(tmp_path):

@@ -34,7 +34,8 @@ def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> No
 
     Each rank is a process with its share of a small transformer. The group loads the newest version of its
     snapshot directory, or random weights where there is none, and then serves. Afterwards anybody may clear
-    and update it. If a rank dies, the group ends with an error; stopped by SIGTERM it ends with code 0.
+    and update it. A rank that dies is replaced, and the group serves again what it served before, unless that
+    happens too often; stopped by SIGTERM it ends with code 0.
     """
     require_paddle("rollout")
     from wsm.rollout.config import load_rollout_config  # noqa: PLC0415 - numpy and more, for this command only
@@ -47,7 +48,7 @@ def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> No
             check_name(name)
         config = load_rollout_config(config_file, name=name, ranks=ranks)
         check_name(config.group.name)
-    if run_group(config, _announce) is signal.SIGINT:
+    if run_group(config, _announce, click.echo) is signal.SIGINT:
         raise SystemExit(INTERRUPTED)
 
 

@@ -171,7 +171,9 @@ class UnsettledError(GroupError):
 
 
 class RankLostError(GroupError):
-    """The process of a rank is gone; the group needs it to go on."""
+    """The process of a rank is gone; the group needs it to go on. A supervisor replaces it."""
+
+    retryable = True
 
     def __init__(self, *, operation: str, ranks: Sequence[int], group: str) -> None:
         names = ", ".join(map(str, ranks))
@@ -186,6 +188,8 @@ class RankLostError(GroupError):
 
 class EpochEndedError(GroupError):
     """The epoch in which the command was given has ended: a rank was lost and is being replaced."""
+
+    retryable = True
 
     def __init__(self, *, operation: str, epoch: int, sequence: int, group: str) -> None:
         super().__init__(

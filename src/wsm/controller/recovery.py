@@ -8,8 +8,9 @@ when, by whoever owns the processes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import ExitStack
+import contextlib
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from wsm import log
@@ -24,12 +25,16 @@ from wsm.controller.transaction import SETTLE_S, Transaction
 from wsm.errors import InternalError
 from wsm.protocol import decide, epochs
 from wsm.protocol.view import View
+from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import Life
 from wsm.signals.lock import ControllerRole
 from wsm.signals.lock_file import LockHold
 from wsm.signals.segment import Segment
-from wsm.signals.word import Operation, StatusCode
+from wsm.signals.word import CommandWord, Operation, StatusCode
 from wsm.states.vocabulary import WeightState
+
+#: Longest wait between two looks at whether waiting is still wanted, in seconds.
+_LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,43 @@ class Recovery:
         """Return the participants because of whom the epoch must end: dead that had joined, and broken."""
         return epochs.ended_by(self._group.view(), dead)
 
+    def late(self) -> tuple[CommandWord, list[int]]:
+        """Return the present command, and who keeps it from its end although it is decided.
+
+        Whoever has stopped after an abort waits for others itself.
+        """
+        view = self._group.view()
+        if not view.command.operation.is_decision:
+            return view.command, []
+        stopped = (StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED)
+        waiting = decide.waiting_on(view)
+        late = [rank for rank, status in waiting.items() if status is None or status.code not in stopped]
+        return view.command, late
+
     def missing(self) -> list[int]:
         """Return the participants that have not joined the present epoch."""
         view = self._group.view()
         return [index for index, status in enumerate(view.statuses) if status.epoch != view.command.epoch]
+
+    def take_role(self, wait_s: float, cancelled: Callable[[], bool] = bool) -> bool:
+        """Take the controller role and keep it; blocks up to `wait_s` seconds for another controller.
+
+        Returns
+        -------
+        bool
+            Whether this object has it now. Not if `cancelled` said so, or another controller has it still.
+        """
+        deadline = time.monotonic() + wait_s
+        while self._hold is None and not cancelled():
+            with contextlib.suppress(RoleBusyError):
+                self._hold = self._role.acquire(min(_LOOK_S, max(deadline - time.monotonic(), 0.0)))
+            if time.monotonic() >= deadline:
+                break
+        return self._hold is not None
+
+    def role_holder(self) -> int | None:
+        """Pid of the process that has the controller role; None if nobody has."""
+        return self._role.holder()
 
     def begin(self, gone: Collection[int], *, wait_s: float = 0.0) -> NewEpoch | None:
         """Raise the epoch, after what was decided in the old one is completed. Keeps the controller role.
@@ -158,7 +196,7 @@ class Recovery:
         transaction = Transaction(
             self._group, command, arguments, deadline_s=deadline_s, settle_s=settle_s, clock=self._clock
         )
-        ending = ExitStack()
+        ending = contextlib.ExitStack()
         ending.callback(hold.release)
         return Drive(transaction, ending).start()
 

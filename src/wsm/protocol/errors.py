@@ -33,6 +33,8 @@ class EpochUsedError(RefusedError):
 class CommandOpenError(RefusedError):
     """The last command is not over on every rank; the next one must wait."""
 
+    retryable = True
+
     def __init__(self, *, epoch: int, sequence: int, operation: str, waiting: dict[int, str]) -> None:
         working = ", ".join(f"rank {rank}: {what}" for rank, what in waiting.items())
         what = "not complete yet" if operation == "NONE" else f"still at command {sequence} ({operation})"

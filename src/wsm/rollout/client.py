@@ -1,6 +1,7 @@
 """The other end of the request socket: ask a rollout group to generate. Needs no paddle.
 
-One client is for one thread; any number of clients may be connected.
+One client is for one thread; any number of clients may be connected. What a lost rank took with it is
+answered with an error that is `retryable`; a client that was given `retry_s` asks again by itself.
 """
 
 from __future__ import annotations
@@ -10,14 +11,25 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, final
+from typing import Any, TypeVar, final
 
-from wsm.rollout.errors import ClientTimeoutError, GenerationRefusedError, RolloutUnreachableError
+from wsm.errors import WsmError
+from wsm.rollout.errors import (
+    ClientTimeoutError,
+    GenerationRefusedError,
+    RequestsLostError,
+    RolloutUnreachableError,
+)
 from wsm.rollout.frames import FrameReader, Message, encode
 from wsm.rollout.request import Generation
 from wsm.rollout.request_socket import request_socket_path
+from wsm.rollout.run_directory import run_directory_path
 
 _READ_BYTES = 256 * 1024
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+
+Answer = TypeVar("Answer")
 
 
 @final
@@ -30,6 +42,14 @@ class RolloutClient:
         The group.
     directory : path or None
         Where its segment lies; ``/dev/shm`` by default.
+    retry_s : float
+        For how long :meth:`generate` and :meth:`stats` connect and ask again after an error that is
+        `retryable`, in seconds from the call. 0: never, the error is raised.
+
+    Attributes
+    ----------
+    retries : int
+        How often that was done.
 
     Raises
     ------
@@ -37,18 +57,24 @@ class RolloutClient:
         If nobody takes requests there.
     """
 
-    def __init__(self, name: str, *, directory: str | Path | None = None) -> None:
+    def __init__(self, name: str, *, directory: str | Path | None = None, retry_s: float = 0.0) -> None:
+        self.retries = 0
         self._name = name
-        path = request_socket_path(name, directory)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.connect(str(path))
-        except OSError as error:
-            self._socket.close()
-            raise RolloutUnreachableError(group=name, reason=f"{path}: {error.strerror}") from error
-        self._reader = FrameReader()
-        self._received: list[Message] = []
+        self._directory = directory
+        self._retry_s = retry_s
         self._last_call = 0
+        self._connect()
+
+    def reconnect(self) -> None:
+        """Leave, and connect anew: after RolloutUnreachableError. What was asked before is not answered.
+
+        Raises
+        ------
+        RolloutUnreachableError
+            If nobody takes requests (yet).
+        """
+        self._socket.close()
+        self._connect()
 
     def generate(
         self,
@@ -91,29 +117,27 @@ class RolloutClient:
             If the group does not take the requests; none of them was begun.
         ClientTimeoutError
             If answers are missing after `timeout_s`.
-        RolloutUnreachableError
-            If the connection broke.
+        RequestsLostError, RolloutUnreachableError
+            If a rank was lost, or the connection broke: nothing is known of the requests any more. They are
+            asked again where `retry_s` allows it, all prompts from their beginning, and `on_tokens` is told
+            anew.
         """
         if not prompts:
             return []
         deadline = time.monotonic() + timeout_s
-        call = self.submit(
-            prompts,
-            max_tokens,
-            temperature=temperature,
-            seed=seed,
-            stop_token=stop_token,
-            stream=on_tokens is not None,
-        )
-        answers: dict[int, Generation] = {}
-        while len(answers) < len(prompts):
-            message = self._next_of(call, deadline)
-            for index, tokens in message.get("tokens", ()):
-                if on_tokens is not None:
-                    on_tokens(index, tokens)
-            for result in message.get("results", ()):
-                answers[result["index"]] = Generation.from_mapping(result)
-        return [answers[index] for index in range(len(prompts))]
+
+        def ask() -> list[Generation]:
+            call = self.submit(
+                prompts,
+                max_tokens,
+                temperature=temperature,
+                seed=seed,
+                stop_token=stop_token,
+                stream=on_tokens is not None,
+            )
+            return self._collect(call, len(prompts), deadline, on_tokens)
+
+        return self._asked_again(ask, deadline)
 
     def submit(self, prompts: Sequence[Sequence[int]], max_tokens: int, **options: Any) -> int:
         """Send a generate message, return its id at once; its answers come out of :meth:`receive`."""
@@ -132,9 +156,13 @@ class RolloutClient:
         ClientTimeoutError, RolloutUnreachableError
             As :meth:`generate`.
         """
-        message = self._next_of(self._send({"op": "stats"}), time.monotonic() + timeout_s)
-        stats: dict[str, Any] = message["stats"]
-        return stats
+        deadline = time.monotonic() + timeout_s
+
+        def ask() -> dict[str, Any]:
+            stats: dict[str, Any] = self._next_of(self._send({"op": "stats"}), deadline)["stats"]
+            return stats
+
+        return self._asked_again(ask, deadline)
 
     def receive(self, timeout_s: float) -> Message:
         """Return the next message of any call.
@@ -157,9 +185,10 @@ class RolloutClient:
             except TimeoutError:
                 continue
             except OSError as error:
-                raise RolloutUnreachableError(group=self._name, reason=str(error)) from error
+                raise RolloutUnreachableError(group=self._name, reason=str(error), retryable=True) from error
             if not data:
-                raise RolloutUnreachableError(group=self._name, reason="it closed the connection")
+                reason = "it closed the connection"
+                raise RolloutUnreachableError(group=self._name, reason=reason, retryable=True)
             self._received += self._reader.feed(data)
         return self._received.pop(0)
 
@@ -175,13 +204,57 @@ class RolloutClient:
     ) -> None:
         self.close()
 
+    def _connect(self) -> None:
+        path = request_socket_path(self._name, self._directory)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._reader = FrameReader()
+        self._received: list[Message] = []
+        try:
+            self._socket.connect(str(path))
+        except OSError as error:
+            self._socket.close()
+            replaced = run_directory_path(self._name, self._directory).exists()
+            raise RolloutUnreachableError(
+                group=self._name, reason=f"{path}: {error.strerror}", retryable=replaced
+            ) from error
+
+    def _asked_again(self, ask: Callable[[], Answer], deadline: float) -> Answer:
+        """Ask, and again after errors that allow it, until the client's patience ends."""
+        until, pause = min(deadline, time.monotonic() + self._retry_s), _FIRST_PAUSE_S
+        broken = False
+        while True:
+            try:
+                if broken:
+                    self.reconnect()
+                return ask()
+            except WsmError as error:
+                if not error.retryable or time.monotonic() + pause > until:
+                    raise
+                broken = isinstance(error, RolloutUnreachableError)
+                self.retries += 1
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def _collect(
+        self, call: int, count: int, deadline: float, on_tokens: Callable[[int, list[int]], None] | None
+    ) -> list[Generation]:
+        answers: dict[int, Generation] = {}
+        while len(answers) < count:
+            message = self._next_of(call, deadline)
+            for index, tokens in message.get("tokens", ()):
+                if on_tokens is not None:
+                    on_tokens(index, tokens)
+            for result in message.get("results", ()):
+                answers[result["index"]] = Generation.from_mapping(result)
+        return [answers[index] for index in range(count)]
+
     def _send(self, message: Message) -> int:
         self._last_call += 1
         self._socket.settimeout(None)
         try:
             self._socket.sendall(encode({"id": self._last_call, **message}))
         except OSError as error:
-            raise RolloutUnreachableError(group=self._name, reason=str(error)) from error
+            raise RolloutUnreachableError(group=self._name, reason=str(error), retryable=True) from error
         return self._last_call
 
     def _next_of(self, call: int, deadline: float) -> Message:
@@ -197,8 +270,10 @@ class RolloutClient:
             if type(answered) is not int or answered != call:
                 continue
             if "error" in message:
-                problem = message["error"]
-                raise GenerationRefusedError(
-                    group=self._name, error=problem["type"], cause=problem["message"]
-                )
+                raise self._error(message["error"])
             return message
+
+    def _error(self, problem: Message) -> WsmError:
+        if problem["type"] == RequestsLostError.__name__:
+            return RequestsLostError(group=self._name, cause=problem["message"])
+        return GenerationRefusedError(group=self._name, error=problem["type"], cause=problem["message"])

@@ -1,8 +1,8 @@
 """What a rollout group is told before it starts: one YAML file, checked whole, passed on to every rank.
 
 Sections: ``group`` (:class:`wsm.config.WsmConfig`), ``model`` (:class:`~wsm.rollout.shape.ModelShape`),
-``engine`` (:class:`~wsm.rollout.engine.EngineOptions`), ``load`` (:class:`LoadConfig`, or absent) and
-``seed``. Opens one file, imports no paddle.
+``engine`` (:class:`~wsm.rollout.engine.EngineOptions`), ``load`` (:class:`LoadConfig`, or absent),
+``recovery`` (:class:`RecoveryConfig`) and ``seed``. Opens one file, imports no paddle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from wsm.rollout.errors import RolloutConfigError
 from wsm.rollout.run_directory import SNAPSHOT_DIRECTORY, run_directory_path
 from wsm.rollout.shape import ModelShape
 
-_SECTIONS = ("group", "model", "engine", "load", "seed")
+_SECTIONS = ("group", "model", "engine", "load", "recovery", "seed")
 
 Section = TypeVar("Section")
 
@@ -51,6 +51,37 @@ class LoadConfig:
 
 
 @dataclass(frozen=True)
+class RecoveryConfig:
+    """What the supervisor does when a rank dies.
+
+    Parameters
+    ----------
+    restarts : int
+        How many recoveries it begins within `within_s` seconds; one more, and the group gives up. 0: the
+        first death ends the group.
+    within_s : float
+        The window, in seconds.
+    delay_s, longest_delay_s : float
+        Seconds before the dead are replaced the second time within the window; doubled each time, up to the
+        longest. The first time they are replaced at once.
+    rejoin_s : float
+        How long a rank that lives may take to join the new epoch before it is replaced, too.
+    hung_s : float
+        How long a rank may keep a decided command from its end before it is replaced.
+    restore_s : float
+        Deadline of the update that loads what the group served before.
+    """
+
+    restarts: int = 5
+    within_s: float = 60.0
+    delay_s: float = 0.5
+    longest_delay_s: float = 30.0
+    rejoin_s: float = 10.0
+    hung_s: float = 60.0
+    restore_s: float = 300.0
+
+
+@dataclass(frozen=True)
 class RolloutConfig:
     """One rollout group.
 
@@ -64,6 +95,8 @@ class RolloutConfig:
         Load of its own.
     seed : int
         Of the initial weights, where there is no snapshot to begin with.
+    recovery : RecoveryConfig
+        What happens when a rank dies.
 
     Raises
     ------
@@ -75,6 +108,7 @@ class RolloutConfig:
     engine: EngineOptions = field(default_factory=EngineOptions)
     load: LoadConfig | None = None
     seed: int = 0
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
 
     def __post_init__(self) -> None:
         """Check what no single part can."""
@@ -104,7 +138,13 @@ class RolloutConfig:
         engine = dataclasses.asdict(self.engine)
         model = engine.pop("shape")
         engine.update(engine.pop("limits"))
-        mapping = {"group": _plain(self.group), "model": model, "engine": engine, "seed": self.seed}
+        mapping = {
+            "group": _plain(self.group),
+            "model": model,
+            "engine": engine,
+            "recovery": dataclasses.asdict(self.recovery),
+            "seed": self.seed,
+        }
         return mapping if self.load is None else {**mapping, "load": dataclasses.asdict(self.load)}
 
     def _refuse(self, field_name: str, reason: str) -> None:
@@ -185,6 +225,7 @@ def rollout_config_from_mapping(
             else None
         ),
         seed=seed,
+        recovery=_build(RecoveryConfig, _section(content, "recovery", source), f"{source}: recovery"),
     )
 
 
@@ -209,7 +250,9 @@ def _build(kind: type[Section], values: Mapping[str, Any], source: str, **parts:
         if not isinstance(value, kinds) or isinstance(value, bool) is not isinstance(default, bool):
             reason = f"is {value!r}, must be of type {type(default).__name__}"
             raise RolloutConfigError(source=source, field=key, reason=reason)
-        if not isinstance(value, bool) and value < (0 if key in ("seed", "temperature") else 1):
+        least = 0 if key in ("seed", "temperature", "restarts") else 1
+        too_small = value <= 0 if key.endswith("_s") else value < least
+        if not isinstance(value, bool) and too_small:
             raise RolloutConfigError(source=source, field=key, reason=f"is {value!r}, which is too small")
     return kind(**values, **parts)
 

@@ -6,6 +6,7 @@ Knows no paddle and no sockets. A worker sends ``type`` and message of these ove
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
@@ -187,14 +188,19 @@ class FrameError(BadInputError):
 
 
 class RolloutUnreachableError(GroupError):
-    """Nobody takes requests for the group."""
+    """Nobody takes requests for the group; `retryable` where its supervisor lives, or did just now."""
 
-    def __init__(self, *, group: str, reason: str) -> None:
+    def __init__(self, *, group: str, reason: str, retryable: bool = False) -> None:
+        fix = (
+            "ask again (retryable): its rank 0 is being replaced or was asked to end"
+            if retryable
+            else f"start it with `wsm rollout --name {group}`"
+        )
         super().__init__(
-            f"rollout group {group!r} takes no requests ({reason}); "
-            f"start it with `wsm rollout --name {group}`",
+            f"rollout group {group!r} takes no requests ({reason}); {fix}",
             group=group,
             reason=reason,
+            retryable=retryable,
         )
 
 
@@ -233,6 +239,55 @@ class GroupNotReadyError(GroupError):
             group=group,
             ranks=ranks,
             seconds=seconds,
+        )
+
+
+class RequestsLostError(GroupError):
+    """A rank was lost while the requests ran; they were not answered, and may be asked again.
+
+    Attributes
+    ----------
+    cause : str
+        What the group said.
+    """
+
+    retryable = True
+
+    def __init__(self, *, group: str, cause: str) -> None:
+        super().__init__(
+            f"rollout group {group!r} lost requests: {cause}; ask again (retryable), or set retry_s",
+            group=group,
+            cause=cause,
+        )
+
+
+class RestartLimitError(GroupError):
+    """Ranks died too often within a short time; the group has given up.
+
+    Attributes
+    ----------
+    deaths : tuple of wsm.rollout.deaths.Death
+        All of them, oldest first, each with its cause and the end of its log.
+    log : str
+        The end of the last one's log.
+    directory : str
+        Where the logs of all ranks are.
+    """
+
+    def __init__(
+        self, *, group: str, limit: int, within_s: float, deaths: Sequence[Any], directory: str
+    ) -> None:
+        last = deaths[-1]
+        super().__init__(
+            f"rollout group {group!r} gives up after {len(deaths)} deaths, more than {limit} restarts within "
+            f"{within_s:g} s; the last one: {last.sentence()}; the logs stay in {directory}",
+            group=group,
+            limit=limit,
+            within_s=within_s,
+            deaths=tuple(deaths),
+            rank=last.rank,
+            log=last.log,
+            directory=directory,
         )
 
 

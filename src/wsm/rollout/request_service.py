@@ -10,7 +10,8 @@ client sends                                                           client re
 ``stop_token?, stream?}``                                              ``{id, results: [..], done}``
 ``{id, op: cancel, call}``                                             nothing
 ``{id, op: stats}``                                                    ``{id, stats}``
-anything else                                                          ``{id, error: {type, message}}``
+anything else                                                          ``{id, error: {type, message,``
+                                                                       ``retryable}}``
 ====================================================================== ==================================
 """
 
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wsm.errors import WsmError
-from wsm.rollout.errors import QueueFullError, RequestError
+from wsm.rollout.errors import QueueFullError, RequestError, RequestsLostError
 from wsm.rollout.frames import Message
 from wsm.rollout.request import Generation, Request
 from wsm.rollout.request_socket import Connection, RequestSocket
@@ -74,6 +75,7 @@ class RequestService:
     def turn(self, timeout_s: float = 0.0) -> None:
         """Answer what is finished, take what has arrived; wait up to `timeout_s` if nothing has."""
         self._deliver()
+        self._give_up_lost()
         for connection, message in self._socket.exchange(timeout_s):
             if message is None:
                 self._forget(connection)
@@ -95,7 +97,7 @@ class RequestService:
             else:
                 raise RequestError(field="op", reason="must be generate, cancel or stats")
         except WsmError as error:
-            problem = {"type": type(error).__name__, "message": str(error)}
+            problem = {"type": type(error).__name__, "message": str(error), "retryable": error.retryable}
             self._socket.send(connection, {"id": call_id, "error": problem})
 
     def _generate(self, connection: Connection, call_id: int, message: Message) -> None:
@@ -153,6 +155,20 @@ class RequestService:
                 last = start + len(some) == len(results)
                 message = {"id": call.call_id, "results": some, "done": last and not call.open}
                 self._socket.send(call.connection, message)
+
+    def _give_up_lost(self) -> None:
+        """End every call that lost a request, as a whole, with an error that can be retried."""
+        for name in self._scheduler.take_lost():
+            call = self._calls.get(name)
+            if call is None:
+                continue
+            self._forget(call.connection, call.call_id)
+            problem = {
+                "type": RequestsLostError.__name__,
+                "message": "a rank was lost while they ran, the group is being recovered",
+                "retryable": True,
+            }
+            self._socket.send(call.connection, {"id": call.call_id, "error": problem})
 
     def _stream(self, call: Call) -> None:
         news = []

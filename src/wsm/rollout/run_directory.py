@@ -20,6 +20,8 @@ RENDEZVOUS_DIRECTORY: Final = "rendezvous"
 SNAPSHOT_DIRECTORY: Final = "snapshots"
 
 _TAIL_BYTES = 16 * 1024
+#: Logs of replaced processes that are kept per rank.
+_KEPT_LOGS = 8
 
 
 def run_directory_path(name: str, directory: str | Path | None = None) -> Path:
@@ -31,6 +33,26 @@ def run_directory_path(name: str, directory: str | Path | None = None) -> Path:
 def log_path(run_directory: Path, rank: int) -> Path:
     """Return where a rank's standard error goes."""
     return run_directory / f"rank{rank}.log"
+
+
+def rotate_log(run_directory: Path, rank: int, epoch: int) -> None:
+    """Keep the log of a rank that is replaced in `epoch`: ``rankR.before-epochE.log``; the last few stay."""
+    path = log_path(run_directory, rank)
+    if not path.exists():
+        return
+    path.rename(_free_name(run_directory, f"rank{rank}.before-epoch{epoch}"))
+    kept = sorted(run_directory.glob(f"rank{rank}.before-epoch*.log"), key=lambda old: old.stat().st_mtime_ns)
+    for old in kept[:-_KEPT_LOGS]:
+        old.unlink()
+
+
+def keep_logs_only(run_directory: Path) -> None:
+    """Remove what is of no use once the group has given up: everything but logs and journals."""
+    for path in run_directory.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.suffix not in (".log", ".ndjson"):
+            path.unlink()
 
 
 def make_run_directory(path: Path, config: Mapping[str, Any]) -> None:
@@ -53,3 +75,9 @@ def log_tail(run_directory: Path, rank: int, lines: int = 15) -> str:
         return ""
     text = path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
     return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def _free_name(run_directory: Path, stem: str) -> Path:
+    """Return a name that is not taken: a rank may be replaced several times in one epoch."""
+    names = (f"{stem}{suffix}.log" for suffix in ("", *(f".{count}" for count in range(2, 10_000))))
+    return next(run_directory / name for name in names if not (run_directory / name).exists())

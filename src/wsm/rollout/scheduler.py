@@ -62,6 +62,7 @@ class Scheduler:
         self._held: list[Request] = []
         self._step: list[Request] = []
         self._finished: list[Generation] = []
+        self._lost: list[str] = []
         self._admitting = True
         self._prefilled_last = False
 
@@ -87,6 +88,15 @@ class Scheduler:
         for request in aborted:
             self._finish(request, FinishReason.ABORTED)
         return len(aborted)
+
+    def lose_all(self) -> int:
+        """Drop every running request, to be answered with an error that says "ask again"; return how many."""
+        lost = [*self._running, *self._held]
+        for request in lost:
+            self._residence.leave(request)
+        self._running, self._held, self._step = [], [], []
+        self._lost += [request.request_id for request in lost]
+        return len(lost)
 
     def freeze(self) -> int:
         """Put every running request back to the head of the queue, without blocks; return how many."""
@@ -168,6 +178,11 @@ class Scheduler:
         """Return and forget the answers since the last call."""
         finished, self._finished = self._finished, []
         return finished
+
+    def take_lost(self) -> list[str]:
+        """Return and forget the requests that were lost since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
 
     # -- one step -------------------------------------------------------------------------------
 

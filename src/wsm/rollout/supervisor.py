@@ -1,18 +1,15 @@
 """The owner of a rollout group: its segment, its processes, its first weights, and their common end.
 
 What ``wsm rollout`` and the demo run. It commands the group only once, at boot, and that is an ordinary
-update; afterwards anybody may. It hosts FastDeploy's words and the load generator where they are
-configured. Knows no model; imports no paddle.
+update; afterwards anybody may. When a rank dies, the group is kept by :mod:`.keeper`. It hosts FastDeploy's
+words and the load generator where they are configured. Knows no model; imports no paddle.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,22 +19,27 @@ from typing import final
 
 from wsm import log
 from wsm.controller import Controller, EngineBridge
-from wsm.errors import GroupError
+from wsm.controller.errors import EpochEndedError, RankLostError
+from wsm.controller.recovery import Recovery
 from wsm.group_segment import own_group
+from wsm.protocol.errors import CommandOpenError
 from wsm.receipt import Receipt
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.config import RolloutConfig
 from wsm.rollout.errors import GroupNotReadyError, RankExitedError
+from wsm.rollout.keeper import GroupKeeper
 from wsm.rollout.load import LoadGenerator
+from wsm.rollout.rank_processes import RankProcesses
 from wsm.rollout.request_socket import request_socket_path
 from wsm.rollout.run_directory import (
-    log_path,
+    keep_logs_only,
     log_tail,
     make_run_directory,
     remove_run_directory,
     run_directory_path,
 )
 from wsm.rollout.sharding import initial_state, shard
+from wsm.signals.errors import RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.signals.segment import Segment
 from wsm.states.vocabulary import WeightState
@@ -51,7 +53,6 @@ INITIAL_VERSION = 1
 RANK_MODULE = "wsm.rollout.worker_process"
 
 _LOOK_S = 0.01
-_END_S = 5.0
 
 
 @final
@@ -64,6 +65,8 @@ class RolloutSupervisor:
         The group.
     start_s : float
         How long its processes may take to attach.
+    tell : callable
+        Given one line for each rank that dies and each recovery; for a terminal.
     rank_module : str
         The module that each rank runs; another one wraps :mod:`wsm.rollout.worker_process`, as the fault
         campaign does to make its victims fail at a chosen point.
@@ -79,28 +82,35 @@ class RolloutSupervisor:
     """
 
     def __init__(
-        self, config: RolloutConfig, *, start_s: float = 60.0, rank_module: str = RANK_MODULE
+        self,
+        config: RolloutConfig,
+        *,
+        start_s: float = 60.0,
+        tell: Callable[[str], object] = len,
+        rank_module: str = RANK_MODULE,
     ) -> None:
         self.config = config
         self._start_s = start_s
-        self._rank_module = rank_module
+        self._tell = tell
         self._run_directory = run_directory_path(config.group.name)
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes = RankProcesses(config.group.name, self._run_directory, rank_module)
         self._log = log.logger("rollout.supervisor", group=config.group.name)
         self._undo = contextlib.ExitStack()
+        self._keeper: GroupKeeper | None = None
         self.load: LoadGenerator | None = None
 
     def __enter__(self) -> RolloutSupervisor:
         with contextlib.ExitStack() as undo:
-            self._own_segment(undo)
-            undo.callback(remove_run_directory, self._run_directory)
+            segment = self._own_segment(undo)
+            undo.callback(self._leave_run_directory)
             undo.callback(request_socket_path(self.config.group.name).unlink, missing_ok=True)
             make_run_directory(self._run_directory, self.config.as_mapping())
-            undo.callback(self._end_processes)
+            undo.callback(self._processes.end_all)
             for rank in range(self.config.group.ranks):
-                self._processes.append(self._start(rank))
+                self._processes.start(rank, epoch=1)
             self.controller = undo.enter_context(Controller(self.config.group.name))
             self._wait_until_attached()
+            self._keep(segment, undo)
             receipt = self._boot()
             self._log.info(log.GROUP_STARTED, ranks=self.config.group.ranks, version=receipt.version)
             self._host(undo)
@@ -118,25 +128,28 @@ class RolloutSupervisor:
         return RolloutClient(self.config.group.name)
 
     def pids(self) -> list[int]:
-        """Return the process of each rank."""
-        return [process.pid for process in self._processes]
+        """Return the process of each rank; a rank that is replaced gets another one."""
+        return self._processes.pids()
+
+    @property
+    def recoveries(self) -> int:
+        """How often a rank was lost and the group recovered."""
+        return 0 if self._keeper is None else self._keeper.recoveries
 
     def check(self) -> None:
-        """Look at every process.
+        """Look whether the group is still kept.
 
         Raises
         ------
-        RankExitedError
-            If one has ended.
+        RestartLimitError
+            If its ranks died too often; nothing replaces them any more.
         """
-        for rank, process in enumerate(self._processes):
-            code = process.poll()
-            if code is not None:
-                raise RankExitedError(rank=rank, code=code, log=log_tail(self._run_directory, rank))
+        if self._keeper is not None:
+            self._keeper.check()
 
     # -- the start, step by step ----------------------------------------------------------------
 
-    def _own_segment(self, undo: contextlib.ExitStack) -> None:
+    def _own_segment(self, undo: contextlib.ExitStack) -> Segment:
         segment = own_group(self.config.group)
         if segment.adopted:
             # The kernel is killing the ranks of a supervisor that died; new ranks need a new segment.
@@ -144,39 +157,31 @@ class RolloutSupervisor:
             segment.close()
             segment = own_group(self.config.group)
         undo.callback(_remove, segment)
-
-    def _start(self, rank: int) -> subprocess.Popen[bytes]:
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "GLOG_minloglevel": "1",
-            "PYTHONWARNINGS": "ignore:No ccache found:UserWarning",
-        }
-        with log_path(self._run_directory, rank).open("wb") as output:
-            return subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
-                [
-                    sys.executable,
-                    "-m",
-                    self._rank_module,
-                    self._run_directory,
-                    str(rank),
-                    str(os.getpid()),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,  # Ctrl-C is for the supervisor, which ends the ranks in order
-            )
+        return segment
 
     def _wait_until_attached(self) -> None:
         deadline = time.monotonic() + self._start_s
         while not self.controller.status().over:
-            self.check()
+            for rank, code in self._processes.ended().items():
+                raise RankExitedError(rank=rank, code=code, log=log_tail(self._run_directory, rank))
             if time.monotonic() > deadline:
                 missing = [rank.rank for rank in self.controller.status().ranks if rank.life != "alive"]
                 raise GroupNotReadyError(group=self.config.group.name, ranks=missing, seconds=self._start_s)
             time.sleep(_LOOK_S)
+
+    def _keep(self, segment: Segment, undo: contextlib.ExitStack) -> None:
+        recovery = Recovery(segment)
+        undo.callback(recovery.close)
+        self._keeper = GroupKeeper(
+            self.config,
+            self._processes,
+            recovery,
+            run_directory=self._run_directory,
+            tell=self._tell,
+            start_s=self._start_s,
+        )
+        undo.callback(self._keeper.close)
+        self._keeper.start()
 
     def _boot(self) -> Receipt:
         """Load the announced version, or initial weights where the snapshot directory is empty."""
@@ -189,11 +194,14 @@ class RolloutSupervisor:
             version = read_version(directory)
         except VersionFileMissingError:
             version = None
-        try:
-            return self.controller.update(version)
-        except GroupError:
-            self.check()  # a rank that died says more in its log than its peers can
-            raise
+        receipt = None
+        while receipt is None:
+            with contextlib.suppress(RankLostError, EpochEndedError, CommandOpenError, RoleBusyError):
+                receipt = self.controller.update(version)
+            if receipt is None:
+                # A rank died while the group booted. Nothing was served before, so nothing is restored.
+                self._wait_until_recovered()
+        return receipt
 
     def _host(self, undo: contextlib.ExitStack) -> None:
         words = self.config.group.engine_words
@@ -211,27 +219,31 @@ class RolloutSupervisor:
             self.load = LoadGenerator(name, self.config.load, vocabulary).start()
             undo.callback(self.load.close)
 
+    def _wait_until_recovered(self) -> None:
+        while not self._all_there():
+            self.check()
+            time.sleep(_LOOK_S)
+
+    def _all_there(self) -> bool:
+        now = self.controller.status()
+        joined = all(rank.life == "alive" and rank.epoch == now.epoch for rank in now.ranks)
+        return joined and now.controller_pid is None
+
     # -- the end --------------------------------------------------------------------------------
 
-    def _end_processes(self) -> None:
-        """End rank 0 between two steps first: the others still join the step that it is in."""
-        for some in (self._processes[:1], self._processes[1:]):
-            for process in some:
-                process.terminate()
-            deadline = time.monotonic() + _END_S
-            for process in some:
-                self._end(process, max(deadline - time.monotonic(), 0.0))
-
-    def _end(self, process: subprocess.Popen[bytes], patience_s: float) -> None:
-        try:
-            process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            self._log.warning(log.RANK_STOPPED, pid=process.pid, killed=True)
-            process.kill()
-            process.wait()
+    def _leave_run_directory(self) -> None:
+        """Remove the run directory; where the group gave up, its logs stay."""
+        if self._keeper is not None and self._keeper.gave_up:
+            keep_logs_only(self._run_directory)
+        else:
+            remove_run_directory(self._run_directory)
 
 
-def run_group(config: RolloutConfig, announce: Callable[[RolloutSupervisor], None]) -> signal.Signals:
+def run_group(
+    config: RolloutConfig,
+    announce: Callable[[RolloutSupervisor], None],
+    tell: Callable[[str], object] = len,
+) -> signal.Signals:
     """Run a group until SIGTERM or SIGINT; what ``wsm rollout`` does.
 
     Parameters
@@ -240,6 +252,8 @@ def run_group(config: RolloutConfig, announce: Callable[[RolloutSupervisor], Non
         The group.
     announce : callable
         Called once it serves.
+    tell : callable
+        Given one line for each rank that dies and each recovery.
 
     Returns
     -------
@@ -248,8 +262,8 @@ def run_group(config: RolloutConfig, announce: Callable[[RolloutSupervisor], Non
 
     Raises
     ------
-    RankExitedError
-        If a rank ends by itself. Nothing is left behind.
+    RestartLimitError
+        If ranks die too often. The logs are left behind.
     wsm.errors.WsmError
         As :class:`RolloutSupervisor`.
     """
@@ -262,7 +276,7 @@ def run_group(config: RolloutConfig, announce: Callable[[RolloutSupervisor], Non
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with RolloutSupervisor(config) as group:
+        with RolloutSupervisor(config, tell=tell) as group:
             announce(group)
             while not ending.wait(_LOOK_S * 10):
                 group.check()

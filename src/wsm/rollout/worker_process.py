@@ -7,12 +7,14 @@ on SIGTERM between two steps, and with its supervisor, however that ends.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
@@ -31,6 +33,7 @@ from wsm.rollout.runner import RolloutRunner
 from wsm.rollout.step_bell import BellListener, StepBell
 from wsm.states.vocabulary import KVPolicy
 from wsm.worker import HOLD, JOIN, Worker
+from wsm.worker.errors import NotServingError
 
 _IDLE_S = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -47,6 +50,21 @@ class Stop:
         self.asked = True
 
 
+@contextlib.contextmanager
+def surviving() -> Iterator[None]:
+    """Outlive a step that raised: this rank is BROKEN then, and waits for its epoch to end.
+
+    Most often a peer has died inside a collective, and this process joins the next epoch. If it is to blame
+    itself, the supervisor ends it.
+    """
+    try:
+        yield
+    except NotServingError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever a collective raises when a peer is gone
+        traceback.print_exc()
+
+
 def lead(worker: Worker, runner: RolloutRunner, service: RequestService, bell: StepBell, stop: Stop) -> None:
     """Run rank 0: take requests, step while there is work."""
     while not stop.asked:
@@ -55,7 +73,7 @@ def lead(worker: Worker, runner: RolloutRunner, service: RequestService, bell: S
         if turn is HOLD:
             continue
         if turn is JOIN or runner.requests.has_work():
-            with worker.step() as permit:
+            with surviving(), worker.step() as permit:
                 bell.ring()
                 runner.execute(permit)
         else:
@@ -67,7 +85,7 @@ def follow(worker: Worker, runner: RolloutRunner, bell: BellListener, stop: Stop
     while not stop.asked:
         turn = worker.poll()
         if turn is JOIN:
-            with worker.step() as permit:
+            with surviving(), worker.step() as permit:
                 runner.execute(permit)
         elif turn is not HOLD:
             bell.wait(worker.fileno())
@@ -114,10 +132,6 @@ def _runner(config: RolloutConfig, rank: int, run_directory: Path) -> RolloutRun
     groups = PaddleGlooGroups(
         rank, dict.fromkeys(config.kinds, everyone), FileRendezvous(run_directory / RENDEZVOUS_DIRECTORY)
     )
-    if not config.group.shut_down_groups:
-        # Where clears shut groups down, the first update creates them, as every later one does.
-        for kind in groups.kinds():
-            groups.restart(kind, incarnation=f"{kind.value}-start")
     return RolloutRunner(config.engine, groups, rank, config.group.ranks)
 
 

@@ -255,6 +255,8 @@ class SlotTakenError(RefusedError):
 class RoleBusyError(RefusedError):
     """Another process or thread holds the controller role (pid 0: one in another pid namespace)."""
 
+    retryable = True
+
     def __init__(self, *, path: str, pid: int, waited_s: float) -> None:
         super().__init__(
             f"the controller role of {path} is held by process {pid or '(in another pid namespace)'} "

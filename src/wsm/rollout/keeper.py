@@ -1,0 +1,263 @@
+"""Keeps a group alive: sees that a rank is gone, begins a new epoch, replaces it, restores what was served.
+
+A thread of the supervisor. What the group must be afterwards is decided by :mod:`wsm.controller.recovery`;
+here is who is killed, when, and how often. Everything is told in one line for the terminal.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from wsm import log
+from wsm.controller.errors import RankLostError
+from wsm.controller.recovery import Recovery
+from wsm.errors import WsmError
+from wsm.protocol.errors import CommandOpenError
+from wsm.rollout.config import RolloutConfig
+from wsm.rollout.deaths import Death, RestartBudget
+from wsm.rollout.errors import RestartLimitError
+from wsm.rollout.rank_processes import RankProcesses
+from wsm.rollout.run_directory import log_tail
+
+#: Longest time between two looks, in seconds. A death wakes at once, where the kernel has pidfds.
+_LOOK_S = 0.02
+
+#: Seconds after which it is told that a recovery still waits for another controller.
+_TELL_S = 5.0
+
+
+class GroupKeeper:
+    """The recoveries of one group.
+
+    Parameters
+    ----------
+    config : RolloutConfig
+        The group.
+    processes : RankProcesses
+        Of its ranks; all were started.
+    recovery : Recovery
+        Of its segment.
+    run_directory : Path
+        Where the logs are.
+    tell : callable
+        Given one line for each death and each recovery.
+    start_s : float
+        How long a new process may take to join.
+
+    Attributes
+    ----------
+    recoveries : int
+        How many have been completed.
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        processes: RankProcesses,
+        recovery: Recovery,
+        *,
+        run_directory: Path,
+        tell: Callable[[str], object],
+        start_s: float,
+    ) -> None:
+        self.recoveries = 0
+        self._config = config
+        self._processes = processes
+        self._recovery = recovery
+        self._run_directory = run_directory
+        self._tell = tell
+        self._start_s = start_s
+        self._budget = RestartBudget(config.recovery)
+        self._closing = threading.Event()
+        self._whole = threading.Event()
+        self._whole.set()
+        self._fatal: BaseException | None = None
+        self._overdue: tuple[object, float] = (None, 0.0)
+        self._log = log.logger("rollout.supervisor", group=config.group.name)
+        self._thread = threading.Thread(target=self._run, name="wsm-rollout-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Watch no more; a recovery under way is left where it is. Blocks until that is so. Idempotent."""
+        self._closing.set()
+        self._processes.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def check(self) -> None:
+        """Raise what ended the keeper: RestartLimitError, or a bug."""
+        if self._fatal is not None:
+            raise self._fatal
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether there will be no more recoveries."""
+        return self._fatal is not None
+
+    def wait_until_whole(self, timeout_s: float) -> bool:
+        """Wait until no recovery is under way; blocks up to `timeout_s` seconds; return whether it is so."""
+        return self._whole.wait(timeout_s)
+
+    # -- watching -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                victims = self._look()
+                if victims:
+                    self._whole.clear()
+                    self._recover(victims)
+                    self._whole.set()
+                else:
+                    self._processes.wait(_LOOK_S)
+        except BaseException as error:  # noqa: BLE001 - whoever asks with check() gets it, whatever it is
+            self._fatal = error
+            self._log.error(log.GROUP_GIVEN_UP, error=str(error))
+            self._tell(str(error))
+        finally:
+            self._recovery.release()
+            self._whole.set()
+
+    def _look(self) -> dict[int, str]:
+        """Return who has to be replaced, and why if it lives."""
+        broken = self._recovery.ended_by(())  # first: whoever broke because of a death is seen after it
+        ended = self._processes.ended()
+        if ended:
+            return dict.fromkeys(ended, "")
+        if broken:
+            stopped = [rank for rank in range(self._config.group.ranks) if self._processes.stopped(rank)]
+            if stopped:
+                return dict.fromkeys(stopped, "it was stopped while the others waited for it in a step")
+            return dict.fromkeys(broken, "its step raised")
+        return self._hung()
+
+    def _hung(self) -> dict[int, str]:
+        """Return who keeps a decided command from its end for too long."""
+        command, late = self._recovery.late()
+        now, limit = time.monotonic(), self._config.recovery.hung_s
+        if command != self._overdue[0]:
+            self._overdue = command, now
+        if command.operation.is_hot:
+            limit += self._config.group.deadlines.drain_s  # it drains after its decision
+        if not late or now - self._overdue[1] < limit:
+            return {}
+        return dict.fromkeys(late, f"it did not end a decided command within {limit:g} s")
+
+    # -- recovering -----------------------------------------------------------------------------
+
+    def _recover(self, victims: dict[int, str]) -> None:
+        began = time.monotonic()
+        gone, delay_s = set(victims), self._mourn(victims)
+        while not self._closing.is_set():
+            self._begin(gone)
+            if self._closing.wait(delay_s):
+                return
+            number = self._recovery.epoch
+            for rank in sorted(gone):
+                self._processes.start(rank, number)
+            more = self._await_joined(gone)
+            if not more and not self._closing.is_set():
+                more = self._restore(began)
+            if not more:
+                return
+            # A survivor that only did not come back in time is no sign of a crash loop.
+            delay_s = self._mourn(more) if any(not why for why in more.values()) else self._bury_quietly(more)
+            gone = set(more)
+
+    def _mourn(self, victims: dict[int, str]) -> float:
+        """Kill and reap, tell, and return how long to wait.
+
+        Raises
+        ------
+        RestartLimitError
+            If it happens too often.
+        """
+        deaths = [self._bury(rank, why) for rank, why in victims.items()]
+        delay_s = self._budget.take(deaths, time.monotonic())
+        if delay_s is None:
+            raise RestartLimitError(
+                group=self._config.group.name,
+                limit=self._config.recovery.restarts,
+                within_s=self._config.recovery.within_s,
+                deaths=self._budget.recent(),
+                directory=str(self._run_directory),
+            )
+        return delay_s
+
+    def _bury_quietly(self, victims: dict[int, str]) -> float:
+        for rank, why in victims.items():
+            self._bury(rank, why)
+        return 0.0
+
+    def _bury(self, rank: int, why: str) -> Death:
+        pid, epoch = self._processes.pid(rank), self._recovery.epoch
+        code = self._processes.bury(rank)
+        death = Death(rank, pid, epoch, code, why, log_tail(self._run_directory, rank))
+        self._log.error(log.RANK_LOST, rank=rank, pid=pid, epoch=epoch, cause=death.cause)
+        self._tell(death.sentence())
+        return death
+
+    def _begin(self, gone: Collection[int]) -> None:
+        """Raise the epoch as soon as another controller's command has ended."""
+        while not self._closing.is_set():
+            # Whoever has the role ends soon: its command cannot go on without the dead. If it is stopped, or
+            # hangs itself, nobody may write in its place: the recovery waits, and says so.
+            if self._recovery.take_role(_TELL_S, self._closing.is_set):
+                self._recovery.begin(gone)
+                return
+            self._tell(f"the recovery waits for the controller in process {self._recovery.role_holder()}")
+
+    def _await_joined(self, started: Collection[int]) -> dict[int, str]:
+        """Wait until all have joined the epoch; return who has to be replaced before that."""
+        began, limits = time.monotonic(), self._config.recovery
+        while not self._closing.is_set():
+            missing = self._recovery.missing()
+            ended = self._processes.ended()
+            if ended:
+                return dict.fromkeys(ended, "")
+            if not missing:
+                return {}
+            waited = time.monotonic() - began
+            late = {
+                rank: f"it did not join the epoch within {limit:g} s"
+                for rank in missing
+                if waited > (limit := self._start_s if rank in started else limits.rejoin_s)
+            }
+            if late:
+                return late
+            self._processes.wait(_LOOK_S)
+        return {}
+
+    def _restore(self, began: float) -> dict[int, str]:
+        """Load what the group served before; return who has to be replaced before that."""
+        number = self._recovery.epoch
+        try:
+            pending = self._recovery.restore(deadline_s=self._config.recovery.restore_s)
+            while pending is not None:
+                try:
+                    receipt = pending.result(_LOOK_S)
+                except TimeoutError:
+                    if self._closing.is_set():
+                        pending.give_up()
+                    continue
+                held = f"serves version {receipt.version} again"
+                break
+            else:
+                held = "is CLEARED, as it was before"
+        except (RankLostError, CommandOpenError):
+            return dict.fromkeys(self._processes.ended(), "")
+        except WsmError as error:
+            self._recovery.release()
+            self._log.error(log.GROUP_NOT_RESTORED, epoch=number, error=str(error))
+            held = f"is not restored: {error}"
+        self.recoveries += 1
+        seconds = time.monotonic() - began
+        self._log.warning(log.GROUP_RECOVERED, epoch=number, seconds=seconds, held=held)
+        self._tell(f"{self._config.group.name} {held} (epoch {number}, {seconds:.2f} s after the loss)")
+        return {}

@@ -1,0 +1,141 @@
+"""The processes of a group's ranks: started, watched, killed and reaped, with their logs. Knows no words.
+
+All of them are started by one thread that lives as long as this object: each rank asks the kernel to be
+killed when the thread that started it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from wsm import log
+from wsm.rollout.run_directory import log_path, rotate_log
+
+_END_S = 5.0
+
+
+class RankProcesses:
+    """One process per rank, or none where it ended and was not replaced.
+
+    Parameters
+    ----------
+    group : str
+        The group, for the log.
+    run_directory : Path
+        Where ranks find their configuration and write their logs.
+    module : str
+        What each rank runs.
+    """
+
+    def __init__(self, group: str, run_directory: Path, module: str) -> None:
+        self._run_directory = run_directory
+        self._module = module
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._descriptors: dict[int, int] = {}
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wsm-rank-starter")
+        self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._log = log.logger("rollout.supervisor", group=group)
+
+    def start(self, rank: int, epoch: int) -> None:
+        """Start the process of a rank, whose predecessor is reaped and leaves its log under another name."""
+        rotate_log(self._run_directory, rank, epoch)
+        process = self._starter.submit(self._spawn, rank).result()
+        self._processes[rank] = process
+        with contextlib.suppress(OSError):  # without a pidfd it is looked at now and then
+            self._descriptors[rank] = os.pidfd_open(process.pid)
+        if epoch > 1:
+            self._log.info(log.RANK_STARTED, rank=rank, pid=process.pid, epoch=epoch)
+
+    def pids(self) -> list[int]:
+        """Return the process of each rank; of one that ended, the last that it had."""
+        return [self._processes[rank].pid for rank in sorted(self._processes)]
+
+    def pid(self, rank: int) -> int:
+        """Return the process that a rank has, or had last."""
+        return self._processes[rank].pid
+
+    def ended(self) -> dict[int, int]:
+        """Return how each process that has ended did so, by rank; those are reaped."""
+        codes = {rank: process.poll() for rank, process in self._processes.items()}
+        return {rank: code for rank, code in codes.items() if code is not None}
+
+    def stopped(self, rank: int) -> bool:
+        """Whether the process is stopped (SIGSTOP, a debugger), as the kernel says."""
+        try:
+            stat = Path(f"/proc/{self._processes[rank].pid}/stat").read_text(
+                encoding="ascii", errors="replace"
+            )
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+    def bury(self, rank: int) -> int:
+        """Kill the process if it lives, reap it, and return how it ended. Blocks for the kernel only."""
+        process = self._processes[rank]
+        if process.poll() is None:
+            process.kill()
+        descriptor = self._descriptors.pop(rank, None)
+        if descriptor is not None:
+            os.close(descriptor)
+        return process.wait()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a process ends or :meth:`wake` is called; blocks up to `timeout_s` seconds."""
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        for descriptor in self._descriptors.values():
+            poll.register(descriptor, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+
+    def wake(self) -> None:
+        """End the wait of another thread, now and for good."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._waker, b"\0")
+
+    def end_all(self) -> None:
+        """End rank 0 between two steps first: the others still join the step that it is in. Blocks."""
+        ranks = sorted(self._processes)
+        for some in (ranks[:1], ranks[1:]):
+            self._end(some)
+        self._starter.shutdown()
+        for descriptor in (*self._descriptors.values(), self._woken, self._waker):
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def _end(self, ranks: Iterable[int]) -> None:
+        processes = [self._processes[rank] for rank in ranks]
+        for process in processes:
+            process.terminate()
+        deadline = time.monotonic() + _END_S
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(deadline - time.monotonic(), 0.0))
+            if process.poll() is None:
+                self._log.warning(log.RANK_STOPPED, pid=process.pid, killed=True)
+                process.kill()
+                process.wait()
+
+    def _spawn(self, rank: int) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOG_minloglevel": "1",
+            "PYTHONWARNINGS": "ignore:No ccache found:UserWarning",
+        }
+        with log_path(self._run_directory, rank).open("wb") as output:
+            return subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
+                [sys.executable, "-m", self._module, self._run_directory, str(rank), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the supervisor, which ends the ranks in order
+            )
