@@ -6,10 +6,11 @@ JSON in the segment's argument slot, checked on arrival like any input. Knows no
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from wsm.errors import BadInputError
-from wsm.states.vocabulary import HotFallback, InFlightPolicy, KVPolicy, WeightState
+from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag, WeightState
 
 #: Kind under which arguments stand in their payload slot.
 ARGUMENTS_KIND = 1
@@ -24,6 +25,44 @@ class CommandArgumentsError(BadInputError):
             "command the group with the same version of wsm as its workers run",
             problem=problem,
         )
+
+
+class TagsError(BadInputError):
+    """What a command is to be about is nothing, or none of what there is."""
+
+    def __init__(self, *, tags: str) -> None:
+        known = ", ".join(tag.value for tag in Tag)
+        super().__init__(f"the tags are {tags}; name one or several of {known}, each once", tags=tags)
+
+
+def parse_tags(text: str) -> frozenset[Tag]:
+    """Read tags from text, for example ``weights,kv_cache``.
+
+    Whole names, separated by commas: a part of a name is no name.
+
+    Raises
+    ------
+    TagsError
+        If there is none, an unknown one, or one twice.
+    """
+    try:
+        return checked_tags([Tag(part.strip()) for part in text.split(",")])
+    except ValueError:
+        raise TagsError(tags=repr(text)) from None
+
+
+def checked_tags(tags: Collection[Tag]) -> frozenset[Tag]:
+    """Return tags as a set.
+
+    Raises
+    ------
+    TagsError
+        If there is none, one twice, or something that is no tag: a string, for instance.
+    """
+    found = frozenset(tags)
+    if not found or len(found) != len(tags) or not all(isinstance(tag, Tag) for tag in found):
+        raise TagsError(tags=repr(tags))
+    return found
 
 
 @dataclass(frozen=True)
@@ -42,9 +81,15 @@ class CommandArguments:
         What becomes of KV blocks that older weights computed.
     before : WeightState or None
         Where all ranks were when the command was admitted, which is what a new epoch restores if the command
-        does not come to its end; None: not known.
+        does not come to its end; None: not known. NORMAL only if they served: of a group that held one half,
+        nothing is restored.
     hot_fallback : HotFallback
         What the controller does if a hot update finds no room; the ranks only refuse it.
+    tags : frozenset of Tag
+        What a clear gives back, or an update brings back; never empty.
+    reload : bool
+        Whether an update loads weights again that are held already in the version that it means, where only
+        the KV cache is missing.
     """
 
     request_id: str
@@ -53,6 +98,8 @@ class CommandArguments:
     kv_policy: KVPolicy = KVPolicy.DROP
     before: WeightState | None = None
     hot_fallback: HotFallback = HotFallback.REFUSE
+    tags: frozenset[Tag] = ALL_TAGS
+    reload: bool = False
 
     def to_bytes(self) -> bytes:
         """Return the JSON text that goes into the slot."""
@@ -64,6 +111,8 @@ class CommandArguments:
                 "kv_policy": self.kv_policy.value,
                 "before": None if self.before is None else self.before.name,
                 "hot_fallback": self.hot_fallback.value,
+                "tags": sorted(tag.value for tag in self.tags),
+                "reload": self.reload,
             }
         ).encode()
 
@@ -82,8 +131,11 @@ class CommandArguments:
             in_flight, kv_policy = InFlightPolicy(content["in_flight"]), KVPolicy(content["kv_policy"])
             before = None if content["before"] is None else WeightState[content["before"]]
             hot_fallback = HotFallback(content["hot_fallback"])
-        except (ValueError, KeyError, TypeError) as error:
+            tags, reload = checked_tags([Tag(value) for value in content["tags"]]), content["reload"]
+        except (ValueError, KeyError, TypeError, TagsError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
         if not isinstance(request_id, str) or not (version is None or type(version) is int):
             raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")
-        return cls(request_id, version, in_flight, kv_policy, before, hot_fallback)
+        if type(reload) is not bool:
+            raise CommandArgumentsError(problem=f"reload {reload!r}")
+        return cls(request_id, version, in_flight, kv_policy, before, hot_fallback, tags, reload)

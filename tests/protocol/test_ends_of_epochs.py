@@ -52,8 +52,11 @@ KEPT, CLEARED, COMMITTED = StatusCode.DONE_KEPT, StatusCode.DONE_CLEARED, Status
 
 
 def left(operation: Operation, *ranks: tuple[StatusCode, int], committed: CommittedWord) -> View:
-    """What is left of command 5: per rank how far it came, and its weights' state."""
-    statuses = [StatusWord(EPOCH, 5, code, weights=weights) for code, weights in ranks]
+    """What is left of command 5: per rank how far it came, and where its weights and its KV cache are."""
+    statuses = [
+        StatusWord(EPOCH, 5, code, weights=weights, kv=kv[0] if kv else min(weights, 1))
+        for code, weights, *kv in ranks
+    ]
     return View(CommandWord(EPOCH, 5, operation), [at(EPOCH) for _ in ranks], statuses, committed)
 
 
@@ -71,6 +74,22 @@ STAYS_CLEARED = CommittedWord(4, None)
         pytest.param(Operation.COMMIT, [(COMMITTED, 0)], CommittedWord(5, 8), True, 8, id="decided, stored"),
         pytest.param(Operation.COMMIT, [(COMMITTED, 0)], CommittedWord(5, 8), False, 8, id="from cleared"),
         pytest.param(Operation.HOT_COMMIT, [(OPEN, 0)], SEVEN, True, 8, id="hot, decided"),
+        pytest.param(
+            Operation.COMMIT, [(COMMITTED, 0, -2)], CommittedWord(5, 8), False, None, id="weights alone came"
+        ),
+        pytest.param(
+            Operation.COMMIT,
+            [(COMMITTED, -2, 0)],
+            CommittedWord(5, 7),
+            False,
+            None,
+            id="the cache alone came",
+        ),
+        pytest.param(
+            Operation.COMMIT, [(COMMITTED, 0, 0), (OPEN, 0, 1)], SEVEN, False, 8, id="the cache was missing"
+        ),
+        pytest.param(Operation.CLEAR, [(CLEARED, 0, -2)], SEVEN, True, None, id="the cache alone went"),
+        pytest.param(Operation.ABORT, [(KEPT, 0, -2)], SEVEN, False, None, id="aborted, half of it was gone"),
         pytest.param(Operation.CLEAR, [(CLEARED, -2), (CLEARED, -2)], SEVEN, True, None, id="a clear, over"),
         pytest.param(
             Operation.CLEAR, [(CLEARED, -2), (OPEN, -1)], SEVEN, True, None, id="a clear, not aborted"

@@ -13,8 +13,10 @@ from collections.abc import Collection
 
 from wsm.protocol.decide import is_over
 from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, CommittedWord, Operation, StepKind, StepWord
-from wsm.states.vocabulary import WeightState
+from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StepKind, StepWord
+from wsm.states.vocabulary import KVState, WeightState
+
+_PREPARED = (StatusCode.PREPARED, StatusCode.DONE_COMMITTED)
 
 
 def ended_by(view: View, dead: Collection[int]) -> list[int]:
@@ -72,17 +74,29 @@ def restored_version(view: View, *, asked: int | None, served: bool | None) -> i
     Returns
     -------
     int or None
-        None: the group stays CLEARED. Its memory belongs to whoever cleared it.
+        None: the group stays CLEARED. Its memory belongs to whoever cleared it; so it does where only one
+        half of it was cleared.
     """
     command, committed = view.command, view.committed
     if command.operation is Operation.NONE:
         return committed.version
     if command.operation.is_commit:
+        if not _commit_serves(view):
+            return None
         return committed.version if committed.sequence == command.sequence else asked
     if command.operation is Operation.CLEAR:
         return None
-    holds = any(status.weights == WeightState.NORMAL for status in view.statuses)
+    holds = any(
+        status.weights == WeightState.NORMAL and status.kv != KVState.CLEARED for status in view.statuses
+    )
     return committed.version if (holds if is_over(view) or served is None else served) else None
+
+
+def _commit_serves(view: View) -> bool:
+    """Whether who has prepared or finished the committed command lacks nothing that a step needs."""
+    words = [view.of_command(index) for index in range(len(view.statuses))]
+    reached = [word for word in words if word is not None and word.code in _PREPARED]
+    return all(word.weights != WeightState.CLEARED and word.kv != KVState.CLEARED for word in reached)
 
 
 def goal_word(view: View, goal: int | None) -> CommittedWord | None:

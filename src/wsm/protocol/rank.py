@@ -147,9 +147,9 @@ def staged(state: RankState) -> Move:
     return tell(replace(state, phase=Phase.STAGED), Todo.LOOK, StatusCode.PREPARED)
 
 
-def committed(state: RankState) -> Move:
-    """Take in that this rank serves the new version."""
-    moved = replace(without_command(state), holds=True)
+def committed(state: RankState, *, serves: bool = True) -> Move:
+    """Take in that this rank has what was asked for; `serves`: and nothing that a step needs is missing."""
+    moved = replace(without_command(state), holds=serves)
     return tell_end(moved, state, StatusCode.DONE_COMMITTED)
 
 

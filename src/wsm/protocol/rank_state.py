@@ -64,7 +64,7 @@ class RankState:
     done : int
         The last sequence that this rank is terminal for.
     holds : bool
-        Whether it holds verified weights.
+        Whether it holds all that a step needs: verified weights, and a KV cache.
     broken : bool
         Whether a step raised; no further step in this epoch.
     weights, kv : int

@@ -8,6 +8,7 @@ This module holds names only; which event is legal where is in :mod:`wsm.states.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 
 class WeightState(enum.IntEnum):
@@ -81,6 +82,14 @@ class Tag(enum.Enum):
 
 #: What a command means that names no tags.
 ALL_TAGS: frozenset[Tag] = frozenset(Tag)
+
+_TAGS_IN_WORDS = {Tag.WEIGHTS: "the weights", Tag.KV_CACHE: "the KV cache"}
+
+
+def sentence_of(tags: Iterable[Tag]) -> str:
+    """Name tags in a sentence, always in one order; ``nothing`` if there is none."""
+    wanted = frozenset(tags)
+    return " and ".join(words for tag, words in _TAGS_IN_WORDS.items() if tag in wanted) or "nothing"
 
 
 class InFlightPolicy(enum.Enum):

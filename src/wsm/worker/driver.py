@@ -18,6 +18,7 @@ from wsm.protocol.rank_state import Phase, RankState, Todo
 from wsm.protocol.view import View
 from wsm.signals.word import Operation, StatusCode
 from wsm.states.machine import LifeCycle
+from wsm.states.vocabulary import KVPolicy
 from wsm.worker.ending import Ending
 from wsm.worker.execution_factory import ExecutionFactory
 from wsm.worker.failing import Failing
@@ -227,8 +228,11 @@ class RankDriver:
         done = StatusCode.PREPARED
         if standing.state.operation is Operation.CLEAR:
             done = StatusCode.DONE_CLEARED
-            standing.version = None
         report = standing.at_work.finish()
+        if done is StatusCode.DONE_CLEARED:
+            holding = self._executions.holding
+            holding.settled(self.life, blocks_kept=report.facts.get("kv_policy") == KVPolicy.KEEP.value)
+            standing.version = holding.version
         self._reporter.reached(standing.state, done, report)
         standing.take(protocol.finished(standing.shown()))
         if done is StatusCode.DONE_CLEARED:

@@ -84,10 +84,13 @@ class Ending:
         ):
             standing.recorder.transition(record)
         standing.version = standing.execution = None
+        self._executions.holding.settled(standing.life)
         self._join()
 
     def commit(self) -> None:
-        """Serve the new version. What an ordinary commit raises goes to the embedding loop: a bug there.
+        """Serve the new version, or hold what has come where something is missing still.
+
+        What an ordinary commit raises goes to the embedding loop: a bug there.
 
         Raises
         ------
@@ -104,12 +107,14 @@ class Ending:
             raise
         self._executions.booted |= standing.life.weights is WeightState.NORMAL
         report = execution.report()
+        serves = standing.life.serving
         standing.version = report.version
-        report = replace(report, pause_s=standing.pause.end())
-        self._reporter.reached(standing.state, StatusCode.DONE_COMMITTED, report)
+        self._executions.holding.committed(report)
+        pause_s = standing.pause.end() if serves else standing.pause.so_far()
+        self._reporter.reached(standing.state, StatusCode.DONE_COMMITTED, replace(report, pause_s=pause_s))
         standing.execution = None
-        standing.take(protocol.committed(standing.shown()))
-        if standing.version is not None:
+        standing.take(protocol.committed(standing.shown(), serves=serves))
+        if serves and standing.version is not None:
             standing.recorder.served(standing.state.epoch, standing.state.done, standing.version)
 
     def leave(self) -> None:
@@ -133,8 +138,8 @@ class Ending:
             return
         if standing.life.serving:
             standing.pause.end()
-        else:
-            standing.version = None
+        self._executions.holding.settled(standing.life)
+        standing.version = self._executions.holding.version
         ended = StatusCode.DONE_CLEARED if dropping else StatusCode.DONE_KEPT
         code = ended if done else StatusCode.DONE_FAULTED
         standing.execution = None

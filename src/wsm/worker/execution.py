@@ -8,21 +8,33 @@ inside a state machine's callback; machines are fired before the work begins and
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from wsm.actions.base import Action, ActionContext
+from wsm.actions.base import ActionContext
+from wsm.actions.halves import plan_to_clear, plan_to_update
 from wsm.actions.sequence import Plan, Plans
 from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.errors import InternalError
 from wsm.report import RankReport
 from wsm.states.machine import LifeCycle
-from wsm.states.vocabulary import KVEvent, KVPolicy, KVState, WeightEvent, WeightState
+from wsm.states.vocabulary import (
+    ALL_TAGS,
+    KVEvent,
+    KVPolicy,
+    KVState,
+    PlanName,
+    Tag,
+    WeightEvent,
+    WeightState,
+    sentence_of,
+)
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker.errors import CommandIllegalError
 from wsm.worker.performance import Performance
 from wsm.worker.recording import Recorder
+from wsm.worker.retreat import Retreat
 from wsm.worker.watch import ActionWatch
 
 Load = Callable[[ActionContext, WeightTarget], Mapping[str, Any]]
@@ -37,6 +49,9 @@ class Request(enum.Enum):
 
 
 _NOTHING = Plan(name="nothing", actions=())
+
+_AT_WORK = (WeightState.UPDATING, WeightState.CLEARING)
+_AT_REST = (WeightState.NORMAL, WeightState.CLEARED)
 
 
 class Execution:
@@ -81,13 +96,11 @@ class Execution:
     ) -> None:
         self.request = request
         self.arguments = arguments
-        self.plan = _plan_for(request, plans, life.weights)
-        self._discard = plans.discard
+        self.plan = _plan_for(request, arguments.tags, plans, life)
         self._rejoin = plans.rejoin
         self._life = life
         self._context = context
         self._clock = clock
-        self._recorder = recorder
         self._watch = watch
         self._work = Performance(
             life=life,
@@ -97,7 +110,7 @@ class Execution:
             cause=f"{request.value} {arguments.request_id}",
             watch=watch,
         )
-        self._dropping: Iterator[Action] | None = None
+        self._retreat = Retreat(plans, life=life, context=context, work=self._work, recorder=recorder)
         self.doing = "begin"
 
     @property
@@ -113,14 +126,14 @@ class Execution:
         CommandIllegalError, wsm.actions.errors.PolicyRefusedError
             If it is not. Nothing was changed.
         """
-        event = WeightEvent.CLEAR if self.request is Request.CLEAR else WeightEvent.UPDATE
-        if not self._life.can(event):
+        why = self._objection()
+        if why is not None:
             raise CommandIllegalError(
                 rank=self._context.rank,
                 command=self.request.value,
                 weights=self._life.weights.name,
                 kv=self._life.kv.name,
-                why=f"there is no way from {self._life.weights.name} by {self.request.value}",
+                why=why,
             )
         self.plan.admit(self._context)
         self.doing = "drain"
@@ -136,14 +149,12 @@ class Execution:
     def accept(self) -> None:
         """Begin the transition: every rank stands at the same step boundary."""
         self.doing = "accept"
-        if self.request is Request.CLEAR:
-            self._work.fire(WeightEvent.CLEAR)
-            self._work.fire(KVEvent.CLEAR)
-        else:
-            keeps = self.arguments.kv_policy is not KVPolicy.DROP
-            self._work.fire(WeightEvent.UPDATE, kv_kept=keeps)
-            if self._life.kv is KVState.NORMAL and not keeps:
-                self._work.fire(KVEvent.UPDATE)
+        self._retreat.accepted = True
+        keeps = self.arguments.kv_policy is not KVPolicy.DROP
+        for event in self._events():
+            self._work.fire(event, kv_kept=keeps or event is not WeightEvent.UPDATE)
+        if self._life.weights is WeightState.UPDATING and self._life.kv is KVState.NORMAL and not keeps:
+            self._work.fire(KVEvent.UPDATE)
         self._may_vote(0)
 
     def run(self, index: int) -> None:
@@ -153,12 +164,14 @@ class Execution:
         if not action.collective:
             action.precondition(self._context)
         self._work.run(action)
-        self._work.kv_followed(action.name)
+        if self._life.weights in _AT_WORK:  # a KV cache that moves alone arrives when all is done
+            self._work.kv_followed(action.name)
         self._may_vote(index + 1)
 
     def fail(self, cause: str) -> None:
         """Take in that the command has failed on this rank."""
-        if self._life.weights in (WeightState.UPDATING, WeightState.CLEARING):
+        clears_kv_alone = self._life.kv is KVState.CLEARING and self._life.weights in _AT_REST
+        if self._life.weights in _AT_WORK or clears_kv_alone:
             self._work.fire(WeightEvent.FAIL, cause=cause)
 
     def finish(self) -> RankReport:
@@ -169,8 +182,9 @@ class Execution:
                 self._work.fire(KVEvent.CLEARED)
             if self._life.weights is WeightState.CLEARING:
                 self._work.fire(WeightEvent.CLEARED)
-        else:
-            self._work.bring_kv_back()
+        elif self._life.weights is WeightState.UPDATING:
+            if Tag.KV_CACHE in self.arguments.tags or self._life.kv is KVState.UPDATING:
+                self._work.bring_kv_back()
             self._work.fire(WeightEvent.PREPARED)
         return self.report()
 
@@ -182,6 +196,8 @@ class Execution:
         self.doing = "commit"
         if self._life.weights is WeightState.PREPARED:
             self._work.fire(WeightEvent.COMMIT)
+        elif self._life.kv is KVState.UPDATING:
+            self._work.fire(KVEvent.REBUILT)
         for action in self.plan.commit:
             self._work.run(action)
 
@@ -207,39 +223,17 @@ class Execution:
         """
 
     def undo(self) -> bool:
-        """Stop and take back what can be taken back; return whether this rank is not what it was before.
-
-        A clear that has begun is never taken back: its end is CLEARED, on every rank.
-        """
+        """Stop and take back what can be taken back; return whether this rank is not what it was before."""
         self.doing = "undo"
-        if self._life.weights in (WeightState.CLEARING, WeightState.FAULTED):
-            self._context.weights_touched = True
-        if self._context.weights_touched:
-            return True
-        for action in reversed(self._work.began):
-            try:
-                action.undo(self._context)
-            except Exception as error:  # noqa: BLE001 - whatever an undo raises: the rank is not what it was
-                self._recorder.action_failed(f"undo_{action.name}", error)
-                self._context.weights_touched = True
-                return True
-            self._recorder.action_undone(action.name)
-        self._work.began.clear()
-        return False
+        return self._retreat.undo()
 
     def keep(self) -> bool | None:
-        """End an aborted command that nobody was touched by; as :meth:`drop` where nothing was held."""
-        if self._life.weights in (WeightState.NORMAL, WeightState.CLEARED) and self._dropping is None:
-            return True
-        if self._context.from_normal:
-            if self._life.kv is KVState.UPDATING:
-                self._work.fire(KVEvent.REBUILT, cause="the old cache is still whole")
-            self._work.fire(WeightEvent.ABORT, kept=True)
-            return True
-        return self.drop()
+        """End an aborted command that nobody was touched by: hold what was held before. As :meth:`drop`."""
+        self.doing = "discard"
+        return self._retreat.keep()
 
     def drop(self) -> bool | None:
-        """End an aborted command holding no weights, one action of the discard plan per call.
+        """End an aborted command holding nothing, one action of the discard plan per call.
 
         Returns
         -------
@@ -247,27 +241,7 @@ class Execution:
             None while actions are left; True once everything is released, False if the teardown failed.
         """
         self.doing = "discard"
-        if self._dropping is None:
-            if self._life.weights is WeightState.CLEARED:
-                return True
-            leaves = self._life.weights in (WeightState.NORMAL, WeightState.FAULTED)
-            self._work.fire(WeightEvent.CLEAR if leaves else WeightEvent.ABORT)
-            if self._life.kv is not KVState.CLEARED:
-                self._work.fire(KVEvent.CLEAR)
-            self._dropping = iter(self._discard.actions)
-        action = next(self._dropping, None)
-        if action is None:
-            if self._life.kv is KVState.CLEARING:
-                self._work.fire(KVEvent.CLEARED)
-            self._work.fire(WeightEvent.CLEARED)
-            return True
-        try:
-            self._work.run(action)
-        except Exception as error:  # noqa: BLE001 - a teardown that fails in any way leaves the rank FAULTED
-            self._work.fire(WeightEvent.FAIL, cause=f"{action.name}: {error}")
-            return False
-        self._work.kv_followed(action.name)
-        return None
+        return self._retreat.drop()
 
     def abandon(self) -> None:
         """Let go alone of what broke with a peer: the epoch has ended. What an action raises goes on."""
@@ -279,6 +253,29 @@ class Execution:
         """Describe what was done so far."""
         return self._work.report()
 
+    def _events(self) -> list[WeightEvent | KVEvent]:
+        """Say with which events this command begins, weights first."""
+        events: list[WeightEvent | KVEvent] = []
+        clears, tags = self.request is Request.CLEAR, self.arguments.tags
+        if Tag.WEIGHTS in tags:
+            events.append(WeightEvent.CLEAR if clears else WeightEvent.UPDATE)
+        if clears and Tag.KV_CACHE in tags:
+            events.append(KVEvent.CLEAR)
+        return events or [KVEvent.UPDATE]
+
+    def _objection(self) -> str | None:
+        """Say why this command cannot begin where the rank is; None if it can."""
+        faulted = self._life.weights is WeightState.FAULTED
+        if faulted and self.request is Request.CLEAR and self.arguments.tags != ALL_TAGS:
+            return "nobody knows what a FAULTED rank holds; clear weights and KV cache together"
+        if self.request is Request.UPDATE and self.plan is _NOTHING:
+            return f"nothing of {sentence_of(self.arguments.tags)} is missing"
+        first = self._events()[0]
+        if not self._life.can(first):
+            state = self._life.weights if isinstance(first, WeightEvent) else self._life.kv
+            return f"there is no way from {state.name} by {self.request.value}"
+        return None
+
     def _may_vote(self, index: int) -> None:
         """Check what an action needs that is voted for next: after the vote it must be entered."""
         if index < len(self.plan.actions) and self.plan.actions[index].collective:
@@ -286,13 +283,18 @@ class Execution:
             self.plan.actions[index].precondition(self._context)
 
 
-def _plan_for(request: Request, plans: Plans, weights: WeightState) -> Plan:
+def _plan_for(request: Request, tags: Collection[Tag], plans: Plans, life: LifeCycle) -> Plan:
     """Choose the plan by where the rank is; its collective actions are the same on every rank."""
     if request is Request.HOT_UPDATE:
         return plans.hot
-    if request is Request.UPDATE:
-        return plans.update_in_place if weights is WeightState.NORMAL else plans.update
-    if weights is WeightState.NORMAL:
-        return plans.clear
-    # A faulted rank is repaired beside peers that are cleared already: no collective can be part of it.
-    return plans.discard if weights is WeightState.FAULTED else _NOTHING
+    name: PlanName | None
+    if life.weights is WeightState.FAULTED:
+        # It is repaired beside peers that are cleared already: no collective can be part of it.
+        name = PlanName.DISCARD
+    elif life.weights not in _AT_REST:
+        name = None  # a new epoch, in the middle of a command: all that follows is to give back what is held
+    elif request is Request.UPDATE:
+        name = plan_to_update(tags, life.weights, life.kv)
+    else:
+        name = plan_to_clear(tags, life.weights, life.kv)
+    return _NOTHING if name is None else plans.named(name)

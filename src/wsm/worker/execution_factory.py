@@ -17,10 +17,12 @@ from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
 from wsm.protocol.rank_state import RankState
 from wsm.signals.word import Operation
 from wsm.states.machine import LifeCycle
+from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
 from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.errors import StepBrokenError
 from wsm.worker.execution import Execution, Load, Request
 from wsm.worker.group_words import GroupWords
+from wsm.worker.holding import Holding
 from wsm.worker.hot_execution import HotExecution
 from wsm.worker.recording import Recorder
 from wsm.worker.stager import Stager
@@ -61,6 +63,8 @@ class ExecutionFactory:
         Told which action this rank is inside of.
     stagers : callable
         Makes the thread of a rank's hot update.
+    holding : Holding or None
+        What this rank holds between commands; None: nothing yet.
 
     Attributes
     ----------
@@ -82,7 +86,9 @@ class ExecutionFactory:
         announced: AnnouncedVersion,
         watch: ActionWatch,
         stagers: Callable[[int], Stager] = Stager,
+        holding: Holding | None = None,
     ) -> None:
+        self.holding = holding or Holding()
         self._words = words
         self._runner = runner
         self._plans = plans
@@ -103,9 +109,10 @@ class ExecutionFactory:
         if data is None or state.operation is Operation.CLEAR or self._announced.is_known(state):
             return data
         try:
-            return data if CommandArguments.from_bytes(data).version is not None else None
+            arguments = CommandArguments.from_bytes(data)
         except CommandArgumentsError:
             return data  # to be refused by whoever begins it
+        return None if arguments.version is None and Tag.WEIGHTS in arguments.tags else data
 
     def commanded(self, state: RankState, data: bytes) -> Execution:
         """Make the work of the command at hand; on rank 0 this decides which version it means.
@@ -121,9 +128,19 @@ class ExecutionFactory:
         if state.broken:
             raise StepBrokenError(rank=state.rank, step=state.step)
         request = _REQUESTS[state.operation]
-        if arguments.version is None and request is not Request.CLEAR:
+        if arguments.version is None and request is not Request.CLEAR and Tag.WEIGHTS in arguments.tags:
             arguments = replace(arguments, version=self._announced.version(state))
-        return self._make(state, request, arguments)
+        return self._make(state, request, self._narrowed(request, arguments))
+
+    def _narrowed(self, request: Request, arguments: CommandArguments) -> CommandArguments:
+        """Leave weights alone that are held already, where it is the KV cache that a rank lacks.
+
+        Every rank holds the same version and was told the same one, so all of them come to the same plan.
+        """
+        held = self._life.weights is WeightState.NORMAL and arguments.version == self.holding.version
+        lacks_kv_only = held and arguments.version is not None and self._life.kv is KVState.CLEARED
+        asked = request is Request.UPDATE and arguments.tags == ALL_TAGS and not arguments.reload
+        return replace(arguments, tags=frozenset({Tag.KV_CACHE})) if lacks_kv_only and asked else arguments
 
     def ending(self, state: RankState) -> Execution:
         """Make what brings a rank to the group's outcome that had not begun: to keep, or to give back."""
@@ -163,6 +180,9 @@ class ExecutionFactory:
             kv_policy=arguments.kv_policy,
             from_normal=self._life.serving,
             boots=not self.booted,
+            kept_digest=self.holding.kept_digest,
+            # What is not loaded now is reported as it was when it was loaded.
+            facts={} if Tag.WEIGHTS in arguments.tags else {"bytes": 0, "tensors": 0, **self.holding.weights},
             load=self._load,
             progress=self._watch.check,
             cancelled=lambda: self._words.called_off(state.epoch),

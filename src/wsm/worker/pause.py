@@ -22,7 +22,12 @@ class Pause:
         """The rank serves no more."""
         self._since_ns = self._clock.monotonic_ns()
 
+    def so_far(self) -> float:
+        """Return the seconds since the rank last could serve; 0 if it can, or never could."""
+        since_ns = self._since_ns
+        return 0.0 if since_ns is None else (self._clock.monotonic_ns() - since_ns) / 1e9
+
     def end(self) -> float:
         """The rank serves again; return the seconds since it last did, 0 if it never had."""
-        since_ns, self._since_ns = self._since_ns, None
-        return 0.0 if since_ns is None else (self._clock.monotonic_ns() - since_ns) / 1e9
+        seconds, self._since_ns = self.so_far(), None
+        return seconds
