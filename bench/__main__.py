@@ -7,7 +7,8 @@ import json
 import os
 import platform
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from bench.acceptance import measure_acceptance
 from bench.cycle import measure_cycles
+from bench.hot import measure_pauses
 from bench.legacy import measure_cycles as measure_legacy_cycles
 from bench.measure import Distribution
 from bench.rank_process import STEP_S
@@ -25,6 +27,9 @@ from bench.serving import measure_serving
 AIM_TURN_NS = 250.0
 AIM_ACCEPTED_US = 200.0
 AIM_CYCLE_MS = 5.0
+AIM_HOT_PAUSE_MS = 2.0
+
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Row:
 
     what: str
     unit: str
-    p50: float
+    p50: float | None
     p99: float | None = None
     aim: float | None = None
     note: str = ""
@@ -73,6 +78,29 @@ def cycle_rows(cycles: int, legacy_cycles: int) -> list[Row]:
     ]
 
 
+def pause_rows(sizes: Sequence[tuple[int, int]]) -> list[Row]:
+    """Measure how long a group of two ranks stands still; sizes as (MiB of the group, updates)."""
+    rows: list[Row] = []
+    smallest: float | None = None
+    for mib, updates in sizes:
+        size = f"{mib // 1024} GiB" if mib >= 1024 else f"{mib} MiB"
+        found = measure_pauses(mib * _MIB, updates)
+        if found is None:
+            rows.append(Row(f"pause of a hot update, {size}", "ms", None, note="no room for two versions"))
+            continue
+        smallest = smallest or found.hot.p50
+        hot = _row(f"pause of a hot update, {size}", "ms", found.hot, aim=AIM_HOT_PAUSE_MS)
+        if found.hot.p50 != smallest:
+            hot = replace(hot, note=f"{found.hot.p50 / smallest:.1f} times the smallest")
+        ratio = found.in_place.p50 / found.hot.p50
+        rows += [
+            hot,
+            _row(f"the same in place, {size}", "ms", found.in_place, note=f"{ratio:.0f} times hot"),
+            _row(f"staged meanwhile, {size}", "ms", found.staging, note="while serving"),
+        ]
+    return rows
+
+
 def show(rows: list[Row], console: Console) -> None:
     """Print the table; it fits 80 columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -81,9 +109,11 @@ def show(rows: list[Row], console: Console) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("")
     for row in rows:
-        reached = "" if row.aim is None else f"aim {row.aim:g}{'' if row.p50 < row.aim else ', missed'}"
-        p50, p99 = _short(row.p50), "" if row.p99 is None else _short(row.p99)
-        table.add_row(row.what, p50, p99, row.unit, row.note or reached)
+        reached = ""
+        if row.aim is not None and row.p50 is not None:
+            reached = f"aim {row.aim:g}{'' if row.p50 < row.aim else ', missed'}"
+        numbers = ("" if value is None else _short(value) for value in (row.p50, row.p99))
+        table.add_row(row.what, *numbers, row.unit, ", ".join(filter(None, (reached, row.note))))
     console.print(table)
 
 
@@ -100,7 +130,13 @@ def main() -> None:
     console.print(
         f"{os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f} before the start"
     )
-    rows = [*serving_rows(), *acceptance_rows(commands), *cycle_rows(commands, legacy)]
+    sizes = ((64, 5), (512, 3)) if options.quick else ((64, 20), (4096, 4))
+    rows = [
+        *serving_rows(),
+        *acceptance_rows(commands),
+        *cycle_rows(commands, legacy),
+        *pause_rows(sizes),
+    ]
     show(rows, console)
     content = {
         "machine": _machine(load),

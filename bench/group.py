@@ -22,9 +22,22 @@ _LOOK_S = 0.005
 
 @contextmanager
 def measured_group(
-    name: str, ranks: int, mode: str, *, follow: bool = True
+    name: str, ranks: int, mode: str, *, follow: bool = True, module: str = "bench.rank_process"
 ) -> Iterator[tuple[Controller, Path]]:
     """Start a group that serves version 1; yield its controller and the directory of its journals.
+
+    Parameters
+    ----------
+    name : str
+        Of the group.
+    ranks : int
+        How many.
+    mode : str
+        Handed to the ranks' program.
+    follow : bool
+        Whether ranks follow each other into steps.
+    module : str
+        The program that each rank runs.
 
     Raises
     ------
@@ -37,7 +50,7 @@ def measured_group(
             subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
                 [
                     sys.executable,
-                    *("-m", "bench.rank_process", name, str(rank), str(ranks), mode, directory),
+                    *("-m", module, name, str(rank), str(ranks), mode, directory),
                     "follow" if follow else "alike",
                 ],
                 env=quiet_environment(),

@@ -50,6 +50,19 @@ def test_a_run_with_updates_is_drawn(tmp_path: Path) -> None:
     assert size_of(tmp_path / "run.png") == (1200, 1100)
 
 
+def test_a_run_of_hot_updates_shows_the_whole_and_the_switch_from_near(tmp_path: Path) -> None:
+    report, spans = a_run(updated=True)
+    spans = [span for span in spans if span.name not in ("clear", "CLEARED", "release_weights")]
+    draw(tmp_path / "whole.png", report, spans, chance=0.125)
+    for step in range(1, 4):
+        flip = step * 100 * MS + 91 * MS
+        spans += [Span(rank, "weights", "UPDATING", flip, flip + MS) for rank in ("rank 0", "rank 1")]
+        spans += [Span(rank, "actions", "flip_weights", flip, flip + MS) for rank in ("rank 0", "rank 1")]
+    draw(tmp_path / "run.png", report, spans, chance=0.125)
+    assert size_of(tmp_path / "run.png") == (1200, 1100)
+    assert (tmp_path / "run.png").read_bytes() != (tmp_path / "whole.png").read_bytes()
+
+
 def test_a_run_without_updates_has_no_actions_to_show(tmp_path: Path) -> None:
     report, spans = a_run(updated=False)
     draw(tmp_path / "run.png", report, spans, chance=0.125)

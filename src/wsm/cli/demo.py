@@ -16,6 +16,7 @@ from wsm.cli.teaching_command import TeachingCommand
     examples=(
         ("wsm demo", "the reward rises from chance to almost 1"),
         ("wsm demo --no-update --out no-update", "the same without updates: the reward stays flat"),
+        ("wsm demo --hot --out hot", "each version is staged beside the one that serves"),
     ),
 )
 @click.option(
@@ -31,12 +32,16 @@ from wsm.cli.teaching_command import TeachingCommand
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and prompts."
 )
 @click.option("--no-update", is_flag=True, help="Train, but never update the group.")
-def demo(out: Path, steps: int, ranks: int, seed: int, no_update: bool) -> None:
+@click.option("--hot", is_flag=True, help="Clear nothing: stage each version while the old one serves.")
+def demo(out: Path, *, steps: int, ranks: int, seed: int, no_update: bool, hot: bool) -> None:
     """Train a policy with reinforcement learning while a live group serves it.
 
     Each step generates answers with the group, clears the group, trains in another process, publishes the new
     weights as a snapshot, and updates the group to them. That every rank holds what was published, and that
     every answer comes from one version, is checked in each step.
+
+    With --hot, the group is never cleared: it serves other requests while the trainer works and while it
+    stages the new weights beside the old, and pauses only to switch.
 
     Writes report.json (numbers per step), timeline.png (reward and states), trace.json (every action, for
     Perfetto) and the ranks' journals.
@@ -46,5 +51,5 @@ def demo(out: Path, steps: int, ranks: int, seed: int, no_update: bool) -> None:
     from wsm.demo.settings import DemoSettings  # noqa: PLC0415 - the same
 
     with wrong_usage():
-        settings = DemoSettings(out, steps=steps, ranks=ranks, seed=seed, update=not no_update)
+        settings = DemoSettings(out, steps=steps, ranks=ranks, seed=seed, update=not no_update, hot=hot)
     run_demo(settings)

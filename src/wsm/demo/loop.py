@@ -1,9 +1,10 @@
 """The loop itself: a group serves a policy, a trainer improves it, and every step hands the weights over.
 
 The one module that knows group, trainer and files at once. A step is generate, clear, train, publish, update:
-the trainer works while the group holds no memory, as on shared GPUs. Nothing is taken on trust: the
-digests that the ranks report must be those that the trainer published, every token must name the version that
-the receipts name, and the ranks' journals must be behaviours of the tables.
+the trainer works while the group holds no memory, as on shared GPUs. With hot updates nothing is cleared, and
+the group serves others while the trainer works and the ranks stage. Nothing is taken on trust: the digests
+that the ranks report must be those that the trainer published, every token must name the version that the
+receipts name, and the ranks' journals must be behaviours of the tables.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-from wsm.controller import Controller
 from wsm.demo.errors import WeightsDifferError
 from wsm.demo.progress import RunProgress
 from wsm.demo.report import Report, StepRecord
@@ -66,7 +66,7 @@ def run_loop(settings: DemoSettings, progress: RunProgress) -> tuple[Report, lis
         RolloutSupervisor(config) as group,
         group.client() as client,
     ):
-        loop = _Loop(settings, progress, trainer, group.controller, client)
+        loop = _Loop(settings, progress, trainer, group, client)
         try:
             steps = [loop.step(number) for number in range(1, settings.steps + 1)]
         except WsmError:
@@ -83,14 +83,15 @@ class _Loop:
         settings: DemoSettings,
         progress: RunProgress,
         trainer: TrainerProcess,
-        controller: Controller,
+        group: RolloutSupervisor,
         client: RolloutClient,
     ) -> None:
         self.spans: list[Span] = []
         self._settings = settings
         self._progress = progress
         self._trainer = trainer
-        self._controller = controller
+        self._controller = group.controller
+        self._load = group.load
         self._client = client
         self._version = INITIAL_VERSION
         self._step = 0
@@ -115,7 +116,8 @@ class _Loop:
             mixed_versions=any(set(answer.versions) != {self._version} for answer in answers),
             generate_ms=generated[0].duration_ns / 1e6,
         )
-        hand_over = self._hand_over if self._settings.update else self._train_only
+        how = self._flip if self._settings.hot else self._hand_over
+        hand_over = how if self._settings.update else self._train_only
         record = hand_over(record, prompts, tokens, rewards, answers)
         self._progress.finished(record)
         return record
@@ -131,24 +133,48 @@ class _Loop:
         """Clear the group, train in the memory that it gave back, and update it to what was learned."""
         with self._timed("clear") as cleared:
             self._controller.clear()
+        record = self._train_and_update(record, prompts, tokens, rewards, answers)
+        return replace(record, clear_ms=cleared[0].duration_ns / 1e6)
+
+    def _flip(
+        self,
+        record: StepRecord,
+        prompts: Tokens,
+        tokens: Tokens,
+        rewards: Rewards,
+        answers: list[Generation],
+    ) -> StepRecord:
+        """Train, and update the group to what was learned, while it serves others."""
+        before = self._served_to_others()
+        record = self._train_and_update(record, prompts, tokens, rewards, answers)
+        return replace(record, served_meanwhile=self._served_to_others() - before)
+
+    def _train_and_update(
+        self,
+        record: StepRecord,
+        prompts: Tokens,
+        tokens: Tokens,
+        rewards: Rewards,
+        answers: list[Generation],
+    ) -> StepRecord:
         learned = self._train(prompts, tokens, rewards)
         version = self._version + 1
         self._progress.phase("publish")
         published = self._trainer.publish(version)
         self._spans_of(published, "publish")
         with self._timed("update") as updated:
-            receipt = self._controller.update(version)
+            receipt = self._controller.update(version, hot=self._settings.hot)
         require_published(receipt, published.facts)
         self._version = version
         seen = np.array([answer.logprobs for answer in answers])
         return replace(
             record,
             version=version,
-            clear_ms=cleared[0].duration_ns / 1e6,
             train_ms=learned.milliseconds,
             publish_ms=published.milliseconds,
             update_ms=updated[0].duration_ns / 1e6,
             pause_ms=receipt.pause_s * 1e3,
+            staging_ms=receipt.staging_s * 1e3,
             bytes=sum(rank.bytes for rank in receipt.ranks),
             digests={str(rank.rank): rank.digest or "" for rank in receipt.ranks},
             manifest_digest=receipt.manifest_digest,
@@ -156,6 +182,9 @@ class _Loop:
             entropy=learned.facts["entropy"],
             log_probability_gap=float(np.abs(seen - np.array(learned.facts["log_probability"])).max()),
         )
+
+    def _served_to_others(self) -> int:
+        return 0 if self._load is None else sum(dict(self._load.tokens_by_version).values())
 
     def _train_only(
         self,

@@ -68,8 +68,8 @@ def draw(path: Path, report: Report, spans: Sequence[Span], *, chance: float) ->
     step = _typical_step(report)
     _cycle(figure.add_subplot(grid[2, :]), spans, step)
     if len(heights) == len(_HEIGHTS):
-        for column, command in enumerate(("clear", "update")):
-            _actions(figure.add_subplot(grid[-1, column]), spans, step, command)
+        for column, (title, interval) in enumerate(_near(spans, step).items()):
+            _actions(figure.add_subplot(grid[-1, column]), spans, interval, title)
     figure.savefig(path, dpi=100)
 
 
@@ -125,9 +125,30 @@ def _cycle(axes: Axes, spans: Sequence[Span], step: int) -> None:
     _title(axes, f"step {step} from near")
 
 
-def _actions(axes: Axes, spans: Sequence[Span], step: int, command: str) -> None:
+def _near(spans: Sequence[Span], step: int) -> dict[str, tuple[int, int]]:
+    """Return what the last row shows of a step: its two commands, or a hot update and its flip."""
+    commands = {
+        span.name: (span.start_ns, span.end_ns)
+        for span in _work_of(spans, step)
+        if span.name in ("clear", "update")
+    }
+    if "clear" in commands or "update" not in commands:
+        return {f"{name}: every action": interval for name, interval in commands.items()}
+    switching = [
+        span
+        for span in within(spans, *commands["update"])
+        if span.lane == "weights" and span.name in ("UPDATING", "PREPARED")
+    ]
+    found = {"hot update: every action": commands["update"]}
+    if switching:
+        start, end = extent(switching)
+        found[f"the same from near: {(end - start) / 1e6:.2f} ms to switch"] = (start, end)
+    return found
+
+
+def _actions(axes: Axes, spans: Sequence[Span], interval: tuple[int, int], title: str) -> None:
     """Draw one row per action and one bar per rank: the plan of one command, as it really ran."""
-    start, end = extent([span for span in _work_of(spans, step) if span.name == command])
+    start, end = interval
     actions = [span for span in within(spans, start, end) if span.lane == "actions"]
     actions.sort(key=lambda span: span.start_ns)
     rows, ranks = list(dict.fromkeys(span.name for span in actions)), tracks(actions)
@@ -141,8 +162,8 @@ def _actions(axes: Axes, spans: Sequence[Span], step: int, command: str) -> None
             label=span.track if span.name == rows[0] else None,
         )
     _rows(axes, rows)
-    axes.set(xlabel="milliseconds since the command", xlim=(0, (end - start) / 1e6))
-    _title(axes, f"{command}: every action")
+    axes.set(xlabel="milliseconds", xlim=(0, (end - start) / 1e6))
+    _title(axes, title)
     if actions:
         axes.legend(loc="upper right", fontsize=8)
 

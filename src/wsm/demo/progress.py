@@ -20,6 +20,7 @@ _SPARK_WIDTH = 60
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = ".:-=+*%#"
 _TIMES = ("generate", "clear", "train", "publish", "update", "pause")
+_HOT_TIMES = ("generate", "train", "publish", "update", "staging", "pause")
 
 
 class RunProgress:
@@ -33,13 +34,16 @@ class RunProgress:
         How many steps there will be.
     console : rich.console.Console, optional
         Where to; standard output by default. Live display only where it is a terminal.
+    hot : bool
+        Whether updates are hot: then nothing is cleared, and staging is shown.
     """
 
-    def __init__(self, title: str, steps: int, console: Console | None = None) -> None:
+    def __init__(self, title: str, steps: int, console: Console | None = None, *, hot: bool = False) -> None:
         self._console = console or Console(highlight=False, markup=False)
         self._title = title
         self._steps = steps
         self._records: list[StepRecord] = []
+        self._times = _HOT_TIMES if hot else _TIMES
         self._phase = "starting"
         self._live: Live | None = None
 
@@ -77,10 +81,11 @@ class RunProgress:
             self._live.update(self._table())
             return
         version = "-" if record.version is None else record.version
+        left_out = ("generate", "publish")
+        times = [f"{name} {_short(record, name)}" for name in self._times if name not in left_out]
         self._line(
             f"step {record.step}/{self._steps}  version {version}  reward {record.reward:.2f}  "
-            f"clear {record.clear_ms:.0f}  train {record.train_ms:.0f}  update {record.update_ms:.0f}  "
-            f"pause {record.pause_ms:.0f} ms"
+            f"{'  '.join(times)} ms"
         )
 
     def summary(self, report: Report, files: Sequence[str]) -> None:
@@ -94,8 +99,13 @@ class RunProgress:
         self._line(
             f"{totals['tokens']} tokens by {versions} version{'' if versions == 1 else 's'}, "
             f"{totals['mixed_version_steps']} steps of mixed versions, "
-            f"median pause {totals['median_ms']['pause']:.0f} ms"
+            f"median pause {totals['median_ms']['pause']:.{2 if self._times is _HOT_TIMES else 0}f} ms"
         )
+        if totals["served_meanwhile"]:
+            self._line(
+                f"{totals['served_meanwhile']} tokens for others while it trained, staged and switched; "
+                f"median staging {totals['median_ms']['staging']:.0f} ms"
+            )
         for file in files:
             self._line(f"  {file}")
 
@@ -108,17 +118,22 @@ class RunProgress:
             f"{self._title}  step {min(done + 1, self._steps)}/{self._steps}: {self._phase}", style="bold"
         )
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for column in ("step", "version", "reward", *_TIMES):
+        for column in ("step", "version", "reward", *self._times):
             table.add_column(column, justify="right")
         for record in self._records[-_RECENT:]:
             table.add_row(
                 str(record.step),
                 "-" if record.version is None else str(record.version),
                 f"{record.reward:.2f}",
-                *(f"{getattr(record, f'{name}_ms'):.0f} ms" for name in _TIMES),
+                *(f"{_short(record, name)} ms" for name in self._times),
             )
         blocks = _ASCII_BLOCKS if self._console.options.ascii_only else _BLOCKS
         return Group(head, Text(f"reward {sparkline([r.reward for r in self._records], blocks)}"), table)
+
+
+def _short(record: StepRecord, name: str) -> str:
+    milliseconds: float = getattr(record, f"{name}_ms")
+    return f"{milliseconds:.1f}" if 0 < milliseconds < 10 else f"{milliseconds:.0f}"
 
 
 def sparkline(values: Sequence[float], blocks: str = _BLOCKS) -> str:

@@ -19,7 +19,7 @@ _EDGE = 5
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One turn of the loop: generate, clear, train, publish, update.
+    """One turn of the loop: generate, clear, train, publish, update; nothing is cleared for a hot update.
 
     Parameters
     ----------
@@ -39,6 +39,10 @@ class StepRecord:
         Wall time as the loop saw it; 0 for what the step did not do.
     pause_ms : float
         The longest time that a rank could not serve; from the update's receipt.
+    staging_ms : float
+        How long the ranks staged the version while they served; 0 for an update that was not hot.
+    served_meanwhile : int
+        Tokens of answers that others got while the trainer worked and the ranks staged and flipped.
     bytes : int
         Weights loaded, all ranks together.
     digests : mapping of str to str
@@ -64,6 +68,8 @@ class StepRecord:
     publish_ms: float = 0.0
     update_ms: float = 0.0
     pause_ms: float = 0.0
+    staging_ms: float = 0.0
+    served_meanwhile: int = 0
     bytes: int = 0
     digests: Mapping[str, str] = field(default_factory=dict)
     manifest_digest: str | None = None
@@ -106,11 +112,12 @@ class Report:
             "tokens": sum(tokens.values()),
             "tokens_per_version": {str(version): tokens[version] for version in sorted(tokens)},
             "mixed_version_steps": sum(step.mixed_versions for step in self.steps),
+            "served_meanwhile": sum(step.served_meanwhile for step in self.steps),
             "bytes": sum(step.bytes for step in self.steps),
             "log_probability_gap": max(gaps, default=None),
             "median_ms": {
                 name: _median([getattr(step, f"{name}_ms") for step in self.steps])
-                for name in ("generate", "clear", "train", "publish", "update", "pause")
+                for name in ("generate", "clear", "train", "publish", "update", "staging", "pause")
             },
         }
 

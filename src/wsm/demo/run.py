@@ -42,8 +42,9 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> Report:
         If the group or the trainer failed, or left behind what must not be.
     """
     settings.out.mkdir(parents=True, exist_ok=True)
-    title = f"wsm demo: {settings.ranks} ranks, {'with' if settings.update else 'without'} updates"
-    with RunProgress(title, settings.steps, console) as progress:
+    kind = "hot updates" if settings.hot else "updates"
+    title = f"wsm demo: {settings.ranks} ranks, {'with' if settings.update else 'without'} {kind}"
+    with RunProgress(title, settings.steps, console, hot=settings.hot) as progress:
         report, spans = run_loop(settings, progress)
         progress.phase("write results")
         files = write_results(settings.out, report, spans, chance=settings.task.chance)

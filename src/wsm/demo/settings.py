@@ -14,6 +14,9 @@ from wsm.rollout.shape import ModelShape
 #: Where the ranks write their journals, in the output directory.
 JOURNAL_DIRECTORY = "journals"
 
+#: Requests that others keep open all the time where updates are hot, so that there is somebody to serve.
+OTHERS = 4
+
 
 @dataclass(frozen=True)
 class DemoSettings:
@@ -31,6 +34,8 @@ class DemoSettings:
         Prompts per step.
     update : bool
         Whether the group gets the trainer's weights; without, the reward stays where it is.
+    hot : bool
+        Whether it gets them while it serves: nothing is cleared, and others ask it all the time.
     seed : int
         Of initial weights, prompts and answers.
     task : CopyTask
@@ -42,6 +47,7 @@ class DemoSettings:
     ranks: int = 2
     batch: int = 128
     update: bool = True
+    hot: bool = False
     seed: int = 0
     task: CopyTask = field(default_factory=CopyTask)
 
@@ -51,7 +57,7 @@ class DemoSettings:
         Raises
         ------
         DemoSettingsError
-            If one of them is too small.
+            If one of them is too small, or hot updates are asked for and none at all.
         ModelShapeError
             If the model cannot be split over that many ranks.
         """
@@ -59,6 +65,8 @@ class DemoSettings:
             value = getattr(self, name)
             if value < least:
                 raise DemoSettingsError(setting=name, value=value, remedy=f"give at least {least}")
+        if self.hot and not self.update:
+            raise DemoSettingsError(setting="hot", value=True, remedy="leave out --no-update, or --hot")
         self.shape.check_ranks(self.ranks)
 
     @property
@@ -73,6 +81,7 @@ class DemoSettings:
             "ranks": self.ranks,
             "batch": self.batch,
             "update": self.update,
+            "hot": self.hot,
             "seed": self.seed,
             "symbols": self.task.symbols,
             "length": self.task.length,
@@ -92,6 +101,7 @@ def group_config(settings: DemoSettings, name: str) -> RolloutConfig:
             "model": settings.shape.as_mapping(),
             "engine": {"max_batch": settings.batch},
             "seed": settings.seed,
+            **({"load": {"concurrency": OTHERS, "seed": settings.seed}} if settings.hot else {}),
         },
         source="demo",
     )
