@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 
 from bench.rank_process import LockStep, run_serving
-from wsm import Worker, WsmConfig
+from wsm import Worker, WsmConfig, log
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.base import ActionContext
 from wsm.actions.verify import resident_digest
@@ -75,6 +75,7 @@ def main() -> None:
     """Run one rank: NAME RANK RANKS BYTES DIRECTORY FOLLOW."""
     name, rank_text, ranks_text, nbytes, directory, _ = sys.argv[1:7]
     rank, ranks = int(rank_text), int(ranks_text)
+    log.configure(level="warning")  # paddle's own set-up would print every event in the middle of a pause
     weights = PaddleWeights(FewLargeParameters(int(nbytes)))
     weights.release()
     config = WsmConfig(name=name, ranks=ranks, journal_directory=directory)
