@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +80,21 @@ def cycle_rows(cycles: int, legacy_cycles: int) -> list[Row]:
 
 def pause_rows(sizes: Sequence[tuple[int, int]]) -> list[Row]:
     """Measure how long a group of two ranks stands still; sizes as (MiB of the group, updates)."""
-    rows: list[Row] = []
-    smallest: float | None = None
+    rows, hot = [], []
     for mib, updates in sizes:
         size = f"{mib // 1024} GiB" if mib >= 1024 else f"{mib} MiB"
         found = measure_pauses(mib * _MIB, updates)
         if found is None:
-            rows.append(Row(f"pause of a hot update, {size}", "ms", None, note="no room for two versions"))
+            rows.append(Row(f"pause of a hot update, {size}", "ms", None, note="no room for two"))
             continue
-        smallest = smallest or found.hot.p50
-        hot = _row(f"pause of a hot update, {size}", "ms", found.hot, aim=AIM_HOT_PAUSE_MS)
-        if found.hot.p50 != smallest:
-            hot = replace(hot, note=f"{found.hot.p50 / smallest:.1f} times the smallest")
-        ratio = found.in_place.p50 / found.hot.p50
+        hot.append((size, found.hot.p50))
+        note = f"{found.in_place.p50 / found.hot.p50:.0f} times hot"
         rows += [
-            hot,
-            _row(f"the same in place, {size}", "ms", found.in_place, note=f"{ratio:.0f} times hot"),
-            _row(f"staged meanwhile, {size}", "ms", found.staging, note="while serving"),
+            _row(f"pause of a hot update, {size}", "ms", found.hot, aim=AIM_HOT_PAUSE_MS),
+            _row(f"staged before it, {size}", "ms", found.staging, note="while serving"),
+            _row(f"pause of the same in place, {size}", "ms", found.in_place, note=note),
         ]
+    rows += [Row(f"pause, {size} to {hot[0][0]}", "x", p50 / hot[0][1]) for size, p50 in hot[1:]]
     return rows
 
 
@@ -113,7 +110,7 @@ def show(rows: list[Row], console: Console) -> None:
         if row.aim is not None and row.p50 is not None:
             reached = f"aim {row.aim:g}{'' if row.p50 < row.aim else ', missed'}"
         numbers = ("" if value is None else _short(value) for value in (row.p50, row.p99))
-        table.add_row(row.what, *numbers, row.unit, ", ".join(filter(None, (reached, row.note))))
+        table.add_row(row.what, *numbers, row.unit, row.note or reached)
     console.print(table)
 
 

@@ -7,9 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from bench.__main__ import Row, show
+from bench.__main__ import Row, pause_rows, show
 from bench.acceptance import measure_acceptance
 from bench.cycle import measure_cycles
+from bench.hot import measure_pauses
 from bench.measure import Distribution
 
 
@@ -32,15 +33,34 @@ def test_a_cycle_is_measured_on_a_real_group() -> None:
     assert measure_cycles(2).samples == 2
 
 
+@pytest.mark.paddle
+@pytest.mark.processes
+def test_pauses_of_hot_and_in_place_updates_are_measured_on_real_parameters() -> None:
+    found = measure_pauses(1 << 20, updates=2)
+    assert found is not None
+    assert found.hot.samples == found.in_place.samples == 2
+    assert min(found.hot.least, found.in_place.least, found.staging.least) > 0
+
+
+def test_weights_that_this_machine_cannot_hold_twice_are_not_measured() -> None:
+    assert measure_pauses(1 << 60, updates=1) is None
+    assert [row.note for row in pause_rows([(1 << 40, 1)])] == ["no room for two"]
+
+
 def test_the_table_fits_80_columns_and_says_which_aims_are_missed() -> None:
     stream = io.StringIO()
     rows = [
         Row("the same, FastDeploy's legacy sleeps", "ms", 6001.2, 6001.9, note="1827 times ours"),
         Row("call to all accepted, 4 serving ranks", "us", 150.0, 2950.0, aim=200.0),
         Row("poll() and step()", "ns", 303.0, 328.0, aim=250.0),
+        Row("pause of a hot update, 512 MiB", "ms", 2.31, 2.9, aim=2.0),
+        Row("pause of the same in place, 512 MiB", "ms", 190.2, 210.1, note="82 times hot"),
+        Row("pause of a hot update, 4 GiB", "ms", None, aim=2.0, note="no room for two"),
     ]
     show(rows, Console(file=stream, width=80))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     assert len(lines) == len(rows) + 1
     assert lines[2].endswith("aim 200")
     assert lines[3].endswith("aim 250, missed")
+    assert lines[4].endswith("aim 2, missed")
+    assert lines[6].endswith("no room for two")

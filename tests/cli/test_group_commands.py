@@ -88,6 +88,44 @@ def test_the_traceback_of_a_failed_rank_is_shown_on_request(
     assert "SnapshotNotFoundError" in failed.err
 
 
+def test_a_hot_update_says_how_long_it_staged_and_how_short_it_stopped(group: LivingGroup, wsm: Run) -> None:
+    group.serve(1)
+    updated = wsm("update", group.name, "--version", 2, "--hot")
+    assert (updated.code, updated.err) == (0, "")
+    assert re.fullmatch(
+        rf"{group.name} serves version 2 \(.*, staged for [\d.]+ ms while serving\); "
+        r"ranks stood still for \d+\.\d\d ms\n",
+        updated.out,
+    )
+    receipt = json.loads(wsm("update", group.name, "--version", 1, "--hot", "--json").out)
+    assert (receipt["hot"], receipt["version"], receipt["fallback"]) == (True, 1, None)
+    assert receipt["staging_s"] > 0
+
+
+def test_a_hot_update_of_a_cleared_group_is_refused_or_done_in_place_as_the_caller_says(
+    group: LivingGroup, wsm: Run
+) -> None:
+    group.serve(1)
+    wsm("clear", group.name)
+    refused = wsm("update", group.name, "--version", 2, "--hot")
+    assert (refused.code, refused.out) == (1, "")
+    assert "every rank is CLEARED" in refused.err
+    done = wsm("update", group.name, "--version", 2, "--hot", "--hot-fallback", "in-place")
+    assert done.code == 0
+    first, second = done.out.splitlines()
+    assert "serves version 2" in first
+    assert second.startswith("not hot: ")
+
+
+@pytest.mark.parametrize("option", ["--kv", "--kv-policy"])
+def test_keeping_blocks_of_requests_that_end_is_refused(group: LivingGroup, wsm: Run, option: str) -> None:
+    group.serve(1)
+    refused = wsm("update", group.name, "--version", 2, option, "keep-in-flight")
+    assert refused.code == 1
+    assert "keep-in-flight" in refused.err
+    assert group.until(lambda now: now.over).version == 1
+
+
 def test_a_policy_that_cannot_be_honoured_is_refused(group: LivingGroup, wsm: Run) -> None:
     group.serve(1)
     refused = wsm("update", group.name, "--version", 2, "--kv-policy", "keep")

@@ -361,3 +361,54 @@ def test_a_bridge_does_not_do_again_what_a_command_of_wsm_is_doing(make_engine):
             assert controller.update(version).version == version
             eventually(lambda: engine.reads() == [NORMAL])
             assert status(engine).sequence == before + 1
+
+
+def test_while_a_hot_update_stages_the_words_say_normal_since_the_group_serves(make_engine):
+    engine = make_engine(2)
+    controller = engine.group.controller(engine_words=engine.config)
+    engine.group.publish(2)
+    engine.group.order(1, "stage", "hold")
+    with engine.bridge().start():
+        pending = controller.begin_update(2, hot=True)
+        engine.group.await_held(1, "stage")
+        assert engine.reads() == [NORMAL, NORMAL]
+        engine.group.revoke(1, "stage")
+        assert pending.result(60).hot
+        assert engine.reads() == [NORMAL, NORMAL]
+
+
+def test_what_an_engine_asks_during_a_hot_update_is_done_and_answered_after_it(make_engine):
+    engine = make_engine()
+    controller = engine.group.controller(engine_words=engine.config)
+    engine.group.publish(2)
+    engine.group.order(1, "stage", "hold")
+    with engine.bridge().start():
+        pending = controller.begin_update(2, hot=True)
+        engine.group.await_held(1, "stage")
+        engine.asks(CLEARING)
+        engine.group.revoke(1, "stage")
+        assert pending.result(60).version == 2
+        eventually(lambda: engine.reads() == [CLEARED], "the engine's clear is answered")
+    assert status(engine).state == "CLEARED"
+
+
+def test_a_hot_update_is_refused_while_the_engine_commands(make_engine):
+    engine = make_engine()
+    controller = engine.group.controller(engine_words=engine.config)
+    engine.asks(CLEARING)
+    with pytest.raises(EngineWordBusyError, match=r"model_weights_status\.8000 holds -1"):
+        controller.update(1, hot=True, force=True)
+    assert (status(engine).sequence, status(engine).controller_pid) == (1, None)
+
+
+def test_an_update_that_falls_back_to_in_place_takes_the_words(make_engine):
+    engine = make_engine(available_bytes={"1": 1000})
+    controller = engine.group.controller(engine_words=engine.config)
+    engine.group.publish(2)
+    engine.group.order(1, "write", "hold")
+    pending = controller.begin_update(2, hot=True, hot_fallback="in_place")
+    engine.group.await_held(1, "write")
+    assert engine.reads() == [UPDATING]
+    engine.group.revoke(1, "write")
+    assert pending.result(60).fallback is not None
+    assert engine.reads() == [NORMAL]

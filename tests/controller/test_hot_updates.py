@@ -1,13 +1,186 @@
-"""Updates that are asked for hot: what they are refused for, and when they are done in place instead."""
+"""Updates that are asked for hot: the old version serves until the switch, and no failure touches it."""
 
 from __future__ import annotations
 
-import pytest
+import os
 
-from wsm import HotFallback, Outcome
-from wsm.controller.errors import HotFallbackError, NothingServedError
+import pytest
+from living_group import eventually
+
+from wsm import HotFallback, InFlightPolicy, Outcome
+from wsm.controller.errors import (
+    CommandRefusedError,
+    CommandTimeoutError,
+    HotFallbackError,
+    NothingServedError,
+    RankFailedError,
+    RankLostError,
+)
+from wsm.signals.errors import RoleBusyError
 
 pytestmark = pytest.mark.processes
+
+#: What two ranks of the smallest model would need, reserves included, is more than this.
+SCANT = {"0": 1000}
+
+
+@pytest.fixture
+def serving(make_group):
+    """`serving(**settings)`: a group that steps with version 1 and can load version 2, and its controller."""
+
+    def boot(**settings):
+        group = make_group(**{"load": 0.5, **settings})
+        group.publish(2)
+        return group, group.boot()
+
+    return boot
+
+
+def assert_nothing_happened(group, controller):
+    """Version 1 serves on, untouched, and a good hot update works."""
+    assert controller.status().serving
+    group.await_steps()
+    assert {version for _, version, _ in group.steps_of(0)} == {1}
+    assert controller.update(2, hot=True).version == 2
+    group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
+    group.assert_journals_are_possible()
+
+
+def test_the_receipt_says_that_it_was_hot_and_how_long_it_staged(serving):
+    group, controller = serving()
+    receipt = controller.update(2, hot=True)
+    assert (receipt.outcome, receipt.version, receipt.previous_version) == (Outcome.UPDATED, 2, 1)
+    assert (receipt.hot, receipt.loaded, receipt.fallback) == (True, True, None)
+    assert 0 < receipt.staging_s < receipt.seconds
+    assert {report.rank: report.digest for report in receipt.ranks} == group.published[2].digests
+    assert "while serving" in receipt.sentence()
+    assert not controller.update(1).hot
+    group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
+    group.assert_journals_are_possible()
+
+
+def test_the_group_steps_with_the_old_version_for_as_long_as_a_rank_stages(serving):
+    group, controller = serving()
+    group.order(1, "stage", "hold")
+    pending = controller.begin_update(2, hot=True)
+    group.await_held(1, "stage")
+    group.await_steps()
+    assert {version for _, version, _ in group.steps_of(0)} == {1}
+    assert controller.status().serving
+    group.revoke(1, "stage")
+    assert pending.result(60).version == 2
+    group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
+
+
+def test_requests_go_on_through_a_hot_update_unless_the_command_says_otherwise(serving):
+    group, controller = serving()
+    group.programs[0].tell("submit 1000000")
+    group.programs[0].tell("submit 1000000")
+    group.await_steps()
+    controller.update(2, hot=True)
+    group.programs[0].tell("say")
+    said = group.programs[0].says("state")
+    assert len(said["running"]) + len(said["frozen"]) == 2
+    group.await_steps()
+    controller.update(1, hot=True, in_flight=InFlightPolicy.ABORT)
+    group.programs[0].tell("say")
+    said = group.programs[0].says("state")
+    assert said["running"] == said["frozen"] == []
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
+
+
+def test_while_ranks_stage_every_other_command_is_refused_as_busy(serving):
+    group, controller = serving()
+    group.order(0, "stage", "hold")
+    pending = controller.begin_update(2, hot=True)
+    group.await_held(0, "stage")
+    with group.controller() as other, pytest.raises(RoleBusyError) as caught:
+        other.update(1, hot=True, force=True)
+    assert caught.value.pid == os.getpid()
+    group.revoke(0, "stage")
+    assert pending.result(60).version == 2
+
+
+def test_a_caller_that_gives_up_while_ranks_stage_leaves_the_old_version_alone(serving):
+    group, controller = serving()
+    group.order(1, "stage", "hold")
+    pending = controller.begin_update(2, hot=True, hot_fallback="in_place")
+    group.await_held(1, "stage")
+    pending.give_up()
+    eventually(lambda: controller.status().operation == "HOT_ABORT")
+    group.revoke(1, "stage")
+    with pytest.raises(CommandTimeoutError, match="hot update was aborted because its caller gave up"):
+        pending.result(60)
+    assert_nothing_happened(group, controller)
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_rank_that_fails_to_stage_is_named_and_nothing_happened(serving, culprit):
+    group, controller = serving()
+    group.order(culprit, "stage", "raise once")
+    with pytest.raises(RankFailedError, match=f"rank {culprit} in stage_weights") as caught:
+        controller.update(2, hot=True, hot_fallback="in_place")  # no better in place, so not tried there
+    assert "the group serves version 1" in caught.value.group
+    assert "passes" in caught.value.remote_traceback
+    assert_nothing_happened(group, controller)
+
+
+def test_a_rank_that_dies_while_it_stages_is_named_and_the_others_end_the_command(serving):
+    group, controller = serving(load=0)  # nobody stands in a step that the dead one would have to enter
+    group.order(1, "stage", "hold")
+    pending = controller.begin_update(2, hot=True)
+    group.await_held(1, "stage")
+    group.programs[1].kill()
+    with pytest.raises(RankLostError, match="rank 1 is gone"):
+        pending.result(60)
+    eventually(lambda: group.codes()[0] == "DONE_KEPT")
+    assert controller.status().ranks[0].weights == "NORMAL"
+
+
+def test_too_little_memory_is_refused_with_both_numbers_and_nothing_happened(serving):
+    group, controller = serving(available_bytes=SCANT)
+    with pytest.raises(CommandRefusedError, match="hot update was refused by rank 0") as caught:
+        controller.update(2, hot=True)
+    assert caught.value.error == "StagingMemoryError"
+    assert "serves version 1" in caught.value.group
+    group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1])
+    group.assert_journals_are_possible()
+
+
+def test_too_little_memory_is_no_reason_to_fail_where_the_caller_allows_in_place(serving):
+    group, controller = serving(available_bytes=SCANT)
+    receipt = controller.update(2, hot=True, hot_fallback="in_place", request_id="either way")
+    assert (receipt.outcome, receipt.version, receipt.previous_version) == (Outcome.UPDATED, 2, 1)
+    assert (receipt.hot, receipt.staging_s, receipt.request_id) == (False, 0, "either way")
+    assert "refused by rank 0" in receipt.fallback
+    assert receipt.sequence == 3  # the boot, the refused one, this one
+    assert controller.status().controller_pid is None
+    group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
+    group.assert_journals_are_possible()
+
+
+def test_giving_up_counts_for_the_fallback_too(serving):
+    group, controller = serving(available_bytes=SCANT)
+    group.order(1, "write", "hold")
+    pending = controller.begin_update(2, hot=True, hot_fallback="in_place")
+    group.await_held(1, "write")
+    pending.give_up()
+    eventually(lambda: controller.status().operation == "ABORT")
+    group.revoke(1, "write")
+    with pytest.raises(CommandTimeoutError, match=r"^update was aborted because its caller gave up"):
+        pending.result(60)
+    assert controller.update(2).version == 2
 
 
 def test_a_fallback_that_does_not_exist_is_refused_before_anything_is_written(group):

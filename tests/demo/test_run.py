@@ -113,6 +113,27 @@ class TestARunOfThreeSteps:
 
 @pytest.mark.paddle
 @pytest.mark.processes
+def test_with_hot_updates_the_group_serves_from_the_first_version_to_the_last(tmp_path: Path) -> None:
+    report = run_demo(DemoSettings(tmp_path, steps=3, batch=32, hot=True), console())
+    assert [step.served_version for step in report.steps] == [1, 2, 3]
+    totals = report.totals()
+    assert totals["mixed_version_steps"] == 0
+    assert totals["log_probability_gap"] < 1e-4
+    assert totals["served_meanwhile"] > 0
+    assert all(step.staging_ms > 0 and step.clear_ms == 0 for step in report.steps)
+    names = slices(tmp_path / "trace.json")
+    for rank in ("rank 0", "rank 1"):
+        assert names[f"{rank}/weights"] == [
+            *("CLEARED", "UPDATING", "PREPARED", "NORMAL"),
+            *("UPDATING", "PREPARED", "NORMAL") * 3,
+        ]
+        assert names[f"{rank}/actions"].count("flip_weights") == 3
+    assert names["controller/commands"] == ["generate", "update"] * 3
+    assert (tmp_path / "timeline.png").stat().st_size > 10_000
+
+
+@pytest.mark.paddle
+@pytest.mark.processes
 def test_without_updates_the_group_serves_its_first_version_to_the_end(tmp_path: Path) -> None:
     report = run_demo(DemoSettings(tmp_path, steps=2, batch=16, update=False), console())
     totals = report.totals()
@@ -141,6 +162,8 @@ def test_a_rank_that_is_killed_ends_the_run_with_an_error_that_names_it(tmp_path
 def test_settings_that_cannot_be_are_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(DemoSettingsError, match="steps is 0; give at least 1"):
         DemoSettings(tmp_path, steps=0)
+    with pytest.raises(DemoSettingsError, match="hot is True; leave out --no-update"):
+        DemoSettings(tmp_path, hot=True, update=False)
     with pytest.raises(ModelShapeError, match="ranks"):
         DemoSettings(tmp_path, ranks=3)
 

@@ -28,8 +28,9 @@ from wsm.actions.verify import resident_digest
 from wsm.config import config_from_mapping
 from wsm.signals.word import StepWord
 from wsm.strategies.memory_target import MemoryTarget
+from wsm.strategies.staged_memory import StagedMemory
 from wsm.strategies.tensor import TensorSpec
-from wsm.testing import InMemoryKVCache, InMemoryRequests, InMemoryRunner
+from wsm.testing import InMemoryKVCache, InMemoryMemory, InMemoryRequests, InMemoryRunner
 from wsm.worker.errors import NotServingError
 
 PATIENCE_S = 40.0
@@ -92,9 +93,35 @@ class SteeredWeights(MemoryTarget):
         self._orders.passes("write")
         return super().writable(name)
 
+    def stage(self) -> StagedMemory:
+        return SteeredStaging(self._orders, self._specs, self._memory)
+
     def release(self) -> int:
         self._orders.passes("release")
         return super().release()
+
+
+class SteeredStaging(StagedMemory):
+    def __init__(self, orders: Orders, *arguments) -> None:
+        super().__init__(*arguments)
+        self._orders = orders
+
+    def writable(self, name: str) -> memoryview:
+        self._orders.passes("stage")
+        return super().writable(name)
+
+
+class ScantMemory(InMemoryMemory):
+    """A host that has so many bytes left, and whose ranks share them."""
+
+    shared_by_ranks = True
+
+    def __init__(self, runner: InMemoryRunner, available: int) -> None:
+        super().__init__(runner)
+        self._available = available
+
+    def available_bytes(self) -> int:
+        return self._available
 
 
 class SteeredKVCache(InMemoryKVCache):
@@ -175,6 +202,8 @@ class Rank:
         config = config_from_mapping(settings["config"])
         if config.shut_down_groups:
             self.runner.groups = RendezvousGroups(directory, rank, config.ranks, self.orders)
+        if str(rank) in settings.get("available_bytes", {}):  # JSON knows no other keys
+            self.runner.memory = ScantMemory(self.runner, settings["available_bytes"][str(rank)])
         if rank in settings.get("without_kv", ()):
             self.runner.kv_cache = None
         self.clock = SteeredClock()
