@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from wsm.actions import names
@@ -35,6 +36,7 @@ from wsm.worker.group_words import GroupWords
 from wsm.worker.patience import Patience
 from wsm.worker.recording import Recorder
 from wsm.worker.reporting import Reporter
+from wsm.worker.stager import Stager, Work
 from wsm.worker.watch import ActionWatch
 
 #: How much likelier than a strike from outside is what happens by itself.
@@ -71,8 +73,8 @@ class Script:
             context.weights_touched = True
         if label.startswith(("fails", "raises", "is torn out")):
             raise AsLedError(label)
-        if label.startswith("loads") and version is not None:
-            context.facts["version"] = version + (label == "loads another version")
+        if label.startswith(("loads", "stages")) and version is not None:
+            context.facts["version"] = version + label.endswith("another version")
 
 
 class LedAction(Action):
@@ -132,10 +134,30 @@ def plans_led_by(script: Script) -> Plans:
         clear=plan("clear", release()),
         update=plan("update", meet(), load()),
         update_in_place=plan("update_in_place", load(), meet()),
-        hot=plan("hot"),
+        hot=replace(plan("hot", LedAction(script, names.STAGE_WEIGHTS)), staged=1),
         discard=plan("discard", release()),
         rejoin=Plan("rejoin", ()),
     )
+
+
+class LedStager(Stager):
+    """No thread: what is staged ends in the turn that is led to its end."""
+
+    def __init__(self, script: Script, rank: int) -> None:
+        super().__init__(rank)
+        self._script = script
+        self._work: list[Work] = []
+
+    def start(self, work: Work) -> None:
+        self._work.append(work)
+
+    def ended(self) -> bool:
+        if self._work and self._script.label.startswith(("stages", "fails to stage")):
+            self._do(self._work.pop())
+        return not self._work
+
+    def retire(self, last: Work) -> None:
+        self._work.clear()
 
 
 class LedRank:
@@ -156,6 +178,7 @@ class LedRank:
             recorder=recorder,
             watch=watch,
             announced=AnnouncedVersion(segment, rank, find=None),
+            stagers=lambda rank: LedStager(self.script, rank),
         )
         self.driver = RankDriver(
             words=words,
@@ -219,6 +242,15 @@ class MirroredGroup:
         moves = [move for move in self._moves.of(self.world) if move.actor == actor]
         self._make(next(move for move in moves if move.label.startswith(label)))
 
+    def boot(self) -> None:
+        """Lead the group, by what happens by itself, to where every rank serves."""
+        self.lead(0, "is started anew")
+        self.lead(1, "is started anew")
+        self.lead(CONTROLLER, "opens UPDATE")
+        while not all(me.state.holds for me in everybody(self.world)):
+            moves = [move for move in self._moves.of(self.world) if move.by_itself and self._is_led(move)]
+            self._make(self._random.choice(moves))
+
     def _make(self, move: Move) -> None:
         if move.actor == CONTROLLER:
             self._go(move)
@@ -281,7 +313,7 @@ class MirroredGroup:
             led.turn(chosen.label)
             return
         if chosen.label.startswith(("has work", "joins step")):
-            led.script.drained = False
+            led.script.drained, led.script.label = False, chosen.label
             assert led.driver.turn() in (Todo.SERVE, Todo.JOIN)
             self._go(chosen)
             led.driver.steps.enter()
@@ -315,7 +347,7 @@ class MirroredGroup:
         desk, memory, layout = desk_of(world), self.segment.words, self.segment.layout
         command = CommandWord.unpack(desk.command)
         slot = self.segment.arguments(command.sequence)
-        opening = command.operation.name in ("CLEAR", "UPDATE")
+        opening = command.operation.name in ("CLEAR", "UPDATE", "HOT_UPDATE")
         if opening and slot.read(command.epoch, command.sequence, ARGUMENTS_KIND) is None:
             arguments = CommandArguments("led", desk.version)
             slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, arguments.to_bytes())

@@ -124,6 +124,8 @@ class Doer:
                 self.add("has work left", lambda: self._begin_step(me), Budget.STEPS)
         elif todo in _DEEDS:
             _DEEDS[todo](self, me)
+        if todo is Todo.STAGE and me.state.steps and me.state.holds and not me.state.broken:
+            self.add("has work beside its staging", lambda: self._begin_step(me), Budget.STEPS)
         if todo in (Todo.WAIT, Todo.DRAIN) and protocol.may_fail(me.state):
             self.add_failure(f"passes its deadline while {me.state.phase.value}", me)
 
