@@ -188,7 +188,12 @@ class LivingGroup:
     def steps_of(self, rank: int) -> list[tuple[int, int, str]]:
         path = self.directory / f"steps.{rank}"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [(int(step), int(version), digest) for step, version, digest in (ln.split() for ln in lines)]
+        return [(int(step), int(version), digest) for step, version, digest, _ in map(str.split, lines)]
+
+    def epochs_of(self, rank: int) -> list[int]:
+        """The epoch of each step that the rank has entered."""
+        path = self.directory / f"steps.{rank}"
+        return [int(line.split()[3]) for line in path.read_text().splitlines()] if path.exists() else []
 
     def await_steps(self, more: int = 20) -> None:
         """Wait until the group has run some more steps: it serves, and it serves together."""
@@ -200,13 +205,14 @@ class LivingGroup:
 
     def assert_steps_are_pure(self, versions: Sequence[int] = ()) -> None:
         """Every step ran with one version on all ranks, and with that version's bytes."""
-        version_of: dict[int, int] = {}
+        version_of: dict[tuple[int, int], int] = {}
         for rank in range(self.ranks):
-            last = 0
-            for step, version, digest in self.steps_of(rank):
-                assert step == last + 1, f"rank {rank} went from step {last} to step {step}"
-                last = step
-                assert version_of.setdefault(step, version) == version, f"step {step} ran with two versions"
+            last = (0, 0)
+            for epoch, (step, version, digest) in zip(self.epochs_of(rank), self.steps_of(rank), strict=True):
+                expected = (epoch, last[1] + 1 if epoch == last[0] else 1)
+                assert (epoch, step) == expected, f"rank {rank} went from {last} to {epoch, step}"
+                last = (epoch, step)
+                assert version_of.setdefault(last, version) == version, f"step {last} ran with two versions"
                 assert digest == self.published[version].digests[rank], f"step {step}: not version {version}"
         assert set(versions) <= set(version_of.values())
 

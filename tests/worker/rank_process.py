@@ -26,6 +26,7 @@ import wsm
 from wsm.actions.surfaces import GroupKind
 from wsm.actions.verify import resident_digest
 from wsm.config import config_from_mapping
+from wsm.signals.liveness import Life, Liveness
 from wsm.signals.word import StepWord
 from wsm.strategies.memory_target import MemoryTarget
 from wsm.strategies.staged_memory import StagedMemory
@@ -210,6 +211,7 @@ class Rank:
         self.worker = wsm.Worker(config, self.runner, rank=rank, clock=self.clock, directory=directory)
         segment = self.worker._attachment.segment
         self._steps = [(segment.words, index) for index in segment.layout.step[: config.ranks]]
+        self._liveness = Liveness(segment)
         self._log: TextIO = (directory / f"steps.{rank}").open("a", buffering=1)
         self._told: deque[str] = deque()
         self._random = random.Random(rank)  # noqa: S311 - it decides when a step begins, nothing secret
@@ -220,9 +222,15 @@ class Rank:
     def step(self) -> None:
         self.orders.passes("before_step")
         with self.worker.step() as permit:
-            self._log.write(f"{permit.step} {permit.version} {self.digest()}\n")
+            epoch = StepWord.unpack(permit.word).epoch
+            self._log.write(f"{permit.step} {permit.version} {self.digest()} {epoch}\n")
             self.orders.passes("step")
-            until(lambda: self._everybody_entered(permit.step), f"everybody in step {permit.step}")
+            until(
+                lambda: self._everybody_entered(epoch, permit.step) or self._is_peer_gone(),
+                f"everybody in step {permit.step}",
+            )
+            if not self._everybody_entered(epoch, permit.step):
+                raise OSError(f"a peer is gone from step {permit.step}, as a collective would say")
             self.runner.requests.advance()
             permit.check()
         self.stepped += 1
@@ -230,8 +238,12 @@ class Rank:
     def digest(self) -> str:
         return resident_digest(self.runner.weights, lambda: None)
 
-    def _everybody_entered(self, step: int) -> bool:
-        return all(StepWord.unpack(words[index]).step >= step for words, index in self._steps)
+    def _everybody_entered(self, epoch: int, step: int) -> bool:
+        found = [StepWord.unpack(words[index]) for words, index in self._steps]
+        return all(word.epoch == epoch and word.step >= step for word in found)
+
+    def _is_peer_gone(self) -> bool:
+        return any(self._liveness.look(rank) is Life.DEAD for rank in range(len(self._steps)))
 
     def run(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()

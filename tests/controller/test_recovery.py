@@ -1,0 +1,288 @@
+"""A rank is killed at every point of a command; a new epoch restores the last commanded state, no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from living_group import Program, eventually
+from recovered_group import recovered
+
+from wsm import Outcome
+from wsm.controller.errors import CommandRefusedError, RankAliveError, RankFailedError, RankLostError
+from wsm.errors import WsmError
+from wsm.protocol.errors import CommandOpenError
+from wsm.signals.errors import RoleBusyError
+
+pytestmark = pytest.mark.processes
+
+CONTROLLER = Path(__file__).with_name("controller_process.py")
+
+
+@pytest.fixture
+def kept(make_group):
+    """`kept(ranks, ...)`: a group that serves version 1 and could serve 2, and its supervisor's part."""
+    contexts = []
+
+    def make(ranks: int = 2, **options):
+        group = make_group(ranks, **options)
+        contexts.append(recovered(group))
+        kept = contexts[-1].__enter__()
+        group.boot()
+        group.publish(2)
+        return kept
+
+    yield make
+    for context in contexts:
+        context.__exit__(None, None, None)
+
+
+def commander(kept):
+    return kept.group._controllers[0]
+
+
+def assert_all_hold(kept, version):
+    """Every rank's bytes are those that were published, as the ranks have measured them."""
+    status = commander(kept).status()
+    assert (status.version, status.serving) == (version, True)
+    found = commander(kept).update(version)
+    assert found.outcome is Outcome.ALREADY_SERVED
+    assert {report.rank: report.digest for report in found.ranks} == dict(
+        kept.group.published[version].digests
+    )
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_group_that_served_serves_the_same_version_again(kept, victim):
+    kept = kept(3, load=0.3)
+    kept.group.await_steps()
+    kept.kill(victim)
+    receipt = kept.recover(victim)
+    assert (receipt.outcome, receipt.version, receipt.epoch) == (Outcome.UPDATED, 1, 2)
+    assert_all_hold(kept, 1)
+    kept.group.await_steps()
+    assert commander(kept).update(2).version == 2
+    kept.group.stop()
+    kept.group.assert_steps_are_pure([1, 2])
+    kept.group.assert_journals_are_possible()
+
+
+def test_several_ranks_that_die_at_once_are_one_recovery(kept):
+    kept = kept(3, load=0.3)
+    kept.kill(0, 2)
+    assert kept.recover(0, 2).epoch == 2
+    assert_all_hold(kept, 1)
+
+
+def test_a_cleared_group_stays_cleared_and_is_no_longer_owed_a_version(kept):
+    kept = kept()
+    commander(kept).clear()
+    kept.kill(1)
+    assert kept.recover(1) is None
+    status = commander(kept).status()
+    assert (status.state, status.version, status.serving) == ("CLEARED", None, False)
+    receipt = commander(kept).update(2)
+    assert (receipt.version, receipt.previous_version) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("point", "began", "serves"),
+    [
+        pytest.param("stop_admitting", "serving", 1, id="before anything was touched"),
+        pytest.param("write", "serving", 1, id="in place, weights half written"),
+        pytest.param("write", "cleared", None, id="from cleared, weights half written"),
+        pytest.param("rebuild", "cleared", None, id="from cleared, after the weights"),
+        pytest.param("resume_admitting", "serving", 2, id="after the decision, in place"),
+        pytest.param("resume_admitting", "cleared", 2, id="after the decision, from cleared"),
+    ],
+)
+def test_a_death_within_an_update_restores_what_was_decided_or_what_was_before(kept, point, began, serves):
+    kept = kept()
+    if began == "cleared":
+        commander(kept).clear()
+    kept.group.order(1, point, "hold")
+    pending = commander(kept).begin_update(2)
+    kept.group.await_held(1, point)
+    kept.kill(1)
+    kept.group.revoke(1, point)
+    with pytest.raises(RankLostError) as caught:
+        pending.result(60)
+    assert caught.value.retryable
+    receipt = kept.recover(1)
+    if serves is None:
+        assert receipt is None
+        assert commander(kept).status().state == "CLEARED"
+        assert commander(kept).update(2).version == 2
+    else:
+        assert_all_hold(kept, serves)
+
+
+@pytest.mark.parametrize("point", ["settle", "release", "release_kv"])
+def test_a_death_within_a_clear_restores_what_was_before_since_its_caller_was_told_so(kept, point):
+    kept = kept()
+    kept.group.order(1, point, "hold")
+    pending = commander(kept).begin_clear()
+    kept.group.await_held(1, point)
+    kept.kill(1)
+    kept.group.revoke(1, point)
+    with pytest.raises(RankLostError):
+        pending.result(60)
+    assert kept.recover(1).version == 1
+    assert_all_hold(kept, 1)
+    assert commander(kept).clear().outcome is Outcome.CLEARED
+
+
+def test_a_death_of_the_controller_and_of_a_prepared_rank_commits_what_all_had_prepared(kept):
+    """Nobody had decided; whoever raises the epoch decides first, as any successor does."""
+    kept = kept()
+    arguments = (kept.group.name, str(kept.group.directory), "update", "2", "before decision")
+    controller = Program(CONTROLLER, *arguments)
+    try:
+        eventually(lambda: kept.group.codes() == ["PREPARED"] * 2)
+        assert controller._process.wait(60) == -9
+    finally:
+        controller.close()
+    kept.kill(1)
+    assert kept.recover(1).version == 2
+    assert_all_hold(kept, 2)
+
+
+def test_a_second_death_before_the_group_is_restored_does_not_make_it_forget_its_version(kept):
+    kept = kept(3)
+    kept.kill(1)
+    assert kept.begin(1).version == 1
+    kept.replace(1)
+    kept.kill(2)  # in the new epoch, before anything was commanded in it
+    epoch = kept.begin(2)
+    assert (epoch.number, epoch.because_of, epoch.version) == (3, (2,), 1)
+    kept.replace(2)
+    assert kept.recovery.restore().result(60).version == 1
+    assert_all_hold(kept, 1)
+
+
+def test_a_death_within_the_restoring_update_itself_is_recovered_from(kept):
+    kept = kept(2)
+    kept.kill(1)
+    kept.begin(1)
+    kept.group.order(0, "write", "hold")
+    kept.replace(1)
+    pending = kept.recovery.restore()
+    kept.group.await_held(0, "write")
+    kept.kill(0)
+    kept.group.revoke(0, "write")
+    with pytest.raises(RankLostError):
+        pending.result(60)
+    assert kept.recover(0).version == 1
+    assert_all_hold(kept, 1)
+
+
+def test_whoever_died_before_it_joined_is_replaced_in_the_same_epoch(kept):
+    kept = kept(3)
+    kept.kill(0, 1)
+    assert kept.begin(0, 1).number == 2
+    assert kept.recovery.begin((0, 1)) is None  # nobody has joined: nothing ended
+    kept.replace(0, 1)
+    assert kept.recovery.restore().result(60).epoch == 2
+    assert_all_hold(kept, 1)
+
+
+def test_a_rank_whose_step_raised_is_replaced_like_a_dead_one(kept):
+    kept = kept()
+    kept.group.order(1, "step", "raise once")
+    kept.group.programs[0].tell("submit 1")
+    eventually(lambda: kept.recovery.ended_by(()) == [1], "rank 1 is broken")
+    kept.kill(1)
+    assert kept.recover(1).version == 1
+    assert_all_hold(kept, 1)
+
+
+def test_nothing_is_raised_for_a_process_that_lives(kept):
+    kept = kept()
+    before = commander(kept).status()
+    with pytest.raises(RankAliveError, match="rank 1 lives"):
+        kept.recovery.begin([1])
+    kept.recovery.release()
+    assert commander(kept).status().epoch == before.epoch
+    assert commander(kept).clear().outcome is Outcome.CLEARED
+
+
+def test_others_get_a_refusal_that_can_be_retried_while_a_group_recovers(kept):
+    kept = kept()
+    with kept.group.controller() as other:
+        kept.kill(1)
+        for _ in range(2):
+            with pytest.raises(RankLostError) as lost:
+                other.clear()
+            assert lost.value.retryable
+        kept.begin(1)
+        with pytest.raises(RoleBusyError) as busy:
+            other.clear()
+        assert busy.value.retryable
+        kept.replace(1)
+        kept.recovery.restore().result(60)
+        assert other.clear().epoch == 2  # the same object, in the new epoch
+        assert other.update(2).version == 2
+
+
+def test_a_group_whose_supervisor_died_between_epoch_and_restore_is_owed_its_version_still(kept):
+    kept = kept()
+    kept.kill(1)
+    kept.begin(1)
+    kept.recovery.close()
+    kept.replace(1)  # by whoever comes after it
+    view = commander(kept).status()
+    assert (view.operation, view.version, view.state) == ("NONE", 1, "CLEARED")
+    kept.kill(1)
+    assert kept.recover(1).version == 1
+
+
+def test_recovery_loads_the_committed_version_although_a_newer_one_is_announced(kept):
+    kept = kept()  # version 2 is the one that version.yaml names
+    kept.kill(1)
+    assert kept.recover(1).version == 1
+    assert_all_hold(kept, 1)
+
+
+def test_a_version_that_is_gone_leaves_the_group_cleared_with_an_error_that_says_so(kept):
+    kept = kept()
+    kept.group.publish(3)  # the two newest stay
+    assert not (kept.group.snapshots / "versions" / "1").exists()
+    kept.kill(1)
+    with pytest.raises((CommandRefusedError, RankFailedError), match="1"):
+        kept.recover(1)
+    assert commander(kept).status().state == "CLEARED"
+    assert commander(kept).update(3).version == 3
+    assert_all_hold(kept, 3)
+
+
+def test_a_command_of_the_old_epoch_writes_nothing_into_the_new_one(kept):
+    """A controller that is stopped in the middle keeps the role: nobody can begin an epoch beside it."""
+    kept = kept()
+    kept.group.order(1, "write", "hold")
+    arguments = (kept.group.name, str(kept.group.directory), "update", "2", "never")
+    controller = Program(CONTROLLER, *arguments)
+    try:
+        kept.group.await_held(1, "write")
+        controller.freeze()
+        kept.kill(1)
+        assert not kept.recovery.take_role(0.1)
+        with pytest.raises(RoleBusyError):
+            kept.recovery.begin([1])
+        controller.thaw()
+        assert controller._process.wait(60) != 0
+    finally:
+        controller.close()
+    kept.group.revoke(1, "write")
+    assert kept.recover(1).version == 1
+    assert_all_hold(kept, 1)
+
+
+def test_a_group_that_has_not_come_together_again_is_not_restored(kept):
+    kept = kept()
+    kept.kill(1)
+    kept.begin(1)
+    with pytest.raises(WsmError) as caught:
+        kept.recovery.restore()
+    assert isinstance(caught.value, RankLostError | CommandOpenError)
+    kept.replace(1)
+    assert kept.recovery.restore().result(60).version == 1
