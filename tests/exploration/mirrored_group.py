@@ -8,8 +8,7 @@ the explored move says; after every turn its memory, its words and its machines 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wsm.actions import names
@@ -31,16 +30,18 @@ from wsm.states.machine import LifeCycle
 from wsm.testing import InMemoryRunner
 from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.driver import RankDriver
+from wsm.worker.errors import FlipFailedError
 from wsm.worker.execution_factory import ExecutionFactory
 from wsm.worker.group_words import GroupWords
 from wsm.worker.patience import Patience
 from wsm.worker.recording import Recorder
 from wsm.worker.reporting import Reporter
-from wsm.worker.stager import Stager, Work
 from wsm.worker.watch import ActionWatch
 
 #: How much likelier than a strike from outside is what happens by itself.
 _PATIENCE = 6
+
+STAGED = ("stages the new weights", "stages another version", "fails to stage")
 
 LACKS = "lacks what its plan needs"
 
@@ -71,7 +72,7 @@ class Script:
         touches = ("loads", "loads another version", "releases", "fails to release")
         if label in (*touches, "fails in the middle of loading", "raises in the collective action"):
             context.weights_touched = True
-        if label.startswith(("fails", "raises", "is torn out")):
+        if label.startswith(("fails", "raises", "is torn out", "breaks")):
             raise AsLedError(label)
         if label.startswith(("loads", "stages")) and version is not None:
             context.facts["version"] = version + label.endswith("another version")
@@ -95,6 +96,42 @@ class LedAction(Action):
     def undo(self, context: ActionContext) -> None:
         if self._script.label == "fails to undo":
             raise AsLedError(self._script.label)
+
+
+class LedStager:
+    """The staging thread, without a thread: what it is given ends when it is led to."""
+
+    cancelled = False
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._work: Callable[[], None] | None = None
+        self._error: BaseException | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def ended(self) -> bool:
+        if self._script.label not in STAGED or self._work is None:
+            return False
+        try:
+            self._work()
+        except AsLedError as error:
+            self._error = error
+        return True
+
+    def result(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def retire(self, last: Callable[[], None]) -> None:
+        last()
+
+    def rest(self, _timeout_s: float) -> bool:
+        return True
 
 
 class LedDraining(SteppedAction):
@@ -134,30 +171,15 @@ def plans_led_by(script: Script) -> Plans:
         clear=plan("clear", release()),
         update=plan("update", meet(), load()),
         update_in_place=plan("update_in_place", load(), meet()),
-        hot=replace(plan("hot", LedAction(script, names.STAGE_WEIGHTS)), staged=1),
+        hot=Plan(
+            name="hot",
+            actions=(LedAction(script, names.STAGE_WEIGHTS), LedAction(script, names.FLIP_WEIGHTS)),
+            before_parking=(LedDraining(script),),
+            staged=1,
+        ),
         discard=plan("discard", release()),
         rejoin=Plan("rejoin", ()),
     )
-
-
-class LedStager(Stager):
-    """No thread: what is staged ends in the turn that is led to its end."""
-
-    def __init__(self, script: Script, rank: int) -> None:
-        super().__init__(rank)
-        self._script = script
-        self._work: list[Work] = []
-
-    def start(self, work: Work) -> None:
-        self._work.append(work)
-
-    def ended(self) -> bool:
-        if self._work and self._script.label.startswith(("stages", "fails to stage")):
-            self._do(self._work.pop())
-        return not self._work
-
-    def retire(self, last: Work) -> None:
-        self._work.clear()
 
 
 class LedRank:
@@ -178,7 +200,7 @@ class LedRank:
             recorder=recorder,
             watch=watch,
             announced=AnnouncedVersion(segment, rank, find=None),
-            stagers=lambda rank: LedStager(self.script, rank),
+            stagers=lambda _rank: LedStager(self.script),
         )
         self.driver = RankDriver(
             words=words,
@@ -197,7 +219,7 @@ class LedRank:
         for _ in range(4 if label in ("drops its weights", "keeps what it had") else 1):
             try:
                 self.driver.turn()
-            except StillInsideError:
+            except (StillInsideError, FlipFailedError):
                 return
             if self.driver.state.phase is not before.phase and self.driver.state.sequence == 0:
                 return
@@ -237,19 +259,18 @@ class MirroredGroup:
             (move,) = self._random.choices(possible, weights)
             self._make(move)
 
+    def boot(self) -> None:
+        """Let every rank attach, and an ordinary update bring the first version."""
+        for rank in range(self.scope.ranks):
+            self.lead(rank, "is started anew")
+        self.lead(CONTROLLER, "opens UPDATE")
+        while desk_of(self.world).driving:
+            self._make(next(move for move in self._moves.of(self.world) if move.by_itself))
+
     def lead(self, actor: int, label: str) -> None:
         """Make the move of somebody whose label begins so."""
         moves = [move for move in self._moves.of(self.world) if move.actor == actor]
         self._make(next(move for move in moves if move.label.startswith(label)))
-
-    def boot(self) -> None:
-        """Lead the group, by what happens by itself, to where every rank serves."""
-        self.lead(0, "is started anew")
-        self.lead(1, "is started anew")
-        self.lead(CONTROLLER, "opens UPDATE")
-        while not all(me.state.holds for me in everybody(self.world)):
-            moves = [move for move in self._moves.of(self.world) if move.by_itself and self._is_led(move)]
-            self._make(self._random.choice(moves))
 
     def _make(self, move: Move) -> None:
         if move.actor == CONTROLLER:
@@ -313,7 +334,7 @@ class MirroredGroup:
             led.turn(chosen.label)
             return
         if chosen.label.startswith(("has work", "joins step")):
-            led.script.drained, led.script.label = False, chosen.label
+            led.script.drained, led.script.label = False, ""
             assert led.driver.turn() in (Todo.SERVE, Todo.JOIN)
             self._go(chosen)
             led.driver.steps.enter()
@@ -322,8 +343,9 @@ class MirroredGroup:
         while True:
             todo = self._told(rank)
             self._go(chosen)
-            if todo not in (Todo.LOOK, Todo.DRAIN):
+            if todo is not Todo.LOOK:
                 label = chosen.label
+            if todo not in (Todo.LOOK, Todo.DRAIN, Todo.STAGE):
                 break
             following = list(self._by(rank))
             if not following or self._told(rank) is Todo.JOIN:

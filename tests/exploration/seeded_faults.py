@@ -484,6 +484,20 @@ def hot_parking_takes_prepared_back():
     return {(rank, "stand"): stand, (phases, "stand"): stand}
 
 
+@fault("operations=hot_update steps=0 broken_steps=1 starts=serving")
+def a_flip_that_broke_is_tried_again():
+    """A rank goes on with a flip that raised in its middle."""
+    return {
+        (phases, "_LOOKS"): {**phases._LOOKS, Phase.COMMITTING: lambda state, _view: Move(state, Todo.COMMIT)}
+    }
+
+
+@fault("operations=hot_update steps=1 failures=1 starts=serving")
+def a_hot_abort_is_not_heard():
+    """A rank that has staged waits for a commit alone."""
+    return {(phases, "_ABORTABLE"): phases._ABORTABLE - {Phase.STAGED}}
+
+
 @fault("operations=clear steps=1 starts=serving helpers=1")
 def a_helper_begins_early():
     """A helper begins before a rank has shown that all stand."""

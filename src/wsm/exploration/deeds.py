@@ -33,7 +33,7 @@ from wsm.signals.word import StatusCode
 _AT_ONCE = frozenset((Todo.LOOK, Todo.WAIT, Todo.SERVE, Todo.DRAIN))
 
 #: What may bring a rank into a step.
-STEPPING = frozenset((Todo.SERVE, Todo.DRAIN, Todo.JOIN))
+STEPPING = frozenset((Todo.SERVE, Todo.DRAIN, Todo.STAGE, Todo.JOIN))
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,6 @@ class Doer:
                 self.add("has work left", lambda: self._begin_step(me), Budget.STEPS)
         elif todo in _DEEDS:
             _DEEDS[todo](self, me)
-        if todo is Todo.STAGE and me.state.steps and me.state.holds and not me.state.broken:
-            self.add("has work beside its staging", lambda: self._begin_step(me), Budget.STEPS)
         if todo in (Todo.WAIT, Todo.DRAIN) and protocol.may_fail(me.state):
             self.add_failure(f"passes its deadline while {me.state.phase.value}", me)
 
@@ -239,6 +237,8 @@ class Doer:
             beside = work.load_beside(me, version)
             self.add(label, lambda beside=beside: self._tell(beside, protocol.staged), spends)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
         self.add_failure("fails to stage", me)
+        if me.state.holds and me.state.steps and not me.state.broken:
+            self.add("has work beside the staging", lambda: self._begin_step(me), Budget.STEPS)
 
     def commit(self, me: Participant) -> None:
         """Let it serve what was decided."""
@@ -258,6 +258,14 @@ class Doer:
             return self._tell(work.commit(after), protocol.committed)
 
         self.add("commits", commit)
+        if me.state.operation.is_hot and me.state.steps:
+            # Nobody knows what it holds now, and it never tries again: only a new epoch leads out.
+            word = told(protocol.broke(me.state))
+            self.add(
+                "breaks in the flip",
+                lambda: store(work.break_flip(me), word, fine=self._situation.fine),
+                Budget.BROKEN_STEPS,
+            )
 
     def undo(self, me: Participant) -> None:
         """Let it stop and take back what it can."""

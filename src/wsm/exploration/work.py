@@ -131,6 +131,11 @@ def commit(me: Participant) -> Participant:
     return _forget(me)._replace(content=content, version=content)
 
 
+def break_flip(me: Participant) -> Participant:
+    """Leave the flip of a hot update in the middle: the machines are on their way, and the weights mixed."""
+    return tear(fail(_begin_update(me)))
+
+
 def undo(me: Participant) -> Participant:
     """Stop and take back what can be taken back; a teardown that has begun never is."""
     if not me.began:
