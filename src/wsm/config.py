@@ -48,7 +48,8 @@ class Deadlines:
     decision_s : float
         For the controller's decision; what expires is a report, the rank goes on waiting.
     action_s : mapping of str to float
-        Per action name: for the other ranks' votes before a collective action, instead of its own deadline.
+        Per action name: for the action itself, and for the votes before a collective one, instead
+        of its own deadline.
     """
 
     attach_s: float = 60.0

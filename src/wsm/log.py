@@ -52,6 +52,8 @@ SNAPSHOT_PART_IGNORED: Final = "snapshot.part_ignored"
 SNAPSHOT_NOT_REMOVED: Final = "snapshot.not_removed"
 SHARED_MEMORY_ORPHANED: Final = "shared_memory.orphaned"
 
+GROUPS_INTERRUPTED: Final = "groups.interrupted"
+
 GROUP_STARTED: Final = "group.started"
 GROUP_STOPPED: Final = "group.stopped"
 RANK_LOST: Final = "rank.lost"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,58 @@ def alone(groups: PaddleGlooGroups, rank: int) -> dict[str, Any]:
     return {"error": None}
 
 
+def interrupted(groups: PaddleGlooGroups, rank: int) -> dict[str, Any]:
+    """Wait in a collective for a member that never enters it, be called out of it, and meet again after."""
+    groups.restart(GroupKind.TP, incarnation="tp-first")
+    groups.restart(GroupKind.EP, incarnation="ep-first")
+    found: dict[str, Any] = {"first": total(groups, GroupKind.TP, rank), "error": None}
+    if rank == 0:
+        out = threading.Event()
+
+        def call_out() -> None:
+            while not out.wait(0.01):
+                found["interrupted"] = groups.interrupt() or found.get("interrupted", False)
+
+        caller = threading.Thread(target=call_out)
+        caller.start()
+        try:
+            while True:
+                total(groups, GroupKind.TP, rank)
+        except RuntimeError as error:
+            found["error"] = type(error).__name__
+        out.set()
+        caller.join()
+    else:
+        # The connections to the member that was called out are gone: this one gets out of everything, too.
+        try:
+            total(groups, GroupKind.EP, rank)
+        except RuntimeError as error:
+            found["error"] = type(error).__name__
+        found["interrupted"] = groups.interrupt()
+    found["alive"] = [groups.alive(kind) for kind in (GroupKind.TP, GroupKind.EP)]
+    groups.restart(GroupKind.TP, incarnation="tp-second")
+    groups.restart(GroupKind.EP, incarnation="ep-second")
+    found["again"] = [total(groups, kind, rank) for kind in (GroupKind.TP, GroupKind.EP)]
+    return found
+
+
+def creation(groups: PaddleGlooGroups, rank: int) -> dict[str, Any]:
+    """Be called out of the creation of a group whose other member never comes."""
+    done = threading.Event()
+
+    def call_out() -> None:
+        while not done.wait(0.01):
+            groups.interrupt()
+
+    caller = threading.Thread(target=call_out)
+    caller.start()
+    try:
+        return alone(groups, rank)
+    finally:
+        done.set()
+        caller.join()
+
+
 def main() -> None:
     scenario, rank, size, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     everyone = range(size)
@@ -117,7 +170,8 @@ def main() -> None:
         FileRendezvous(directory),
         timeout_s=0.5 if scenario == "alone" else 60.0,
     )
-    run = {"rounds": rounds, "subset": subset, "held": held, "alone": alone}[scenario]
+    scenarios = {"rounds": rounds, "subset": subset, "held": held, "alone": alone}
+    run = {**scenarios, "interrupted": interrupted, "creation": creation}[scenario]
     print(json.dumps(run(groups, rank)))  # noqa: T201 - the answer to the test that started this program
 
 

@@ -83,6 +83,23 @@ def test_a_member_that_never_comes_is_an_error_and_no_hang(run_members, rank, er
     assert not list(tmp_path.glob("*.endpoint"))
 
 
+def test_a_member_is_called_out_of_a_collective_and_the_group_is_made_anew(run_members):
+    """Gloo alone would let it wait for 30 s, and a member that is not next to it in the ring, too."""
+    for answer in run_members("interrupted", 2):
+        assert answer["first"] == 3.0
+        assert answer["error"] == "RuntimeError"
+        assert answer["interrupted"] is True
+        assert answer["alive"] == [False, False]
+        assert answer["again"] == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_member_is_called_out_of_a_creation(run_members, rank):
+    (answer,) = run_members("creation", 2, ranks=[rank])
+    assert answer["error"] in ("GroupCreationError", "RendezvousTimeoutError")
+    assert answer["alive"] is False
+
+
 @pytest.mark.parametrize("members", [[1, 2], [0, 0], []])
 def test_a_rank_is_a_member_of_its_own_groups_once(members, tmp_path):
     with pytest.raises(GroupMembershipError):

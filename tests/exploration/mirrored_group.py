@@ -210,6 +210,7 @@ class LedRank:
             patience=Patience(Deadlines(), self.clock, runner.requests),
             clock=self.clock,
             recorder=recorder,
+            watch=watch,
         )
 
     def turn(self, label: str) -> None:

@@ -109,8 +109,9 @@ class Action(abc.ABC):
         Whether, once it has begun, this rank may be unable to serve what it served before, by its own
         means: old weights are no longer whole, or something is gone that only the whole group can rebuild.
     deadline_s : float
-        Seconds that ranks wait for each other's votes before a collective one. What hangs in :meth:`run`
-        itself ends by the deadline that the caller gave for the whole command.
+        Seconds that it may take, run and probe, and that ranks wait for each other's votes before a
+        collective one. Beyond that the command is aborted; a collective one is interrupted where the
+        communicators can be, others end where they call ``context.progress``.
     """
 
     name: str

@@ -165,6 +165,18 @@ class AbandonableGroups(ProcessGroupSurface, Protocol):
 
 
 @runtime_checkable
+class InterruptibleGroups(ProcessGroupSurface, Protocol):
+    """Communicators out of which a blocked thread can be called by another one."""
+
+    def interrupt(self) -> bool:
+        """Make all collectives of this process raise until a restart; False if they did already.
+
+        Never waits. The communicators are broken by it, and :meth:`alive` says so.
+        """
+        ...
+
+
+@runtime_checkable
 class WeightSurface(WeightTarget, Protocol):
     """The parameters and persistent buffers of one model shard; also the target of every load.
 

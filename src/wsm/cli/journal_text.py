@@ -119,5 +119,9 @@ _PHRASES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     kinds.WORD_WRITTEN: _word,
     kinds.DECISION: lambda facts: f"decides {facts['operation']}",
     kinds.SERVED_VERSION: lambda facts: f"serves version {facts['version']}",
+    kinds.INTERRUPTED: lambda facts: f"BREAKS its communicators: {facts['message']}",
+    kinds.COMMAND_ISSUED: lambda facts: f"asks for {facts['operation']} ({facts['request_id']})",
+    kinds.COMMAND_OVER: lambda facts: f"is told: {facts['outcome']}",
+    kinds.RANK_LOST: lambda facts: f"FINDS the process of rank {facts['lost']} gone",
     kinds.STEP_BROKEN: lambda facts: f"step {facts['step']} RAISED {_error(facts)}",
 }

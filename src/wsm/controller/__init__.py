@@ -12,6 +12,8 @@ module                  responsible for
 :mod:`.pending`         a command under way, in the hands of its caller
 :mod:`.driving`         the thread that drives a command and holds the role
 :mod:`.transaction`     one open command, from its word to its end
+:mod:`.company`         whom an open command waits for: who died, who hangs, when waiting is pointless
+:mod:`.activity`        what a rank is doing, by the names of its own plans
 :mod:`.outcome`         from reports to a receipt or an error
 :mod:`.group_view`      read the group's words; write the command and the committed version
 :mod:`.status`          what a group is doing, as plain data

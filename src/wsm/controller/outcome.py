@@ -25,6 +25,9 @@ from wsm.signals.word import CommandWord, StatusCode, StatusWord
 #: Errors that only repeat that another rank failed.
 _ECHOES = ("PeerNeverReadyError", "CommandAbortedError")
 
+#: Errors of a rank that waited for another one: told only where that one has nothing to tell.
+_WAITS = ("ActionInterruptedError", "WaitExpiredError")
+
 
 def reports(group: GroupView, command: CommandWord, code: StatusCode) -> list[RankReport] | None:
     """Read every participant's report for `code`; None if one is missing still."""
@@ -125,7 +128,7 @@ def aborted(
     now = read_status(group).sentence()
     causes = [(rank, group.failure(rank, command)) for rank in range(group.participants)]
     found: list[tuple[FailureReport, bool]] = [cause for _, cause in causes if cause is not None]
-    found.sort(key=lambda cause: cause[0].error in _ECHOES)
+    found.sort(key=lambda cause: (cause[0].error in _ECHOES, cause[0].error in _WAITS))
     if found and found[0][0].error in _ECHOES:
         found = []  # no rank failed of itself: the controller had decided before
     if then.lost:
@@ -150,7 +153,7 @@ def aborted(
             rank=failure.rank,
             action=failure.action,
             error=failure.error,
-            cause=failure.message,
+            cause=failure.message + _held_up(failure, then),
             remote_traceback=failure.traceback,
             others={other.rank: other.message for other, _ in found[1:]},
             group=now,
@@ -168,6 +171,12 @@ def aborted(
         waiting=then.late,
         group=now,
     )
+
+
+def _held_up(failure: FailureReport, then: Situation) -> str:
+    """Say who was late when a rank failed that had only waited for others."""
+    late = ", ".join(f"rank {rank} {what}" for rank, what in then.late.items() if rank != failure.rank)
+    return f"; late then: {late}" if late and failure.error in _WAITS else ""
 
 
 def _overdue(

@@ -25,15 +25,23 @@ class DeathWatch:
     participants : sequence of int
         Who is watched.
     on_death : callable
-        Called in the thread, once per death.
+        Called in the thread after deaths.
+    on_turn : callable or None
+        Called in the thread after every wake-up; returns the seconds after which it wants to be called again
+        in any case, or None.
     """
 
     def __init__(
-        self, liveness: Liveness, participants: Sequence[int], on_death: Callable[[], object]
+        self,
+        liveness: Liveness,
+        participants: Sequence[int],
+        on_death: Callable[[], object],
+        on_turn: Callable[[], float | None] | None = None,
     ) -> None:
         self._liveness = liveness
         self._participants = participants
         self._on_death = on_death
+        self._on_turn = on_turn
         self._changing = threading.Lock()
         self._known: dict[int, ProcessIdentity | None] = {}
         self._new: list[int] = []
@@ -43,7 +51,7 @@ class DeathWatch:
         self._thread.start()
 
     def refresh(self) -> None:
-        """Watch those who stand there now. Cheap while nobody was replaced."""
+        """Watch those who stand there now, and have a turn. Cheap while nobody was replaced."""
         with self._changing:
             found = {participant: self._liveness.identity(participant) for participant in self._participants}
             changed = [who for who, identity in found.items() if identity != self._known.get(who)]
@@ -52,7 +60,7 @@ class DeathWatch:
                 descriptor = self._liveness.fd(participant)
                 if descriptor is not None:
                     self._new.append(os.dup(descriptor))
-            if self._new and not self._closing:
+            if (self._new or self._on_turn is not None) and not self._closing:
                 os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
@@ -68,8 +76,10 @@ class DeathWatch:
     def _watch(self) -> None:
         poller, watched = select.poll(), set[int]()
         poller.register(self._bell, select.POLLIN)
+        timeout_s: float | None = None
         while not self._closing:
-            ready = [descriptor for descriptor, _ in poller.poll()]
+            timeout_ms = None if timeout_s is None else timeout_s * 1e3
+            ready = [descriptor for descriptor, _ in poller.poll(timeout_ms)]
             dead = watched.intersection(ready)
             for descriptor in dead:
                 poller.unregister(descriptor)
@@ -80,8 +90,12 @@ class DeathWatch:
                 for descriptor in self._taken():
                     poller.register(descriptor, select.POLLIN)
                     watched.add(descriptor)
+            if self._closing:
+                break
             if dead:
                 self._on_death()
+            if self._on_turn is not None:
+                timeout_s = self._on_turn()
         for descriptor in (*watched, *self._taken(), self._bell):
             os.close(descriptor)
 

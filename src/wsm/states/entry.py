@@ -19,6 +19,10 @@ kind                 facts
 ``decision``         ``operation``: what a controller decided
 ``served_version``   ``version``: from here on steps run with it
 ``step_broken``      ``step``, ``error``, ``message``
+``interrupted``      ``message``: why communicators were broken under a collective that could not end
+``command_issued``   ``operation``, ``request_id``: a controller wrote a command
+``command_over``     ``outcome``: how it ended, in words
+``rank_lost``        ``lost``: a controller saw that the process of that rank is gone
 ===================  =====================================================================================
 """
 
@@ -45,6 +49,10 @@ WORD_WRITTEN: Final = "word_written"
 DECISION: Final = "decision"
 SERVED_VERSION: Final = "served_version"
 STEP_BROKEN: Final = "step_broken"
+INTERRUPTED: Final = "interrupted"
+COMMAND_ISSUED: Final = "command_issued"
+COMMAND_OVER: Final = "command_over"
+RANK_LOST: Final = "rank_lost"
 
 KINDS: Final = frozenset(
     {
@@ -61,6 +69,10 @@ KINDS: Final = frozenset(
         DECISION,
         SERVED_VERSION,
         STEP_BROKEN,
+        INTERRUPTED,
+        COMMAND_ISSUED,
+        COMMAND_OVER,
+        RANK_LOST,
     }
 )
 

@@ -10,6 +10,8 @@ module                      responsible for
 :mod:`.execution_factory`   from a command's word and arguments to its execution
 :mod:`.pause`               how long a rank could not serve
 :mod:`.reporting`           what a rank writes into its payload slots
+:mod:`.watch`               which action the rank is inside of, for other processes and for the watchdog
+:mod:`.watchdog`            the thread that calls a blocked rank out of what cannot end any more
 :mod:`.permit`              the permit of one step, without which nothing may be computed with the weights
 :mod:`.group_words`         this rank's view of the segment: read a View, write a word, wait
 :mod:`.attaching`           from a configuration to a registered slot in the right segment

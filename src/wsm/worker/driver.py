@@ -28,6 +28,7 @@ from wsm.worker.recording import Recorder
 from wsm.worker.reporting import Reporter
 from wsm.worker.standing import Standing
 from wsm.worker.stepping import Stepping
+from wsm.worker.watch import ActionWatch
 
 #: How long one turn waits at most when there is nothing to do, in seconds.
 IDLE_WAIT_S = 0.001
@@ -55,6 +56,8 @@ class RankDriver:
         For times in records and receipts.
     recorder : Recorder
         Journal and log.
+    watch : ActionWatch
+        Which action this rank is inside of.
 
     Attributes
     ----------
@@ -74,6 +77,7 @@ class RankDriver:
         patience: Patience,
         clock: Clock,
         recorder: Recorder,
+        watch: ActionWatch,
     ) -> None:
         self.life = life
         self._words = words
@@ -81,7 +85,7 @@ class RankDriver:
         self._reporter = reporter
         self._recorder = recorder
         self._standing = Standing(words=words, life=life, patience=patience, clock=clock, recorder=recorder)
-        self._failing = Failing(self._standing, reporter, patience)
+        self._failing = Failing(self._standing, reporter, patience, watch)
         self._ending = Ending(
             self._standing, executions, reporter, self._failing, clock=clock, join=self.join
         )

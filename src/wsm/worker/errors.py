@@ -119,6 +119,21 @@ class ActionDeadlineError(GroupError):
         )
 
 
+class ActionInterruptedError(GroupError):
+    """A collective action that could not end any more was interrupted, which breaks its communicators."""
+
+    def __init__(self, *, rank: int, action: str, why: str, deadline_s: float) -> None:
+        super().__init__(
+            f"rank {rank} was called out of {action} because {why} (it may take {deadline_s:g} s); "
+            "its communicators are broken by that, so the group needs a new epoch: restart it, or let its "
+            "supervisor do so",
+            rank=rank,
+            action=action,
+            why=why,
+            deadline_s=deadline_s,
+        )
+
+
 class StepBrokenError(GroupError):
     """A step raised; nobody knows which of its collectives ran, so the rank cannot go on in this epoch."""
 

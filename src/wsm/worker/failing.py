@@ -10,10 +10,17 @@ from wsm.protocol.view import View
 from wsm.protocol.votes import never_ready
 from wsm.report import FailureReport
 from wsm.signals.word import StatusCode
-from wsm.worker.errors import CommandAbortedError, FlipFailedError, PeerNeverReadyError
+from wsm.worker.errors import (
+    ActionDeadlineError,
+    ActionInterruptedError,
+    CommandAbortedError,
+    FlipFailedError,
+    PeerNeverReadyError,
+)
 from wsm.worker.patience import Patience
 from wsm.worker.reporting import Reporter
 from wsm.worker.standing import Standing
+from wsm.worker.watch import ActionWatch
 
 
 class Failing:
@@ -27,12 +34,17 @@ class Failing:
         This rank's payload slots.
     patience : Patience
         For this rank's waits.
+    watch : ActionWatch
+        Knows whether an action raised because the rank was called out of it.
     """
 
-    def __init__(self, standing: Standing, reporter: Reporter, patience: Patience) -> None:
+    def __init__(
+        self, standing: Standing, reporter: Reporter, patience: Patience, watch: ActionWatch
+    ) -> None:
         self._standing = standing
         self._reporter = reporter
         self._patience = patience
+        self._watch = watch
 
     def refuse(self, error: BaseException) -> None:
         """Report why the command cannot even begin here, then say REFUSED."""
@@ -68,13 +80,24 @@ class Failing:
         raise FlipFailedError(rank=standing.state.rank, action=doing, cause=failure.message) from error
 
     def failed_action(self, error: Exception) -> None:
-        """Take in that the action at hand raised: by itself, or because the group has decided so already."""
+        """Take in that the action at hand raised: by itself, or because somebody has ended it.
+
+        Without its communicators this rank cannot run another step with the others, so it says BROKEN, too.
+        """
         standing = self._standing
-        action = standing.at_work.doing
-        if standing.words.called_off(standing.state.epoch):
-            stopped = CommandAbortedError(rank=standing.state.rank, action=action)
-            stopped.__cause__ = error
-            error = stopped
+        rank, action = standing.state.rank, standing.at_work.doing
+        why = self._watch.interruption
+        ended: Exception | None = None
+        if why is not None:
+            ended = ActionInterruptedError(
+                rank=rank, action=action, why=why, deadline_s=self._watch.deadline_s
+            )
+            standing.take(protocol.broke(standing.state))
+        elif standing.words.called_off(standing.state.epoch) and not isinstance(error, ActionDeadlineError):
+            ended = CommandAbortedError(rank=rank, action=action)
+        if ended is not None:
+            ended.__cause__ = error
+            error = ended
         self.fail(action, error)
 
     def forsaken(self, view: View) -> None:

@@ -121,6 +121,12 @@ class Recorder:
         self._note(entry.WAIT_EXPIRED, message=str(error))
         self._log.warning(log.DEADLINE_EXPIRED, epoch=epoch, sequence=sequence, error=str(error))
 
+    def interrupted(self, epoch: int, sequence: int, why: str) -> None:
+        """The communicators were broken, to call the loop out of a collective that cannot end."""
+        self._epoch, self._sequence = epoch, sequence
+        self._note(entry.INTERRUPTED, message=why)
+        self._log.warning(log.GROUPS_INTERRUPTED, epoch=epoch, sequence=sequence, why=why)
+
     def step_broken(self, epoch: int, step: int, error: BaseException) -> None:
         """A step raised."""
         self._epoch = epoch

@@ -6,6 +6,7 @@ deadline where an action asks. It starts nothing and ends nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from wsm.actions.base import Action
@@ -53,6 +54,12 @@ class ActionWatch:
     ----------
     running : Running or None
         The action that the rank is inside of; may be read from another thread.
+    deadline_s : float
+        Of the action that began last.
+    interruption : str or None
+        Why the watchdog called the loop out of the last action; None if it did not.
+    on_plan : callable or None
+        Called when a plan is taken up: the watchdog wakes.
     """
 
     def __init__(self, rank: int, presence: PresenceWords, plans: Plans, clock: Clock) -> None:
@@ -61,6 +68,9 @@ class ActionWatch:
         self._presence = presence
         self._plans = tuple(plans)
         self._clock = clock
+        self.interruption: str | None = None
+        self.deadline_s = 0.0
+        self.on_plan: Callable[[], object] | None = None
         self._plan: int | None = None
         self._places = {
             id(action): (number, place, _index(plan, place))
@@ -89,6 +99,8 @@ class ActionWatch:
         if place != self._plan:
             self._plan = place
             self._presence.does(Doing(place), self._clock.monotonic_ns())
+        if self.on_plan is not None:
+            self.on_plan()
 
     def begins(self, action: Action, *, beside: bool = False) -> None:
         """Say that the rank is inside `action` from now on.
@@ -98,6 +110,8 @@ class ActionWatch:
         """
         self._plan, place, index = self._places.get(id(action), (self._plan, None, None))
         now_ns = self._clock.monotonic_ns()
+        self.interruption = None
+        self.deadline_s = action.deadline_s
         self.running = None if beside else Running(action, index, now_ns)
         self._presence.does(Doing(self._plan, place), now_ns)
 
@@ -105,6 +119,11 @@ class ActionWatch:
         """Say that the rank is inside no action any more. Idempotent."""
         self.running = None
         self._presence.does(Doing(self._plan), self._clock.monotonic_ns())
+
+    def interrupted(self, running: Running, why: str) -> None:
+        """Take in that the loop is called out of an action, if it is still inside; for the watchdog."""
+        if self.running is running:
+            self.interruption = why
 
     def elapsed_s(self, running: Running) -> float:
         """Seconds that an action has taken so far."""

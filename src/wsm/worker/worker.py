@@ -39,6 +39,7 @@ from wsm.worker.permit import StepPermit
 from wsm.worker.recording import Recorder
 from wsm.worker.reporting import Reporter
 from wsm.worker.watch import ActionWatch
+from wsm.worker.watchdog import Watchdog
 
 #: A command word that no controller ever writes: nothing is quiet.
 _NEVER = -1
@@ -139,8 +140,10 @@ class Worker:
                 patience=Patience(config.deadlines, clock, runner.requests),
                 clock=clock,
                 recorder=recorder,
+                watch=watch,
             )
             driver.join()
+            self._watchdog = Watchdog(words, watch, runner.groups, recorder, driver)
             undo.pop_all()
         self._recorder = recorder
         self._attachment = attachment
@@ -258,6 +261,7 @@ class Worker:
 
     def close(self) -> None:
         """Leave the group's segment. Idempotent. The group cannot step without this rank."""
+        self._watchdog.close()
         self._driver.leave()
         self._quiet = _NEVER
         self._memory = _ClosedWords(str(self._attachment.segment.path))
@@ -308,6 +312,7 @@ class Worker:
     def _break_step(self, error: BaseException) -> None:
         self._leave_quiet_path()
         self._driver.steps.broke(error)
+        self._watchdog.peers_cannot_go_on(f"step {self._driver.state.step} raised here")
 
 
 class _ClosedWords:

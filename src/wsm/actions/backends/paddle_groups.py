@@ -28,6 +28,7 @@ from wsm.actions.backends.errors import (
     GroupMembershipError,
     GroupStillHeldError,
 )
+from wsm.actions.backends.gloo_sockets import cut, tcp_sockets
 from wsm.actions.backends.rendezvous import Endpoint, Rendezvous
 from wsm.actions.backends.store_sockets import StoreDeadline, reserve_port, without_nagle
 from wsm.actions.surfaces import GroupKind
@@ -89,6 +90,8 @@ class PaddleGlooGroups:
         self._timeout_s = timeout_s
         self._interrupted = interrupted
         self._live: dict[GroupKind, tuple[Any, Any]] = {}
+        self._sockets: dict[GroupKind, frozenset[int]] = {}
+        self._broken = False
         everyone = {member for ranks in self._members.values() for member in ranks}
         os.environ.setdefault("PADDLE_TRAINER_ID", str(rank))
         os.environ.setdefault("PADDLE_TRAINERS_NUM", str(max(everyone, default=rank) + 1))
@@ -100,8 +103,8 @@ class PaddleGlooGroups:
         return tuple(self._members)
 
     def alive(self, kind: GroupKind) -> bool:
-        """Whether the communicator can be used."""
-        return kind in self._live
+        """Whether the communicator can be used: it is up, and was not interrupted."""
+        return kind in self._live and not self._broken
 
     def group(self, kind: GroupKind) -> Any:
         """Return the present ``paddle.distributed`` group, None while it is down. Not to be kept."""
@@ -138,6 +141,7 @@ class PaddleGlooGroups:
             If somebody kept the group and so keeps it connected.
         """
         live = self._live.pop(kind, None)
+        self._sockets.pop(kind, None)
         if live is None:
             return
         remains = [weakref.ref(live[0]), weakref.ref(live[0].process_group)]
@@ -153,8 +157,20 @@ class PaddleGlooGroups:
         Whoever still holds the group, such as the traceback of the step that broke on it, keeps no more
         than a broken communicator: the next creation has another group id and a store of its own.
         """
+        self._sockets.pop(kind, None)
         if self._live.pop(kind, None) is not None:
             _core().ProcessGroupIdMap.destroy()
+
+    def interrupt(self) -> bool:
+        """Cut the connections of every communicator of this process; safe for threads, never waits.
+
+        Whoever is blocked in a collective on one of them, or in its creation, gets an error within
+        milliseconds, and so does everybody at the other ends.
+        """
+        had_any = bool(self._live or self._sockets) and not self._broken
+        self._broken = True
+        cut({inode for inodes in tuple(self._sockets.values()) for inode in inodes})
+        return had_any
 
     def restart(self, kind: GroupKind, *, incarnation: str) -> None:
         """Create the communicator on a store of its own. Collective, blocks for the slowest member.
@@ -174,6 +190,10 @@ class PaddleGlooGroups:
             If the first member did not open the store in time.
         """
         ranks = self._members[kind]
+        if self._broken:
+            for broken in tuple(self._live):
+                self.abandon(broken)  # nothing that was cut is of any use
+            self._broken = False
         if kind in self._live:
             raise GroupCreationError(kind=kind.value, ranks=ranks, reason="it is up already")
         _allow_descriptors(_SPARE_DESCRIPTORS + 4 * len(ranks))
@@ -181,12 +201,15 @@ class PaddleGlooGroups:
         leads = self._rank == ranks[0]
         try:
             endpoint, store = self._open_store(name) if leads else self._join_store(name, kind)
-            limits = (self._timeout_s, self._interrupted)
+            limits = (self._timeout_s, self._is_pointless)
             with StoreDeadline(endpoint.host, endpoint.port, *limits) as deadline:
                 self._live[kind] = self._create(kind, endpoint, store, deadline)
         finally:
             if leads:
                 self._rendezvous.withdraw(name)
+
+    def _is_pointless(self) -> bool:
+        return self._broken or self._interrupted()
 
     def _open_store(self, name: str) -> tuple[Endpoint, Any]:
         with reserve_port() as holder:
@@ -201,7 +224,7 @@ class PaddleGlooGroups:
     def _join_store(self, name: str, kind: GroupKind) -> tuple[Endpoint, Any]:
         leader = self._members[kind][0]
         endpoint = self._rendezvous.find(
-            name, leader=leader, timeout_s=self._timeout_s, interrupted=self._interrupted
+            name, leader=leader, timeout_s=self._timeout_s, interrupted=self._is_pointless
         )
         try:
             # Paddle retries a refused connection every 3 s without end; ask an ordinary socket first.
@@ -220,11 +243,13 @@ class PaddleGlooGroups:
 
         ranks = self._members[kind]
         own = ranks.index(self._rank)
+        before = tcp_sockets()
         try:
             process_group = _core().ProcessGroupGloo.create(store, own, len(ranks), endpoint.group_id)
         except (RuntimeError, ValueError) as error:
             reason = deadline.cut or str(error).strip().partition("\n")[0]
             raise GroupCreationError(kind=kind.value, ranks=ranks, reason=reason) from error
+        self._sockets[kind] = frozenset(tcp_sockets()) - frozenset(before)
         name = f"wsm_{kind.value}_{endpoint.group_id}"
         return Group(own, endpoint.group_id, list(ranks), pg=process_group, name=name), store
 

@@ -1,0 +1,158 @@
+"""A thread that sees what the loop cannot see while it is blocked: its deadline, a dead peer, a new epoch.
+
+It calls the loop out of a collective that cannot end any more, where the engine's communicators can be
+interrupted, and reports what it cannot end. It writes no word and beats no heart, which would hide the very
+hang that it is there for. While nothing is under way it sleeps until a process of the group dies.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from wsm.actions.surfaces import InterruptibleGroups, ProcessGroupSurface
+from wsm.protocol.rank_state import Phase, RankState
+from wsm.protocol.view import View
+from wsm.signals.death_watch import DeathWatch
+from wsm.signals.errors import WordFormatError
+from wsm.signals.liveness import Life, Liveness
+from wsm.signals.word import StatusCode
+from wsm.worker.errors import ActionDeadlineError
+from wsm.worker.group_words import GroupWords
+from wsm.worker.recording import Recorder
+from wsm.worker.watch import ActionWatch, Running
+
+#: Seconds beyond its deadline in which a controller may name who holds a collective action up.
+NAMING_S = 0.25
+
+#: Time between two looks while a command is under way, in seconds.
+LOOK_S = 0.02
+
+
+class Loop(Protocol):
+    """What the watchdog may know of the loop's own state."""
+
+    @property
+    def state(self) -> RankState:
+        """What the protocol remembers."""
+        ...
+
+
+class Watchdog:
+    """Watches over one rank.
+
+    Parameters
+    ----------
+    words : GroupWords
+        The segment, seen by this rank; only read.
+    watch : ActionWatch
+        Which action the rank is inside of.
+    groups : ProcessGroupSurface or None
+        The engine's communicators.
+    recorder : Recorder
+        For what happened.
+    loop : Loop
+        The rank's driver.
+    """
+
+    def __init__(
+        self,
+        words: GroupWords,
+        watch: ActionWatch,
+        groups: ProcessGroupSurface | None,
+        recorder: Recorder,
+        loop: Loop,
+    ) -> None:
+        self._words = words
+        self._watch = watch
+        self._groups = groups if isinstance(groups, InterruptibleGroups) else None
+        self._recorder = recorder
+        self._loop = loop
+        self._reported: Running | None = None
+        self._peers = tuple(peer for peer in range(words.segment.participants) if peer != words.rank)
+        self._liveness = Liveness(words.segment)
+        self._deaths = DeathWatch(self._liveness, self._peers, self._somebody_died, self._turn)
+        watch.on_plan = self._deaths.refresh
+        self._deaths.refresh()
+
+    def peers_cannot_go_on(self, why: str) -> None:
+        """Break the communicators of this rank: its step raised, so nobody will get out of that step."""
+        self._interrupt(why)
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        self._watch.on_plan = None
+        self._deaths.close()
+        self._liveness.close()
+
+    def _somebody_died(self) -> None:
+        """Break what cannot work any more: no collective ends without the dead, now or later."""
+        dead = self._dead()
+        if dead:
+            self._interrupt(f"the process of rank {', '.join(map(str, dead))} is gone")
+
+    def _turn(self) -> float | None:
+        """Look at the action at hand; return when to look again, None: only when woken."""
+        running = self._watch.running
+        if running is not None:
+            self._look_at(running)
+        return None if running is None and self._loop.state.phase is Phase.IDLE else LOOK_S
+
+    def _look_at(self, running: Running) -> None:
+        elapsed_s = self._watch.elapsed_s(running)
+        deadline_s = running.action.deadline_s
+        overdue = elapsed_s > deadline_s
+        why = f"its deadline of {deadline_s:g} s has passed" if overdue else None
+        if running.action.collective:
+            if elapsed_s < deadline_s + NAMING_S and not self._words.called_off(self._loop.state.epoch):
+                why = None
+            why = self._hopeless(running) or why
+        if why is None:
+            return
+        if running.action.collective and self._groups is not None:
+            self._watch.interrupted(running, why)
+            self._interrupt(why)
+        elif overdue and self._reported is not running:
+            self._reported = running
+            state = self._loop.state
+            error = ActionDeadlineError(
+                rank=state.rank,
+                action=running.action.name,
+                seconds=elapsed_s,
+                deadline_s=running.action.deadline_s,
+            )
+            self._recorder.wait_expired(state.epoch, state.sequence, error)
+
+    def _hopeless(self, running: Running) -> str | None:
+        """Say why a collective action can end no more, however long it is waited for; None if it may."""
+        state = self._loop.state
+        try:
+            view = self._words.view()
+        except WordFormatError:
+            return None  # the loop finds that out, too, and says so
+        if view.command.epoch != state.epoch:
+            return f"epoch {view.command.epoch} has begun"
+        if dead := self._dead():
+            return f"the process of rank {', '.join(map(str, dead))} is gone"
+        failed = [peer for peer in self._peers if _failed_inside(view, peer, running)]
+        return f"rank {', '.join(map(str, failed))} failed in it" if failed else None
+
+    def _dead(self) -> list[int]:
+        return [peer for peer in self._peers if self._liveness.look(peer) is Life.DEAD]
+
+    def _interrupt(self, why: str) -> None:
+        if self._groups is None or not self._groups.interrupt():
+            return
+        state = self._loop.state
+        self._recorder.interrupted(state.epoch, state.sequence, why)
+
+
+def _failed_inside(view: View, peer: int, running: Running) -> bool:
+    """Whether a peer failed in the same action, after it had voted for it."""
+    status = view.of_command(peer)
+    return (
+        running.index is not None
+        and status is not None
+        and StatusCode.FAILED <= status.code <= StatusCode.STOPPED_TOUCHED
+        and status.action == running.index
+        and status.ready > running.index
+    )
