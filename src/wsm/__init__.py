@@ -17,12 +17,13 @@ from wsm.config import (
 from wsm.controller import Controller, EngineBridge, GroupStatus, Pending
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, WsmError
 from wsm.receipt import Outcome, Receipt
-from wsm.states.vocabulary import HotFallback, InFlightPolicy, KVPolicy, KVState, WeightState
+from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, KVState, Tag, WeightState
 from wsm.worker import HOLD, JOIN, SERVE, StepPermit, Turn, Worker
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ALL_TAGS",
     "HOLD",
     "JOIN",
     "SERVE",
@@ -45,6 +46,7 @@ __all__ = [
     "RefusedError",
     "SnapshotConfig",
     "StepPermit",
+    "Tag",
     "Turn",
     "WeightState",
     "Worker",

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from wsm.report import RankReport
+from wsm.states.vocabulary import Tag, sentence_of
+
+
+def named(tags: Iterable[Tag]) -> tuple[str, ...]:
+    """Return the names of tags, in one order."""
+    return tuple(sorted(tag.value for tag in tags))
 
 
 class Outcome(enum.Enum):
@@ -17,6 +23,7 @@ class Outcome(enum.Enum):
     UPDATED = "updated"
     ALREADY_SERVED = "already served"
     ALREADY_CLEARED = "already cleared"
+    ALREADY_HELD = "already held"
 
 
 @dataclass(frozen=True)
@@ -28,11 +35,12 @@ class Receipt:
     request_id : str
         The caller's name for the request.
     outcome : Outcome
-        How it ended. ``ALREADY_SERVED``: the version was served before and nothing was loaded.
+        How it ended. ``ALREADY_SERVED``: the version was served before and nothing was loaded;
+        ``ALREADY_HELD``: so it was with what was asked for, and something else is missing for serving.
     epoch, sequence : int
         The command's identity; for ``ALREADY_SERVED`` that of the command which loaded the version.
     version, previous_version : int or None
-        The committed version after and before.
+        The version that is held after, and the one that was committed before.
     manifest_digest : str or None
         Digest of what the version consists of, equal on all ranks.
     loaded : bool
@@ -49,6 +57,10 @@ class Receipt:
         Seconds that this took until the decision, all of them served; 0 if it was not hot.
     fallback : str or None
         Why an update that was asked for hot was done in place; None if it was done as asked.
+    tags : tuple of str
+        What the command was about.
+    missing : tuple of str
+        What the group lacks for serving now, by tags; empty: it serves.
     """
 
     request_id: str
@@ -65,10 +77,23 @@ class Receipt:
     hot: bool = False
     staging_s: float = 0.0
     fallback: str | None = None
+    tags: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     def to_mapping(self) -> Mapping[str, Any]:
         """Return plain values, ready for JSON."""
         return {**asdict(self), "outcome": self.outcome.value}
+
+    def _sentence_of_a_half(self) -> str:
+        asked = sentence_of(Tag(tag) for tag in self.tags)
+        done = {
+            Outcome.CLEARED: f"gave {asked} back",
+            Outcome.ALREADY_CLEARED: f"had given {asked} back already; nothing was done",
+            Outcome.UPDATED: f"brought {asked}",
+        }.get(self.outcome, f"had {asked} already; nothing was loaded")
+        missing = frozenset(Tag(tag) for tag in self.missing)
+        held = f"holds version {self.version}" if Tag.WEIGHTS not in missing else "holds no weights"
+        return f"{done}; {held}, and does not serve without {sentence_of(missing)}"
 
     def sentence(self) -> str:
         """Say in one line what happened."""
@@ -77,7 +102,10 @@ class Receipt:
             Outcome.UPDATED: f"serves version {self.version}",
             Outcome.ALREADY_SERVED: f"already serves version {self.version}; nothing was loaded",
             Outcome.ALREADY_CLEARED: "was cleared already; nothing was done",
+            Outcome.ALREADY_HELD: "",
         }[self.outcome]
+        if len(self.missing) == 1 or self.outcome is Outcome.ALREADY_HELD:
+            what = self._sentence_of_a_half()
         loaded = sum(report.bytes for report in self.ranks)
         amount = f", {loaded / 2**20:.1f} MiB on {len(self.ranks)} ranks" if self.loaded else ""
         staged = f", staged for {self.staging_s * 1e3:.1f} ms while serving" if self.hot else ""

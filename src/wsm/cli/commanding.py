@@ -14,12 +14,12 @@ from wsm.cli.configuration import read_group_config
 from wsm.cli.failures import wrong_usage
 from wsm.cli.groups import known_group
 from wsm.cli.interruption import receipt_of
-from wsm.cli.options import Seconds, Version, config_option, json_option
+from wsm.cli.options import Seconds, Tags, Version, config_option, json_option
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.config import EngineWordsConfig
 from wsm.controller import Controller, Pending
 from wsm.receipt import Receipt
-from wsm.states.vocabulary import HotFallback, InFlightPolicy, KVPolicy
+from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy
 
 
 def _command_options(deadline_s: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -49,6 +49,13 @@ def _command_options(deadline_s: float) -> Callable[[Callable[..., None]], Calla
             show_default=True,
             help="How long to wait while another controller commands the group; 0 is refused at once.",
         ),
+        click.option(
+            "--tags",
+            type=Tags(),
+            default=",".join(sorted(tag.value for tag in ALL_TAGS)),
+            show_default=True,
+            help="What it is about: weights, kv_cache, or both. The group serves only with both.",
+        ),
         click.option("--request-id", help="Name of the request in logs and receipt; drawn by default."),
         config_option("The group's configuration, for FastDeploy's words; without it they are left alone."),
         json_option("Print the receipt as JSON."),
@@ -65,17 +72,31 @@ def _command_options(deadline_s: float) -> Callable[[Callable[..., None]], Calla
     examples=(
         ("wsm clear policy", "end running requests, give the memory back"),
         ("wsm clear policy --in-flight drain --deadline 120", "let running requests finish first"),
+        ("wsm clear policy --tags kv_cache", "give the KV cache back alone; the weights stay"),
     ),
 )
+@click.option(
+    "--kv",
+    "--kv-policy",
+    "kv_policy",
+    type=click.Choice([KVPolicy.DROP.value, KVPolicy.KEEP.value]),
+    default=KVPolicy.DROP.value,
+    show_default=True,
+    help="With --tags weights: forget the blocks in the KV cache that stays, or keep them for these weights.",
+)
 @_command_options(deadline_s=60.0)
-def clear(name: str, **options: Any) -> None:
-    """Release weights and KV cache on every rank of the group NAME.
+def clear(name: str, kv_policy: str, **options: Any) -> None:
+    """Release weights and KV cache on every rank of the group NAME, or one of them.
 
     The ranks finish the step that they are in, stop at the same step, tear down what they hold, and measure
-    that the memory is really free. The processes live on, and serve again after 'wsm update'. Clearing a
-    cleared group does nothing; clearing a FAULTED one repairs it.
+    that the memory is really free. The processes live on, and serve again after 'wsm update'. Clearing what
+    is cleared does nothing; clearing a FAULTED group, weights and KV cache together, repairs it.
     """
-    _command(name, lambda controller, shared: controller.begin_clear(**shared), **options)
+
+    def begin(controller: Controller, shared: dict[str, Any]) -> Pending:
+        return controller.begin_clear(kv_policy=KVPolicy(kv_policy), **shared)
+
+    _command(name, begin, **options)
 
 
 @click.command(
@@ -83,6 +104,7 @@ def clear(name: str, **options: Any) -> None:
     examples=(
         ("wsm update policy --version 7", "serve version 7; say so if it is served already"),
         ("wsm update policy", "serve the newest version, as version.yaml names it"),
+        ("wsm update policy --tags kv_cache", "bring the KV cache back over the weights that are there"),
         ("wsm update policy --hot --hot-fallback in-place", "stage it beside the old one, if there is room"),
         ("wsm update policy --version 7 --json | jq .ranks", "digests and seconds per action, of every rank"),
     ),
@@ -93,7 +115,7 @@ def clear(name: str, **options: Any) -> None:
     metavar="V",
     help="The version to load; by default the newest that the source announces.",
 )
-@click.option("--force", is_flag=True, help="Load even if the group serves that version already.")
+@click.option("--force", is_flag=True, help="Load even if the group holds that version already.")
 @click.option(
     "--hot",
     is_flag=True,
@@ -126,6 +148,9 @@ def update(name: str, version: int | None, hot_fallback: str, kv_policy: str, **
 
     With --hot, a serving group goes on serving while it loads. Until all ranks hold and have verified the new
     version, any failure leaves the old one serving, untouched.
+
+    A group that has its weights or its KV cache lacks the other: what is missing is brought, and the weights
+    are loaded again only in another version. With --tags, only what is named is brought.
     """
 
     def begin(controller: Controller, shared: dict[str, Any]) -> Pending:

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
+from wsm.command import TagsError, parse_tags
 from wsm.signals.word import MAX_VERSION
+from wsm.states.vocabulary import Tag
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only
@@ -49,6 +51,21 @@ class Version(click.ParamType):  # type: ignore[type-arg]  # generic from click 
         if not (text.isascii() and text.isdigit()) or int(text) > MAX_VERSION:
             self.fail(f"{text!r} is no version; versions are integers from 0 to {MAX_VERSION}", param, ctx)
         return int(text)
+
+
+class Tags(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only
+    """What a command is about, by whole names separated by commas."""
+
+    name = "tags"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> frozenset[Tag]:
+        """Return the tags, or fail as wrong usage."""
+        if isinstance(value, frozenset):
+            return value
+        try:
+            return parse_tags(str(value))
+        except TagsError as error:
+            self.fail(str(error), param, ctx)
 
 
 def json_option(help_text: str) -> Callable[[Any], Any]:

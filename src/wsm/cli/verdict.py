@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from wsm.controller.held import words_for
 from wsm.controller.status import GroupStatus, RankStatus
 from wsm.signals.word import Operation
+from wsm.states.vocabulary import Tag
 
 
 def verdict(status: GroupStatus) -> str:
@@ -83,6 +85,14 @@ def _faulted(status: GroupStatus) -> str | None:
     return f"a teardown failed on {_names(faulted)}; 'wsm clear {status.name}' tries it again on all ranks"
 
 
+def _half(status: GroupStatus) -> str | None:
+    if not status.holds_half:
+        return None
+    (missing,) = status.missing
+    brings = "--version V" if missing is Tag.WEIGHTS else f"--tags {missing.value}"
+    return f"{words_for(status.missing, status.version)}; 'wsm update {status.name} {brings}' brings it"
+
+
 def _cleared(status: GroupStatus) -> str | None:
     if status.state != "CLEARED":
         return None
@@ -103,6 +113,7 @@ _RULES: Sequence[Callable[[GroupStatus], str | None]] = (
     _broken,
     _serving,
     _faulted,
+    _half,
     _cleared,
     _mixed,
 )

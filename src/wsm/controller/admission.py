@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from wsm.controller.errors import MixedGroupError, PlansDifferError, RankLostError
 from wsm.controller.group_view import GroupView
+from wsm.controller.held import Held, held_by_all
+from wsm.controller.order import Order
 from wsm.controller.status import read_status
 from wsm.protocol import epochs
 from wsm.protocol.view import View
-from wsm.receipt import Outcome, Receipt
+from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.word import Operation, StatusCode
-from wsm.states.vocabulary import WeightState
+from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
 
 
 def require_alive(group: GroupView, operation: Operation) -> None:
@@ -45,76 +47,83 @@ def require_equal_plans(group: GroupView, epoch: int) -> None:
         raise PlansDifferError(ranks=others)
 
 
-def require_one_state(view: View, operation: Operation) -> WeightState:
-    """Return the state that all ranks are in; updating ranks in different states has no one meaning.
+def require_one_state(view: View, operation: Operation, tags: frozenset[Tag] = ALL_TAGS) -> Held:
+    """Return what all participants hold; a command to ranks that differ has no one meaning.
 
-    Ranks in different states can only be cleared; FAULTED counts most then, and NORMAL more than CLEARED.
+    Ranks that differ can only be cleared, of both halves; FAULTED counts most then, and NORMAL more than
+    CLEARED.
 
     Raises
     ------
     MixedGroupError
-        If an update finds ranks in different states, or a faulted one.
+        If anything but a whole clear finds ranks that differ, or a faulted one.
     """
-    states = {rank: WeightState(status.weights) for rank, status in enumerate(view.statuses)}
-    found = set(states.values())
-    if operation is not Operation.CLEAR and (len(found) > 1 or WeightState.FAULTED in found):
-        raise MixedGroupError(states={rank: state.name for rank, state in states.items()})
-    return WeightState.FAULTED if WeightState.FAULTED in found else max(found)
+    found = [Held(WeightState(status.weights), KVState(status.kv)) for status in view.statuses]
+    weights = {each.weights for each in found}
+    one = held_by_all(found)
+    whole_clear = operation is Operation.CLEAR and tags == ALL_TAGS
+    if not whole_clear and (one is None or WeightState.FAULTED in weights):
+        raise MixedGroupError(states={rank: str(each) for rank, each in enumerate(found)})
+    return Held(
+        WeightState.FAULTED if WeightState.FAULTED in weights else max(weights),
+        KVState.CLEARED if all(each.kv is KVState.CLEARED for each in found) else KVState.NORMAL,
+    )
 
 
-def state_before(view: View, state: WeightState) -> WeightState:
+def state_before(view: View, held: Held) -> WeightState:
     """Return what the group is to be again if it is lost in the command that is admitted now.
 
-    That is the state of its ranks, or, in an epoch that was not restored yet, what it served before.
+    That is NORMAL if it serves, or, in an epoch that was not restored yet, if it served before.
     """
-    waits = state is WeightState.CLEARED and epochs.unrestored(view) is not None
-    return WeightState.NORMAL if waits else state
+    waits = held.weights is WeightState.CLEARED and epochs.unrestored(view) is not None
+    return WeightState.NORMAL if waits else held.as_whole
 
 
-def nothing_to_do(
-    group: GroupView,
-    view: View,
-    operation: Operation,
-    *,
-    request_id: str,
-    served: int | None,
-    state: WeightState,
-) -> Receipt | None:
+def nothing_to_do(group: GroupView, view: View, order: Order, held: Held) -> Receipt | None:
     """Return the receipt of a command whose end is reached already.
 
     Parameters
     ----------
     group, view : GroupView, View
         The group, and what was read of it.
-    operation : Operation
+    order : Order
         What is asked.
-    request_id : str
-        The caller's name for the request.
-    served : int or None
-        The version that an update need not load if the group serves it already.
-    state : WeightState
-        Of all ranks.
+    held : Held
+        What all ranks hold.
     """
-    # A clear of a group that waits to be restored is a command like any other: it is the last one now.
-    restored = epochs.unrestored(view) is None
-    cleared = operation is Operation.CLEAR and state is WeightState.CLEARED and restored
-    serves = state is WeightState.NORMAL and served is not None and served == view.committed.version
-    if not cleared and not serves:
+    outcome = _outcome_without_work(view, order, held)
+    if outcome is None:
         return None
+    there = outcome is not Outcome.ALREADY_CLEARED
     origin = view.command._replace(sequence=view.committed.sequence)
     found = [group.report(rank, origin, StatusCode.DONE_COMMITTED) for rank in range(group.participants)]
-    reports = tuple(report for report in found if report is not None) if serves else ()
-    digests = {report.manifest_digest for report in reports}
+    reports = tuple(report for report in found if report is not None) if there else ()
+    digests = {report.manifest_digest for report in reports if report.manifest_digest is not None}
     return Receipt(
-        request_id=request_id,
-        outcome=Outcome.ALREADY_SERVED if serves else Outcome.ALREADY_CLEARED,
+        request_id=order.arguments.request_id,
+        outcome=outcome,
         epoch=view.command.epoch,
-        sequence=view.committed.sequence if serves else view.command.sequence,
-        version=view.committed.version if serves else None,
+        sequence=view.committed.sequence if there else view.command.sequence,
+        version=view.committed.version if held.weights is WeightState.NORMAL else None,
         previous_version=view.committed.version,
         manifest_digest=digests.pop() if len(digests) == 1 else None,
         loaded=False,
         seconds=0.0,
         pause_s=0.0,
         ranks=reports,
+        tags=named(order.arguments.tags),
+        missing=named(held.missing),
     )
+
+
+def _outcome_without_work(view: View, order: Order, held: Held) -> Outcome | None:
+    tags = order.arguments.tags
+    if order.operation is Operation.CLEAR:
+        # A clear of a group that waits to be restored is a command like any other: it is the last one now.
+        at_rest = held.weights is not WeightState.FAULTED and epochs.unrestored(view) is None
+        return Outcome.ALREADY_CLEARED if at_rest and tags <= held.missing else None
+    if tags & held.missing:
+        return None
+    if Tag.WEIGHTS in tags and (order.served is None or order.served != view.committed.version):
+        return None
+    return Outcome.ALREADY_SERVED if held.serving else Outcome.ALREADY_HELD

@@ -6,24 +6,24 @@ Responsible for what can be asked, and how. How a command is begun is in :mod:`.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import final
 
 from wsm.clock import Clock, SystemClock
-from wsm.command import CommandArguments
+from wsm.command import CommandArguments, checked_tags
 from wsm.config import EngineWordsConfig
 from wsm.controller.access import GroupAccess
-from wsm.controller.errors import HotFallbackError
+from wsm.controller.errors import HotFallbackError, TagsContradictError
 from wsm.controller.opening import Opening
 from wsm.controller.order import Order
 from wsm.controller.pending import Pending
 from wsm.controller.status import GroupStatus, read_status
 from wsm.controller.transaction import SETTLE_S
-from wsm.receipt import Receipt
+from wsm.receipt import Receipt, named
 from wsm.signals.word import Operation
-from wsm.states.vocabulary import HotFallback, InFlightPolicy, KVPolicy
+from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag
 from wsm.strategies.version_file import check_version
 
 
@@ -64,18 +64,25 @@ class Controller:
     def clear(
         self,
         *,
+        tags: Collection[Tag] = ALL_TAGS,
         in_flight: InFlightPolicy = InFlightPolicy.ABORT,
+        kv_policy: KVPolicy = KVPolicy.DROP,
         deadline_s: float = 60.0,
         settle_s: float = SETTLE_S,
         wait_s: float = 0.0,
         request_id: str | None = None,
     ) -> Receipt:
-        """Release weights and KV cache on every rank, and wait for it.
+        """Release weights and KV cache on every rank, or one of them, and wait for it.
 
         Parameters
         ----------
+        tags : collection of Tag
+            What to give back, WEIGHTS or KV_CACHE or both. The group does not serve without either.
         in_flight : InFlightPolicy
             What becomes of running requests.
+        kv_policy : KVPolicy
+            Of a KV cache that stays while its weights go: DROP empties it; KEEP leaves its blocks for the
+            same weights, and for others if their update says KEEP too. Refused where no KV cache stays.
         deadline_s : float
             Seconds after which an undecided command is aborted.
         settle_s : float
@@ -88,12 +95,16 @@ class Controller:
         Returns
         -------
         Receipt
-            ``CLEARED``, or ``ALREADY_CLEARED`` where nothing was held.
+            ``CLEARED``, or ``ALREADY_CLEARED`` where nothing of it was held.
 
         Raises
         ------
         wsm.signals.errors.RoleBusyError, wsm.protocol.errors.CommandOpenError
             If another command is under way. Nothing was written.
+        wsm.command.TagsError
+            If the tags are none. Nothing was written.
+        MixedGroupError
+            If only one half is to go, and the ranks hold different things. Nothing was written.
         CommandRefusedError
             If a rank refused. Nothing was changed.
         RankFailedError, RankLostError, CommandTimeoutError
@@ -102,7 +113,9 @@ class Controller:
             If it is decided to go on, and some rank has not said that it is done.
         """
         return self.begin_clear(
+            tags=tags,
             in_flight=in_flight,
+            kv_policy=kv_policy,
             deadline_s=deadline_s,
             settle_s=settle_s,
             wait_s=wait_s,
@@ -113,6 +126,7 @@ class Controller:
         self,
         version: int | None = None,
         *,
+        tags: Collection[Tag] = ALL_TAGS,
         hot: bool = False,
         hot_fallback: HotFallback | str = HotFallback.REFUSE,
         in_flight: InFlightPolicy | None = None,
@@ -129,6 +143,9 @@ class Controller:
         ----------
         version : int or None
             Which; None takes the newest that the source announces (``version.yaml``).
+        tags : collection of Tag
+            What to bring back, WEIGHTS or KV_CACHE or both. The group serves once it has both. Weights that
+            are held already in that version are not loaded again where only the KV cache is missing.
         hot : bool
             Stage the version beside the one that serves, and stop the group only to flip. If anything
             fails before that, the old version serves on, untouched.
@@ -141,21 +158,24 @@ class Controller:
             What becomes of KV blocks that the old weights computed; all but DROP only for a group that
             serves, and KEEP_IN_FLIGHT only where requests in flight are kept.
         force : bool
-            Load even if the group serves that version already.
+            Load even if the group holds that version already.
         deadline_s, settle_s, wait_s, request_id
             As :meth:`clear`.
 
         Returns
         -------
         Receipt
-            ``UPDATED``; or ``ALREADY_SERVED``, and then nothing was loaded.
+            ``UPDATED``; or ``ALREADY_SERVED`` or ``ALREADY_HELD``, and then nothing was done. Its ``missing``
+            names what is still to be brought before the group serves.
 
         Raises
         ------
         NothingServedError, HotFallbackError
             If a hot update cannot be one, or its fallback is unknown. Nothing was written.
+        wsm.command.TagsError, TagsContradictError
+            If the tags are none, or do not go with the other arguments. Nothing was written.
         MixedGroupError
-            If the ranks are in different states. Nothing was changed.
+            If the ranks hold different things. Nothing was changed.
         wsm.strategies.errors.VersionNumberError
             If `version` is none. Nothing was changed.
         ManifestMismatchError
@@ -165,6 +185,7 @@ class Controller:
         """
         return self.begin_update(
             version,
+            tags=tags,
             hot=hot,
             hot_fallback=hot_fallback,
             in_flight=in_flight,
@@ -179,7 +200,9 @@ class Controller:
     def begin_clear(
         self,
         *,
+        tags: Collection[Tag] = ALL_TAGS,
         in_flight: InFlightPolicy = InFlightPolicy.ABORT,
+        kv_policy: KVPolicy = KVPolicy.DROP,
         deadline_s: float = 60.0,
         settle_s: float = SETTLE_S,
         wait_s: float = 0.0,
@@ -194,7 +217,9 @@ class Controller:
             Asked once it is this controller's turn, before anything is written; False raises
             :class:`CommandWithdrawnError`.
         """
-        arguments = CommandArguments(request_id or uuid.uuid4().hex, in_flight=in_flight)
+        arguments = CommandArguments(
+            request_id or uuid.uuid4().hex, in_flight=in_flight, kv_policy=kv_policy, tags=checked_tags(tags)
+        )
         return self._opening.begin(
             Order(Operation.CLEAR, arguments, deadline_s, settle_s, wait_s, still_wanted=still_wanted)
         )
@@ -203,6 +228,7 @@ class Controller:
         self,
         version: int | None = None,
         *,
+        tags: Collection[Tag] = ALL_TAGS,
         hot: bool = False,
         hot_fallback: HotFallback | str = HotFallback.REFUSE,
         in_flight: InFlightPolicy | None = None,
@@ -217,12 +243,19 @@ class Controller:
         """As :meth:`update`, without waiting for its end; `still_wanted` as :meth:`begin_clear`."""
         if version is not None:
             check_version(version)
+        wanted = checked_tags(tags)
+        if hot and wanted != ALL_TAGS:
+            raise TagsContradictError(tags=named(wanted), argument="hot", why="a hot update replaces both")
+        if version is not None and Tag.WEIGHTS not in wanted:
+            raise TagsContradictError(tags=named(wanted), argument="version", why="no weights are loaded")
         arguments = CommandArguments(
             request_id or uuid.uuid4().hex,
             version,
             in_flight or (InFlightPolicy.KEEP if hot else InFlightPolicy.ABORT),
             kv_policy,
             hot_fallback=_fallback(hot_fallback),
+            tags=wanted,
+            reload=force,
         )
         return self._opening.begin(
             Order(

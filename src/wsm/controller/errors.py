@@ -214,13 +214,13 @@ class RankAliveError(RefusedError):
 
 
 class MixedGroupError(RefusedError):
-    """A rank is FAULTED, or the ranks are in different states, so an update has no one meaning for them."""
+    """A rank is FAULTED, or the ranks hold different things, so nothing but a whole clear has one meaning."""
 
     def __init__(self, *, states: Mapping[int, str]) -> None:
         ranks = ", ".join(f"rank {rank} {state}" for rank, state in states.items())
         super().__init__(
-            f"the ranks cannot be updated together as they are ({ranks}); clear the group first, "
-            "which repairs faulted ranks",
+            f"the ranks cannot be commanded together as they are ({ranks}); clear the group first, weights "
+            "and KV cache together, which repairs faulted ranks",
             states=dict(states),
         )
 
@@ -242,6 +242,18 @@ class HotFallbackError(BadInputError):
     def __init__(self, *, value: object, allowed: Sequence[str]) -> None:
         super().__init__(
             f"hot_fallback is {value!r}; say one of {', '.join(allowed)}", value=value, allowed=tuple(allowed)
+        )
+
+
+class TagsContradictError(BadInputError):
+    """The tags of a command and another argument of it do not go together."""
+
+    def __init__(self, *, tags: Sequence[str], argument: str, why: str) -> None:
+        super().__init__(
+            f"{argument!r} says nothing for the tags {', '.join(tags)}: {why}; leave one of the two away",
+            tags=tuple(tags),
+            argument=argument,
+            why=why,
         )
 
 

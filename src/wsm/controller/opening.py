@@ -18,6 +18,7 @@ from wsm.controller.access import GroupAccess
 from wsm.controller.driving import Drive
 from wsm.controller.engine_words import TakenWords, leave_words, take_words
 from wsm.controller.errors import CommandWithdrawnError
+from wsm.controller.held import Held
 from wsm.controller.order import Order
 from wsm.controller.pending import Pending
 from wsm.controller.status import read_status
@@ -60,20 +61,18 @@ class Opening:
             role = self._access.role.acquire(order.wait_s)
             ending.callback(role.release)
             self._complete_inherited(min(order.settle_s, max(order.wait_s, TAKEOVER_S)))
-            view, state = self._admit(order.operation)
+            view, held = self._admit(order)
             request_id = order.arguments.request_id
             if order.still_wanted is not None and not order.still_wanted():
                 raise CommandWithdrawnError(operation=order.operation.name.lower(), request_id=request_id)
-            ended = admission.nothing_to_do(
-                self._group, view, order.operation, request_id=request_id, served=order.served, state=state
-            )
+            ended = admission.nothing_to_do(self._group, view, order, held)
             if ended is not None:
                 return Pending.ended(ended)
-            why = fallback.before_it_began(order, state)
+            why = fallback.before_it_began(order, held.as_whole)
             if why is not None:
                 order = order.in_place(why)
             given_up = threading.Event()
-            transaction = self._write(order, view, state, given_up, ending)
+            transaction = self._write(order, view, held, given_up, ending)
             over = ending.pop_all()
 
             def follow(error: WsmError) -> Transaction | None:
@@ -82,13 +81,13 @@ class Opening:
             return Drive(transaction, over, follow).start()
 
     def _write(
-        self, order: Order, view: View, state: WeightState, given_up: threading.Event, ending: ExitStack
+        self, order: Order, view: View, held: Held, given_up: threading.Event, ending: ExitStack
     ) -> Transaction:
         """Write a command that was admitted, and leave to `ending` what is to be done when it is over."""
-        taken = self._engine_words_for(order.operation, state)
+        taken = self._engine_words_for(order.operation, held.as_whole)
         with ExitStack() as undo:
             undo.callback(taken.give_back)
-            arguments = replace(order.arguments, before=admission.state_before(view, state))
+            arguments = replace(order.arguments, before=admission.state_before(view, held))
             command = self._group.open(decide.next_command(view, order.operation), arguments)
             undo.pop_all()
         ending.callback(lambda: taken.answer(read_status(self._group).engine_state))
@@ -111,16 +110,16 @@ class Opening:
         if why is None:
             return None
         order = order.in_place(why)
-        view, state = self._admit(order.operation)
-        return self._write(order, view, state, given_up, ending)
+        view, held = self._admit(order)
+        return self._write(order, view, held, given_up, ending)
 
-    def _admit(self, operation: Operation) -> tuple[View, WeightState]:
-        """Refuse what this group cannot be asked now; return what was read, and where all ranks are."""
-        admission.require_alive(self._group, operation)
+    def _admit(self, order: Order) -> tuple[View, Held]:
+        """Refuse what this group cannot be asked now; return what was read, and what all ranks hold."""
+        admission.require_alive(self._group, order.operation)
         view = self._group.view()
-        command = decide.next_command(view, operation)
+        command = decide.next_command(view, order.operation)
         admission.require_equal_plans(self._group, command.epoch)
-        return view, admission.require_one_state(view, operation)
+        return view, admission.require_one_state(view, order.operation, order.arguments.tags)
 
     def _complete_inherited(self, settle_s: float) -> None:
         """Bring a command to its end that another controller left open; the role proves that it is gone."""

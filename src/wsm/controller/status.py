@@ -9,10 +9,12 @@ from typing import Any
 
 from wsm.controller.activity import action_inside
 from wsm.controller.group_view import GroupView
+from wsm.controller.held import Held, held_by_all, words_for
 from wsm.protocol.decide import is_over
+from wsm.receipt import named
 from wsm.signals.lock import ControllerRole
 from wsm.signals.word import Operation
-from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.vocabulary import KVState, Tag, WeightState
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class RankStatus:
     heartbeat: int
     doing: str | None = None
     since_s: float | None = None
+
+    @property
+    def held(self) -> Held:
+        """What it holds."""
+        return Held(WeightState[self.weights], KVState[self.kv])
 
     @property
     def serving(self) -> bool:
@@ -121,21 +128,38 @@ class GroupStatus:
     def engine_state(self) -> WeightState | None:
         """What FastDeploy's weights word can truly say of the whole group.
 
-        NORMAL if it serves, CLEARED if no rank holds anything, FAULTED (to an engine: CLEARING) if a teardown
-        failed; None while a command is open or no single word fits.
+        NORMAL if it serves, CLEARED if weights or KV cache are away on every rank, FAULTED (to an engine:
+        CLEARING) if a teardown failed; None while a command is open or no single word fits.
         """
-        states = {rank.weights for rank in self.ranks}
         if not self.over:
             return None
         if self.serving:
             return WeightState.NORMAL
-        if WeightState.FAULTED.name in states:
+        if WeightState.FAULTED.name in {rank.weights for rank in self.ranks}:
             return WeightState.FAULTED
-        return WeightState.CLEARED if states == {WeightState.CLEARED.name} else None
+        held = held_by_all(rank.held for rank in self.ranks)
+        lacks = held is not None and held.missing and held.as_whole is WeightState.CLEARED
+        return WeightState.CLEARED if lacks else None
+
+    @property
+    def missing(self) -> frozenset[Tag]:
+        """What some rank lacks for serving."""
+        return frozenset(tag for rank in self.ranks for tag in rank.held.missing)
+
+    @property
+    def holds_half(self) -> bool:
+        """Whether all ranks hold the weights and no KV cache, or the other way round."""
+        held = held_by_all(rank.held for rank in self.ranks)
+        return held is not None and self.engine_state is WeightState.CLEARED and len(held.missing) == 1
 
     def to_mapping(self) -> Mapping[str, Any]:
         """Return plain values, ready for JSON."""
-        return {**asdict(self), "serving": self.serving, "state": self.state}
+        return {
+            **asdict(self),
+            "serving": self.serving,
+            "state": self.state,
+            "missing": named(self.missing),
+        }
 
     def without_times(self) -> GroupStatus:
         """Return it without what changes by itself as time passes."""
@@ -144,6 +168,8 @@ class GroupStatus:
     def sentence(self) -> str:
         """Say in a few words what the group holds; what errors quote."""
         held = f"serves version {self.version}" if self.serving else f"is {self.state}, and does not serve"
+        if self.holds_half:
+            held = words_for(self.missing, self.version)
         still = "" if self.over else f"; command {self.sequence} ({self.operation}) is still open"
         return f"the group {held}{still}"
 

@@ -16,14 +16,16 @@ from wsm.controller import outcome
 from wsm.controller.company import LOOK_S, Company
 from wsm.controller.errors import EpochEndedError, UnsettledError
 from wsm.controller.group_view import GroupView
+from wsm.controller.held import Held
 from wsm.controller.outcome import Situation
 from wsm.controller.status import read_status
 from wsm.errors import WsmError
 from wsm.protocol import decide
 from wsm.protocol.view import View
-from wsm.receipt import Outcome, Receipt
+from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
 from wsm.signals.word import CommandWord, Operation, StatusCode
+from wsm.states.vocabulary import KVState, Tag, WeightState
 
 #: How long a decided command may take to be over on every rank before the caller is told, in seconds.
 SETTLE_S = 30.0
@@ -177,10 +179,12 @@ class Transaction:
 
     def _write_committed(self, view: View) -> bool:
         version = self._arguments.version
-        if version is None:
+        if Tag.WEIGHTS not in self._arguments.tags:
+            version = view.committed.version  # what was committed stands; it may be none that is held now
+        elif version is None:
             version = outcome.version(self._group, self._command)
-        if version is None:
-            return False
+            if version is None:
+                return False
         self._group.write_committed(decide.committed(view, version))
         return True
 
@@ -248,22 +252,26 @@ class Transaction:
     def _receipt(self, how: Outcome, code: StatusCode) -> Receipt:
         found = outcome.reports(self._group, self._command, code) or []
         view = self._group.view()
-        digests = {report.manifest_digest for report in found}
+        digests = {report.manifest_digest for report in found if report.manifest_digest is not None}
+        held = [Held(WeightState(word.weights), KVState(word.kv)) for word in view.statuses]
+        missing = frozenset(tag for each in held for tag in each.missing)
         receipt = Receipt(
             request_id=self._arguments.request_id,
             outcome=how,
             epoch=self._command.epoch,
             sequence=self._command.sequence,
-            version=view.committed.version if how is Outcome.UPDATED else None,
+            version=None if Tag.WEIGHTS in missing else view.committed.version,
             previous_version=self._previous,
             manifest_digest=digests.pop() if len(digests) == 1 else None,
-            loaded=how is Outcome.UPDATED,
+            loaded=how is Outcome.UPDATED and (not found or any(report.tensors for report in found)),
             seconds=self._elapsed_s(self._began_ns),
             pause_s=max((report.pause_s for report in found), default=0.0),
             ranks=tuple(found),
             hot=self._command.operation.is_hot,
             staging_s=self._staging_s(),
             fallback=self._fallback,
+            tags=named(self._arguments.tags),
+            missing=named(missing),
         )
         self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
         return receipt

@@ -116,6 +116,9 @@ def decided(view: View, operation: Operation) -> CommandWord:
     return view.command._replace(operation=operation)
 
 
-def committed(view: View, version: int) -> CommittedWord:
-    """Return the committed-version word that belongs to a decided commit; to be written before it is over."""
+def committed(view: View, version: int | None) -> CommittedWord:
+    """Return the committed-version word that belongs to a decided commit; to be written before it is over.
+
+    `version` is None only where no version was ever committed, and the commit brings none.
+    """
     return CommittedWord(view.command.sequence, version)
