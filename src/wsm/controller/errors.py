@@ -217,7 +217,7 @@ class MixedGroupError(RefusedError):
     """A rank is FAULTED, or the ranks hold different things, so nothing but a whole clear has one meaning."""
 
     def __init__(self, *, states: Mapping[int, str]) -> None:
-        ranks = ", ".join(f"rank {rank} {state}" for rank, state in states.items())
+        ranks = "; ".join(f"rank {rank} {state}" for rank, state in states.items())
         super().__init__(
             f"the ranks cannot be commanded together as they are ({ranks}); clear the group first, weights "
             "and KV cache together, which repairs faulted ranks",

@@ -24,7 +24,7 @@ class Held(NamedTuple):
     kv: KVState
 
     def __str__(self) -> str:
-        return f"weights {self.weights.name}, KV cache {self.kv.name}"
+        return f"{self.weights.name}, KV cache {self.kv.name}"
 
     @property
     def serving(self) -> bool:
