@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "command": CORE,
     "report": FOUNDATION,
     "declared_plans": FOUNDATION,
-    "receipt": FOUNDATION | {"report"},
+    "receipt": CORE | {"report"},
 }
 SHELLS = {"worker", "controller", "group_segment", "testing"}
 EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
