@@ -188,14 +188,16 @@ def test_kept_requests_go_on_with_the_new_version_and_say_which_token_is_whose(g
     assert answer.tokens[change : change + 5] == after
 
 
-@pytest.mark.parametrize("policy", list(KVPolicy))
-def test_running_requests_go_through_an_update_in_place_as_the_kv_policy_says(group, client, serves, policy):
+@pytest.mark.parametrize("hot", [False, True], ids=["in place", "hot"])
+@pytest.mark.parametrize("policy", list(KVPolicy), ids=[policy.value for policy in KVPolicy])
+def test_running_requests_go_through_an_update_as_the_kv_policy_says(group, client, serves, policy, hot):
     publish_once(group.config, 3)
     serves(2)
     running = InBackground(group, count=500)
-    receipt = group.controller.update(3, in_flight=InFlightPolicy.KEEP, kv_policy=policy)
-    running.join(20)
+    receipt = group.controller.update(3, hot=hot, in_flight=InFlightPolicy.KEEP, kv_policy=policy)
+    running.join(60)
     answer = running.answer
+    assert receipt.hot == hot
     assert answer.finish_reason is FinishReason.LENGTH
     change = answer.versions.index(3)
     assert answer.versions == (2,) * change + (3,) * (500 - change)

@@ -12,7 +12,7 @@ from wsm.errors import WsmError
 from wsm.states.vocabulary import HotFallback, WeightState
 
 #: Errors of ranks that cannot hold a second version beside the one that serves.
-NO_ROOM = frozenset(("StagingMemoryError", "StagingUnsupportedError"))
+NO_ROOM = frozenset(("StagingMemoryError", "StagingUnsupportedError", "StagingUnfinishedError"))
 
 
 def before_it_began(order: Order, state: WeightState) -> str | None:
