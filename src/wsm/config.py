@@ -18,7 +18,7 @@ import xxhash
 import yaml
 
 from wsm.errors import BadInputError
-from wsm.strategies.source_config import ORPHANS, IpcConfig
+from wsm.strategies.source_config import ORPHANS, IpcAsyncConfig, IpcConfig
 
 #: FastDeploy's words, as the option ``answers`` names them.
 ENGINE_WORDS = ("weights", "kv_cache", "prefix_tree")
@@ -144,6 +144,8 @@ class WsmConfig:
         For ``ipc_snapshot``.
     ipc : IpcConfig
         For ``ipc``.
+    ipc_async : IpcAsyncConfig
+        For ``ipc_async``, which needs its address.
     deadlines : Deadlines
         What a rank waits for, and how long.
     journal_directory : str or None
@@ -161,6 +163,7 @@ class WsmConfig:
     strategy: str = "ipc_snapshot"
     snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
     ipc: IpcConfig = field(default_factory=IpcConfig)
+    ipc_async: IpcAsyncConfig = field(default_factory=IpcAsyncConfig)
     deadlines: Deadlines = field(default_factory=Deadlines)
     journal_directory: str | None = None
     engine_words: EngineWordsConfig = field(default_factory=EngineWordsConfig)
@@ -185,6 +188,12 @@ class WsmConfig:
         if self.ipc.orphans not in ORPHANS:
             raise ConfigurationError(
                 where="ipc: orphans", problem=f"is {self.ipc.orphans!r}", fix="it must be copy or refuse"
+            )
+        if self.strategy == "ipc_async" and not self.ipc_async.address:
+            raise ConfigurationError(
+                where="ipc_async: address",
+                problem="is missing",
+                fix="give the trainer's, ipc:///absolute/path or tcp://127.0.0.1:port",
             )
         parts = _connected_parts(self.ranks, self.communicators)
         if len(parts) > 1:
@@ -240,6 +249,7 @@ def config_from_mapping(content: Mapping[str, Any], *, where: str = "mapping") -
     nested: dict[str, type[Any]] = {
         "snapshot": SnapshotConfig,
         "ipc": IpcConfig,
+        "ipc_async": IpcAsyncConfig,
         "deadlines": Deadlines,
         "engine_words": EngineWordsConfig,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import numpy as np
 import pytest
 
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, publish_snapshot
+
+# The program of a receiving rank is both run as a process and read by tests.
+sys.path.insert(0, str(Path(__file__).parent))
 
 State = dict[str, tuple[TensorSpec, bytes]]
 

@@ -1,4 +1,4 @@
-"""A group whose weights arrive in a trainer's shared memory: real ranks, the same guarantees."""
+"""A group whose weights arrive in a trainer's memory, shared or streamed: real ranks, the same guarantees."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from living_group import shard_of
 
 from wsm import Outcome
 from wsm.errors import WsmError
-from wsm.strategies import SharedTensors
+from wsm.strategies import BucketSender, SharedTensors
 
 pytestmark = pytest.mark.processes
 
@@ -62,3 +62,50 @@ def test_a_version_that_is_not_shared_changes_nothing_and_the_error_names_the_fi
         group.await_steps()
     group.stop()
     group.assert_steps_are_pure([1, 2])
+
+
+@pytest.fixture
+def streamed(make_group, tmp_path):
+    return make_group(
+        config={"strategy": "ipc_async", "ipc_async": {"address": f"ipc://{tmp_path}/buckets"}}, load=0.5
+    )
+
+
+def test_a_group_is_updated_from_buckets_while_the_trainer_commands(streamed, tmp_path):
+    group = streamed
+    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=1024, in_flight=2) as sender:
+        group.start()
+        with group.controller() as controller:
+            for version in range(1, 6):
+                if version == 3:
+                    assert controller.clear().outcome is Outcome.CLEARED
+                shards = {rank: shard_of(version, rank) for rank in range(group.ranks)}
+                with sender.sending(version, shards) as sending:
+                    receipt = controller.update(None if version == 5 else version)
+                group.published[version] = sending.result()
+                assert receipt.version == version
+                assert receipt.manifest_digest == sending.result().manifest_digest
+                assert {r.rank: r.digest for r in receipt.ranks} == sending.result().digests
+                group.await_steps()
+        group.stop()
+    group.assert_steps_are_pure([1, 2, 3, 4, 5])
+    group.assert_journals_are_possible()
+
+
+def test_a_stream_of_another_version_changes_nothing_and_both_sides_hear_of_it(streamed, tmp_path):
+    group = streamed
+    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=1024) as sender:
+        group.start()
+        with group.controller() as controller:
+            shards = {rank: shard_of(1, rank) for rank in range(group.ranks)}
+            with sender.sending(1, shards) as sending:
+                controller.update(1)
+            group.published[1] = sending.result()
+            with (
+                pytest.raises(WsmError, match=r"version 2 was asked for, but the sender at ipc://.* 3"),
+                sender.sending(3, shards),
+            ):
+                controller.update(2)
+            group.await_steps()
+        group.stop()
+    group.assert_steps_are_pure([1])

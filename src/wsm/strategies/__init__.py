@@ -14,6 +14,11 @@ ipc                                   the strategy for memory that a trainer on 
 ipc_metas, pickled_metas              its metas files, ours and FastDeploy's
 shared_tensors                        its trainer's side: who owns the memory, and until when
 shared_segment, byte_leases           shared memory with one owner and leases for its readers
+ipc_async, stream_source              the strategy for buckets that a trainer on this host streams
+bucket_frames, bucket_messages        what is said, as bytes and as values; bucket_plan: what lies where
+bucket_receiver, bucket_socket        the rank's end; the socket that both ends use
+bucket_sender, bucket_sending         the trainer's end: all ranks of one version
+bucket_stream                         what the trainer says to one rank
 observer, copying                     who follows a load; copying and digesting in one pass
 source_config                         what a configuration says about each source
 snapshot_source, snapshot_names       where to look, and what files are called
@@ -29,6 +34,7 @@ convert, paddle_state                 pickles turned into safetensors, by those 
 ====================================  ====================================================================
 """
 
+from wsm.strategies.bucket_sender import BucketSender, Sending, SendReport
 from wsm.strategies.ipc import IpcSource
 from wsm.strategies.load import LoadReport, Preview, inspect, load
 from wsm.strategies.manifest import ShardManifest
@@ -40,6 +46,7 @@ from wsm.strategies.retention import Retention
 from wsm.strategies.shared_tensors import SharedReport, SharedTensors
 from wsm.strategies.snapshot_source import SnapshotSource
 from wsm.strategies.staged_version import StagedVersion
+from wsm.strategies.stream_source import IpcAsyncSource
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 from wsm.strategies.version_file import MAX_VERSION, read_version, write_version
 from wsm.strategies.version_manifest import VersionManifest
@@ -47,6 +54,8 @@ from wsm.strategies.version_manifest import VersionManifest
 __all__ = [
     "MAX_VERSION",
     "STRATEGIES",
+    "BucketSender",
+    "IpcAsyncSource",
     "IpcSource",
     "LoadReport",
     "ManifestScope",
@@ -54,6 +63,8 @@ __all__ = [
     "Preview",
     "PublishReport",
     "Retention",
+    "SendReport",
+    "Sending",
     "ShardManifest",
     "SharedReport",
     "SharedTensors",

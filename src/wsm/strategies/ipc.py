@@ -179,12 +179,11 @@ def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes |
                 if not source.allow_pickle:
                     raise PickledMetasRefusedError(file=path)
                 return PickledMetas(descriptor, path)
-            data = file.read(_MAX_METAS_BYTES + 1)
+            if os.fstat(descriptor).st_size > _MAX_METAS_BYTES:
+                raise ManifestError(file=path, problem=f"it is larger than {_MAX_METAS_BYTES} bytes")
+            return file.read(_MAX_METAS_BYTES)
         except OSError as error:
             raise UnreadableFileError(file=path, reason=str(error)) from error
-    if len(data) > _MAX_METAS_BYTES:
-        raise ManifestError(file=path, problem=f"it is larger than {_MAX_METAS_BYTES} bytes")
-    return data
 
 
 def _offer(data: bytes, file: str, source: IpcSource, version: int | None, held: ExitStack) -> Offer:

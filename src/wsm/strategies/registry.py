@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 from wsm.strategies.errors import SourceTypeError, UnknownStrategyError
 from wsm.strategies.ipc import Ipc
+from wsm.strategies.ipc_async import IpcAsync
 from wsm.strategies.ipc_snapshot import IpcSnapshot
 from wsm.strategies.offer import Strategy
 
 #: Every strategy, under the name that configuration and command line know it by.
-STRATEGIES: Mapping[str, Strategy] = {"ipc_snapshot": IpcSnapshot(), "ipc": Ipc()}
+STRATEGIES: Mapping[str, Strategy] = {"ipc_snapshot": IpcSnapshot(), "ipc": Ipc(), "ipc_async": IpcAsync()}
 
 
 def strategy_for(name: str, source: object) -> Strategy:

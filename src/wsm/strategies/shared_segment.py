@@ -178,6 +178,10 @@ class AttachedSegment:
             offset += count
             rest = rest[count:]
 
+    def shared_memory(self) -> memoryview:
+        """Return its bytes, read-only, as the owner writes them; if it cut the file short, we would die."""
+        return memoryview(mmap.mmap(self._descriptor, self.nbytes, access=mmap.ACCESS_READ))
+
     def memory(self) -> memoryview:
         """Return its bytes, mapped privately: what is written there nobody else sees.
 

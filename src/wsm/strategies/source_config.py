@@ -38,3 +38,25 @@ class IpcConfig:
     orphans: str = "copy"
     allow_pickle: bool = False
     memory_directory: str = MEMORY_DIRECTORY
+
+
+@dataclass(frozen=True)
+class IpcAsyncConfig:
+    """Where the ``ipc_async`` strategy asks.
+
+    Parameters
+    ----------
+    address : str
+        The trainer's, one for all ranks: ``ipc:///absolute/path`` or ``tcp://127.0.0.1:port``.
+    connect_s : float
+        Seconds to wait for the trainer to offer a version.
+    silence_s : float
+        Seconds that it may say nothing once it has.
+    memory_directory : str
+        Where shared memory lies.
+    """
+
+    address: str = ""
+    connect_s: float = 60.0
+    silence_s: float = 10.0
+    memory_directory: str = MEMORY_DIRECTORY

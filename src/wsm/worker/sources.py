@@ -12,6 +12,7 @@ from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.ipc import IpcSource
 from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.snapshot_source import SnapshotSource
+from wsm.strategies.stream_source import IpcAsyncSource
 
 
 def source_for(config: WsmConfig, rank: int) -> object:
@@ -53,4 +54,20 @@ def _ipc(config: WsmConfig, rank: int) -> IpcSource:
     )
 
 
-_SOURCES: Mapping[str, Callable[[WsmConfig, int], object]] = {"ipc_snapshot": _snapshot, "ipc": _ipc}
+def _ipc_async(config: WsmConfig, rank: int) -> IpcAsyncSource:
+    stream = config.ipc_async
+    return IpcAsyncSource(
+        stream.address,
+        rank=rank,
+        world_size=config.ranks,
+        connect_s=stream.connect_s,
+        silence_s=stream.silence_s,
+        memory_directory=stream.memory_directory,
+    )
+
+
+_SOURCES: Mapping[str, Callable[[WsmConfig, int], object]] = {
+    "ipc_snapshot": _snapshot,
+    "ipc": _ipc,
+    "ipc_async": _ipc_async,
+}

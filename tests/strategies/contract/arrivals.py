@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ipc_arrival import IpcArrival
 from snapshot_arrival import SnapshotArrival
+from stream_arrival import StreamArrival
 from wrongs import Expected, Wrong
 
 from wsm.strategies.tensor import TensorSpec
@@ -42,5 +43,6 @@ class Arrival(Protocol):
 
 ARRIVALS: Mapping[str, Callable[[Path], Arrival]] = {
     "ipc": IpcArrival,
+    "ipc_async": StreamArrival,
     "ipc_snapshot": SnapshotArrival,
 }

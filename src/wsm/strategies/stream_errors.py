@@ -1,0 +1,112 @@
+"""What can go wrong between a trainer that streams buckets and a rank that receives them.
+
+``peer`` names the other side: an address, or a rank behind it. ``touched`` says whether the target's memory
+may have been written. The worker's side raises these from a load, the trainer's side from a send.
+"""
+
+from __future__ import annotations
+
+from wsm.errors import BadInputError, GroupError, RefusedError
+
+
+class AddressError(BadInputError):
+    """An address is none that buckets can travel by."""
+
+    def __init__(self, *, address: str, problem: str) -> None:
+        super().__init__(
+            f"the address {address!r} cannot be used: {problem}; buckets lie in memory of this host, so give "
+            "ipc:///absolute/path or tcp://127.0.0.1:port",
+            address=address,
+            problem=problem,
+        )
+
+
+class AddressBusyError(RefusedError):
+    """Another process sends buckets at the same address."""
+
+    def __init__(self, *, address: str, reason: str) -> None:
+        super().__init__(
+            f"cannot listen at {address}: {reason}; end the other sender or choose another address",
+            address=address,
+            reason=reason,
+        )
+
+
+class BucketSizeError(BadInputError):
+    """A sender was told to use buckets that cannot be."""
+
+    def __init__(self, *, bucket_bytes: int, in_flight: int) -> None:
+        super().__init__(
+            f"{in_flight} buckets of {bucket_bytes} bytes cannot be; give at least one, of a multiple of 64",
+            bucket_bytes=bucket_bytes,
+            in_flight=in_flight,
+        )
+
+
+class PyzmqMissingError(RefusedError):
+    """Messages travel over ZMQ, which is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("the strategy ipc_async takes pyzmq; install wsm[ipc-async]")
+
+
+class PeerMessageError(BadInputError):
+    """A peer sent something that is no message, or none that is due now."""
+
+    def __init__(self, *, peer: str, problem: str, touched: bool = False) -> None:
+        super().__init__(
+            f"{peer} sent an unusable message: {problem}; run the same version of wsm on both sides",
+            peer=peer,
+            problem=problem,
+            touched=touched,
+        )
+
+
+class PeerSilentError(GroupError):
+    """A peer said nothing for longer than it may."""
+
+    def __init__(self, *, peer: str, waited_s: float, expected: str, touched: bool = False) -> None:
+        super().__init__(
+            f"{peer} said nothing for {waited_s:.3g} s, {expected} was due; "
+            "look whether it lives and is sending, or give it more time",
+            peer=peer,
+            waited_s=waited_s,
+            expected=expected,
+            touched=touched,
+        )
+
+
+class PeerDiedError(GroupError):
+    """A peer ended in the middle of a stream."""
+
+    def __init__(self, *, peer: str, expected: str, touched: bool = False) -> None:
+        super().__init__(
+            f"{peer} has ended in the middle of the stream, {expected} was due; start it again and repeat",
+            peer=peer,
+            expected=expected,
+            touched=touched,
+        )
+
+
+class PeerFailedError(GroupError):
+    """A peer gave up and said why; `error` is the type of its own error, `reason` its text."""
+
+    def __init__(self, *, peer: str, error: str, reason: str, touched: bool = False) -> None:
+        super().__init__(
+            f"{peer} gave up: {error}: {reason}",
+            peer=peer,
+            error=error,
+            reason=reason,
+            touched=touched,
+        )
+
+
+class SendCancelledError(GroupError):
+    """The trainer no longer wants to send."""
+
+    def __init__(self, *, address: str, version: int) -> None:
+        super().__init__(
+            f"sending version {version} at {address} was cancelled; ranks that were receiving it were told",
+            address=address,
+            version=version,
+        )

@@ -1,0 +1,242 @@
+"""How versions arrive in a trainer's buckets, and peers that say something else, or nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
+
+from wsm.strategies import bucket_messages as say
+from wsm.strategies import bucket_socket, errors, stream_errors
+from wsm.strategies.bucket_sender import BucketSender, Sending
+from wsm.strategies.bucket_stream import RankStream
+from wsm.strategies.shared_segment import MEMORY_DIRECTORY, OwnedSegment
+from wsm.strategies.stream_source import IpcAsyncSource
+
+BUCKET_BYTES = 1 << 18
+
+# A trainer that is killed when some of its buckets have been applied.
+_DYING_SENDER = """
+import os, signal, sys
+from wsm.strategies.bucket_sender import BucketSender
+sys.path.insert(0, sys.argv[2])
+from wrongs import make_state
+def kill_later(done, total):
+    if done > 2 << 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+with BucketSender(sys.argv[1], bucket_bytes=1 << 18, in_flight=2) as sender:
+    print("listening", flush=True)
+    sender.send(3, {0: make_state(seed=1), 1: make_state(seed=2)}, progress=kill_later)
+"""
+
+
+class RawPeer:
+    """Listens in a sender's place, and answers each message with whatever bytes a test wants."""
+
+    def __init__(self, address: str, answer: Callable[[say.Message, int], Iterable[bytes]]) -> None:
+        self._socket = bucket_socket.listen(address)
+        self._answer = answer
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            if not self._socket.poll(0.01):
+                continue
+            identity, data = self._socket.receive()
+            session, message = say.from_bytes(data, peer="the rank under test")
+            for reply in self._answer(message, session):
+                if self._stopped or not self._socket.send(identity, reply):
+                    break
+
+    def close(self) -> None:
+        self._stopped = True
+        self._thread.join()
+        self._socket.close()
+
+
+class StreamArrival:
+    strategy = "ipc_async"
+    impossible: Mapping[Wrong, str] = {}
+
+    def __init__(self, directory: Path) -> None:
+        self._address = f"ipc://{directory}/buckets"
+        self._connect_s = 60.0
+        self._sender: BucketSender | None = None
+        self._sending: tuple[Sending, threading.Thread] | None = None
+        self._peer: RawPeer | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._segment: OwnedSegment | None = None
+
+    def publish(self, version: int, state: State) -> None:
+        self._send(version, {0: state, 1: make_state(seed=version + 1000)})
+
+    def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
+        if wrong in BY_STATE:
+            self.publish(version, wrong_state(state, wrong))
+            return BY_STATE[wrong]
+        return getattr(self, f"_{wrong.name.lower()}")(version, state)
+
+    def source(self) -> IpcAsyncSource:
+        return IpcAsyncSource(self._address, 0, world_size=2, connect_s=self._connect_s)
+
+    def close(self) -> None:
+        self._end_sending()
+        if self._sender is not None:
+            self._sender.close()
+        self._end_peer()
+
+    def _send(self, version: int, shards: Mapping[int, State]) -> None:
+        self._connect_s = 60.0
+        self._end_sending()
+        self._end_peer()
+        if self._sender is None:
+            self._sender = BucketSender(self._address, bucket_bytes=BUCKET_BYTES, in_flight=2)
+        sender, sending = self._sender, Sending()
+        thread = threading.Thread(
+            target=sending.run, args=(lambda cancelled: sender.send(version, shards, cancelled=cancelled),)
+        )
+        thread.start()
+        self._sending = (sending, thread)
+
+    def _end_sending(self) -> None:
+        if self._sending is not None:
+            sending, thread = self._sending
+            sending.cancel()
+            thread.join()
+            self._sending = None
+
+    def _end_peer(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
+            self._peer = None
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+        if self._process is not None:
+            with self._process:
+                self._process.kill()
+            self._process = None
+
+    def _stream(self, version: int, state: State) -> RankStream:
+        self._segment = OwnedSegment("wsm-test.", 2 * BUCKET_BYTES)
+        return RankStream(
+            version=version,
+            rank=0,
+            world_size=2,
+            publication="p",
+            tensors=state,
+            segment=self._segment,
+            bucket_bytes=BUCKET_BYTES,
+        )
+
+    def _offer(self, version: int, state: State, change: Callable[[say.Init, int], Iterable[bytes]]) -> None:
+        """Answer the rank's Hello with what `change` makes of the right Init, and nothing else."""
+        stream = self._stream(version, state)
+
+        def answer(message: say.Message, session: int) -> Iterable[bytes]:
+            if not isinstance(message, say.Hello):
+                return []
+            init = stream.greet(message, b"rank", session)
+            assert isinstance(init, say.Init)
+            return change(init, session)
+
+        self._peer = RawPeer(self._address, answer)
+
+    def _nothing_there(self, version: int, state: State) -> Expected:
+        self._connect_s = 0.3
+        return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
+
+    def _peer_silent(self, version: int, state: State) -> Expected:
+        self._connect_s = 0.3
+        self._offer(version, state, lambda init, session: [])
+        return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
+
+    def _peer_endless(self, version: int, state: State) -> Expected:
+        def endless(init: say.Init, session: int) -> Iterable[bytes]:
+            while True:
+                yield say.to_bytes(init, session)
+
+        self._offer(version, state, endless)
+        return Expected(stream_errors.PeerMessageError, (self._address, "it is a Init, bucket 0 was due"))
+
+    def _peer_dies(self, version: int, state: State) -> Expected:
+        command = [sys.executable, "-c", _DYING_SENDER, self._address, str(Path(__file__).parent)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"listening\n"
+        return Expected(stream_errors.PeerDiedError, (self._address, "has ended"), may_touch=True)
+
+    def _duplicate_name(self, version: int, state: State) -> Expected:
+        def twice(init: say.Init, session: int) -> Iterable[bytes]:
+            return [say.to_bytes(replace(init, tensors=(*init.tensors, init.tensors[0])), session)]
+
+        self._offer(version, state, twice)
+        return Expected(stream_errors.PeerMessageError, (self._address, "'embed.weight' twice"))
+
+    def _other_version(self, version: int, state: State) -> Expected:
+        self.publish(version + 1, state)
+        return Expected(errors.VersionMismatchError, (self._address, f"version {version + 1}"))
+
+    def _other_rank(self, version: int, state: State) -> Expected:
+        self._offer(version, state, lambda init, session: [say.to_bytes(replace(init, rank=1), session)])
+        return Expected(errors.ShardIdentityError, (self._address, "rank 1", "rank 0"))
+
+    def _other_world(self, version: int, state: State) -> Expected:
+        self._send(version, {0: state})
+        return Expected(errors.ShardIdentityError, (self._address, "world size 1", "world size 2"))
+
+    def _flipped_bit(self, version: int, state: State) -> Expected:
+        stream = self._stream(version, state)
+
+        def answer(message: say.Message, session: int) -> Iterable[bytes]:
+            if isinstance(message, say.Hello):
+                yield say.to_bytes(stream.greet(message, b"rank", session), session)
+                return
+            if isinstance(message, say.Abort):
+                return
+            stream.hear(message)
+            while (reply := stream.next_message()) is not None:
+                if isinstance(reply, say.Bucket) and reply.index == 3:
+                    stream.segment.memory[BUCKET_BYTES + 99] ^= 1
+                yield say.to_bytes(reply, session)
+
+        self._peer = RawPeer(self._address, answer)
+        return Expected(
+            errors.DigestMismatchError, ("'large.weight'", "bucket 3", self._address), may_touch=True
+        )
+
+    def _flipped_bit_in_description(self, version: int, state: State) -> Expected:
+        def flipped(init: say.Init, session: int) -> Iterable[bytes]:
+            data = bytearray(say.to_bytes(init, session))
+            data[99] ^= 1
+            return [bytes(data)]
+
+        self._offer(version, state, flipped)
+        return Expected(stream_errors.PeerMessageError, (self._address, "damaged on the way"))
+
+    def _truncated(self, version: int, state: State) -> Expected:
+        self._offer(version, state, lambda init, session: [say.to_bytes(init, session)])
+        assert self._segment is not None
+        path = f"{MEMORY_DIRECTORY}/{self._segment.name}"
+        os.truncate(path, BUCKET_BYTES)
+        return Expected(errors.FileSizeError, (path, "truncated"))
+
+    def _truncated_description(self, version: int, state: State) -> Expected:
+        self._offer(version, state, lambda init, session: [say.to_bytes(init, session)[:-7]])
+        return Expected(stream_errors.PeerMessageError, (self._address, "announces"))
+
+    def _garbage(self, version: int, state: State) -> Expected:
+        self._offer(version, state, lambda init, session: [b"no weights today, and no message either"])
+        return Expected(stream_errors.PeerMessageError, (self._address, "begins with"))
+
+    def _empty(self, version: int, state: State) -> Expected:
+        self._offer(version, state, lambda init, session: [say.to_bytes(replace(init, tensors=()), session)])
+        return Expected(errors.EmptySnapshotError, (self._address,))

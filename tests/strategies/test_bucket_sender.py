@@ -1,0 +1,385 @@
+"""The trainer's side of buckets: all ranks at once, and one answer when one fails, dies, or is silent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from receiving_rank import SPECS
+
+from wsm.errors import WsmError
+from wsm.strategies import MemoryTarget, TensorSpec, errors, load, stream_errors
+from wsm.strategies import bucket_messages as say
+from wsm.strategies.bucket_sender import BucketSender
+from wsm.strategies.bucket_socket import connect
+from wsm.strategies.bucket_stream import RankStream
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.shared_segment import MEMORY_DIRECTORY, OwnedSegment
+from wsm.strategies.stream_source import IpcAsyncSource
+
+BUCKET = 1 << 18
+PROGRAM = Path(__file__).with_name("receiving_rank.py")
+
+
+def shard(version, rank):
+    return {
+        spec.name: (spec, bytes([version, rank, index]) * (spec.nbytes // 3) + b"\0" * (spec.nbytes % 3))
+        for index, spec in enumerate(SPECS)
+    }
+
+
+def shards(version):
+    return {rank: shard(version, rank) for rank in range(2)}
+
+
+def digest_of_shard(version, rank):
+    return shard_digest((spec, digest_of(data)) for spec, data in shard(version, rank).values())
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def sender(request, tmp_path):
+    address = "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/buckets"
+    with BucketSender(address, bucket_bytes=BUCKET, in_flight=2) as made:
+        yield made
+
+
+@pytest.fixture
+def over_ipc(tmp_path):
+    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=BUCKET, in_flight=2) as made:
+        yield made
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def launch(over_ipc):
+    """Start a rank's process and wait until it has come to a point."""
+    with contextlib.ExitStack() as stack:
+
+        def start(rank, version, point):
+            command = [sys.executable, str(PROGRAM), over_ipc.address, str(rank), str(version), point]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def receive(sender, rank, version, **options):
+    target = options.pop("target", None) or MemoryTarget(SPECS)
+    source = IpcAsyncSource(sender.address, rank, world_size=2)
+    report = load(source, target, name="ipc_async", version=version, **options)
+    return report, {name: bytes(target.readable(name)) for name in target.specs()}
+
+
+def test_two_ranks_receive_a_version_at_once_and_everybody_agrees_on_it(sender, threads):
+    for version in (1, 2, 3):
+        loads = [threads.submit(receive, sender, rank, version) for rank in range(2)]
+        sent = sender.send(version, shards(version))
+        for rank, pending in enumerate(loads):
+            report, held = pending.result()
+            assert held == {name: data for name, (_, data) in shard(version, rank).items()}
+            assert report.digest == sent.digests[rank] == digest_of_shard(version, rank)
+            assert report.manifest_digest == sent.manifest_digest
+            assert report.peak_extra_bytes == 2 * BUCKET
+        assert sent.bytes == 2 * sum(spec.nbytes for spec in SPECS)
+
+
+def test_the_memory_of_buckets_is_used_again_and_goes_with_the_sender(tmp_path, threads):
+    def names():
+        return {path.name for path in Path(MEMORY_DIRECTORY).glob("wsm-buckets.*")}
+
+    before = names()
+    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=BUCKET, in_flight=2) as sender:
+        seen = []
+        for version in (1, 2, 3):
+            loads = [threads.submit(receive, sender, rank, version) for rank in range(2)]
+            sender.send(version, shards(version))
+            for pending in loads:
+                pending.result()
+            seen.append(names() - before)
+        assert len(seen[0]) == 2
+        assert seen[0] == seen[1] == seen[2]
+    assert names() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trainer_commands_while_a_thread_sends(over_ipc, threads):
+    with over_ipc.sending(4, shards(4)) as sending:
+        reports = list(threads.map(lambda rank: receive(over_ipc, rank, 4)[0], range(2)))
+    assert sending.result().digests == {rank: report.digest for rank, report in enumerate(reports)}
+
+
+def test_a_command_that_fails_ends_the_sending(over_ipc):
+    with pytest.raises(KeyError), over_ipc.sending(4, shards(4)):
+        raise KeyError("the update was refused")
+
+
+def test_a_rank_that_fails_is_named_with_its_own_error_and_the_other_is_told(over_ipc, threads):
+    class Broken(MemoryTarget):
+        def writable(self, name):
+            raise OSError("no memory today")
+
+    begun = threading.Event()
+
+    def hold(done, total):
+        begun.wait(60)
+
+    good = threads.submit(receive, over_ipc, 0, 1, progress=hold)
+    bad = threads.submit(receive, over_ipc, 1, 1, target=Broken(SPECS))
+    with pytest.raises(stream_errors.PeerFailedError) as caught:
+        over_ipc.send(1, shards(1))
+    assert (caught.value.peer, caught.value.error) == ("rank 1", "OSError")
+    assert "no memory today" in str(caught.value)
+    begun.set()
+    with pytest.raises(stream_errors.PeerFailedError, match="gave up") as told:
+        good.result()
+    assert told.value.error == "PeerFailedError"
+    assert "rank 1" in str(told.value)
+    assert told.value.touched
+    with pytest.raises(OSError, match="no memory today"):
+        bad.result()
+    loads = [threads.submit(receive, over_ipc, rank, 2) for rank in range(2)]
+    over_ipc.send(2, shards(2))
+    assert all(pending.result() for pending in loads)
+
+
+@pytest.mark.processes
+def test_a_rank_that_is_killed_while_it_applies_is_named(over_ipc, launch):
+    process = launch(0, 1, "applying")
+
+    def kill_it(done, total):
+        if done > BUCKET and process.poll() is None:
+            assert process.stdout.readline() == b"applying\n"
+            process.kill()
+            process.wait()
+
+    with pytest.raises(stream_errors.PeerDiedError, match="rank 0 has ended") as caught:
+        over_ipc.send(1, shards(1), progress=kill_it, silence_s=600)
+    assert caught.value.peer == "rank 0"
+
+
+@pytest.mark.processes
+def test_a_rank_that_is_stopped_is_silent_and_named(over_ipc, launch):
+    process = launch(1, 1, "applying")
+
+    def stop_it(done, total):
+        if done == BUCKET:
+            os.kill(process.pid, signal.SIGSTOP)
+
+    try:
+        with pytest.raises(stream_errors.PeerSilentError, match="rank 1 said nothing") as caught:
+            over_ipc.send(1, {0: shard(1, 0), 1: shard(1, 1)}, progress=stop_it, silence_s=0.2)
+        assert caught.value.expected == "an acknowledgement"
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+
+
+@pytest.mark.processes
+def test_a_rank_that_died_before_it_began_may_be_replaced(over_ipc, launch, threads):
+    process = launch(0, 1, "begun")
+    assert process.stdout.readline() == b"begun\n"
+    process.kill()
+    process.wait()
+    gone = connect(over_ipc.address)
+    gone.send(say.to_bytes(say.Hello(0, 2, 1, look=False), 1))  # it asks, and goes away
+    gone.close()
+    loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
+    assert over_ipc.send(1, shards(1)).version == 1
+    assert all(pending.result() for pending in loads)
+
+
+def test_a_rank_that_never_comes_is_named_at_the_deadline(over_ipc, threads):
+    first = threads.submit(receive, over_ipc, 0, 1)
+    with pytest.raises(stream_errors.PeerSilentError, match="rank 1 said nothing") as caught:
+        over_ipc.send(1, shards(1), join_s=0.5)
+    assert caught.value.expected == "its Hello"
+    with contextlib.suppress(stream_errors.PeerFailedError):  # it may have had all it needs
+        first.result()
+
+
+def test_a_sending_that_is_cancelled_tells_the_ranks(over_ipc, threads):
+    reached = threading.Event()
+
+    def hold(done, total):
+        reached.set()
+
+    pending = threads.submit(receive, over_ipc, 0, 1, progress=hold)
+    with pytest.raises(stream_errors.SendCancelledError):
+        over_ipc.send(1, shards(1), progress=lambda done, total: None, cancelled=reached.is_set)
+    with contextlib.suppress(stream_errors.PeerFailedError):
+        pending.result()
+    loads = [threads.submit(receive, over_ipc, rank, 2) for rank in range(2)]
+    over_ipc.send(2, shards(2))
+    assert all(pending.result() for pending in loads)
+
+
+def test_progress_that_raises_ends_the_sending_and_tells_the_ranks(over_ipc, threads):
+    def refuse(done, total):
+        raise KeyboardInterrupt
+
+    pending = threads.submit(receive, over_ipc, 0, 1)
+    with pytest.raises(KeyboardInterrupt):
+        over_ipc.send(1, shards(1), progress=refuse)
+    with pytest.raises(stream_errors.PeerFailedError, match="KeyboardInterrupt"):
+        pending.result()
+
+
+def test_what_is_no_message_reaches_no_stream(over_ipc, threads):
+    stranger = connect(over_ipc.address)
+    try:
+        for garbage in (b"", b"hello", say.to_bytes(say.Ack(0), 3), say.to_bytes(say.Ready(), 0)):
+            stranger.socket.send(garbage)
+        stranger.socket.send_multipart([b"a", b"b", b"c"])
+        stranger.socket.send(say.to_bytes(say.Hello(7, 2, None, look=False), 3))
+        loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
+        assert over_ipc.send(1, shards(1)).version == 1
+        assert all(pending.result() for pending in loads)
+        assert stranger.poll(60)
+        _, answer = say.from_bytes(stranger.receive()[0], peer="the sender")
+        assert (answer.reason, answer.text) == ("rank", "versions are sent to ranks 0 to 1")
+    finally:
+        stranger.close()
+
+
+@pytest.mark.parametrize("scheme", ["ipc", "tcp"])
+def test_an_address_has_one_sender(tmp_path, scheme):
+    first = BucketSender("tcp://127.0.0.1:*" if scheme == "tcp" else f"ipc://{tmp_path}/buckets")
+    with first, pytest.raises(stream_errors.AddressBusyError, match=scheme):
+        BucketSender(first.address)
+    with BucketSender(first.address):
+        pass
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ipc://relative/path",
+        "ipc:///" + "x" * 200,
+        "tcp://0.0.0.0:5555",
+        "tcp://192.0.2.1:5555",
+        "tcp://localhost",
+        "inproc://here",
+        "",
+        "/run/buckets",
+    ],
+)
+def test_an_address_that_is_not_of_this_host_is_refused_on_both_sides(address):
+    with pytest.raises(stream_errors.AddressError):
+        BucketSender(address)
+    with pytest.raises(stream_errors.AddressError):
+        load(IpcAsyncSource(address), MemoryTarget(SPECS), name="ipc_async")
+
+
+def test_a_socket_in_a_directory_that_does_not_exist_is_an_error(tmp_path):
+    with pytest.raises(stream_errors.AddressBusyError, match="No such file"):
+        BucketSender(f"ipc://{tmp_path}/nowhere/buckets")
+
+
+def test_without_pyzmq_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(stream_errors.PyzmqMissingError, match=r"wsm\[ipc-async\]"):
+        BucketSender("tcp://127.0.0.1:*")
+
+
+@pytest.mark.parametrize("options", [{"bucket_bytes": 100}, {"bucket_bytes": 0}, {"in_flight": 0}], ids=str)
+def test_buckets_that_cannot_be_are_refused(options):
+    with pytest.raises(stream_errors.BucketSizeError):
+        BucketSender("tcp://127.0.0.1:*", **options)
+
+
+@pytest.mark.parametrize("given", [{}, {1: {}}, {0: {}, 2: {}}], ids=str)
+def test_shards_that_are_not_one_per_rank_are_refused(over_ipc, given):
+    with pytest.raises(errors.IncompletePublicationError):
+        over_ipc.send(1, given)
+
+
+def test_a_shard_without_tensors_is_refused(over_ipc):
+    with pytest.raises(errors.TrainerTensorError, match="rank 0"):
+        over_ipc.send(1, {0: {}})
+
+
+@pytest.fixture
+def stream():
+    segment = OwnedSegment("wsm-test.", 2 * 64)
+    tensors = {"t": (TensorSpec("t", "U8", (300,)), bytes(range(150)) * 2)}
+    yield RankStream(
+        version=1,
+        rank=0,
+        world_size=1,
+        publication="p",
+        tensors=tensors,
+        segment=segment,
+        bucket_bytes=64,
+    )
+    segment.close()
+
+
+def test_no_more_buckets_are_filled_than_may_be_in_flight(stream):
+    assert stream.next_message() is None
+    stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
+    assert stream.next_message() is None
+    stream.hear(say.Ready())
+    assert [stream.next_message().index, stream.next_message().index] == [0, 1]
+    assert stream.next_message() is None
+    stream.hear(say.Ack(0))
+    assert stream.next_message().index == 2
+    assert stream.next_message() is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [say.Ack(1), say.Ack(2), say.Done(digest_of(b"")), say.Ready(), say.Init(1, 0, 1, "", "s", 1, 64, ())],
+    ids=lambda message: str(message)[:20],
+)
+def test_what_is_not_due_is_an_error_of_that_rank(stream, wrong):
+    stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
+    stream.hear(say.Ready())
+    stream.next_message()
+    with pytest.raises(stream_errors.PeerMessageError, match="rank 0 sent"):
+        stream.hear(wrong)
+
+
+def test_a_second_rank_of_the_same_number_is_told_that_it_comes_too_late(stream):
+    stream.greet(say.Hello(0, 1, 1, look=False), b"first", 5)
+    stream.greet(say.Hello(0, 1, 1, look=False), b"second", 6)
+    assert stream.identity == b"second"
+    stream.hear(say.Ready())
+    assert stream.greet(say.Hello(0, 1, 1, look=False), b"third", 7).reason == "busy"
+    assert isinstance(stream.greet(say.Hello(0, 1, 1, look=True), b"third", 7), say.Init)
+    assert stream.identity == b"second"
+
+
+@pytest.mark.processes
+def test_what_a_killed_sender_left_is_swept_by_the_next_one(tmp_path):
+    program = (
+        "import os, signal, sys; from wsm.strategies.bucket_sender import BucketSender;"
+        "sender = BucketSender(sys.argv[1], bucket_bytes=64); sender._segment(0);"
+        "print(sender._segments[0].name, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    address = f"ipc://{tmp_path}/buckets"
+    done = subprocess.run(
+        [sys.executable, "-c", program, address], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    left = Path(MEMORY_DIRECTORY) / done.stdout.strip()
+    assert left.exists()
+    with BucketSender(address):
+        assert not left.exists()
+
+
+def test_every_error_of_a_stream_is_one_of_wsm() -> None:
+    kinds = [kind for kind in vars(stream_errors).values() if isinstance(kind, type)]
+    assert all(issubclass(kind, WsmError) for kind in kinds)
