@@ -82,7 +82,9 @@ class RankReport:
 
     def to_bytes(self) -> builtins.bytes:
         """Return the JSON text; the largest facts are left out, by name, where all of them do not fit."""
-        content, facts, left_out = asdict(self), dict(self.facts), []
+        # Not asdict(), which copies everything: a rank that reports does not serve yet.
+        content = {**vars(self), "actions": [vars(action) for action in self.actions]}
+        facts, left_out = dict(self.facts), []
         data = _json(content)
         while len(data) > MAX_REPORT_BYTES and facts:
             left_out.append(max(facts, key=lambda name: len(_json(facts[name]))))

@@ -145,7 +145,8 @@ class RankDriver:
                 return Todo.WAIT
             if todo is not Todo.LOOK:
                 self._work[todo](view)
-                return Todo.WAIT
+                if todo is not Todo.COMMIT:
+                    return Todo.WAIT
         return Todo.WAIT
 
     def join(self) -> None:

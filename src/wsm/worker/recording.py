@@ -53,7 +53,7 @@ class Recorder:
             Path(directory).mkdir(parents=True, exist_ok=True)
             # Line buffered: a line is in the kernel's hands, and survives this process, once it is written.
             self._file = (Path(directory) / f"rank{rank}.ndjson").open("a", buffering=1, encoding="utf-8")
-        self.journal = Journal(sink=self._write_line if self._file is not None else None)
+        self.journal = Journal()
         self._note(entry.STARTED, pid=os.getpid())
 
     def keep_in(self, ring: LineRing) -> None:
@@ -177,8 +177,12 @@ class Recorder:
     def _keep(self, new: JournalEntry) -> None:
         with self._writing:
             self.journal.append(new)
+            if self._file is None and self._ring is None:
+                return
+            line = new.to_line()  # once: what is written here is written while the rank does not serve
+            self._write_line(line)
             if self._ring is not None and new.kind != entry.WORD_WRITTEN:
-                self._ring.append(new.to_line())
+                self._ring.append(line)
 
     def _write_line(self, line: str) -> None:
         if self._file is None:
