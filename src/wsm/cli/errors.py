@@ -92,3 +92,15 @@ class RuleBrokenInExplorationError(InternalError):
         super().__init__(
             f"a rule is broken after {moves} moves: {rule}; {kept}", rule=rule, moves=moves, file=file
         )
+
+
+class NothingKnownError(RefusedError):
+    """A rank of a group has reported no digest of what it holds."""
+
+    def __init__(self, *, group: str, rank: int) -> None:
+        super().__init__(
+            f"rank {rank} of group {group} holds no weights that it has verified, so they have no digest; "
+            f"see 'wsm status {group}'",
+            group=group,
+            rank=rank,
+        )

@@ -19,6 +19,7 @@ bucket_frames, bucket_messages        what is said, as bytes and as values; buck
 bucket_receiver, bucket_socket        the rank's end; the socket that both ends use
 bucket_sender, bucket_sending         the trainer's end: all ranks of one version
 bucket_stream                         what the trainer says to one rank
+inventory                             what files and shared memory really hold, and how two of them differ
 observer, copying                     who follows a load; copying and digesting in one pass
 source_config                         what a configuration says about each source
 snapshot_source, snapshot_names       where to look, and what files are called

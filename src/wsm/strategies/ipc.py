@@ -134,6 +134,19 @@ class Ipc:
         return self.open(source, version)
 
 
+def rank_of_metas(path: Path, *, allow_pickle: bool = False) -> int:
+    """Return whose shard a metas file says it is; 0 for a pickled one, which does not say.
+
+    Raises
+    ------
+    wsm.strategies.errors.BadInputError
+        If it cannot be read, or is no such file.
+    """
+    with closing(SnapshotDirectory(str(path.parent))) as directory:
+        data = _read(directory, path.name, IpcSource(path.parent, allow_pickle=allow_pickle))
+    return IpcMetas.decode(data, file=str(path)).rank if isinstance(data, bytes) else 0
+
+
 def _found(source: IpcSource, version: int | None, stack: ExitStack) -> Offer:
     """Return the offer of the metas that stand there while its memory is under our lease."""
     directory = _directory(source, stack)

@@ -1,0 +1,95 @@
+"""What the digest commands may be pointed at: a file, a directory, a metas file, or a group's name.
+
+A path that exists is taken for what it is, anything else for the name of a group. What a group holds is what
+its ranks reported when they read their memory back after the last load; its ranks are not disturbed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wsm.cli.errors import NothingKnownError
+from wsm.cli.groups import known_group
+from wsm.controller.group_view import GroupView
+from wsm.protocol.view import View
+from wsm.signals.segment import Segment
+from wsm.signals.word import StatusCode
+from wsm.states.vocabulary import WeightState
+from wsm.strategies.inventory import Inventory, inventory_of_file, shards_in, take_inventory
+from wsm.strategies.ipc import IpcSource, rank_of_metas
+from wsm.strategies.ipc_metas import is_metas_file
+from wsm.strategies.snapshot_source import SnapshotSource
+
+
+def inventories(target: str, *, rank: int | None, version: int | None, allow_pickle: bool) -> list[Inventory]:
+    """Return one inventory per shard of `target`, in rank order. Blocks; reads everything.
+
+    Raises
+    ------
+    wsm.errors.BadInputError
+        If something there cannot be read.
+    NothingKnownError
+        If a group holds nothing that was verified.
+    CommandEndedError
+        If there is neither such a path nor such a group: wrong usage.
+    """
+    path = Path(target)
+    if path.is_dir():
+        found = [
+            _of_directory(path, shard, device, version, allow_pickle=allow_pickle)
+            for shard, device in shards_in(path, version)
+            if rank in (None, shard)
+        ]
+        return found or [_of_directory(path, rank or 0, rank or 0, version, allow_pickle=allow_pickle)]
+    if path.exists():
+        if is_metas_file(path.name) and path.name.rpartition("_")[2].isdecimal():
+            return [_of_metas(path, version, allow_pickle=allow_pickle)]
+        return [inventory_of_file(path, allow_pickle=allow_pickle)]
+    return [found for found in _of_group(target) if rank in (None, found.rank)]
+
+
+def _of_directory(
+    path: Path, rank: int, device: int, version: int | None, *, allow_pickle: bool
+) -> Inventory:
+    source = SnapshotSource(path, rank, device_id=device, shared_directory=None, allow_pickle=allow_pickle)
+    return take_inventory(source, strategy="ipc_snapshot", rank=rank, version=version)
+
+
+def _of_metas(path: Path, version: int | None, *, allow_pickle: bool) -> Inventory:
+    rank = rank_of_metas(path, allow_pickle=allow_pickle)
+    device = int(path.name.rpartition("_")[2])
+    source = IpcSource(path.parent, rank, device_id=device, adopt=False, allow_pickle=allow_pickle)
+    return take_inventory(source, strategy="ipc", rank=rank, version=version)
+
+
+def _of_group(name: str) -> list[Inventory]:
+    with known_group(name), Segment.attach(name) as segment:
+        group = GroupView(segment)
+        try:
+            view = group.view()
+            loaded = view.command._replace(sequence=view.committed.sequence)
+            reports = [
+                group.report(rank, loaded, StatusCode.DONE_COMMITTED) if _holds(view, rank) else None
+                for rank in range(segment.world_size)
+            ]
+        finally:
+            group.close()
+    found = []
+    for rank, report in enumerate(reports):
+        if report is None or report.digest is None:
+            raise NothingKnownError(group=name, rank=rank)
+        found.append(
+            Inventory(
+                where=f"rank {rank} of group {name}",
+                rank=rank,
+                version=report.version,
+                digest=report.digest,
+                manifest_digest=report.manifest_digest,
+            )
+        )
+    return found
+
+
+def _holds(view: View, rank: int) -> bool:
+    """Whether a rank holds weights now; a report of a load outlives the clear after it."""
+    return view.statuses[rank].weights == WeightState.NORMAL

@@ -1,0 +1,183 @@
+"""``wsm digest``, ``wsm diff``, ``wsm verify``: what files, shared memory and groups hold, byte by byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from wsm.cli.digest_targets import inventories
+from wsm.cli.failures import CommandEndedError
+from wsm.cli.options import Version, json_option
+from wsm.cli.teaching_command import TeachingCommand
+from wsm.strategies.inventory import Difference, Inventory, compare
+
+_SHOWN = 20
+
+
+def _target_options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--allow-pickle", is_flag=True, help="Read pickles too, which runs code in them."),
+        click.option("--version", type=Version(), metavar="V", help="By default the newest announced."),
+        click.option("--rank", type=click.IntRange(min=0), help="This rank's shard only."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm digest /models/policy --version 7", "every rank's shard of version 7"),
+        ("wsm digest policy", "what every rank of the group policy holds"),
+        ("wsm digest model_state.tp0.0.pdparams --tensors", "every tensor of a file"),
+    ),
+)
+@click.argument("target")
+@_target_options
+@click.option("--tensors", "with_tensors", is_flag=True, help="Show every tensor, too.")
+@json_option("Print the digests as JSON.")
+def digest(
+    target: str,
+    *,
+    rank: int | None,
+    version: int | None,
+    allow_pickle: bool,
+    with_tensors: bool,
+    as_json: bool,
+) -> None:
+    """Read what TARGET holds and print its digest, per rank.
+
+    TARGET is a file of tensors, a snapshot directory, a metas file of shared tensors, or the name of a group.
+    Files and shared memory are read; a group's digests are those that its ranks computed from their memory
+    after the last load. Equal digests mean equal names, dtypes, shapes and bytes, wherever they are.
+    """
+    found = inventories(target, rank=rank, version=version, allow_pickle=allow_pickle)
+    if as_json:
+        click.echo(json.dumps([_plain(each, with_tensors=with_tensors) for each in found], indent=2))
+        return
+    for each in found:
+        click.echo(f"{each.digest}  {_title(each)}")
+        for row in each.tensors or () if with_tensors else ():
+            click.echo(f"{row.digest}    {row.spec.name} {row.spec.dtype}{list(row.spec.shape)}")
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm diff /models/policy policy", "whether a group holds what is published"),
+        ("wsm diff old/model_state.tp0.0.pdparams new/model_state.tp0.0.pdparams", "tensor by tensor"),
+    ),
+)
+@click.argument("left")
+@click.argument("right")
+@_target_options
+@json_option("Print the differences as JSON.")
+def diff(
+    left: str, right: str, *, rank: int | None, version: int | None, allow_pickle: bool, as_json: bool
+) -> None:
+    """Compare what LEFT and RIGHT hold, rank by rank and tensor by tensor.
+
+    Both may be anything that 'wsm digest' reads. Exit code 1 says that they differ. Of a group only the
+    digest of each whole shard is known, so against a group it says which ranks differ, not in what.
+    """
+    options: dict[str, Any] = {"rank": rank, "version": version, "allow_pickle": allow_pickle}
+    pairs = _pairs(inventories(left, **options), inventories(right, **options))
+    found = [(ours, theirs, compare(ours, theirs)) for ours, theirs in pairs]
+    differing = [entry for entry in found if entry[2] != []]
+    if as_json:
+        click.echo(json.dumps([_plain_pair(*entry) for entry in found], indent=2))
+    else:
+        for ours, theirs, differences in differing:
+            click.echo(f"{_title(ours)}  and  {_title(theirs)}")
+            for line in _lines(differences):
+                click.echo(f"  {line}")
+    if differing:
+        raise CommandEndedError(f"{left} and {right} differ in {len(differing)} of {len(found)} shards")
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm verify /models/policy", "every byte of the newest version, against its manifests"),
+        ("wsm verify /shared_ipc_meta/ipc_metas_0", "shared tensors against their metas"),
+        ("wsm verify policy", "whether all ranks of a group hold one publication"),
+    ),
+)
+@click.argument("target")
+@_target_options
+def verify(target: str, *, rank: int | None, version: int | None, allow_pickle: bool) -> None:
+    """Read every byte of TARGET and hold it against the digests that were promised for it.
+
+    Exit code 1 names the tensors that are corrupt, or says that nothing was promised. For a group: whether
+    every rank has verified its memory after the last load, of one version of one publication.
+    """
+    found = inventories(target, rank=rank, version=version, allow_pickle=allow_pickle)
+    publications = {(each.version, each.manifest_digest) for each in found}
+    if len(publications) > 1:
+        raise CommandEndedError(
+            f"the shards of {target} are not of one publication: {sorted(map(str, publications))}"
+        )
+    for each in found:
+        rows = each.tensors
+        if rows is not None and any(row.promised is None for row in rows):
+            raise CommandEndedError(f"{_title(each)}: no manifest promises what its tensors should be")
+        broken = [row for row in rows or () if not row.kept]
+        for row in broken[:_SHOWN]:
+            click.echo(f"{row.spec.name}: {row.digest} instead of {row.promised}")
+        if broken:
+            raise CommandEndedError(
+                f"{len(broken)} tensors of {_title(each)} are corrupt; publish them again"
+            )
+        count = "verified by its rank" if rows is None else f"{len(rows)} tensors verified"
+        click.echo(f"{_title(each)}: {count}")
+
+
+def _pairs(left: Sequence[Inventory], right: Sequence[Inventory]) -> list[tuple[Inventory, Inventory]]:
+    if len(left) == len(right) == 1:
+        return [(left[0], right[0])]
+    ours, theirs = {each.rank: each for each in left}, {each.rank: each for each in right}
+    if ours.keys() != theirs.keys():
+        raise CommandEndedError(
+            f"there are shards of ranks {sorted(map(str, ours))} and of ranks {sorted(map(str, theirs))}; "
+            "choose one with --rank"
+        )
+    return [(ours[rank], theirs[rank]) for rank in ours]
+
+
+def _lines(differences: list[Difference] | None) -> list[str]:
+    if differences is None:
+        return ["the digests of the whole shards differ"]
+    lines = [f"{entry.name}: {entry.how}" for entry in differences[:_SHOWN]]
+    rest = len(differences) - _SHOWN
+    return [*lines, f"and {rest} more"] if rest > 0 else lines
+
+
+def _title(each: Inventory) -> str:
+    version = "" if each.version is None else f" version {each.version}"
+    rank = "" if each.rank is None or each.where.startswith("rank ") else f" rank {each.rank}"
+    return f"{each.where}{version}{rank}"
+
+
+def _plain(each: Inventory, *, with_tensors: bool) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "where": each.where,
+        "rank": each.rank,
+        "version": each.version,
+        "digest": each.digest,
+        "manifest_digest": each.manifest_digest,
+    }
+    if with_tensors and each.tensors is not None:
+        content["tensors"] = {row.spec.name: row.digest for row in each.tensors}
+    return content
+
+
+def _plain_pair(ours: Inventory, theirs: Inventory, differences: list[Difference] | None) -> dict[str, Any]:
+    return {
+        "left": _plain(ours, with_tensors=False),
+        "right": _plain(theirs, with_tensors=False),
+        "equal": differences == [],
+        "tensors": None if differences is None else {entry.name: entry.how for entry in differences},
+    }

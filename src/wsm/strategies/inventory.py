@@ -1,0 +1,201 @@
+"""What files and shared memory really hold: the digest of every tensor, read and computed, never believed.
+
+It goes through the same strategies and the same digest as a load, so what it says of a shard is what a rank
+that loads it reports. Nothing is applied; memory beside one chunk is not needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from wsm.strategies import snapshot_names
+from wsm.strategies.copying import CHUNK_BYTES
+from wsm.strategies.digest import running_digest, shard_digest
+from wsm.strategies.errors import SnapshotNotFoundError
+from wsm.strategies.observer import UNOBSERVED
+from wsm.strategies.offer import OfferedTensor
+from wsm.strategies.part_file import open_part
+from wsm.strategies.registry import strategy_for
+from wsm.strategies.snapshot_directory import SnapshotDirectory
+from wsm.strategies.snapshot_lookup import announced_version
+from wsm.strategies.tensor import TensorSpec
+
+_SHARD = re.compile(r"model_state\.tp([0-9]{1,9})\.([0-9]{1,9})\.(?:part[0-9]{1,9}\.)?pdparams")
+
+
+@dataclass(frozen=True)
+class TensorDigest:
+    """One tensor: what its bytes come to, and what somebody promised they would (None: nobody did)."""
+
+    spec: TensorSpec
+    digest: str
+    promised: str | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Whether no promise is broken."""
+        return self.promised in (None, self.digest)
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """One shard.
+
+    Parameters
+    ----------
+    where : str
+        What was looked at.
+    rank : int or None
+        Whose shard it is; None if it does not say.
+    version : int or None
+        The version that it proves to be.
+    digest : str
+        Digest of all tensors, as load reports and receipts have it.
+    manifest_digest : str or None
+        Digest of the manifest; None without one.
+    tensors : tuple of TensorDigest or None
+        Every tensor; None where only the digest of all is known.
+    """
+
+    where: str
+    rank: int | None
+    version: int | None
+    digest: str
+    manifest_digest: str | None = None
+    tensors: tuple[TensorDigest, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How one tensor differs: ``only left``, ``only right``, ``dtype or shape``, or ``bytes``."""
+
+    name: str
+    how: str
+
+
+def take_inventory(
+    source: object,
+    *,
+    strategy: str,
+    rank: int,
+    version: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Inventory:
+    """Read everything that a rank would load. Blocks; as long as a read takes.
+
+    Parameters
+    ----------
+    source : object
+        As for :func:`wsm.strategies.load.load`.
+    strategy : str
+        Its name.
+    rank : int
+        Whose shard the source is for.
+    version : int, optional
+        As for a load.
+    progress : callable, optional
+        ``progress(bytes read, bytes in all)`` after each tensor.
+
+    Raises
+    ------
+    wsm.errors.BadInputError
+        As a load does before the first byte, and if reading fails. Broken promises are no errors here.
+    """
+    with strategy_for(strategy, source).open(source, version, UNOBSERVED) as offer:
+        rows = tuple(_read_all(offer.tensors, offer.nbytes, progress))
+        return Inventory(
+            where=", ".join(offer.files[:1]),
+            rank=rank,
+            version=offer.version,
+            digest=_digest(rows),
+            manifest_digest=offer.manifest_digest,
+            tensors=rows,
+        )
+
+
+def inventory_of_file(path: Path, *, allow_pickle: bool = False) -> Inventory:
+    """Read one file of tensors by itself, whatever lies beside it. Blocks.
+
+    Raises
+    ------
+    wsm.errors.BadInputError
+        If it is no such file, or a pickle that was not allowed.
+    """
+    with closing(SnapshotDirectory(str(path.parent))) as directory:
+        part = open_part(directory, path.name, allow_pickle=allow_pickle)
+        with closing(part):
+            offered = [OfferedTensor(spec, part.path, read_into) for spec, read_into in part.readers()]
+            rows = tuple(_read_all(offered, sum(tensor.spec.nbytes for tensor in offered), None))
+    return Inventory(where=str(path), rank=None, version=None, digest=_digest(rows), tensors=rows)
+
+
+def shards_in(directory: Path, version: int | None) -> list[tuple[int, int]]:
+    """Return rank and device id of every shard of a version, found by the names of files, in rank order.
+
+    Raises
+    ------
+    SnapshotNotFoundError
+        If there is none.
+    wsm.errors.BadInputError
+        If the directory or its ``version.yaml`` cannot be used.
+    """
+    wanted = announced_version(directory) if version is None else version
+    places = [str(directory)]
+    if wanted is not None:
+        places.insert(0, f"{directory}/{snapshot_names.VERSIONS_DIRECTORY}/{wanted}")
+    for place in places:
+        try:
+            with closing(SnapshotDirectory(place)) as opened:
+                names = opened.names()
+        except FileNotFoundError:
+            continue
+        found = {(int(m[1]), int(m[2])) for m in map(_SHARD.fullmatch, names) if m is not None}
+        if found:
+            return sorted(found)
+    raise SnapshotNotFoundError(rank=0, device_id=0, looked_at=places, present=())
+
+
+def compare(left: Inventory, right: Inventory) -> list[Difference] | None:
+    """Return how two shards differ, tensor by tensor; None if only their digests are known, and differ."""
+    if left.digest == right.digest:
+        return []
+    if left.tensors is None or right.tensors is None:
+        return None
+    ours = {row.spec.name: row for row in left.tensors}
+    theirs = {row.spec.name: row for row in right.tensors}
+    found = []
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in theirs:
+            found.append(Difference(name, "only left"))
+        elif name not in ours:
+            found.append(Difference(name, "only right"))
+        elif ours[name].spec != theirs[name].spec:
+            found.append(Difference(name, "dtype or shape"))
+        elif ours[name].digest != theirs[name].digest:
+            found.append(Difference(name, "bytes"))
+    return found
+
+
+def _read_all(
+    tensors: Iterable[OfferedTensor], total: int, progress: Callable[[int, int], None] | None
+) -> Iterable[TensorDigest]:
+    chunk = memoryview(bytearray(CHUNK_BYTES))
+    done = 0
+    for tensor in tensors:
+        digest = running_digest()
+        for begin in range(0, tensor.spec.nbytes, CHUNK_BYTES):
+            piece = chunk[: min(CHUNK_BYTES, tensor.spec.nbytes - begin)]
+            tensor.read_into(begin, piece)
+            digest.update(piece)
+        done += tensor.spec.nbytes
+        if progress is not None:
+            progress(done, total)
+        yield TensorDigest(tensor.spec, digest.hexdigest(), tensor.digest)
+
+
+def _digest(rows: Iterable[TensorDigest]) -> str:
+    return shard_digest((row.spec, row.digest) for row in rows)

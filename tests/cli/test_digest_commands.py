@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Run
+from commanded_group import LivingGroup
+from small_model import SPECS, publish
+
+from wsm import Controller
+from wsm.strategies import SharedTensors, TensorSpec, publish_snapshot
+
+
+@pytest.fixture
+def snapshots(tmp_path: Path) -> Path:
+    directory = tmp_path / "snapshots"
+    publish(directory, 1)
+    publish(directory, 2)
+    return directory
+
+
+def part(directory: Path, version: int, rank: int = 0) -> Path:
+    (path,) = (directory / "versions" / str(version)).glob(f"model_state.tp{rank}.{rank}.part0.pdparams")
+    return path
+
+
+def flip_last_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_directory_has_the_digests_that_its_publisher_reported(wsm: Run, snapshots: Path) -> None:
+    published = publish(snapshots, 3)
+    ended = wsm("digest", snapshots)
+    assert (ended.code, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert [line.split()[0] for line in lines] == [published.digests[0], published.digests[1]]
+    assert "version 3 rank 1" in lines[1]
+    older = json.loads(wsm("digest", snapshots, "--version", 2, "--rank", 1, "--json").out)
+    assert [(entry["rank"], entry["version"]) for entry in older] == [(1, 2)]
+
+
+def test_a_file_by_itself_has_the_digest_of_its_shard_and_of_each_tensor(wsm: Run, snapshots: Path) -> None:
+    ended = wsm("digest", part(snapshots, 1), "--tensors")
+    assert ended.code == 0
+    assert ended.out.splitlines()[0].split()[0] == publish(snapshots, 1).digests[0]
+    assert "    head.weight F32[8, 16]" in ended.out
+    content = json.loads(wsm("digest", part(snapshots, 1), "--tensors", "--json").out)
+    assert set(content[0]["tensors"]) == {spec.name for spec in SPECS}
+
+
+def test_equal_content_does_not_differ_however_it_is_kept(wsm: Run, snapshots: Path, tmp_path: Path) -> None:
+    shard = {spec.name: (spec, b"\x01" * spec.nbytes) for spec in SPECS}
+    publish_snapshot(tmp_path / "cut", 9, {0: shard, 1: shard}, part_bytes=512, durable=False)
+    cut = wsm("diff", snapshots / "versions" / "1", tmp_path / "cut" / "versions" / "9")
+    assert (cut.code, cut.out, cut.err) == (0, "", "")
+    with SharedTensors(tmp_path / "metas") as shared:
+        shared.publish(4, {0: shard, 1: shard})
+        same = wsm("diff", part(snapshots, 1), tmp_path / "metas" / "ipc_metas_0")
+        assert (same.code, same.out, same.err) == (0, "", "")
+
+
+def test_a_difference_names_the_tensors(wsm: Run, snapshots: Path, tmp_path: Path) -> None:
+    other = {
+        "embed.weight": (SPECS[0], b"\x01" * SPECS[0].nbytes),
+        "head.weight": (TensorSpec("head.weight", "F32", (16, 8)), b"\x01" * 512),
+        "extra": (TensorSpec("extra", "U8", (1,)), b"x"),
+    }
+    path = publish_snapshot(tmp_path / "other", 1, {0: other}, durable=False).path
+    (file,) = Path(path).glob("*.part0.pdparams")
+    ended = wsm("diff", part(snapshots, 1), file)
+    assert ended.code == 1
+    assert ended.out.splitlines()[1:] == ["  extra: only right", "  head.weight: dtype or shape"]
+    assert ended.err == f"error: {part(snapshots, 1)} and {file} differ in 1 of 1 shards\n"
+    found = json.loads(wsm("diff", part(snapshots, 1), part(snapshots, 2), "--json").out)
+    assert found[0]["tensors"] == {"embed.weight": "bytes", "head.weight": "bytes"}
+
+
+def test_versions_of_one_directory_are_compared_by_their_files(wsm: Run, snapshots: Path) -> None:
+    flip_last_bit(part(snapshots, 2))
+    ended = wsm("diff", snapshots / "versions" / "1", snapshots / "versions" / "2")
+    assert ended.code == 1
+    assert "differ in 2 of 2 shards" in ended.err
+
+
+def test_shards_of_other_ranks_are_not_compared(wsm: Run, snapshots: Path, tmp_path: Path) -> None:
+    publish(tmp_path / "four", 1, ranks=4)
+    ended = wsm("diff", snapshots, tmp_path / "four", "--version", 1)
+    assert ended.code == 1
+    assert "--rank" in ended.err
+    assert wsm("diff", snapshots, tmp_path / "four", "--version", 1, "--rank", 1).code == 0
+
+
+def test_a_whole_version_is_verified_and_a_flipped_bit_is_named(wsm: Run, snapshots: Path) -> None:
+    ended = wsm("verify", snapshots)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.count("2 tensors verified") == 2
+    flip_last_bit(part(snapshots, 2, rank=1))
+    ended = wsm("verify", snapshots)
+    assert ended.code == 1
+    assert "head.weight: " in ended.out
+    assert "1 tensors of " in ended.err
+    assert "are corrupt" in ended.err
+    assert wsm("verify", snapshots, "--rank", 0).code == 0
+
+
+def test_a_file_that_nobody_promised_anything_about_is_not_called_verified(wsm: Run, snapshots: Path) -> None:
+    ended = wsm("verify", part(snapshots, 1))
+    assert ended.code == 1
+    assert "no manifest promises" in ended.err
+
+
+def test_shared_tensors_are_verified_against_their_metas(wsm: Run, tmp_path: Path) -> None:
+    shard = {spec.name: (spec, b"\x07" * spec.nbytes) for spec in SPECS}
+    with SharedTensors(tmp_path) as shared:
+        published = shared.publish(5, {0: shard, 1: shard})
+        ended = wsm("verify", tmp_path / "ipc_metas_1")
+        assert (ended.code, ended.err) == (0, "")
+        assert "version 5 rank 1: 2 tensors verified" in ended.out
+        assert wsm("digest", tmp_path / "ipc_metas_0").out.split()[0] == published.digests[0]
+
+
+@pytest.mark.parametrize("command", ["digest", "verify"])
+def test_what_is_neither_a_path_nor_a_group_is_wrong_usage(wsm: Run, command: str) -> None:
+    ended = wsm(command, "nosuch")
+    assert (ended.code, ended.out) == (2, "")
+    assert "nosuch" in ended.err
+
+
+def test_an_empty_directory_is_a_failure_that_says_where_it_looked(wsm: Run, tmp_path: Path) -> None:
+    ended = wsm("digest", tmp_path)
+    assert ended.code == 1
+    assert str(tmp_path) in ended.err
+
+
+@pytest.mark.processes
+def test_a_group_is_compared_with_what_is_published(wsm: Run, group: LivingGroup) -> None:
+    refused = wsm("digest", group.name)
+    assert refused.code == 1
+    assert f"wsm status {group.name}" in refused.err
+    with Controller(group.name) as controller:
+        controller.update(1)
+        assert wsm("verify", group.name).code == 0
+        same = wsm("diff", group.name, group.snapshots, "--version", 1)
+        assert (same.code, same.out, same.err) == (0, "", "")
+        other = wsm("diff", group.name, group.snapshots, "--version", 2)
+        assert other.code == 1
+        assert "the digests of the whole shards differ" in other.out
+        controller.clear()
+    assert wsm("digest", group.name).code == 1
