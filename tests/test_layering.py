@@ -35,6 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "command": CORE,
     "report": FOUNDATION,
     "declared_plans": FOUNDATION,
+    "explanation": FOUNDATION | {"states", "signals", "report", "command", "declared_plans"},
     "receipt": CORE | {"report"},
 }
 SHELLS = {"worker", "controller", "group_segment", "testing"}
@@ -48,6 +49,7 @@ EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "command",
     "report",
     "declared_plans",
+    "explanation",
     "receipt",
 }
 APPLICATIONS = ("rollout", "demo", "cli")

@@ -16,6 +16,7 @@ from wsm.cli.lazy_group import LazyCommand, LazyGroup
 _COMMANDS: Final = {
     "rollout": LazyCommand("wsm.cli.rollout", "rollout", "Start a group of ranks that generate text."),
     "status": LazyCommand("wsm.cli.status", "status", "Show what a group, or every group, is doing."),
+    "explain": LazyCommand("wsm.cli.explain", "explain_command", "Say why a group does not serve."),
     "clear": LazyCommand("wsm.cli.commanding", "clear", "Release weights and KV cache on every rank."),
     "update": LazyCommand("wsm.cli.commanding", "update", "Load a version on every rank and serve it."),
     "demo": LazyCommand("wsm.cli.demo", "demo", "Run an RL loop that trains a policy while it is served."),

@@ -89,13 +89,18 @@ class PayloadSlot:
             None if something else is there, nothing, or a write that is under way or was torn by the
             death of its writer. The caller retries until its own deadline or the writer's death.
         """
+        last = self.last()
+        return last[1] if last is not None and last[0] == (epoch, sequence, kind) else None
+
+    def last(self) -> tuple[tuple[int, int, int], bytes] | None:
+        """Return the key and a copy of what was written last, as :meth:`read`."""
         begin = self._offset + _HEAD.size
         memory = self._memory.bytes
-        checksum, length, *key = _HEAD.unpack(memory[self._offset : begin])
-        if key != [epoch, sequence, kind] or length > SLOT_CAPACITY:
+        checksum, length, epoch, sequence, kind = _HEAD.unpack(memory[self._offset : begin])
+        if length > SLOT_CAPACITY or epoch == 0:  # nothing is ever written for epoch 0
             return None
         data = bytes(memory[begin : begin + length])
-        return data if checksum == _checksum(epoch, sequence, kind, data) else None
+        return ((epoch, sequence, kind), data) if checksum == _checksum(epoch, sequence, kind, data) else None
 
 
 def _checksum(epoch: int, sequence: int, kind: int, data: bytes) -> int:

@@ -21,8 +21,10 @@ from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import Runner
 from wsm.clock import Clock, SystemClock
 from wsm.config import WsmConfig, load_config
+from wsm.explanation import Explanation, GroupFacts, explain, read_facts
 from wsm.protocol.rank_state import Phase, Todo
 from wsm.signals.errors import SegmentClosedError
+from wsm.signals.image import SegmentImage
 from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
 from wsm.states.machine import LifeCycle
@@ -258,6 +260,14 @@ class Worker:
         if self._bell is None:
             self._bell = Bell(self._words.segment, seen=self._quiet, on_ring=self._rung)
         return self._bell.fileno()
+
+    def explain(self) -> Explanation:
+        """Say why this rank's group does or does not serve, as ``wsm explain`` does. Never raises."""
+        name = self._words.segment.name
+        try:
+            return explain(read_facts(name, SegmentImage.of(self._words.segment)))
+        except Exception as error:  # noqa: BLE001 - an engine asks in its darkest hour: it gets an answer
+            return explain(GroupFacts(name, problem=f"{type(error).__name__}: {error}"))
 
     def close(self) -> None:
         """Leave the group's segment. Idempotent. The group cannot step without this rank."""

@@ -1,0 +1,77 @@
+"""``wsm explain``: why a group does not serve, in sentences. Asks nobody, and works on the dead."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import click
+
+from wsm.cli.groups import known_group
+from wsm.cli.options import json_option
+from wsm.cli.teaching_command import TeachingCommand
+from wsm.errors import WsmError
+from wsm.explanation import Explanation, GroupFacts, explain, facts_of_file, read_facts
+from wsm.explanation.explanation import TRANSITIONS
+from wsm.signals.errors import SegmentMissingError
+from wsm.signals.image import SegmentImage
+from wsm.signals.lock_file import open_lock_file
+from wsm.signals.names import lock_path, segment_path
+from wsm.signals.ownership import CONTROLLER_BYTE
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm explain policy", "why it does not serve, who waits for whom, what to do"),
+        ("wsm explain policy --last 0", "the same without its last transitions"),
+        ("wsm explain ./wsm.policy", "of a file that was copied from /dev/shm"),
+        ("wsm explain policy --json | jq .waits", "for programs"),
+    ),
+)
+@click.argument("name")
+@click.option(
+    "--last",
+    type=click.IntRange(min=0, max=TRANSITIONS),
+    default=TRANSITIONS,
+    show_default=True,
+    metavar="N",
+    help="How many of the last transitions to show.",
+)
+@json_option("Print plain values as JSON.")
+def explain_command(name: str, last: int, as_json: bool) -> None:
+    """Explain what the group NAME is doing and why it does not serve, if it does not.
+
+    NAME may also be the path of a segment, or of a copy of one. Nothing is asked of the group's processes,
+    so it works while they hang and after they died; it says what each rank was doing when it did.
+    """
+    explanation = _explained(name)
+    text = json.dumps(explanation.to_mapping(), indent=2, default=str)
+    click.echo(text if as_json else explanation.text(transitions=last))
+
+
+def _explained(name: str) -> Explanation:
+    if "/" in name:
+        return explain(facts_of_file(Path(name).name.removeprefix("wsm."), Path(name)))
+    with known_group(name):
+        path = segment_path(name)
+        try:
+            image = SegmentImage.read(path)
+        except SegmentMissingError:
+            raise
+        except WsmError as error:
+            return explain(GroupFacts(name, problem=str(error)))
+        return explain(read_facts(name, image, controller_pid=_controller(path)))
+
+
+def _controller(path: Path) -> int | None:
+    """Ask the kernel who has the controller role, if the lock file is there."""
+    try:
+        lock_file = open_lock_file(lock_path(path))
+    except WsmError:
+        return None
+    if lock_file is None:
+        return None
+    with contextlib.closing(lock_file):
+        return lock_file.holder(CONTROLLER_BYTE)

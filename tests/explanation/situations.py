@@ -1,0 +1,140 @@
+"""Situations of a group of two ranks, as facts: what a segment held, without the segment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wsm.explanation.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
+from wsm.report import FailureReport
+from wsm.signals.word import (
+    CommandWord,
+    CommittedWord,
+    Operation,
+    StatusCode,
+    StatusWord,
+    StepKind,
+    StepWord,
+)
+from wsm.states.entry import ACTION_STARTED, COMMAND_ISSUED, TRANSITION, JournalEntry
+
+LOAD = ActionFacts("load_weights", 600.0)
+RESTART = ActionFacts("restart_tp_group", 60.0)
+
+
+def rank(number: int, code: StatusCode, sequence: int = 7, **facts) -> RankFacts:
+    status = StatusWord(facts.pop("epoch", 2), sequence, code, facts.pop("index", 0), facts.pop("ready", 0))
+    step = facts.pop("step", StepWord(2, 6, StepKind.RUNNING, 40))
+    return RankFacts(number, pid=100 + number, status=status, step=step, told_s=3.0, **facts)
+
+
+def serving_rank(number: int, **facts) -> RankFacts:
+    return rank(number, StatusCode.DONE_COMMITTED, weights="NORMAL", kv="NORMAL", **facts)
+
+
+def group(*ranks: RankFacts, operation: Operation = Operation.UPDATE, **facts) -> GroupFacts:
+    return GroupFacts(
+        "policy",
+        run_id="r",
+        command=CommandWord(2, facts.pop("sequence", 7), operation),
+        committed=CommittedWord(facts.pop("committed", 6), facts.pop("version", 3)),
+        request_id="nightly",
+        controller_pid=facts.pop("controller_pid", 900),
+        owner_pid=800,
+        owner_lives=facts.pop("owner_lives", True),
+        ranks=ranks,
+        **facts,
+    )
+
+
+def parked(step: int = 40) -> StepWord:
+    return StepWord(2, 7, StepKind.PARKED, step)
+
+
+def failure(number: int, *, refused: bool = False) -> FailureFacts:
+    message = "OSError: [Errno 28] No space left on device"
+    return FailureFacts(2, 7, refused, FailureReport(number, "load_weights", "OSError", message))
+
+
+def entry(kind: str, number: int, at: int, **facts) -> JournalEntry:
+    return JournalEntry(kind, at, 1_750_000_000_000_000_000 + at, number, 2, 7, facts)
+
+
+TRANSITIONS = (
+    entry(COMMAND_ISSUED, -1, 1_000_000, operation="UPDATE", request_id="nightly"),
+    entry(TRANSITION, 0, 2_000_000, machine="weights", source="NORMAL", event="update", dest="UPDATING"),
+    entry(ACTION_STARTED, 1, 3_000_000, name="load_weights"),
+)
+
+SITUATIONS = {
+    "serving": group(serving_rank(0), serving_rank(1), operation=Operation.COMMIT, committed=7),
+    "cleared": group(
+        rank(0, StatusCode.DONE_CLEARED), rank(1, StatusCode.DONE_CLEARED), operation=Operation.CLEAR
+    ),
+    "a rank late in its drain": group(
+        rank(0, StatusCode.PARKING, step=parked()), rank(1, StatusCode.DRAINING), operation=Operation.CLEAR
+    ),
+    "a rank that has not answered": group(
+        rank(0, StatusCode.PARKING, step=parked()), rank(1, StatusCode.DONE_COMMITTED, 6)
+    ),
+    "a rank that hangs in an action": group(
+        rank(0, StatusCode.PREPARED, weights="PREPARED"),
+        rank(1, StatusCode.RUNNING, weights="UPDATING", action=replace(LOAD, seconds=612.0)),
+    ),
+    "a stopped rank": group(
+        rank(0, StatusCode.PREPARED, weights="PREPARED"),
+        rank(1, StatusCode.RUNNING, weights="UPDATING", life="stopped", action=replace(LOAD, seconds=12.0)),
+    ),
+    "a vote that is missing": group(
+        rank(0, StatusCode.RUNNING, ready=1, action=RESTART),
+        rank(1, StatusCode.ACCEPTED),
+    ),
+    "a rank that failed": group(
+        rank(0, StatusCode.STOPPED_UNTOUCHED),
+        rank(1, StatusCode.FAILED, failure=failure(1)),
+        operation=Operation.ABORT,
+    ),
+    "a refusal": group(
+        rank(0, StatusCode.PARKING, step=parked()),
+        rank(1, StatusCode.REFUSED, step=parked(), failure=failure(1, refused=True)),
+    ),
+    "faulted": group(
+        rank(0, StatusCode.DONE_CLEARED),
+        rank(1, StatusCode.DONE_FAULTED, weights="FAULTED", failure=failure(1)),
+        operation=Operation.ABORT,
+    ),
+    "a dead rank": group(
+        rank(0, StatusCode.STOPPED_UNTOUCHED),
+        rank(1, StatusCode.RUNNING, life="dead", action=replace(LOAD, seconds=2.0)),
+        operation=Operation.ABORT,
+        journal=TRANSITIONS,
+    ),
+    "everybody dead": group(
+        serving_rank(0, life="dead"), serving_rank(1, life="dead"), owner_lives=False, controller_pid=None
+    ),
+    "a dead controller with an undecided command": group(
+        rank(0, StatusCode.PREPARED), rank(1, StatusCode.PREPARED), controller_pid=None
+    ),
+    "a commit whose version nobody wrote": group(
+        serving_rank(0), serving_rank(1), operation=Operation.COMMIT, controller_pid=None
+    ),
+    "a broken step": group(
+        serving_rank(0, step=StepWord(2, 7, StepKind.BROKEN, 41)), serving_rank(1), operation=Operation.COMMIT
+    ),
+    "a stale epoch": group(
+        replace(serving_rank(0), status=StatusWord(1, 7, StatusCode.DONE_COMMITTED)),
+        rank(1, StatusCode.ATTACHED, 0),
+        operation=Operation.NONE,
+    ),
+    "nobody came": group(RankFacts(0, life="never"), RankFacts(1, life="never"), operation=Operation.NONE),
+    "a rank that never came": group(
+        rank(0, StatusCode.ATTACHED, 0), RankFacts(1, life="never"), operation=Operation.NONE
+    ),
+    "ranks that differ": group(serving_rank(0), rank(1, StatusCode.DONE_CLEARED), operation=Operation.ABORT),
+    "no segment": GroupFacts("policy", problem="there is no segment at /dev/shm/wsm.policy"),
+    "another layout": GroupFacts("policy", problem="layout version 9 of /dev/shm/wsm.policy is not 2"),
+    "corrupted words": group(
+        rank(0, StatusCode.DONE_COMMITTED),
+        replace(rank(1, StatusCode.NONE), status=None),
+        damaged=("the status word of rank 1 is 0xffffffffffffffff, which it cannot be",),
+    ),
+}

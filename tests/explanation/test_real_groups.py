@@ -1,0 +1,108 @@
+"""Explanations of real groups, living, hanging and dead, and of what somebody saved of them."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+
+import pytest
+from living_group import eventually
+
+import wsm
+from wsm.explanation import explain, facts_of_file
+from wsm.signals.layout import LAYOUT_VERSION
+from wsm.signals.names import segment_path
+
+pytestmark = pytest.mark.processes
+
+
+def path_of(group):
+    return segment_path(group.name, group.directory)
+
+
+def explained(group, name="policy"):
+    return explain(facts_of_file(name, path_of(group)))
+
+
+def test_a_group_is_explained_while_it_serves_hangs_and_lies_dead_and_so_is_a_copy(make_group, tmp_path):
+    group = make_group(2)
+    group.publish(2)
+    with group.boot() as controller:
+        assert explained(group).headline == "serves version 1"
+        assert explained(group).serving
+        group.order(1, "write", "hold")
+        pending = controller.begin_update(2, request_id="nightly")
+        group.await_held(1, "write")
+        eventually(lambda: group.codes()[0] == "PREPARED")
+        hanging = explained(group)
+        assert any("Rank 1 has been inside load_weights for" in told for told in hanging.sentences)
+        assert any("for rank 1 to be prepared" in told for told in hanging.sentences)
+        assert hanging.facts.request_id == "nightly"
+        assert hanging.waits[0].ranks == (1,)
+        group.programs[1].freeze()
+        assert explained(group).headline == "waits for rank 1, whose process is stopped"
+        group.programs[1].kill()
+        with pytest.raises(wsm.WsmError):
+            pending.result(60)
+        assert explained(group).headline == "has lost rank 1, and needs every rank"
+        group.programs[0].kill()
+    dead = explained(group)
+    assert dead.headline == "is dead: no process of it lives"
+    assert "When it died, rank 1 was inside load_weights." in dead.sentences
+    assert len(dead.transitions) > 5
+    before = path_of(group).read_bytes()
+    saved = shutil.copy(path_of(group), tmp_path / "saved")
+    copy = explain(facts_of_file("policy", saved))
+    assert copy.text().splitlines()[:3] == dead.text().splitlines()[:3]
+    assert copy.transitions == dead.transitions
+    json.dumps(copy.to_mapping())
+    assert path_of(group).read_bytes() == before  # it was only looked at
+
+
+def test_a_worker_explains_its_own_group_and_never_raises(tmp_path):
+    worker = wsm.Worker(wsm.WsmConfig("own", 2), wsm_testing_runner(), rank=0, directory=tmp_path)
+    assert worker.explain().headline == "waits for rank 1, which never attached"
+    worker.close()
+    assert "cannot be read" in worker.explain().headline
+
+
+def wsm_testing_runner():
+    from wsm.testing import InMemoryRunner  # noqa: PLC0415 - one test needs it
+
+    return InMemoryRunner([])
+
+
+def test_a_file_that_is_no_segment_of_this_build_is_explained_by_that(make_group, tmp_path):
+    group = make_group(1)
+    with group.boot():
+        content = bytearray(path_of(group).read_bytes())
+    other = tmp_path / "other"
+    other.write_bytes(content[:8] + bytes([LAYOUT_VERSION + 1]) + content[9:])
+    assert f"{LAYOUT_VERSION + 1}" in explain(facts_of_file("policy", other)).headline
+    other.write_bytes(content[:5000])
+    assert "cannot be read" in explain(facts_of_file("policy", other)).headline
+    other.write_bytes(b"")
+    assert "cannot be read" in explain(facts_of_file("policy", other)).headline
+    assert "cannot be read" in explain(facts_of_file("policy", tmp_path / "nothing")).headline
+
+
+def test_whatever_is_flipped_in_a_segment_is_explained_without_an_error(make_group, tmp_path):
+    group = make_group(2)
+    with group.boot():
+        content = path_of(group).read_bytes()
+    flips = random.Random(7)  # noqa: S311 - it damages a file, nothing secret
+    flipped = tmp_path / "flipped"
+    damaged = 0
+    for _ in range(150):
+        damage = bytearray(content)
+        for _ in range(flips.choice((1, 8, 200))):
+            # Words first: most of the file is rings and slots.
+            place = flips.randrange(256, 1400) if flips.random() < 0.7 else flips.randrange(len(damage))
+            damage[place] ^= 1 << flips.randrange(8)
+        flipped.write_bytes(damage)
+        explanation = explain(facts_of_file("policy", flipped))
+        assert explanation.text()
+        json.dumps(explanation.to_mapping(), default=str)
+        damaged += bool(explanation.facts.damaged)
+    assert damaged > 10
