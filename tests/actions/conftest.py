@@ -19,6 +19,7 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.sequence import Plan
 from wsm.actions.surfaces import GroupKind
 from wsm.actions.verify import resident_digest
+from wsm.strategies.staged_memory import StagedMemory
 from wsm.strategies.tensor import TensorSpec
 
 KIB = 1024
@@ -64,6 +65,10 @@ class InMemoryWeights:
 
     def addresses(self) -> Mapping[str, int]:
         return {name: id(buffer) for name, buffer in self.buffers.items()}
+
+    def stage(self) -> StagedMemory:
+        self.calls.append("weights.stage")
+        return StagedMemory(SPECS, self.buffers)
 
 
 @dataclass

@@ -52,14 +52,24 @@ class StagedMemory:
             raise TensorReleasedError(tensor=name) from error
 
     def make_ready(self, captured: frozenset[str]) -> None:
-        """See that every tensor is staged (TensorReleasedError), and remember which are copied."""
-        for name in self._specs:
+        """See that every tensor is staged and served, and remember which are copied.
+
+        Raises
+        ------
+        TensorReleasedError
+            If one is not.
+        """
+        for name, spec in self._specs.items():
             self.readable(name)
+            if spec.nbytes and name not in self._served:
+                raise TensorReleasedError(tensor=name)
         self._captured = captured
 
     def flip(self) -> None:
         """Swap the memory of every tensor; copy the bytes of captured ones."""
-        for name in self._specs:
+        for name, spec in self._specs.items():
+            if not spec.nbytes:
+                continue
             if name in self._captured:
                 self._served[name][:] = self._beside[name]
             else:
