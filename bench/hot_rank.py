@@ -25,6 +25,7 @@ from wsm.testing import InMemoryRunner
 #: Parameters of a rank, whatever their size.
 PARAMETERS = 8
 _ITEM_BYTES = 4
+_LOOK_S = 0.00005
 
 
 class FewLargeParameters:
@@ -80,7 +81,7 @@ def main() -> None:
     weights.release()
     config = WsmConfig(name=name, ranks=ranks, journal_directory=directory)
     worker = Worker(config, HotRunner(weights), rank=rank, load=fill)
-    run_serving(worker, LockStep(Path(directory) / "lock_step", rank, ranks))
+    run_serving(worker, LockStep(Path(directory) / "lock_step", rank, ranks, look_s=_LOOK_S))
 
 
 if __name__ == "__main__":

@@ -35,9 +35,21 @@ _ITERATIONS = 20_000
 
 
 class LockStep:
-    """Holds ranks in the same step, as a collective in it would; a file of counters that they share."""
+    """Holds ranks in the same step, as a collective in it would; a file of counters that they share.
 
-    def __init__(self, path: Path, rank: int, ranks: int) -> None:
+    Parameters
+    ----------
+    path : Path
+        The file.
+    rank, ranks : int
+        Whose end this is, and of how many.
+    look_s : float
+        Seconds between two looks at the others, which leave other threads of this process their turn, as a
+        collective does; 0 keeps the interpreter's lock, for ranks of one thread.
+    """
+
+    def __init__(self, path: Path, rank: int, ranks: int, *, look_s: float = 0.0) -> None:
+        self._look_s = look_s
         with path.open("r+b") as file:
             self._counters = memoryview(mmap.mmap(file.fileno(), ranks * _LINE * 8)).cast("Q")
         self._own = rank * _LINE
@@ -53,7 +65,7 @@ class LockStep:
         self._counters[self._own] += 1
         mine = self._counters[self._own]
         while any(self._counters[index] < mine for index in self._all):
-            os.sched_yield()
+            time.sleep(self._look_s) if self._look_s else os.sched_yield()
 
 
 def tiny_runner() -> InMemoryRunner:
