@@ -26,7 +26,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "exploration"))
 from seeded_faults import FAULTS, seeded
 
 #: What may happen in one run.
-PLENTY = "commands=5 steps=8 failures=2 give_ups=2 rank_crashes=2 controller_crashes=2 broken_steps=1 stale_reads=4"
+PLENTY = (
+    "commands=5 steps=8 failures=2 give_ups=2 rank_crashes=2 controller_crashes=2 broken_steps=1 "
+    "stale_reads=4"
+)
 
 SIZES = ("ranks=2", "ranks=3", "ranks=2 helpers=1", "ranks=2 fine=True", "ranks=4 long_plans=True")
 
