@@ -563,6 +563,24 @@ def nobody_is_owed_anything_before_the_restore():
     return {(epochs, "unrestored"): lambda _view: None}
 
 
+@fault("operations=clear,update commands=2 steps=1 halves=True starts=serving")
+def half_a_rank_steps():
+    """A commit that leaves one half away counts as one that brings all a step needs."""
+    real = rank.committed
+
+    def committed(state: RankState, *, serves: bool = True) -> Move:
+        del serves
+        return real(state)
+
+    return {(rank, "committed"): committed}
+
+
+@fault("operations=update steps=0 halves=True rank_crashes=1 starts=cleared")
+def half_a_group_is_restored_whole():
+    """A new epoch brings back what a commit about one half was never asked to bring."""
+    return {(epochs, "_commit_serves"): lambda _view: True}
+
+
 def main() -> None:
     """Print what the exploration makes of every fault."""
     for each in FAULTS:

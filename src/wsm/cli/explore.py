@@ -60,6 +60,7 @@ _COUNT = click.IntRange(0, MAX_BUDGET)
     help="Where the group is at first; also: empty.",
 )
 @click.option("--fine", is_flag=True, help="Reading, each store and working are moves of their own.")
+@click.option("--halves", is_flag=True, help="Commands are also about weights, or KV cache, alone.")
 @click.option("--long-plans", is_flag=True, help="A clear has a collective action too.")
 @click.option("--states", type=click.IntRange(min=1), metavar="LIMIT", help="Stop after so many worlds.")
 @click.option("--processes", type=click.IntRange(1, 64), default=2, show_default=True)
@@ -165,7 +166,15 @@ def _sentence(scope: Scope) -> str:
         for budget in Budget
         if scope.budget(budget)
     ]
-    parts += [name for name, there in (("fine", scope.fine), ("long plans", scope.long_plans)) if there]
+    parts += [
+        name
+        for name, there in (
+            ("fine", scope.fine),
+            ("halves", scope.halves),
+            ("long plans", scope.long_plans),
+        )
+        if there
+    ]
     parts.append("/".join(operation.name.lower() for operation in scope.operations))
     parts.append("from " + "/".join(start.value for start in scope.starts))
     return click.wrap_text(", ".join(parts), 80, subsequent_indent="  ")

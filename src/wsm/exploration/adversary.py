@@ -16,6 +16,7 @@ from wsm.exploration.participant import (
     status_word,
     step_word,
 )
+from wsm.exploration.work import BOTH
 from wsm.protocol.rank_state import RankState
 from wsm.states.joint import START
 
@@ -52,6 +53,7 @@ def controller_killed(desk: Desk) -> Desk:
         pending=0,
         pending_version=0,
         pending_before=False,
+        pending_tags=BOTH,
         seen=Seen(),
     )
 

@@ -18,11 +18,12 @@ from wsm.exploration.desk import Desk
 from wsm.exploration.errors import RuleBrokenError
 from wsm.exploration.participant import read_command, read_status, read_step, status_word
 from wsm.exploration.scope import Budget
+from wsm.exploration.work import BOTH, KV_CACHE, WEIGHTS
 from wsm.protocol import decide, epochs, takeover
 from wsm.protocol.errors import CommandOpenError
 from wsm.protocol.view import View
 from wsm.signals.word import CommandWord, CommittedWord, Operation
-from wsm.states.vocabulary import WeightState
+from wsm.states.vocabulary import KVState, WeightState
 
 
 class DeskOutcome(NamedTuple):
@@ -55,6 +56,8 @@ class Group:
         Every participant.
     operations : tuple of Operation
         What it may be asked for.
+    halves : bool
+        Whether commands are also about one half of what ranks hold.
     fine : bool
         Whether deciding and writing are moves of their own.
     """
@@ -62,6 +65,7 @@ class Group:
     ranks: int
     all: tuple[Visible, ...]
     operations: tuple[Operation, ...]
+    halves: bool
     fine: bool
 
     def view(self, desk: Desk) -> View:
@@ -141,14 +145,16 @@ class _Clerk:
                 self._write(label, decide.decided(view, word), spends, version=self._version(word))
         if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
             self._add(
-                "stores the committed version", lambda: self._commits(decide.committed(view, desk.version))
+                "stores the committed version",
+                lambda: self._commits(decide.committed(view, desk.version or None)),
             )
         if decide.is_over(view):
             self._add("sees that the command is over", lambda: desk._replace(driving=False, gives_up=False))
 
     def _version(self, decision: Operation) -> int:
         """Return the version that is decided about: the one that the participants say they prepared."""
-        return self._group.all[0].loaded if decision.is_commit else self._desk.version
+        loads = decision.is_commit and self._desk.tags & WEIGHTS
+        return self._group.all[0].loaded if loads else self._desk.version
 
     def _agree(self) -> bool:
         return len({other.loaded for other in self._group.all}) == 1
@@ -186,14 +192,22 @@ class _Clerk:
             self._add("has nothing to restore", lambda: desk._replace(recovering=False))
 
     def _open(self) -> None:
-        states = {status.weights for status in self._view.statuses}
+        held = {(status.weights, status.kv) for status in self._view.statuses}
+        alike = len(held) == 1 and WeightState.FAULTED not in {weights for weights, _ in held}
         for operation in self._group.operations:
-            # Ranks in different states, or a faulted one, can only be cleared: all else is refused.
-            if operation is Operation.CLEAR or (len(states) == 1 and WeightState.FAULTED not in states):
-                self._open_with("opens", operation, None, (Budget.COMMANDS,))
+            about = (BOTH, WEIGHTS, KV_CACHE) if self._group.halves and not operation.is_hot else (BOTH,)
+            for tags in about:
+                # Ranks that differ, or a faulted one, can only be cleared, of all: the rest is refused.
+                if alike or (operation is Operation.CLEAR and tags == BOTH):
+                    self._open_with("opens", operation, None, (Budget.COMMANDS,), tags)
 
     def _open_with(
-        self, verb: str, operation: Operation, version: int | None, spends: tuple[Budget, ...]
+        self,
+        verb: str,
+        operation: Operation,
+        version: int | None,
+        spends: tuple[Budget, ...],
+        tags: int = BOTH,
     ) -> None:
         try:
             word = decide.next_command(self._view, operation)
@@ -205,7 +219,10 @@ class _Clerk:
         brings = _new_version(word) if version is None else version
         after = self._desk._replace(driving=True, spoiled=False, recovering=False, owed=self._owed())
         before = version is not None or _served_before(self._view)
-        named = f" of version {brings}" if operation is not Operation.CLEAR else ""
+        if operation is not Operation.CLEAR and not tags & WEIGHTS:
+            brings = self._view.committed.version or 0  # what was committed stands
+        named = f" of version {brings}" if operation is not Operation.CLEAR and tags & WEIGHTS else ""
+        named += {BOTH: "", WEIGHTS: ", weights only", KV_CACHE: ", KV cache only"}[tags]
         self._write(
             f"{verb} {operation.name} {word.sequence}{named}",
             word,
@@ -213,6 +230,7 @@ class _Clerk:
             desk=after,
             version=brings,
             before=before,
+            tags=tags,
         )
         if not arguments_lie_there:
             self._add(
@@ -230,6 +248,7 @@ class _Clerk:
         desk: Desk | None = None,
         version: int | None = None,
         before: bool | None = None,
+        tags: int | None = None,
     ) -> None:
         """Store a command word, in the same move or in the next one."""
         desk = desk or self._desk
@@ -237,15 +256,22 @@ class _Clerk:
             version = desk.version
         if before is None:
             before = desk.before
+        if tags is None:
+            tags = desk.tags
         if not self._group.fine:
-            self._add(label, lambda: self._stored(desk._replace(before=before), word.pack(), version), spends)
+            told = desk._replace(before=before, tags=tags, halved=desk.halved or tags != BOTH)
+            self._add(label, lambda: self._stored(told, word.pack(), version), spends)
             return
-        after = desk._replace(pending=word.pack(), pending_version=version, pending_before=before)
+        after = desk._replace(
+            pending=word.pack(), pending_version=version, pending_before=before, pending_tags=tags
+        )
         self._add(f"{label} (not stored yet)", lambda: after, spends)
 
     def _write_pending(self) -> None:
         desk = self._desk
         after = desk._replace(pending=0, pending_version=0, pending_before=False, before=desk.pending_before)
+        halved = desk.halved or desk.pending_tags != BOTH
+        after = after._replace(tags=desk.pending_tags, pending_tags=BOTH, halved=halved)
         self._add("stores the command word", lambda: self._stored(after, desk.pending, desk.pending_version))
 
     def _go_on_after_being_stopped(self) -> None:
@@ -256,9 +282,15 @@ class _Clerk:
         )
 
     def _stored(self, desk: Desk, word: int, version: int) -> Desk:
-        invariants.check_command(self._desk.command, word, self._desk.committed, self._desk.version)
-        decided = read_command(word).operation.is_commit
-        return desk._replace(command=word, version=version, owed=version if decided else desk.owed)
+        invariants.check_command(self._desk, word)
+        after = desk._replace(command=word, version=version)
+        if not read_command(word).operation.is_commit:
+            return after
+        lacking = any(
+            status.kv == KVState.CLEARED or status.weights == WeightState.CLEARED
+            for status in self._view.statuses
+        )
+        return after._replace(owed=0 if lacking else version)
 
     def _owed(self) -> int:
         """Return the version that the group must serve if its epoch ends now, whatever anybody remembers."""
@@ -294,7 +326,9 @@ def _served_before(view: View) -> bool:
 
 
 def _serves(view: View) -> bool:
-    return any(status.weights == WeightState.NORMAL for status in view.statuses)
+    return any(
+        status.weights == WeightState.NORMAL and status.kv == KVState.NORMAL for status in view.statuses
+    )
 
 
 def _new_version(command: CommandWord) -> int:

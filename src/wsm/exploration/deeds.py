@@ -28,6 +28,7 @@ from wsm.exploration.storing import failed, store, tell
 from wsm.protocol import rank as protocol
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.signals.word import StatusCode
+from wsm.states import joint as tables
 
 #: What needs nothing to be done, or what a process may well put off.
 _AT_ONCE = frozenset((Todo.LOOK, Todo.WAIT, Todo.SERVE, Todo.DRAIN))
@@ -46,8 +47,8 @@ class Situation:
         Who it is.
     command : int
         The command word as it is now.
-    version : int
-        What the command's arguments name.
+    version, tags : int
+        What the command's arguments name, and what they say it is about.
     entered : tuple of Entered
         Who is in which step; empty where nobody can enter one.
     fine, long_plans : bool
@@ -59,6 +60,7 @@ class Situation:
     index: int
     command: int
     version: int
+    tags: int
     entered: tuple[Entered, ...]
     fine: bool
     long_plans: bool
@@ -138,9 +140,12 @@ class Doer:
             self.add("loads another version", lambda: self._finish_action(other), Budget.FAILURES)
             self.add_failure("fails in the middle of loading", work.tear(me))
             self.add_failure("fails before it loads", me)
+        elif kind is work.Kind.REBUILD:
+            self.add("rebuilds the KV cache", lambda: self._finish_action(work.rebuild(me)))
+            self.add_failure("fails to rebuild the KV cache", me)
         elif kind is work.Kind.RELEASE:
             self.add("releases", lambda: self._finish_action(work.release(me)))
-            self.add_failure("fails to release", work.tear(me))
+            self.add_failure("fails to release", work.tear_off(me))
         else:
             self.add("leaves the collective action", lambda: self._finish_action(me))
             self.add_failure("fails in the collective action", me)
@@ -190,10 +195,11 @@ class Doer:
         """Let it check that the command is legal here."""
 
         def begin() -> Participant:
-            if not work.is_legal(me):
+            ready = work.set_up(me, self._situation.tags)
+            if not work.is_legal(ready):
                 return self._tell(me, protocol.refused)
-            plan = work.plan_of(me, long_plans=self._situation.long_plans)
-            return self._tell(work.set_up(me), lambda state: protocol.began(state, plan))
+            plan = work.plan_of(ready, long_plans=self._situation.long_plans)
+            return self._tell(ready, lambda state: protocol.began(state, plan))
 
         self.add("begins", begin)
         self.add_failure("fails to begin", me)
@@ -255,7 +261,9 @@ class Doer:
             if me.state.operation.is_hot:
                 invariants.check_accepts_once(me)
                 after = me._replace(ran=me.state.sequence, entered_action=0)
-            return self._tell(work.commit(after), protocol.committed)
+            committed = work.commit(after)
+            serves = tables.serving(committed.joint.weights, committed.joint.kv)
+            return self._tell(committed, lambda state: protocol.committed(state, serves=serves))
 
         self.add("commits", commit)
         if me.state.operation.is_hot and me.state.steps:

@@ -37,6 +37,12 @@ class Desk(NamedTuple):
         What the command's arguments say: whether the group served when it was admitted.
     pending_before : bool
         As `before`, of the word that is not written yet.
+    tags : int
+        What the command's arguments say it is about, as in :mod:`wsm.exploration.work`.
+    pending_tags : int
+        As `tags`, of the word that is not written yet.
+    halved : bool
+        What no process knows, and a rule asks for: whether a command about one half was ever opened.
     owed : int
         What no process knows, and a rule asks for: the version that the group must serve if an epoch ends
         now; 0: none.
@@ -59,15 +65,18 @@ class Desk(NamedTuple):
     recovering: bool = False
     before: bool = False
     pending_before: bool = False
+    tags: int = 3
+    pending_tags: int = 3
+    halved: bool = False
     owed: int = 0
     stopped: int = 0
     seen: Seen = Seen()
 
 
-_DESK = struct.Struct("<QQBBQBBQBQ")
+_DESK = struct.Struct("<QQBBQBBBQBQ")
 
 #: Where a packed desk says which word is hidden from the controller.
-SEEN_BYTE = struct.calcsize("<QQBBQBBQ")
+SEEN_BYTE = struct.calcsize("<QQBBQBBBQ")
 
 
 @lru_cache(maxsize=1 << 17)
@@ -81,6 +90,7 @@ def pack(desk: Desk) -> bytes:
         | desk.recovering << 4
         | desk.before << 5
         | desk.pending_before << 6
+        | desk.halved << 7
     )
     return _DESK.pack(
         desk.command,
@@ -90,6 +100,7 @@ def pack(desk: Desk) -> bytes:
         desk.pending,
         desk.pending_version,
         desk.owed,
+        desk.tags | desk.pending_tags << 2,
         desk.stopped,
         *desk.seen,
     )
@@ -99,7 +110,7 @@ def pack(desk: Desk) -> bytes:
 def unpack(data: bytes) -> Desk:
     """Return the desk of what :func:`pack` returned."""
     command, committed, version, flags, pending, pending_version, owed, *rest = _DESK.unpack(data)
-    stopped, word, value = rest
+    tags, stopped, word, value = rest
     return Desk(
         command,
         committed,
@@ -113,6 +124,9 @@ def unpack(data: bytes) -> Desk:
         recovering=bool(flags & 16),
         before=bool(flags & 32),
         pending_before=bool(flags & 64),
+        halved=bool(flags & 128),
+        tags=tags & 3,
+        pending_tags=tags >> 2,
         owed=owed,
         stopped=stopped,
         seen=Seen(word, value),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wsm.exploration.desk import Desk
 from wsm.exploration.errors import RuleBrokenError
 from wsm.exploration.participant import (
     Entered,
@@ -145,9 +146,9 @@ def _has_entered(other: Public, me: Participant) -> bool:
     return other.ran == me.ran and other.entered_action > me.state.action
 
 
-def check_command(before: int, after: int, committed: int, version: int) -> None:
+def check_command(desk: Desk, after: int) -> None:
     """A decision is final, and what was committed is known to be before anything else begins."""
-    old, new = read_command(before), read_command(after)
+    old, new = read_command(desk.command), read_command(after)
     if (new.epoch, new.sequence) < (old.epoch, old.sequence):
         raise RuleBrokenError(rule="commands only grow", seen=f"{tuple(old)} becomes {tuple(new)}")
     if (new.epoch, new.sequence) == (old.epoch, old.sequence):
@@ -156,11 +157,12 @@ def check_command(before: int, after: int, committed: int, version: int) -> None
                 rule="a decision is final", seen=f"{old.operation.name} becomes {new.operation.name}"
             )
         return
-    word = CommittedWord.unpack(committed)
-    if old.operation.is_commit and (word.sequence, word.version) != (old.sequence, version):
+    word = CommittedWord.unpack(desk.committed)
+    stored = (word.sequence, word.version) == (old.sequence, desk.version)
+    if old.operation.is_commit and desk.owed and not stored:
         raise RuleBrokenError(
             rule="the committed version is stored before the sequence is over",
-            seen=f"{old.operation.name} of version {version} is followed by {new.operation.name}, "
+            seen=f"{old.operation.name} of version {desk.version} is followed by {new.operation.name}, "
             f"and version {word.version} counts as committed",
         )
 

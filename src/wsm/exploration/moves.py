@@ -167,7 +167,7 @@ class Moves:
         free = me.alive and me.place is Place.FREE and me.pending == _NOTHING_PENDING
         told = self._tell(world, index, packed, me, desk.command) if free else None
         others = self._others(world, me, told)
-        key = (index, packed, desk.command, desk.version, wallet, id(told), others)
+        key = (index, packed, desk.command, desk.version, desk.tags, wallet, id(told), others)
         found = self._of_rank.get(key)
         if found is None:
             situation = self._situation(index, world, wallet)
@@ -198,6 +198,7 @@ class Moves:
             index,
             desk.command,
             desk.version,
+            desk.tags,
             entered,
             fine=self._scope.fine,
             long_plans=self._scope.long_plans,
@@ -251,7 +252,9 @@ class Moves:
         self, world: World, visible: tuple[controller_moves.Visible, ...], wallet: frozenset[Budget]
     ) -> Iterator[_Remembered]:
         desk, scope = desk_of(world), self._scope
-        group = controller_moves.Group(scope.ranks, visible, scope.operations, fine=scope.fine)
+        group = controller_moves.Group(
+            scope.ranks, visible, scope.operations, halves=scope.halves, fine=scope.fine
+        )
         for label, after, spends, broken in controller_moves.moves(desk, group, wallet):
             if after is None:
                 yield _Remembered(label, b"", spends, broken, ())

@@ -115,9 +115,13 @@ class Participant(NamedTuple):
         Version that it says it serves; 0: none.
     blocks : int
         Version that computed what is in the KV cache; 0: nothing is.
-    began, from_normal, torn : bool
-        The command at hand: whether its work was set up, whether the rank served then, whether a byte of the
-        weights was let go or written.
+    began, from_normal, torn, moved : bool
+        The command at hand: whether its work was set up, whether the rank served then, whether a byte was let
+        go or written that nothing brings back, whether the machines have left the states of before.
+    tags : int
+        What the command at hand is about.
+    had_kv : bool
+        Whether there was a KV cache when its work was set up.
     step_version, ran, entered_action : int
         See :class:`Public`.
     pending, seen
@@ -138,6 +142,9 @@ class Participant(NamedTuple):
     began: bool = False
     from_normal: bool = False
     torn: bool = False
+    moved: bool = False
+    tags: int = 0
+    had_kv: bool = False
     step_version: int = 0
     ran: int = 0
     entered_action: int = 0
@@ -153,7 +160,7 @@ class Participant(NamedTuple):
 _STATE = Packing(RankState)
 _PUBLIC = struct.Struct("<QQ9B")
 _WORDS = struct.Struct("<QQ")
-_PRIVATE = struct.Struct("<8BQQBQ")
+_PRIVATE = struct.Struct("<2BH5BQQBQ")
 
 #: Bytes of a packed participant that others may look at.
 PUBLIC_BYTES = _PUBLIC.size
@@ -172,7 +179,7 @@ WORD_BYTES = slice(0, struct.calcsize("<QQ"))
 STATE_BYTES = slice(_PUBLIC.size + _PRIVATE.size, None)
 
 #: Where a packed participant says which word is hidden from it.
-SEEN_BYTE = _PUBLIC.size + struct.calcsize("<8BQQ")
+SEEN_BYTE = _PUBLIC.size + struct.calcsize("<2BH5BQQ")
 
 _PHASES = list(Phase)
 _TODOS = list(Todo)
@@ -197,6 +204,7 @@ def pack(participant: Participant) -> bytes:
         p.loaded,
     )
     flags = p.began | p.from_normal << 1 | p.torn << 2 | joint.kv_stale << 3 | joint.held << 4
+    flags |= p.moved << 5 | p.had_kv << 6 | p.tags << 7
     private = _PRIVATE.pack(
         _WEIGHTS.index(joint.weights),
         _KV.index(joint.kv),
@@ -244,6 +252,9 @@ def unpack(data: bytes, rank: int) -> Participant:
         began=bool(flags & 1),
         from_normal=bool(flags & 2),
         torn=bool(flags & 4),
+        moved=bool(flags & 32),
+        had_kv=bool(flags & 64),
+        tags=flags >> 7,
         step_version=public.step_version,
         ran=public.ran,
         entered_action=public.entered_action,

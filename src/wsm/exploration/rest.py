@@ -33,18 +33,31 @@ def objection(world: World, ranks: int) -> str:
     if stuck:
         return stuck[0]
     mistaken = [f"rank {i} {why}" for i, each in enumerate(people) if (why := _mistaken(each, view))]
-    return mistaken[0] if mistaken else _disagreement(people, view)
+    return mistaken[0] if mistaken else _disagreement(people, view, may_differ=desk.halved)
 
 
-def _disagreement(people: list[Participant], view: View) -> str:
-    """Say in what the ranks differ, or what the group as a whole has lost."""
+def _disagreement(people: list[Participant], view: View, *, may_differ: bool) -> str:
+    """Say in what the ranks differ, or what the group as a whole has lost.
+
+    Where a clear of one half failed, ranks may differ in what they hold: who has given it back is done, and
+    who failed gives both back. Nobody serves then, and a clear of both makes them one again.
+    """
     held = [each.content for each in people]
-    if len(set(held)) > 1:
+    halves = [(bool(each.content), each.joint.kv) for each in people if not _is_faulted(each)]
+    if len({version for version in held if version}) > 1 or (len(set(held)) > 1 and not may_differ):
         return f"the ranks rest with different versions: {held}"
+    if len(set(halves)) > 1 and not may_differ:
+        return f"the ranks rest with different halves: {halves}"
+    if len(set(held)) > 1 and any(each.state.holds for each in people):
+        return "a rank serves beside one that holds less"
     version = view.committed.version
     if view.command.operation is Operation.NONE and version is not None and not any(held):
         return f"the group must serve version {version} again in its new epoch, and never does"
     return ""
+
+
+def _is_faulted(me: Participant) -> bool:
+    return me.joint.weights is WeightState.FAULTED
 
 
 def _stuck(me: Participant) -> str:
@@ -62,7 +75,7 @@ def _stuck(me: Participant) -> str:
 def _mistaken(me: Participant, view: View) -> str:
     """Say in what a rank's idea of itself differs from what is in its memory."""
     serving = tables.serving(me.joint.weights, me.joint.kv)
-    if me.state.holds != bool(me.content) or serving != me.state.holds or me.version != me.content:
+    if serving != me.state.holds or me.version != me.content or (serving and not me.content):
         return f"rests in {me.joint}, holds={me.state.holds}, and has version {me.content} in memory"
     if me.content and me.content != view.committed.version:
         return f"serves version {me.content}, and the committed version is {view.committed.version}"

@@ -55,6 +55,8 @@ class Scope:
         What the commands ask for.
     starts : tuple of Start
         Where the group is at first; every start is explored.
+    halves : bool
+        Whether commands are also about the weights alone, or the KV cache alone.
     long_plans : bool
         Whether a clear has a collective action too (communicators are shut down).
     fine : bool
@@ -81,6 +83,7 @@ class Scope:
     stale_reads: int = 0
     operations: tuple[Operation, ...] = (Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE)
     starts: tuple[Start, ...] = (Start.SERVING, Start.CLEARED)
+    halves: bool = False
     long_plans: bool = False
     fine: bool = False
     symmetric: bool = True

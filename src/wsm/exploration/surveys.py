@@ -36,6 +36,7 @@ _DAILY = _scopes(
     "rank_crashes=2 failures=1 starts=empty,serving",
     "broken_steps=1 rank_crashes=1 failures=1 long_plans=True",
     "helpers=1 rank_crashes=1 give_ups=1",
+    "commands=2 steps=0 halves=True failures=1 rank_crashes=1 operations=clear,update",
 )
 
 _DEEP = (
@@ -52,6 +53,7 @@ _DEEP = (
         "commands=2 rank_crashes=3 failures=1",
         "helpers=1 failures=1 give_ups=1 stale_reads=1",
         "ranks=3 helpers=1 failures=1 rank_crashes=1",
+        "commands=3 halves=True failures=1 give_ups=1",
     ),
 )
 

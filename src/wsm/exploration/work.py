@@ -17,6 +17,13 @@ from wsm.states.chart import Event
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
+#: What a command is about.
+WEIGHTS, KV_CACHE = 1, 2
+BOTH = WEIGHTS | KV_CACHE
+
+_AT_WORK = (WeightState.UPDATING, WeightState.CLEARING)
+_AT_REST = (WeightState.NORMAL, WeightState.CLEARED)
+
 
 class Kind(enum.Enum):
     """What an action does."""
@@ -24,6 +31,7 @@ class Kind(enum.Enum):
     MEET = "meets the others"
     LOAD = "loads"
     RELEASE = "releases"
+    REBUILD = "rebuilds the KV cache"
 
 
 def plan_of(me: Participant, *, long_plans: bool) -> tuple[bool, ...]:
@@ -32,19 +40,28 @@ def plan_of(me: Participant, *, long_plans: bool) -> tuple[bool, ...]:
     One vote before the first touched byte (communicators restarted), one after it (graphs captured), and,
     in long plans, one in a teardown (communicators shut down).
     """
-    operation, weights = me.state.operation, me.joint.weights
+    operation, weights, kv = me.state.operation, me.joint.weights, me.joint.kv
     if operation is Operation.UPDATE:
+        if not me.tags & WEIGHTS:
+            return (False,)
         return (False, True) if weights is WeightState.NORMAL else (True, False)
-    if operation is Operation.CLEAR and weights is WeightState.NORMAL:
-        return (False, True) if long_plans else (False,)
-    return (False,) if operation is Operation.CLEAR and weights is WeightState.FAULTED else ()
+    if operation is not Operation.CLEAR:
+        return ()
+    if weights is WeightState.FAULTED:
+        return (False,)
+    takes_weights = bool(me.tags & WEIGHTS) and weights is WeightState.NORMAL
+    if takes_weights or (me.tags & KV_CACHE and kv is KVState.NORMAL):
+        return (False, True) if long_plans and takes_weights else (False,)
+    return ()
 
 
 def kind_of_action(me: Participant) -> Kind:
     """Say what the participant's current action does."""
     if me.state.collective[me.state.action]:
         return Kind.MEET
-    return Kind.RELEASE if me.state.operation is Operation.CLEAR else Kind.LOAD
+    if me.state.operation is Operation.CLEAR:
+        return Kind.RELEASE
+    return Kind.LOAD if me.tags & WEIGHTS else Kind.REBUILD
 
 
 def is_legal(me: Participant) -> bool:
@@ -54,30 +71,61 @@ def is_legal(me: Participant) -> bool:
         return False
     if operation.is_hot:
         return tables.serving(me.joint.weights, me.joint.kv)
+    clears = operation is Operation.CLEAR
+    if clears and me.joint.weights is WeightState.FAULTED and me.tags != BOTH:
+        return False
+    if not clears and me.tags == KV_CACHE and me.joint.kv is KVState.NORMAL:
+        return False  # nothing of it is missing
     try:
-        tables.step(me.joint, WeightEvent.CLEAR if operation is Operation.CLEAR else WeightEvent.UPDATE)
+        tables.step(me.joint, _events(me)[0])
     except IllegalTransitionError:
         return False
     return True
 
 
-def set_up(me: Participant) -> Participant:
+def set_up(me: Participant, tags: int) -> Participant:
     """Take in what is asked."""
     serves = tables.serving(me.joint.weights, me.joint.kv)
-    return me._replace(began=True, from_normal=serves, torn=False, loaded=0)
+    had_kv = me.joint.kv is KVState.NORMAL
+    return me._replace(
+        began=True, from_normal=serves, torn=False, moved=False, loaded=0, tags=tags, had_kv=had_kv
+    )
+
+
+def _events(me: Participant) -> list[Event]:
+    """Say with which events a command begins, weights first."""
+    clears = me.state.operation is Operation.CLEAR
+    events: list[Event] = []
+    if me.tags & WEIGHTS:
+        events.append(WeightEvent.CLEAR if clears else WeightEvent.UPDATE)
+    if clears and me.tags & KV_CACHE:
+        events.append(KVEvent.CLEAR)
+    return events or [KVEvent.UPDATE]
 
 
 def accept(me: Participant) -> Participant:
     """Begin the transition."""
-    if me.state.operation is Operation.CLEAR:
-        return _fire(_fire(me, WeightEvent.CLEAR), KVEvent.CLEAR)
-    return _begin_update(me)
+    me = me._replace(moved=True)
+    for event in _events(me):
+        me = _fire(me, event, kv_kept=event is not WeightEvent.UPDATE)
+    replaces = me.joint.weights is WeightState.UPDATING and me.joint.kv is KVState.NORMAL
+    return _fire(me, KVEvent.UPDATE) if replaces else me
 
 
 def release(me: Participant) -> Participant:
-    """Free weights and KV cache."""
-    me = me._replace(torn=True, content=0, blocks=0)
-    return _fire(me, KVEvent.CLEARED) if me.joint.kv is KVState.CLEARING else me
+    """Free what the command is about."""
+    if me.tags & WEIGHTS:
+        me = me._replace(torn=True, content=0)
+    if me.tags & KV_CACHE:
+        me = me._replace(torn=True, blocks=0)
+        if me.joint.kv is KVState.CLEARING and me.joint.weights in _AT_WORK:
+            return _fire(me, KVEvent.CLEARED)
+    return me
+
+
+def rebuild(me: Participant) -> Participant:
+    """Build an empty KV cache."""
+    return me._replace(blocks=0, loaded=me.content)
 
 
 def load_in_place(me: Participant, version: int) -> Participant:
@@ -95,32 +143,45 @@ def tear(me: Participant) -> Participant:
     return me._replace(torn=True, content=0)
 
 
+def tear_off(me: Participant) -> Participant:
+    """Leave the middle of a release."""
+    return tear(me) if me.tags & WEIGHTS else me._replace(torn=True, blocks=0)
+
+
 def fail(me: Participant) -> Participant:
     """Tell the machine that the command failed here."""
-    at_work = me.joint.weights in (WeightState.UPDATING, WeightState.CLEARING)
-    return _fire(me, WeightEvent.FAIL) if at_work else me
+    clears_kv_alone = me.joint.kv is KVState.CLEARING and me.joint.weights in _AT_REST
+    fails = me.joint.weights in _AT_WORK or clears_kv_alone
+    return _fire(me, WeightEvent.FAIL) if fails else me
 
 
 def finish(me: Participant) -> Participant:
     """Declare that all which can fail is done: CLEARED, or PREPARED."""
     if me.state.operation is not Operation.CLEAR:
-        return _fire(_bring_kv_back(me), WeightEvent.PREPARED)
+        if me.joint.weights is not WeightState.UPDATING:
+            return me
+        if me.tags & KV_CACHE or me.joint.kv is KVState.UPDATING:
+            me = _bring_kv_back(me)
+        return _fire(me, WeightEvent.PREPARED)
     if me.joint.kv is KVState.CLEARING:
         me = _fire(me, KVEvent.CLEARED)
     if me.joint.weights is WeightState.CLEARING:
         me = _fire(me, WeightEvent.CLEARED)
-    if me.content or me.blocks:
+    if (me.tags & WEIGHTS and me.content) or (me.tags & KV_CACHE and me.blocks):
         raise RuleBrokenError(
             rule="CLEARED is said after the memory is free",
             seen=f"it says CLEARED and holds version {me.content}",
         )
-    return _forget(me)._replace(version=0)
+    return _settled(me)
 
 
 def commit(me: Participant) -> Participant:
     """Serve what is prepared."""
     if me.state.operation.is_hot:
         me = _fire(_bring_kv_back(_begin_update(me)), WeightEvent.PREPARED)
+    if me.joint.weights is not WeightState.PREPARED:
+        me = _fire(me, KVEvent.REBUILT) if me.joint.kv is KVState.UPDATING else me
+        return _settled(me)
     me = _fire(me, WeightEvent.COMMIT)
     content = me.staged or me.content
     if not me.loaded or content != me.loaded:
@@ -140,42 +201,65 @@ def undo(me: Participant) -> Participant:
     """Stop and take back what can be taken back; a teardown that has begun never is."""
     if not me.began:
         return me
-    if me.joint.weights in (WeightState.CLEARING, WeightState.FAULTED):
+    torn = me.joint.weights in (WeightState.CLEARING, WeightState.FAULTED)
+    if torn or me.joint.kv is KVState.CLEARING:
         me = me._replace(torn=True)
     return me if me.torn else me._replace(staged=0)
 
 
 def keep(me: Participant) -> tuple[Participant, StatusCode]:
     """End an aborted command as if it had not been; where nothing was held, hold nothing again."""
-    if me.joint.weights in (WeightState.NORMAL, WeightState.CLEARED):
-        return _forget(me), StatusCode.DONE_KEPT
-    if not me.from_normal:
+    if me.joint.weights is WeightState.FAULTED:
         return drop(me)[0], StatusCode.DONE_KEPT
-    if me.joint.kv is KVState.UPDATING:
-        me = _fire(me, KVEvent.REBUILT)
-    me = _fire(me, WeightEvent.ABORT, kept=True)
-    if me.content != me.version:
+    if me.moved:
+        held = me.joint.held
+        if me.joint.weights is WeightState.PREPARED and held:
+            me = _fire(me, WeightEvent.ABORT, kept=True)
+        me = _restore_kv(me)
+        if me.joint.weights is WeightState.UPDATING and held:
+            me = _fire(me, WeightEvent.ABORT, kept=True)
+        if me.joint.weights not in _AT_REST:
+            return (_drop_weights(me) if me.had_kv else drop(me)[0]), StatusCode.DONE_KEPT
+    if me.joint.weights is WeightState.NORMAL and me.content != me.version:
         raise RuleBrokenError(
             rule="only weights that nobody touched are kept",
             seen=f"it keeps version {me.version} and holds {me.content}",
         )
-    return _forget(me), StatusCode.DONE_KEPT
+    return _settled(me), StatusCode.DONE_KEPT
 
 
 def drop(me: Participant, *, teardown_fails: bool = False) -> tuple[Participant, StatusCode]:
-    """End an aborted command holding no weights; FAULTED if the teardown fails."""
-    if me.joint.weights is WeightState.CLEARED:
-        return _forget(me)._replace(version=0), StatusCode.DONE_CLEARED
+    """End an aborted command holding nothing; FAULTED if the teardown fails."""
+    if me.joint == tables.START:
+        return _settled(me), StatusCode.DONE_CLEARED
     leaves = me.joint.weights in (WeightState.NORMAL, WeightState.FAULTED)
     me = _fire(me, WeightEvent.CLEAR if leaves else WeightEvent.ABORT)
     if me.joint.kv is not KVState.CLEARED:
         me = _fire(me, KVEvent.CLEAR)
-    me = _forget(me)._replace(version=0, content=0, blocks=0)
+    me = me._replace(content=0, blocks=0)
     if teardown_fails:
-        return _fire(me, WeightEvent.FAIL), StatusCode.DONE_FAULTED
+        return _settled(_fire(me, WeightEvent.FAIL)), StatusCode.DONE_FAULTED
+    return _gone(me), StatusCode.DONE_CLEARED
+
+
+def _drop_weights(me: Participant) -> Participant:
+    """Give back what an update has begun to load beside a KV cache that stays."""
+    return _gone(_fire(me, WeightEvent.ABORT)._replace(content=0))
+
+
+def _gone(me: Participant) -> Participant:
     if me.joint.kv is KVState.CLEARING:
         me = _fire(me, KVEvent.CLEARED)
-    return _fire(me, WeightEvent.CLEARED), StatusCode.DONE_CLEARED
+    if me.joint.weights is WeightState.CLEARING:
+        me = _fire(me, WeightEvent.CLEARED)
+    return _settled(me)
+
+
+def _restore_kv(me: Participant) -> Participant:
+    """Let the KV cache's machine say what undoing has left: what there was before."""
+    if not me.had_kv and me.joint.kv is not KVState.CLEARED:
+        return _fire(_fire(me, KVEvent.CLEAR), KVEvent.CLEARED)._replace(blocks=0)
+    return _fire(me, KVEvent.REBUILT) if me.joint.kv is KVState.UPDATING else me
 
 
 def lose(me: Participant) -> Participant:
@@ -185,7 +269,15 @@ def lose(me: Participant) -> Participant:
 
 
 def _forget(me: Participant) -> Participant:
-    return me._replace(began=False, from_normal=False, torn=False, staged=0, loaded=0)
+    return me._replace(
+        began=False, from_normal=False, torn=False, moved=False, tags=0, had_kv=False, staged=0, loaded=0
+    )
+
+
+def _settled(me: Participant) -> Participant:
+    """Forget the command, and the version of weights that are not held any more."""
+    held = me.joint.weights is WeightState.NORMAL
+    return _forget(me)._replace(version=me.version if held else 0)
 
 
 def _begin_update(me: Participant) -> Participant:
