@@ -15,13 +15,23 @@ from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 
 #: Operations that a rank's journal tells of; ``boot`` is the first update of a group.
-COMMANDS = ("clear", "update", "in_place")
+COMMANDS = ("clear", "update", "in_place", "hot")
 
 #: The last line of a rank's journal about each.
-_LAST = {"clear": "word:DONE_CLEARED", "update": "served_version", "in_place": "served_version"}
+_LAST = {
+    "clear": "word:DONE_CLEARED",
+    "update": "served_version",
+    "in_place": "served_version",
+    "hot": "served_version",
+}
 
 _BUSY = frozenset({"write", "step"})
-_ENDS = (Act.KILL, Act.STOP, Act.FREEZE)
+_ENDS = (Act.KILL, Act.STOP, Act.FREEZE, Act.HANG)
+
+
+def command_of(operation: str) -> str:
+    """Return what a controller is asked for in an operation; groups serve before, or are cleared."""
+    return operation if operation in ("clear", "hot") else "update"
 
 
 def hear_points(group: GroupUnderFault) -> dict[str, dict[int, list[str]]]:
@@ -33,7 +43,7 @@ def hear_points(group: GroupUnderFault) -> dict[str, dict[int, list[str]]]:
         for rank in range(group.ranks):
             group.orders.listen(f"rank{rank}")
         version = None if operation == "clear" else group.publish()
-        answer = group.command("clear" if operation == "clear" else "update", version)
+        answer = group.command(command_of(operation), version)
         if answer.receipt is None:
             raise RuntimeError(f"{operation} without any fault failed: {answer.said}")
         # The answer is there before the last lines are written.
@@ -74,10 +84,17 @@ def _faults(victim: str, points: Sequence[str], operation: str) -> Iterator[Faul
         if kind == "begin":
             continue  # nothing lies between it and the line of the journal before it
         for act in _ENDS:
-            if act is not Act.FREEZE or kind in ("started", "word"):
+            if _is_asked_for(act, kind, nth):
                 yield Fault(victim, point, act, nth)
     if operation != "clear":
         yield Fault(victim, "write", Act.RAISE, max(busy["write"] // 2, 1))
+
+
+def _is_asked_for(act: Act, kind: str, nth: int) -> bool:
+    """Whether an end at a point of that kind tells something that others do not; some cases take seconds."""
+    if act is Act.HANG:
+        return kind == "started" or (kind == "write" and nth > 1)
+    return act is not Act.FREEZE or kind in ("started", "word")
 
 
 def _failures(victim: str, point: str, nth: int) -> Iterator[Fault]:

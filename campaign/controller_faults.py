@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 
 from campaign.case import Case
+from campaign.catalogue import command_of
 from campaign.environment import victims_environment
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault, HangError
@@ -31,6 +32,10 @@ _OPERATIONS = {
     ),
     "in_place": (
         *("before:update", "after:update", "before:commit", "after:commit"),
+        *("before:committed", "after:committed"),
+    ),
+    "hot": (
+        *("before:hot_update", "after:hot_update", "before:hot_commit", "after:hot_commit"),
         *("before:committed", "after:committed"),
     ),
 }
@@ -67,12 +72,12 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     before = prepare(case.operation, group, result)
     version = group.publish()
     group.arm(fault)
-    command = "clear" if case.operation == "clear" else "update"
-    with _controller(group, command, version) as process:
+    with _controller(group, command_of(case.operation), version) as process:
         if group.await_fired(fault, _PATIENCE_S) is None:
             result.problems.append("the point was never reached")
             return
         if fault.act is not Act.KILL:
+            group.await_standing(process.pid)
             _others_are_refused(group, result)
             process.send_signal(signal.SIGCONT if fault.act is Act.STOP else signal.SIGKILL)
         try:

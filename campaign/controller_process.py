@@ -24,7 +24,7 @@ def main() -> None:
             if command == "clear":
                 receipt = controller.clear(deadline_s=20.0)
             else:
-                receipt = controller.update(int(version), deadline_s=20.0)
+                receipt = controller.update(int(version), hot=command == "hot", deadline_s=20.0)
         except WsmError as error:
             sys.stdout.write(f"{type(error).__name__}: {error}\n")
         else:

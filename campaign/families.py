@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import xxhash
 
-from campaign import controller_faults, file_damage, rank_faults, segment_damage, storage
+from campaign import controller_faults, file_damage, random_faults, rank_faults, segment_damage, storage
 from campaign.case import Case
 from campaign.catalogue import hear_points, rank_cases
 from campaign.group import GroupUnderFault
@@ -18,6 +18,7 @@ _PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
     "files": file_damage.play,
     "segment": segment_damage.play,
     "storage": storage.play,
+    "random": random_faults.play,
 }
 
 
@@ -29,6 +30,7 @@ def all_cases(kind: str, ranks: int) -> list[Case]:
     cases += file_damage.cases(kind, ranks)
     cases += segment_damage.cases(kind, ranks)
     cases += storage.cases(kind, ranks)
+    cases += random_faults.cases(kind, ranks)
     return cases
 
 

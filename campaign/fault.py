@@ -14,6 +14,7 @@ class Act(enum.Enum):
     KILL = "kill"  # SIGKILL to oneself: nothing of the process runs any more
     STOP = "stop"  # SIGSTOP to oneself, and SIGCONT once the caller was told
     FREEZE = "freeze"  # SIGSTOP to oneself, and SIGKILL from outside once the caller was told
+    HANG = "hang"  # SIGSTOP to oneself, and nobody helps but the group's supervisor
     RAISE = "raise"  # an error of a type that wsm has never seen
     LIE = "lie"  # an action returns without having done its work
     DENY = "deny"  # an action did its work, and its probe says that it is not done

@@ -85,7 +85,7 @@ def _play_damage(case: Case, group: GroupUnderFault, result: Result) -> None:
     if answer.error is not None:
         result.error, result.named = type(answer.error).__name__, named_ranks(answer.error)
         result.require(result.named, "the error names no rank")
-    judge_group(group, result, before=before, version=version)
+    judge_group("in_place", group, result, before=before, version=version)
     if target == "yaml" and not path.exists():
         path.write_bytes(whole)  # a trainer that publishes next writes it anyhow
     finish(group, result)
@@ -131,7 +131,7 @@ def _play_trainer(case: Case, group: GroupUnderFault, result: Result) -> None:
     result.said = answer.said[:300]
     result.error = type(answer.error).__name__ if answer.error is not None else ""
     result.require(answer.receipt is not None, f"what is announced cannot be loaded: {answer.said[:300]}")
-    judge_group(group, result, before=before, version=version)
+    judge_group("in_place", group, result, before=before, version=version)
     finish(group, result)
     with contextlib.suppress(FileNotFoundError):
         staged = [path.name for path in (group.snapshots / "versions").iterdir() if "staging" in path.name]

@@ -6,7 +6,8 @@ import sys
 from functools import wraps
 from typing import Any
 
-from campaign.points import Trap, trap_rank
+from campaign.points import Trap, trap_rank, trap_writes
+from wsm.actions.backends.paddle_staging import PaddleStaging
 from wsm.rollout import worker_process
 from wsm.rollout.parallel import Communicator
 
@@ -14,6 +15,7 @@ from wsm.rollout.parallel import Communicator
 def main(arguments: list[str]) -> None:
     """Run one rank: RUN_DIRECTORY RANK SUPERVISOR_PID."""
     trap = trap_rank(int(arguments[1]))
+    trap_writes(PaddleStaging, trap)
     for name in ("broadcast", "all_reduce"):
         setattr(Communicator, name, _trapped(getattr(Communicator, name), trap))
     worker_process.main(arguments)

@@ -15,7 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import final
+from typing import NamedTuple, final
+
+import psutil
 
 from campaign.environment import victims_environment
 from campaign.fault import Fault, Fired, OrderBook
@@ -38,6 +40,18 @@ MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 128
 #: After these seconds without an answer, a caller is said to hang; every deadline below is far shorter.
 HANG_S = 60.0
 
+#: Deaths are what the campaign is made of, so nobody gives up; what hangs is replaced soon.
+_RECOVERY = {
+    "restarts": 1_000_000,
+    "within_s": 60.0,
+    "delay_s": 0.01,
+    "longest_delay_s": 0.02,
+    "rejoin_s": 10.0,
+    "hung_s": 3.0,
+    "restore_s": 30.0,
+}
+
+_STANDING = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 _LOOK_S = 0.002
 _MODULES = {"memory": "campaign.memory_rank", "gloo": "campaign.gloo_rank"}
 _numbers = iter(range(1 << 30))
@@ -45,6 +59,14 @@ _numbers = iter(range(1 << 30))
 
 class HangError(Exception):
     """Something did not come to an end that has a deadline."""
+
+
+class Mark(NamedTuple):
+    """How many recoveries were completed, the epoch, and how much the supervisor has told."""
+
+    recoveries: int
+    epoch: int
+    told: int
 
 
 @dataclass(frozen=True)
@@ -99,6 +121,7 @@ class GroupUnderFault:
         self._steps = StepAudit(self.directory, self.config.engine.shape, ranks)
         self._tokens = TokenAudit(self.config.engine.shape)
         self._load: CampaignLoad | None = None
+        self.told: list[tuple[int, str]] = []
         self._supervisor: RolloutSupervisor | None = None
         self._undo = contextlib.ExitStack()
 
@@ -138,7 +161,12 @@ class GroupUnderFault:
         if not self.published:
             self.publish()
         self._steps.begin()
-        supervisor = RolloutSupervisor(self.config, rank_module=_MODULES[self.kind])
+        self.told.clear()
+        supervisor = RolloutSupervisor(
+            self.config,
+            rank_module=_MODULES[self.kind],
+            tell=lambda said: self.told.append((time.monotonic_ns(), said)),
+        )
         self._undo.enter_context(supervisor)
         self._supervisor = supervisor
         if self._loads:
@@ -180,6 +208,32 @@ class GroupUnderFault:
         if not self.running:
             self.start()
 
+    # -- recoveries ----------------------------------------------------------------------------------
+
+    def mark(self) -> Mark:
+        """Return what grows with every recovery."""
+        return Mark(self.supervisor.recoveries, self.status().epoch, len(self.told))
+
+    def is_whole(self) -> bool:
+        """Whether every rank lives, is done with its command, and nobody is at work on the group.
+
+        Raises
+        ------
+        RestartLimitError
+            If the supervisor has given up.
+        """
+        self.supervisor.check()
+        status = self.status()
+        there = all(
+            rank.life == "alive" and rank.epoch == status.epoch and rank.step_kind != "broken"
+            for rank in status.ranks
+        )
+        return there and status.over and status.controller_pid is None and self.supervisor.wait_until_whole(0)
+
+    def told_ns(self, text: str, mark: Mark) -> int | None:
+        """Return when the supervisor first told of `text` since its `mark`; None if it did not."""
+        return next((at for at, said in self.told[mark.told :] if said.startswith(text)), None)
+
     # -- versions ------------------------------------------------------------------------------------
 
     def publish(self) -> int:
@@ -202,7 +256,9 @@ class GroupUnderFault:
             if operation == "clear":
                 pending = self.controller.begin_clear(deadline_s=deadline_s, settle_s=deadline_s)
             else:
-                pending = self.controller.begin_update(version, deadline_s=deadline_s, settle_s=deadline_s)
+                pending = self.controller.begin_update(
+                    version, hot=operation == "hot", deadline_s=deadline_s, settle_s=deadline_s
+                )
             receipt = pending.result(HANG_S)
         except TimeoutError as error:
             raise HangError(f"{operation} has no answer after {HANG_S:g} s") from error
@@ -225,8 +281,40 @@ class GroupUnderFault:
         deadline = time.monotonic() + patience_s
         while not question():
             if time.monotonic() > deadline:
-                raise HangError(f"it never came true: {what}")
+                raise HangError(f"it never came true: {what}; {self._describe()}")
             time.sleep(_LOOK_S)
+
+    def await_standing(self, pid: int) -> bool:
+        """Wait until a process that was ordered to stop does stand still; False if it has ended."""
+
+        def stands_or_is_gone() -> bool:
+            return not psutil.pid_exists(pid) or self._state_of(pid) in _STANDING
+
+        self.until(stands_or_is_gone, f"process {pid} stands still")
+        return self._state_of(pid) == psutil.STATUS_STOPPED
+
+    @staticmethod
+    def _state_of(pid: int) -> str:
+        try:
+            return str(psutil.Process(pid).status())
+        except psutil.NoSuchProcess:
+            return str(psutil.STATUS_ZOMBIE)
+
+    def _describe(self) -> str:
+        """Say where everybody is, for whoever looks into a hang."""
+        if not self.running:
+            return "the group does not run"
+        try:
+            status = self.status()
+        except WsmError as error:
+            return str(error)
+        ranks = [
+            f"rank {rank.rank} {rank.life} {rank.weights} {rank.code} epoch {rank.epoch} seq {rank.sequence} "
+            f"step {rank.step} {rank.step_kind}"
+            for rank in status.ranks
+        ]
+        told = [said for _, said in self.told[-3:]]
+        return f"{status.sentence()}; role: {status.controller_pid}; {'; '.join(ranks)}; told: {told}"
 
     # -- faults --------------------------------------------------------------------------------------
 
@@ -254,9 +342,10 @@ class GroupUnderFault:
                 "shared_directory": str(self.directory / "nowhere"),
             },
             "journal_directory": str(self.directory / "journals") if self._journals else None,
+            "deadlines": {"drain_s": 2.0, "park_s": 10.0},
             "shut_down_groups": self._shut_down_groups,
         }
-        return rollout_config_from_mapping({"group": group, "model": MODEL})
+        return rollout_config_from_mapping({"group": group, "model": MODEL, "recovery": _RECOVERY})
 
 
 def publish_version(directory: Path, config: RolloutConfig, version: int) -> None:

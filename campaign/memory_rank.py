@@ -8,6 +8,7 @@ rank holds. That digest is what the campaign holds against the version that shou
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -15,6 +16,7 @@ import signal
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +108,15 @@ def read_records(path: Path) -> Iterator[tuple[int, int, int, int]]:
     yield from RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size])
 
 
+@contextlib.contextmanager
+def _surviving() -> Iterator[None]:
+    """Outlive a step that a lost peer has broken, as the reference rank does: the next epoch is joined."""
+    try:
+        yield
+    except PeerGoneError:
+        traceback.print_exc()
+
+
 def serve(
     worker: Worker, runner: InMemoryRunner, meeting: Meeting, records: StepRecords | None, trap: Trap
 ) -> None:
@@ -121,7 +132,7 @@ def serve(
         if turn is not JOIN and (worker.rank or not runner.requests.has_work()):
             worker.wait(_IDLE_S)
             continue
-        with worker.step() as permit:
+        with _surviving(), worker.step() as permit:
             word = StepWord.unpack(permit.word)
             meeting.meet(word)
             trap.passes("step")

@@ -25,6 +25,8 @@ from wsm.controller.group_view import GroupView
 from wsm.signals.word import CommandWord, CommittedWord
 from wsm.states import entry
 from wsm.states.journal import Journal, JournalEntry
+from wsm.strategies.staged_memory import StagedMemory
+from wsm.strategies.tensor import WeightTarget
 
 _STRANGE = "the campaign ordered this failure: 失败"
 
@@ -80,7 +82,7 @@ class Trap:
         self._orders.obeyed(self._victim, Fired(time.monotonic_ns(), os.getpid()))
         if fault.act is Act.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
-        elif fault.act in (Act.STOP, Act.FREEZE):
+        elif fault.act in (Act.STOP, Act.FREEZE, Act.HANG):
             os.kill(os.getpid(), signal.SIGSTOP)
         elif fault.act is Act.RAISE:
             raise OrderedFailureError(_STRANGE)
@@ -112,18 +114,24 @@ def trap_rank(rank: int) -> Trap:
         trap.passes(point_of(found))
 
     _wrap(Journal, "append", append_and_pass)
-    writable = WatchedTarget.writable
-
-    @wraps(writable)
-    def write_and_pass(target: WatchedTarget, name: str) -> memoryview:
-        memory = writable(target, name)
-        trap.passes("write")
-        return memory
-
-    _wrap(WatchedTarget, "writable", write_and_pass)
+    trap_writes(WatchedTarget, trap)
+    trap_writes(StagedMemory, trap)
     for action in _concrete(Action):  # type: ignore[type-abstract]  # the root of a search, never made
         _trap_action(action, trap)
     return trap
+
+
+def trap_writes(target: type[WeightTarget], trap: Trap) -> None:
+    """Pass the point ``write`` with each tensor whose bytes a load is given."""
+    writable = target.writable
+
+    @wraps(writable)
+    def write_and_pass(weights: WeightTarget, name: str) -> memoryview:
+        memory = writable(weights, name)
+        trap.passes("write")
+        return memory
+
+    _wrap(target, "writable", write_and_pass)
 
 
 def trap_controller() -> Trap:

@@ -15,17 +15,29 @@ import threading
 import time
 
 from campaign.case import Case
+from campaign.catalogue import command_of
 from campaign.fault import Act, Fault, Fired
-from campaign.group import Answer, GroupUnderFault, HangError
+from campaign.group import Answer, GroupUnderFault, HangError, Mark
 from campaign.result import Result, named_ranks
-from wsm.controller.errors import CommandRefusedError, RankLostError
+from wsm.controller.errors import CommandRefusedError, RankLostError, UnsettledError
 from wsm.errors import WsmError
 
 #: A caller's patience with a group one rank of which stands still, and how long it may be late with the news.
 STOPPED_DEADLINE_S = {"memory": 0.5, "gloo": 1.0}
 
-_DEADLY = (Act.KILL, Act.FREEZE)
-_STATES = ("old version", "new version", "CLEARED", "FAULTED")
+#: Where a group may end, by the operation that the fault struck; others begin and end serving. An aborted
+#: command leaves what was there, or nothing if any rank was touched.
+_ENDINGS = {
+    "clear": ("old version", "CLEARED", "FAULTED"),
+    "update": ("new version", "CLEARED"),
+    "in_place": ("old version", "new version", "CLEARED"),
+}
+
+#: The same where a rank was replaced: what is lost then is loaded again.
+_RECOVERED = {"clear": ("old version", "CLEARED"), "update": ("new version", "CLEARED")}
+
+_STANDING = (Act.STOP, Act.FREEZE, Act.HANG)
+_DEADLY = (Act.KILL, Act.FREEZE, Act.HANG)
 _MAX_MESSAGE = 300
 
 
@@ -52,36 +64,37 @@ def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
     for attempt in range(3):
         before = prepare(case.operation, group, result)
         version = None if case.operation == "clear" else group.publish()
+        mark = group.mark()
         group.arm(fault)
         if case.operation == "serving":
             group.await_fired(fault)
-        stands = fault.act in (Act.STOP, Act.FREEZE)
+            if fault.act in (Act.KILL, Act.RAISE):
+                break
+        stands = fault.act in _STANDING
         deadline_s = patience_s * 4**attempt if stands else 20.0
         asked_ns = time.monotonic_ns()
-        answer = group.command(
-            "clear" if case.operation == "clear" else "update", version, deadline_s=deadline_s
-        )
+        answer = group.command(command_of(case.operation), version, deadline_s=deadline_s)
         fired = group.await_fired(fault, 5.0 if answer.receipt is not None else 0.1)
         if fired is not None:
+            since_ns = max(fired.at_ns, asked_ns + int(deadline_s * 1e9) if stands else 0)
+            if answer.error is not None:
+                result.detected_ms = (answer.at_ns - since_ns) / 1e6
+            judge_answer(fault, answer, result)
             break
         # On a busy machine the deadline may come before the point does: ask again, with more patience.
         group.orders.withdraw(fault.victim)
     else:
         result.problems.append(f"the point was never reached; the command said: {answer.said[:_MAX_MESSAGE]}")
         return
-    since_ns = max(fired.at_ns, asked_ns + int(deadline_s * 1e9) if stands else 0)
-    if answer.error is not None:
-        result.detected_ms = (answer.at_ns - since_ns) / 1e6
-    _judge_answer(fault, answer, result)
-    _aftermath(fault, fired, group, result)
-    judge_group(group, result, before=before, version=version)
+    aftermath(fault, group, mark, result)
+    judge_group(case.operation, group, result, before=before, version=version)
     finish(group, result)
 
 
 def _play_boot(case: Case, group: GroupUnderFault, result: Result) -> None:
     fault = case.fault
     result.leftovers += group.stop()
-    group.publish()
+    version = group.publish()
     group.arm(fault)
     waker = threading.Thread(target=_wake, args=(group, fault), daemon=True)
     if fault.act in (Act.STOP, Act.FREEZE):
@@ -89,18 +102,15 @@ def _play_boot(case: Case, group: GroupUnderFault, result: Result) -> None:
     try:
         group.start()
     except WsmError as error:
-        fired = group.fired(fault)
-        answer = Answer(None, error, time.monotonic_ns())
-        if fired is not None and fault.act is Act.KILL:
-            result.detected_ms = (answer.at_ns - fired.at_ns) / 1e6
-        _judge_answer(fault, answer, result)
+        judge_answer(fault, Answer(None, error, time.monotonic_ns()), result)
         result.outcome = "not started"
         result.leftovers += group.stop()
+        result.require(fault.act not in _DEADLY, "the group did not survive a death at boot")
     else:
-        result.said = group.status().sentence()
-        result.outcome = "new version"
-        group.await_fired(fault, 5.0)
-    result.require(group.fired(fault), "the point was never reached")
+        result.require(group.await_fired(fault, 5.0), "the point was never reached")
+        if fault.act in _DEADLY:
+            aftermath(fault, group, Mark(0, 1, 0), result)
+        judge_group("boot", group, result, before=None, version=version)
     if waker.is_alive():
         waker.join()
     finish(group, result)
@@ -119,7 +129,8 @@ def prepare(operation: str, group: GroupUnderFault, result: Result) -> int | Non
     return group.status().version
 
 
-def _judge_answer(fault: Fault, answer: Answer, result: Result) -> None:
+def judge_answer(fault: Fault, answer: Answer, result: Result) -> None:
+    """See that an error names the rank that is to blame, and the action where it failed in one."""
     result.said = answer.said[:_MAX_MESSAGE]
     if answer.error is None:
         return
@@ -127,45 +138,43 @@ def _judge_answer(fault: Fault, answer: Answer, result: Result) -> None:
     result.named = named_ranks(answer.error)
     rank = int(fault.victim.removeprefix("rank"))
     result.require(rank in result.named, f"the error names {result.named or 'nobody'}, not rank {rank}")
-    if isinstance(answer.error, CommandRefusedError | RankLostError):
+    if isinstance(answer.error, CommandRefusedError | RankLostError | UnsettledError):
         return  # nothing was begun, or what was raised went to the loop and ended the process
     if fault.act in (Act.RAISE, Act.DENY) and ":" in fault.point:  # a lie may come out later in the plan
         action = fault.point.partition(":")[2]
         result.require(action in str(answer.error), f"the error does not name the action {action}")
 
 
-def _aftermath(fault: Fault, fired: Fired, group: GroupUnderFault, result: Result) -> None:
-    """Let a victim that stands still go on, or die; end a group whose rank is gone."""
-    if fault.act is Act.STOP:
-        os.kill(fired.pid, signal.SIGCONT)
-    if fault.act is Act.FREEZE:
-        os.kill(fired.pid, signal.SIGKILL)
-    if fault.act in _DEADLY:
-        group.until(lambda: has_ended(group), "the supervisor sees the death")
-    elif fault.act is Act.RAISE:
-        # What is raised into the loop ends the process; inside an action it fails the command.
-        with contextlib.suppress(HangError):
-            group.until(lambda: group.status().over or has_ended(group), "it is over", 20.0)
-    if has_ended(group):
-        result.leftovers += group.stop()
-        result.outcome = "restarted"
-        group.start()
+def aftermath(
+    fault: Fault, group: GroupUnderFault, mark: Mark, result: Result, pid: int | None = None
+) -> None:
+    """Let a victim that stands still go on, or die; wait until a lost rank is replaced.
+
+    Parameters
+    ----------
+    mark : Mark
+        What :meth:`GroupUnderFault.mark` has said before the fault.
+    pid : int or None
+        The victim; None: whoever has obeyed the order.
+    """
+    fired = group.fired(fault) or Fired(time.monotonic_ns(), pid or 0)
+    if fault.act in (Act.STOP, Act.FREEZE) and group.await_standing(fired.pid):
+        os.kill(fired.pid, signal.SIGCONT if fault.act is Act.STOP else signal.SIGKILL)
+    if fault.act in _DEADLY or (fault.act is Act.RAISE and fault.point == "step"):
+        group.until(lambda: group.supervisor.recoveries > mark.recoveries, "the supervisor replaces the rank")
+    group.until(group.is_whole, "every rank is there, and done with the command")
+    told_ns = group.told_ns(f"rank {fault.victim.removeprefix('rank')} ", mark)
+    if group.supervisor.recoveries > mark.recoveries:
+        result.recovered_s = (time.monotonic_ns() - fired.at_ns) / 1e9
+        result.require(told_ns, f"the supervisor did not tell of the death of {fault.victim}: {group.told}")
+        if fault.act is Act.KILL and result.detected_ms is None and told_ns is not None:
+            result.detected_ms = (told_ns - fired.at_ns) / 1e6
 
 
-def has_ended(group: GroupUnderFault) -> bool:
-    """Whether a rank is gone, or the group's words cannot be read any more."""
-    try:
-        group.supervisor.check()
-        return any(rank.life == "dead" for rank in group.status().ranks)
-    except WsmError:
-        return True
-
-
-def judge_group(group: GroupUnderFault, result: Result, *, before: int | None, version: int | None) -> None:
+def judge_group(
+    operation: str, group: GroupUnderFault, result: Result, *, before: int | None, version: int | None
+) -> None:
     """Name where the group has ended, and see that it does what it says."""
-    if result.outcome == "restarted":
-        return
-    group.until(lambda: group.status().over, "every rank is done with the command")
     status = group.status()
     if status.serving:
         result.outcome = {before: "old version", version: "new version"}.get(
@@ -173,7 +182,13 @@ def judge_group(group: GroupUnderFault, result: Result, *, before: int | None, v
         )
     else:
         result.outcome = status.state
-    result.require(result.outcome in _STATES, f"no outcome of the tables: {status.sentence()}")
+    recovered = result.recovered_s is not None
+    serving = ("old version", "new version")
+    allowed = (_RECOVERED if recovered else _ENDINGS).get(operation, serving)
+    if recovered and operation == "boot":
+        allowed = (*serving, "another version")
+    told = [said for _, said in group.told[-4:]]
+    result.require(result.outcome in allowed, f"no outcome of the tables: {status.sentence()}; told: {told}")
     if status.serving and status.version is not None:
         _account(result, *group.await_service(status.version))  # it says so: it must do so, too
 
@@ -207,6 +222,6 @@ def _wake(group: GroupUnderFault, fault: Fault) -> None:
     fired = group.await_fired(fault, 30.0)
     if fired is None:
         return
-    time.sleep(0.2)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(fired.pid, signal.SIGCONT if fault.act is Act.STOP else signal.SIGKILL)
+        if group.await_standing(fired.pid):
+            os.kill(fired.pid, signal.SIGCONT if fault.act is Act.STOP else signal.SIGKILL)

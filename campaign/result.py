@@ -25,6 +25,8 @@ class Result:
         The message, or the receipt's sentence.
     detected_ms : float or None
         From the fault until the caller was told; of stops: from the caller's deadline.
+    recovered_s : float or None
+        From the death until the group was whole again and held what it must.
     seconds : float
         How long the case took.
     checked : int
@@ -41,6 +43,7 @@ class Result:
     named: list[int] = field(default_factory=list)
     said: str = ""
     detected_ms: float | None = None
+    recovered_s: float | None = None
     seconds: float = 0.0
     checked: int = 0
     leftovers: list[str] = field(default_factory=list)

@@ -13,13 +13,15 @@ import time
 
 from campaign.case import Case
 from campaign.group import GroupUnderFault, HangError
-from campaign.rank_faults import finish, good_update, has_ended, prepare
+from campaign.rank_faults import finish, good_update, prepare
 from campaign.result import Result, named_ranks
+from wsm.errors import WsmError
 from wsm.signals.layout import HEADER_BYTES, SLOT_BYTES, WORD_BYTES, layout_of
 from wsm.signals.names import segment_path
 
 SEEDS = 8
 _DEADLINE_S = 2.0
+_SELF_S = 15.0
 _NAMED = ("command", "committed", "owner", "header", "arguments")
 _PER_RANK = ("status", "step", "heartbeat", "occupant", "report", "error")
 
@@ -53,20 +55,20 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     result.said = answer.said[:300]
     if answer.error is not None:
         result.error, result.named = type(answer.error).__name__, named_ranks(answer.error)
-    if has_ended(group) or answer.error is not None:
-        result.outcome = "restarted"
-        checked, problems = group.audit()
-        result.leftovers += group.stop()
-        group.start()
-    else:
-        result.outcome = "new version"
-        checked, problems = group.await_service(version)
+    checked, problems = group.audit()
+    result.outcome = "by itself" if answer.receipt is None else "new version"
+    try:
+        group.until(group.is_whole, "the group is whole again", _SELF_S)
         trial = Result("")
         good_update(group, trial)
-        if trial.problems:  # the damage shows later only: the group must be started again, and told so
-            result.outcome = "restarted"
-            result.leftovers += group.stop()
-            group.start()
+        problems += [problem for problem in trial.problems if "good update" not in problem]
+        works = not trial.problems
+    except (HangError, WsmError):
+        works = False  # a damaged word may well need a start of the group; it is not hidden
+    if not works:
+        result.outcome = "restarted"
+        result.leftovers += group.stop()
+        group.start()
     result.checked += checked
     result.problems += problems
     finish(group, result)

@@ -34,6 +34,12 @@ def show(results: Sequence[Result], console: Console) -> None:
             _percentile(times, 90),
         )
     console.print(table)
+    recoveries = sorted(result.recovered_s for result in results if result.recovered_s is not None)
+    if recoveries:
+        console.print(
+            f"{len(recoveries)} groups lost a rank and were whole again after "
+            f"{_percentile(recoveries, 50)} s (median), {_percentile(recoveries, 90)} s (90 %)"
+        )
     left = [result for result in results if result.leftovers]
     checked = sum(result.checked for result in results)
     console.print(

@@ -136,6 +136,10 @@ class RolloutSupervisor:
         """How often a rank was lost and the group recovered."""
         return 0 if self._keeper is None else self._keeper.recoveries
 
+    def wait_until_whole(self, timeout_s: float) -> bool:
+        """Wait until no recovery is under way; blocks up to `timeout_s` seconds; return whether it is so."""
+        return self._keeper is None or self._keeper.wait_until_whole(timeout_s)
+
     def check(self) -> None:
         """Look whether the group is still kept.
 
