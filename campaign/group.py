@@ -23,38 +23,21 @@ from campaign.environment import victims_environment
 from campaign.fault import Fault, Fired, OrderBook
 from campaign.leftovers import left_by, remove_leftovers
 from campaign.load import CampaignLoad
+from campaign.played_config import played_config, publish_version
 from campaign.step_audit import StepAudit
 from campaign.token_audit import TokenAudit
 from wsm import Controller
 from wsm.controller.status import GroupStatus
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
-from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.sharding import initial_state, shard
 from wsm.rollout.supervisor import RolloutSupervisor
-from wsm.strategies import publish_snapshot
-
-#: A model of a few KiB; its shards fit both kinds of engines.
-MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 128}
 
 #: After these seconds without an answer, a caller is said to hang; every deadline below is far shorter.
 HANG_S = 60.0
 
-#: Deaths are what the campaign is made of, so nobody gives up; what hangs is replaced soon.
-_RECOVERY = {
-    "restarts": 1_000_000,
-    "within_s": 60.0,
-    "delay_s": 0.01,
-    "longest_delay_s": 0.02,
-    "rejoin_s": 10.0,
-    "hung_s": 3.0,
-    "restore_s": 30.0,
-}
-
 _STANDING = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 _LOOK_S = 0.002
 _MODULES = {"memory": "campaign.memory_rank", "gloo": "campaign.gloo_rank"}
-_numbers = iter(range(1 << 30))
 
 
 class HangError(Exception):
@@ -110,13 +93,17 @@ class GroupUnderFault:
     ) -> None:
         self.kind = kind
         self.ranks = ranks
-        self._shut_down_groups = kind == "gloo" if shut_down_groups is None else shut_down_groups
-        self._journals = journals
         self._loads = load and kind == "gloo"
         self.directory = Path(tempfile.mkdtemp(prefix="wsm-campaign-"))
         self.orders = OrderBook(self.directory / "orders")
         self.snapshots = self.directory / "snapshots"
-        self.config = self._config()
+        self.config = played_config(
+            ranks,
+            self.directory,
+            self.snapshots,
+            shut_down_groups=kind == "gloo" if shut_down_groups is None else shut_down_groups,
+            journals=journals,
+        )
         self.published = 0
         self._steps = StepAudit(self.directory, self.config.engine.shape, ranks)
         self._tokens = TokenAudit(self.config.engine.shape)
@@ -331,26 +318,3 @@ class GroupUnderFault:
         with contextlib.suppress(HangError):
             self.until(lambda: self.fired(fault), "the order is obeyed", patience_s)
         return self.fired(fault)
-
-    def _config(self) -> RolloutConfig:
-        name = f"campaign-{os.getpid()}-{next(_numbers)}"
-        group = {
-            "name": name,
-            "ranks": self.ranks,
-            "snapshot": {
-                "directory": str(self.snapshots),
-                "shared_directory": str(self.directory / "nowhere"),
-            },
-            "journal_directory": str(self.directory / "journals") if self._journals else None,
-            "deadlines": {"drain_s": 2.0, "park_s": 10.0},
-            "shut_down_groups": self._shut_down_groups,
-        }
-        return rollout_config_from_mapping({"group": group, "model": MODEL, "recovery": _RECOVERY})
-
-
-def publish_version(directory: Path, config: RolloutConfig, version: int) -> None:
-    """Publish the weights whose seed is the version's number, as a trainer would."""
-    shape, ranks = config.engine.shape, config.group.ranks
-    full = initial_state(shape, version)
-    shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
-    publish_snapshot(directory, version, shards, durable=False)

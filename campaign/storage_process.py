@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from campaign.case import Case
-from campaign.group import GroupUnderFault, publish_version
+from campaign.group import GroupUnderFault
+from campaign.played_config import publish_version
 from campaign.rank_faults import finish, good_update
 from campaign.result import Result
 from wsm import log

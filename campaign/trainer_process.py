@@ -12,7 +12,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from campaign.group import MODEL
+from campaign.played_config import MODEL
 from campaign.points import Trap, victim_trap
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.sharding import initial_state, shard

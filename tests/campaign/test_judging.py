@@ -13,10 +13,11 @@ from campaign.case import Case
 from campaign.catalogue import rank_cases
 from campaign.families import sample
 from campaign.fault import Act, Fault, Fired, OrderBook
-from campaign.group import MODEL, GroupUnderFault
+from campaign.group import GroupUnderFault
 from campaign.leftovers import left_by, remove_leftovers
 from campaign.load import Answered, shape_problem
 from campaign.memory_rank import RECORD
+from campaign.played_config import MODEL
 from campaign.points import OrderedFailureError, Trap
 from campaign.result import Result, named_ranks
 from campaign.step_audit import StepAudit, published_digest

@@ -1,0 +1,53 @@
+"""What the campaign's groups are told, and what their versions consist of."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
+from wsm.rollout.sharding import initial_state, shard
+from wsm.strategies import publish_snapshot
+
+#: A model of a few KiB; its shards fit both kinds of engines.
+MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 128}
+
+#: Deaths are what the campaign is made of, so nobody gives up; what hangs is replaced soon.
+_RECOVERY = {
+    "restarts": 1_000_000,
+    "within_s": 60.0,
+    "delay_s": 0.01,
+    "longest_delay_s": 0.02,
+    "rejoin_s": 10.0,
+    "hung_s": 3.0,
+    "restore_s": 30.0,
+}
+
+_numbers = iter(range(1 << 30))
+
+
+def played_config(
+    ranks: int, directory: Path, snapshots: Path, *, shut_down_groups: bool, journals: bool
+) -> RolloutConfig:
+    """Return the configuration of a group of its own name, with everything it writes in `directory`."""
+    name = f"campaign-{os.getpid()}-{next(_numbers)}"
+    group = {
+        "name": name,
+        "ranks": ranks,
+        "snapshot": {
+            "directory": str(snapshots),
+            "shared_directory": str(directory / "nowhere"),
+        },
+        "journal_directory": str(directory / "journals") if journals else None,
+        "deadlines": {"drain_s": 2.0, "park_s": 10.0},
+        "shut_down_groups": shut_down_groups,
+    }
+    return rollout_config_from_mapping({"group": group, "model": MODEL, "recovery": _RECOVERY})
+
+
+def publish_version(directory: Path, config: RolloutConfig, version: int) -> None:
+    """Publish the weights whose seed is the version's number, as a trainer would."""
+    shape, ranks = config.engine.shape, config.group.ranks
+    full = initial_state(shape, version)
+    shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
+    publish_snapshot(directory, version, shards, durable=False)
