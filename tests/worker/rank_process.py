@@ -111,6 +111,10 @@ class SteeredStaging(StagedMemory):
         self._orders.passes("stage")
         return super().writable(name)
 
+    def flip(self) -> None:
+        self._orders.passes("flip")
+        super().flip()
+
 
 class ScantMemory(InMemoryMemory):
     """A host that has so many bytes left, and whose ranks share them."""
