@@ -171,7 +171,8 @@ class GroupUnderFault:
     def audit(self) -> tuple[int, list[str]]:
         """Hold what was served since the last call against the versions that should have served it."""
         if self._load is not None:
-            return self._tokens.check(self._load.take())
+            checked, problems = self._tokens.check(self._load.take())
+            return checked, [*problems, *self._load.problems()]
         return self._steps.check()
 
     def await_service(self, version: int) -> tuple[int, list[str]]:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.errors import ClientTimeoutError, RolloutUnreachableError
@@ -43,10 +44,10 @@ class CampaignLoad:
 
     Attributes
     ----------
-    refused : Counter of str
-        Errors that the group answered with, by type.
+    retried : Counter of str
+        Errors that requests ended with and that allow to ask again, by type.
     broken_off : int
-        Requests whose connection went away before an answer.
+        Requests whose connection went away before an answer; they are asked again, too.
     """
 
     def __init__(self, name: str) -> None:
@@ -55,7 +56,8 @@ class CampaignLoad:
         self._answers: list[Answered] = []
         self._mutex = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="campaign-load", daemon=True)
-        self.refused: Counter[str] = Counter()
+        self._problems: list[str] = []
+        self.retried: Counter[str] = Counter()
         self.broken_off = 0
 
     def start(self) -> CampaignLoad:
@@ -75,13 +77,25 @@ class CampaignLoad:
             taken, self._answers = self._answers, []
         return taken
 
+    def problems(self) -> list[str]:
+        """Return the errors since the last call that a client could not have retried."""
+        with self._mutex:
+            taken, self._problems = self._problems, []
+        return taken
+
     def _run(self) -> None:
         while not self._closing.is_set():
-            try:
-                with RolloutClient(self._name) as client:
-                    self._converse(client)
-            except RolloutUnreachableError:  # noqa: PERF203 - reconnecting is what the loop is for
-                time.sleep(_RETRY_S)
+            self._connect_once()
+
+    def _connect_once(self) -> None:
+        try:
+            with RolloutClient(self._name) as client:
+                self._converse(client)
+        except RolloutUnreachableError as error:
+            if not error.context["retryable"] and not self._closing.is_set():
+                with self._mutex:
+                    self._problems.append(str(error))
+            time.sleep(_RETRY_S)
 
     def _converse(self, client: RolloutClient) -> None:
         calls: dict[int, tuple[int, ...]] = {}
@@ -94,7 +108,7 @@ class CampaignLoad:
                     continue
                 prompt = calls.pop(message["id"])
                 if "error" in message:
-                    self.refused[message["error"]["type"]] += 1
+                    self._count(message["error"])
                     time.sleep(_RETRY_S)
                 for result in message.get("results", ()):
                     with self._mutex:
@@ -103,6 +117,13 @@ class CampaignLoad:
         finally:
             if not self._closing.is_set():
                 self.broken_off += len(calls)
+
+    def _count(self, error: dict[str, Any]) -> None:
+        if error.get("retryable"):
+            self.retried[error["type"]] += 1
+            return
+        with self._mutex:
+            self._problems.append(f"a request ended with {error}, which allows no retry")
 
     @staticmethod
     def _ask(client: RolloutClient, prompt: Sequence[int]) -> int:
