@@ -18,7 +18,7 @@ from wsm.controller import Controller, EngineBridge, GroupStatus, Pending
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, WsmError
 from wsm.receipt import Outcome, Receipt
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, KVState, Tag, WeightState
-from wsm.worker import HOLD, JOIN, SERVE, StepPermit, Turn, Worker
+from wsm.worker import HOLD, JOIN, SERVE, CacheParticipant, StepPermit, Turn, Worker
 
 __version__ = "0.1.0"
 
@@ -28,6 +28,7 @@ __all__ = [
     "JOIN",
     "SERVE",
     "BadInputError",
+    "CacheParticipant",
     "ConfigurationError",
     "Controller",
     "Deadlines",

@@ -138,6 +138,9 @@ class WsmConfig:
     follow : bool
         Whether a rank may have to join a step that another one began while the group serves. False saves
         one load per peer and step where every rank's scheduler decides alike.
+    kv_cache_process : bool
+        Whether a process of its own holds KV cache for the ranks and takes part in every command, as a
+        :class:`wsm.CacheParticipant`: the group waits for it as for a rank.
     strategy : str
         How weights arrive; a name in the registry of :mod:`wsm.strategies`.
     snapshot : SnapshotConfig
@@ -160,6 +163,7 @@ class WsmConfig:
     communicators: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
     shut_down_groups: bool = False
     follow: bool = True
+    kv_cache_process: bool = False
     strategy: str = "ipc_snapshot"
     snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
     ipc: IpcConfig = field(default_factory=IpcConfig)
@@ -211,6 +215,7 @@ class WsmConfig:
             "communicators": {k: [list(g) for g in v] for k, v in sorted(self.communicators.items())},
             "shut_down_groups": self.shut_down_groups,
             "follow": self.follow,
+            "kv_cache_process": self.kv_cache_process,
             "strategy": self.strategy,
         }
         return xxhash.xxh3_64_intdigest(json.dumps(shared, sort_keys=True).encode())

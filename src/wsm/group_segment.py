@@ -34,6 +34,7 @@ def own_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segm
     segment = Segment.create_or_adopt(
         config.name,
         world_size=config.ranks,
+        helpers=int(config.kv_cache_process),
         run_id=config.run_id or uuid.uuid4().hex,
         configuration_digest=config.group_digest(),
         directory=directory,

@@ -15,6 +15,9 @@ from typing import Any
 
 from wsm.errors import BadInputError, WsmError
 
+#: Fact of a participant that holds a KV cache and no weights; its report says nothing about a version.
+WITHOUT_WEIGHTS = "without_weights"
+
 #: Bytes that a report may take; a payload slot holds 16 KiB with its header.
 MAX_REPORT_BYTES = 15 * 1024
 _MAX_TRACEBACK = 8 * 1024

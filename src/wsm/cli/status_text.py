@@ -49,7 +49,7 @@ def _table(status: GroupStatus) -> list[str]:
 def _row(rank: RankStatus) -> tuple[str, ...]:
     if rank.life == "never":
         return (str(rank.rank), "-", rank.life, "-", "-", "-", "-")
-    step = "helper" if rank.step_kind == "none" else f"{rank.step_kind} {rank.step}"
+    step = "KV cache" if rank.step_kind == "none" else f"{rank.step_kind} {rank.step}"
     code = f"{rank.code}({rank.action})" if rank.code == "RUNNING" else rank.code
     return (
         str(rank.rank),

@@ -53,7 +53,7 @@ def _under_way(status: GroupStatus) -> str | None:
     waiting = [rank for rank in status.ranks if not _is_done(rank, status)]
     silent = [rank for rank in waiting if not _has_answered(rank, status)]  # for them the others wait, too
     late = (
-        ", ".join(f"rank {rank.rank} {_doing(rank, status)}" for rank in silent or waiting)
+        ", ".join(f"{_names([rank])} {_doing(rank, status)}" for rank in silent or waiting)
         or "the committed version"
     )
     if status.operation == "NONE":
@@ -136,7 +136,9 @@ def _doing(rank: RankStatus, status: GroupStatus) -> str:
 
 
 def _names(ranks: Sequence[RankStatus]) -> str:
-    return f"rank {', '.join(str(rank.rank) for rank in ranks)}"
+    numbers = ", ".join(str(rank.rank) for rank in ranks if rank.step_kind != "none")
+    others = ["the KV-cache process" for rank in ranks if rank.step_kind == "none"]
+    return " and ".join([*([f"rank {numbers}"] if numbers else []), *others])
 
 
 def _verb(ranks: Sequence[RankStatus], one: str, several: str) -> str:

@@ -126,7 +126,14 @@ class Overdue:
             for culprit in who:
                 stopped = self._group.stopped(culprit)
                 hangs.setdefault(
-                    culprit, Hang(culprit, action.name, self._elapsed_s(rank), action.deadline_s, stopped)
+                    culprit,
+                    Hang(
+                        self._group.named(culprit),
+                        action.name,
+                        self._elapsed_s(rank),
+                        action.deadline_s,
+                        stopped,
+                    ),
                 )
         return [hangs[rank] for rank in sorted(hangs)]
 

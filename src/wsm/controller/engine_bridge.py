@@ -222,17 +222,27 @@ class EngineBridge:
                 word.compare_exchange(shown, truth)
 
     def _answer_caches(self) -> None:
-        """Answer the cache words, which follow the weights: released with them, empty when they are back."""
+        """Answer the cache words, which follow the KV cache, and let one that asks nothing say what it is.
+
+        A KV-cache process answers its word itself. FastDeploy's prefix tree has no state of its own here: it
+        goes with the blocks, and its word is answered only where an engine asks.
+        """
         status = self._controller.status()
         if not status.over:
             return
         states = {rank.kv for rank in status.ranks}
-        for kind in (EngineWordKind.KV_CACHE, EngineWordKind.PREFIX_TREE):
-            for word in self._of_kind(kind):
-                if states == {KVState.CLEARED.name}:
-                    word.compare_exchange(_CLEARING, _CLEARED)
-                elif states == {KVState.NORMAL.name} and status.serving:
-                    word.compare_exchange(_UPDATING, _NORMAL)
+        released = states == {KVState.CLEARED.name}
+        there = states == {KVState.NORMAL.name}
+        for word in () if status.has_cache_process else self._of_kind(EngineWordKind.KV_CACHE):
+            if released and not word.compare_exchange(_CLEARING, _CLEARED):
+                word.compare_exchange(_NORMAL, _CLEARED)
+            elif there and not (status.serving and word.compare_exchange(_UPDATING, _NORMAL)):
+                word.compare_exchange(_CLEARED, _NORMAL)
+        for word in self._of_kind(EngineWordKind.PREFIX_TREE):
+            if released:
+                word.compare_exchange(_CLEARING, _CLEARED)
+            elif there and status.serving:
+                word.compare_exchange(_UPDATING, _NORMAL)
 
     def _truth(self) -> int | None:
         """Return NORMAL or CLEARED if that is what every rank is, else None."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from wsm.controller.participants import who, whose_processes
 from wsm.errors import BadInputError, GroupError, RefusedError
 
 
@@ -17,7 +18,7 @@ class CommandRefusedError(RefusedError):
         self, *, request_id: str, operation: str, rank: int, error: str, cause: str, group: str
     ) -> None:
         super().__init__(
-            f"{operation} was refused by rank {rank}: {cause} [{group}]",
+            f"{operation} was refused by {who(rank)}: {cause} [{group}]",
             request_id=request_id,
             operation=operation,
             rank=rank,
@@ -44,7 +45,7 @@ class RankFailedError(GroupError):
         group: str,
     ) -> None:
         super().__init__(
-            f"{operation} failed on rank {rank} in {action}: {cause} [{group}]",
+            f"{operation} failed on {who(rank)} in {action}: {cause} [{group}]",
             request_id=request_id,
             operation=operation,
             rank=rank,
@@ -76,12 +77,12 @@ class ActionOverdueError(RankFailedError):
         group: str,
     ) -> None:
         state = "; its process is stopped, continue or kill it" if stopped else ""
-        also = "".join(f"; rank {other} {what}" for other, what in others.items())
-        waits = ", ".join(f"rank {other} {what}" for other, what in waiting.items()) or "nobody"
+        also = "".join(f"; {who(other)} {what}" for other, what in others.items())
+        waits = ", ".join(f"{who(other)} {what}" for other, what in waiting.items()) or "nobody"
         cause = f"{seconds:.1f} s in {action}, whose deadline is {deadline_s:.3g} s"
         GroupError.__init__(
             self,
-            f"{operation} was aborted because rank {rank} was {cause}{state}{also}; "
+            f"{operation} was aborted because {who(rank)} was {cause}{state}{also}; "
             f"waiting for it: {waits} [{group}]",
             request_id=request_id,
             operation=operation,
@@ -112,7 +113,7 @@ class CommandTimeoutError(GroupError):
         waiting: Mapping[int, str],
         group: str,
     ) -> None:
-        late = ", ".join(f"rank {rank} {what}" for rank, what in waiting.items()) or "nobody"
+        late = ", ".join(f"{who(rank)} {what}" for rank, what in waiting.items()) or "nobody"
         why = "because its caller gave up" if gave_up else f"after {deadline_s:.3g} s without a decision"
         fix = "" if gave_up else "; look at the late rank, or give a longer deadline"
         super().__init__(
@@ -159,7 +160,7 @@ class UnsettledError(GroupError):
     def __init__(
         self, *, request_id: str, decision: str, waiting: Mapping[int, str], waited_s: float
     ) -> None:
-        late = ", ".join(f"rank {rank} {what}" for rank, what in waiting.items())
+        late = ", ".join(f"{who(rank)} {what}" for rank, what in waiting.items())
         super().__init__(
             f"decided to {decision}, which is final; after {waited_s:.3g} s more, still waiting for {late}; "
             "see 'wsm status', no other command is taken until it is over",
@@ -176,9 +177,8 @@ class RankLostError(GroupError):
     retryable = True
 
     def __init__(self, *, operation: str, ranks: Sequence[int], group: str) -> None:
-        names = ", ".join(map(str, ranks))
         super().__init__(
-            f"{operation} cannot go on: the process of rank {names} is gone [{group}]; "
+            f"{operation} cannot go on: {whose_processes(ranks)} is gone [{group}]; "
             "ask again once its supervisor has replaced it; without a supervisor, restart the group",
             operation=operation,
             ranks=tuple(ranks),
@@ -217,7 +217,7 @@ class MixedGroupError(RefusedError):
     """A rank is FAULTED, or the ranks hold different things, so nothing but a whole clear has one meaning."""
 
     def __init__(self, *, states: Mapping[int, str]) -> None:
-        ranks = "; ".join(f"rank {rank} {state}" for rank, state in states.items())
+        ranks = "; ".join(f"{who(rank)} {state}" for rank, state in states.items())
         super().__init__(
             f"the ranks cannot be commanded together as they are ({ranks}); clear the group first, weights "
             "and KV cache together, which repairs faulted ranks",

@@ -7,9 +7,11 @@ controller role. Knows no states.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import NamedTuple
 
 from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
+from wsm.controller.participants import CacheProcess
 from wsm.declared_plans import PLANS_KIND, DeclaredPlans
 from wsm.protocol.view import View
 from wsm.report import FailureReport, RankReport
@@ -105,7 +107,12 @@ class GroupView:
 
     def lost(self) -> list[int]:
         """Return the participants whose processes are gone."""
-        return [index for index in range(self.participants) if self.life(index) is Life.DEAD]
+        dead = [index for index in range(self.participants) if self.life(index) is Life.DEAD]
+        return [self.named(index) for index in dead]
+
+    def named(self, participant: int) -> int:
+        """Return a participant's number, so that errors call it what it is."""
+        return participant if participant < self.segment.world_size else CacheProcess(participant)
 
     def open(self, command: CommandWord, arguments: CommandArguments) -> CommandWord:
         """Write a command, its arguments first, then its word; return the word that was written.
@@ -167,7 +174,8 @@ class GroupView:
         for code in (StatusCode.REFUSED, StatusCode.FAILED):
             data = self.segment.error(rank).read(command.epoch, command.sequence, code)
             if data is not None:
-                return FailureReport.from_bytes(rank, data), code is StatusCode.REFUSED
+                failure = replace(FailureReport.from_bytes(rank, data), rank=self.named(rank))
+                return failure, code is StatusCode.REFUSED
         return None
 
     def close(self) -> None:

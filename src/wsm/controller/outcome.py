@@ -15,11 +15,12 @@ from wsm.controller.errors import (
     RankLostError,
 )
 from wsm.controller.group_view import GroupView
+from wsm.controller.participants import who
 from wsm.controller.status import read_status
 from wsm.errors import WsmError
 from wsm.protocol.decide import waiting_on
 from wsm.protocol.view import View
-from wsm.report import FailureReport, RankReport
+from wsm.report import WITHOUT_WEIGHTS, FailureReport, RankReport
 from wsm.signals.word import CommandWord, StatusCode, StatusWord
 
 #: Errors that only repeat that another rank failed.
@@ -49,12 +50,13 @@ def loaded_versions(found: Sequence[RankReport]) -> dict[int, str]:
             else ", no group manifest"
         )
         for report in found
+        if not report.facts.get(WITHOUT_WEIGHTS)
     }
 
 
 def agree(found: Sequence[RankReport]) -> bool:
     """Whether all ranks prepared the same version of the same publication."""
-    return len(set(loaded_versions(found).values())) == 1
+    return len(set(loaded_versions(found).values())) <= 1
 
 
 def version(group: GroupView, command: CommandWord) -> int | None:
@@ -103,13 +105,15 @@ def late(group: GroupView, view: View) -> dict[int, str]:
     waiting = waiting_on(view)
     least = min((_progress(status) for status in waiting.values()), default=None)
     return {
-        rank: doing(group, rank, status) for rank, status in waiting.items() if _progress(status) == least
+        group.named(rank): doing(group, rank, status)
+        for rank, status in waiting.items()
+        if _progress(status) == least
     }
 
 
 def doings(group: GroupView, view: View) -> dict[int, str]:
     """Say what every rank that is not done with the command is doing."""
-    return {rank: doing(group, rank, status) for rank, status in waiting_on(view).items()}
+    return {group.named(rank): doing(group, rank, status) for rank, status in waiting_on(view).items()}
 
 
 def _progress(status: StatusWord | None) -> tuple[int, ...]:
@@ -175,7 +179,7 @@ def aborted(
 
 def _held_up(failure: FailureReport, then: Situation) -> str:
     """Say who was late when a rank failed that had only waited for others."""
-    late = ", ".join(f"rank {rank} {what}" for rank, what in then.late.items() if rank != failure.rank)
+    late = ", ".join(f"{who(rank)} {what}" for rank, what in then.late.items() if rank != failure.rank)
     return f"; late then: {late}" if late and failure.error in _WAITS else ""
 
 

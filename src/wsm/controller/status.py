@@ -24,7 +24,7 @@ class RankStatus:
     Parameters
     ----------
     rank : int
-        Who; helpers follow the ranks.
+        Who; a KV-cache process follows the ranks.
     life : str
         ``alive``, ``stopped`` (by SIGSTOP or a debugger), ``dead`` or ``never``.
     pid : int or None
@@ -140,6 +140,11 @@ class GroupStatus:
         held = held_by_all(rank.held for rank in self.ranks)
         lacks = held is not None and held.missing and held.as_whole is WeightState.CLEARED
         return WeightState.CLEARED if lacks else None
+
+    @property
+    def has_cache_process(self) -> bool:
+        """Whether a KV-cache process takes part; it comes last among the ranks."""
+        return any(rank.step_kind == "none" for rank in self.ranks)
 
     @property
     def missing(self) -> frozenset[Tag]:

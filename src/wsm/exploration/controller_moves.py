@@ -157,7 +157,8 @@ class _Clerk:
         return self._group.all[0].loaded if loads else self._desk.version
 
     def _agree(self) -> bool:
-        return len({other.loaded for other in self._group.all}) == 1
+        # Only ranks load; what a helper says of weights counts for nothing.
+        return len({other.loaded for other in self._group.all[: self._group.ranks]}) == 1
 
     def _raise_epoch(self) -> None:
         """Decide what is open, store what the group must hold again, then begin the epoch."""

@@ -137,7 +137,8 @@ class Doer:
             if me.from_normal:
                 self.add("loads beside the old", lambda: self._finish_action(work.load_beside(me, version)))
             other = work.load_in_place(me, _other(version))
-            self.add("loads another version", lambda: self._finish_action(other), Budget.FAILURES)
+            if me.state.steps:  # what a helper fetches for a version is its own business
+                self.add("loads another version", lambda: self._finish_action(other), Budget.FAILURES)
             self.add_failure("fails in the middle of loading", work.tear(me))
             self.add_failure("fails before it loads", me)
         elif kind is work.Kind.REBUILD:

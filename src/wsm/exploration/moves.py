@@ -228,7 +228,7 @@ class Moves:
             return deeds.carry_on(me, situation)
         everybody = [read_public(each[:PUBLIC_BYTES]) for each in world[FIRST:]]
         if me.place is Place.IN_ACTION:
-            return company.inside_an_action(me, situation, everybody)
+            return company.inside_an_action(me, situation, everybody[: self._scope.ranks])
         ranks = [
             Presence(other.step, other.alive, other.epoch, other.entered_step)
             for other in everybody[: self._scope.ranks]

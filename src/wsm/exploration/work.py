@@ -38,8 +38,13 @@ def plan_of(me: Participant, *, long_plans: bool) -> tuple[bool, ...]:
     """Return which actions of the plan need a vote, for the participant's command from where it is.
 
     One vote before the first touched byte (communicators restarted), one after it (graphs captured), and,
-    in long plans, one in a teardown (communicators shut down).
+    in long plans, one in a teardown (communicators shut down). A helper is in no communicator.
     """
+    plan = _plan_of_a_rank(me, long_plans=long_plans)
+    return plan if me.state.steps else tuple(vote for vote in plan if not vote)
+
+
+def _plan_of_a_rank(me: Participant, *, long_plans: bool) -> tuple[bool, ...]:
     operation, weights, kv = me.state.operation, me.joint.weights, me.joint.kv
     if operation is Operation.UPDATE:
         if not me.tags & WEIGHTS:

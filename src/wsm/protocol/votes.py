@@ -17,18 +17,21 @@ _ACCEPTED = frozenset((StatusCode.ACCEPTED, StatusCode.RUNNING, StatusCode.PREPA
 
 
 def all_ready(view: View, action: int) -> bool:
-    """Whether every participant has voted for entering collective action number `action`."""
+    """Whether every rank has voted for entering collective action number `action`.
+
+    A participant without steps is in no communicator: nobody waits for it inside.
+    """
     return all(
         (status := view.of_command(index)) is not None and status.ready > action
-        for index in range(len(view.statuses))
+        for index in range(len(view.steps))
     )
 
 
 def never_ready(view: View, action: int) -> list[int]:
-    """Return the participants that have said that they will never enter `action`."""
+    """Return the ranks that have said that they will never enter `action`."""
     return [
         index
-        for index in range(len(view.statuses))
+        for index in range(len(view.steps))
         if (status := view.of_command(index)) is not None
         and status.code >= StatusCode.FAILED
         and status.ready <= action

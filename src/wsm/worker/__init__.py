@@ -6,7 +6,11 @@ module                      responsible for
 :mod:`.worker`              :class:`Worker`: ``poll()``, ``step()``; the path taken while serving
 :mod:`.driver`              the slow path: look at the words, do one thing, tell the protocol what came of it
 :mod:`.patience`            how long a rank waits, for whom, and what it says when that was too long
+:mod:`.cache_participant`   :class:`CacheParticipant`: a KV-cache process, which takes part and never steps
+:mod:`.cache_word`          FastDeploy's ``kv_cache_status``, shown and answered by that process
 :mod:`.execution`           one command on this rank: legality, plan, state machines, undo; knows no words
+:mod:`.retreat`             how a command that is not to be is undone, kept or given back
+:mod:`.holding`             what a rank holds between commands: its weights' facts, whose blocks it has kept
 :mod:`.execution_factory`   from a command's word and arguments to its execution
 :mod:`.pause`               how long a rank could not serve
 :mod:`.reporting`           what a rank writes into its payload slots
@@ -21,7 +25,8 @@ module                      responsible for
 ==========================  =============================================================================
 """
 
+from wsm.worker.cache_participant import CacheParticipant
 from wsm.worker.permit import StepPermit
 from wsm.worker.worker import HOLD, JOIN, SERVE, Turn, Worker
 
-__all__ = ["HOLD", "JOIN", "SERVE", "StepPermit", "Turn", "Worker"]
+__all__ = ["HOLD", "JOIN", "SERVE", "CacheParticipant", "StepPermit", "Turn", "Worker"]

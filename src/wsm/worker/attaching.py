@@ -92,6 +92,27 @@ def attach_rank(config: WsmConfig, rank: int, directory: str | Path | None = Non
             problem=f"{rank} is none of {config.ranks} ranks",
             fix=f"give 0 to {config.ranks - 1}",
         )
+    return _attach(config, rank, directory)
+
+
+def attach_cache_process(config: WsmConfig, directory: str | Path | None = None) -> Attachment:
+    """Stand for the KV-cache process in the group's segment; otherwise as :func:`attach_rank`.
+
+    Raises
+    ------
+    ConfigurationError
+        If the group has none, besides what :func:`attach_rank` raises.
+    """
+    if not config.kv_cache_process:
+        raise ConfigurationError(
+            where=f"group {config.name!r}",
+            problem="has no KV-cache process",
+            fix="set kv_cache_process: true, for all ranks and the supervisor",
+        )
+    return _attach(config, config.ranks, directory)
+
+
+def _attach(config: WsmConfig, rank: int, directory: str | Path | None) -> Attachment:
     began, pause = time.monotonic(), 0.0005
     while True:
         segment = _find(config, rank, directory)
@@ -136,7 +157,7 @@ def _find(config: WsmConfig, rank: int, directory: str | Path | None) -> Segment
         segment.close()
         raise ConfigurationError(
             where=f"group {config.name!r}",
-            problem=f"rank {rank} was told something else about the group than the owner of its segment",
+            problem=f"{_who(config, rank)} was told something else about the group than its segment's owner",
             fix="give all ranks and the supervisor the same name, ranks, communicators, strategy and options",
         )
     return _of_this_run(config, segment)
@@ -149,3 +170,7 @@ def _of_this_run(config: WsmConfig, segment: Segment) -> Segment | None:
         segment.close()
         return None
     return segment
+
+
+def _who(config: WsmConfig, participant: int) -> str:
+    return f"rank {participant}" if participant < config.ranks else "the KV-cache process"

@@ -16,7 +16,7 @@ from wsm.protocol import rank as protocol
 from wsm.protocol.phases import may_step
 from wsm.protocol.rank_state import Phase, RankState, Todo
 from wsm.protocol.view import View
-from wsm.signals.word import Operation, StatusCode
+from wsm.signals.word import Operation, StatusCode, StepWord
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVPolicy
 from wsm.worker.ending import Ending
@@ -152,7 +152,9 @@ class RankDriver:
     def join(self) -> None:
         """Enter the epoch that the command word names; this rank holds nothing in it."""
         view, rank = self._words.view(), self._words.rank
-        move = protocol.join(rank, view.command, view.steps[rank], view.statuses[rank])
+        steps = rank < len(view.steps)
+        step = view.steps[rank] if steps else StepWord.unpack(0)
+        move = protocol.join(rank, view.command, step, view.statuses[rank], steps=steps)
         self._reporter.attached(move.state.epoch)
         self._standing.take(move)
 

@@ -5,7 +5,7 @@ Refuses what this rank cannot even begin. Knows where arguments stand, and runs 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +65,8 @@ class ExecutionFactory:
         Makes the thread of a rank's hot update.
     holding : Holding or None
         What this rank holds between commands; None: nothing yet.
+    facts : mapping or None
+        What every report of this participant says besides.
 
     Attributes
     ----------
@@ -87,7 +89,9 @@ class ExecutionFactory:
         watch: ActionWatch,
         stagers: Callable[[int], Stager] = Stager,
         holding: Holding | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
+        self._facts = dict(facts or {})
         self.holding = holding or Holding()
         self._words = words
         self._runner = runner
@@ -142,6 +146,9 @@ class ExecutionFactory:
         asked = request is Request.UPDATE and arguments.tags == ALL_TAGS and not arguments.reload
         return replace(arguments, tags=frozenset({Tag.KV_CACHE})) if lacks_kv_only and asked else arguments
 
+    def _facts_without_a_load(self) -> dict[str, Any]:
+        return {"bytes": 0, "tensors": 0, **self.holding.weights, **self._facts}
+
     def ending(self, state: RankState) -> Execution:
         """Make what brings a rank to the group's outcome that had not begun: to keep, or to give back."""
         return self._make(state, Request.CLEAR, CommandArguments(request_id="ended before it had begun"))
@@ -182,7 +189,7 @@ class ExecutionFactory:
             boots=not self.booted,
             kept_digest=self.holding.kept_digest,
             # What is not loaded now is reported as it was when it was loaded.
-            facts={} if Tag.WEIGHTS in arguments.tags else {"bytes": 0, "tensors": 0, **self.holding.weights},
+            facts=dict(self._facts) if Tag.WEIGHTS in arguments.tags else self._facts_without_a_load(),
             load=self._load,
             progress=self._watch.check,
             cancelled=lambda: self._words.called_off(state.epoch),
