@@ -19,6 +19,7 @@ from bench.acceptance import measure_acceptance
 from bench.cycle import measure_cycles
 from bench.hot import measure_pauses
 from bench.legacy import measure_cycles as measure_legacy_cycles
+from bench.loading import Model, measure_loading
 from bench.measure import Distribution
 from bench.rank_process import STEP_S
 from bench.serving import measure_serving
@@ -28,8 +29,10 @@ AIM_TURN_NS = 250.0
 AIM_ACCEPTED_US = 200.0
 AIM_CYCLE_MS = 5.0
 AIM_HOT_PAUSE_MS = 2.0
+AIM_SMALL_US = 15.0
 
 _MIB = 1 << 20
+_SMALL_TENSORS = 10_000
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,21 @@ def pause_rows(sizes: Sequence[tuple[int, int]]) -> list[Row]:
     return rows
 
 
+def loading_rows(mib: int, repeats: int) -> list[Row]:
+    """Measure whole loads of a few large tensors and of many small ones, beside copying as many bytes."""
+    large = measure_loading(Model(16, mib * _MIB // 16), repeats)
+    rows = [
+        _row(f"{found.way}, {mib} MiB", "ms", found.ms, note=f"{found.of_memcpy:.2f} of a memcpy")
+        for found in large
+    ]
+    many = Model(_SMALL_TENSORS, 1024)
+    for found in measure_loading(many, repeats):
+        if not found.way.startswith("memcpy"):
+            per_tensor = found.ms.p50 * 1e3 / many.count
+            rows.append(Row(f"{found.way}, small tensors", "us each", per_tensor, aim=AIM_SMALL_US))
+    return rows
+
+
 def show(rows: list[Row], console: Console) -> None:
     """Print the table; it fits 80 columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -133,6 +151,7 @@ def main() -> None:
         *acceptance_rows(commands),
         *cycle_rows(commands, legacy),
         *pause_rows(sizes),
+        *loading_rows(64 if options.quick else 256, 3 if options.quick else 10),
     ]
     show(rows, console)
     content = {

@@ -11,6 +11,7 @@ from bench.__main__ import Row, pause_rows, show
 from bench.acceptance import measure_acceptance
 from bench.cycle import measure_cycles
 from bench.hot import measure_pauses
+from bench.loading import Model, measure_loading
 from bench.measure import Distribution
 
 
@@ -45,6 +46,19 @@ def test_pauses_of_hot_and_in_place_updates_are_measured_on_real_parameters() ->
 def test_weights_that_this_machine_cannot_hold_twice_are_not_measured() -> None:
     assert measure_pauses(1 << 60, updates=1) is None
     assert [row.note for row in pause_rows([(1 << 40, 1)])] == ["no room for two"]
+
+
+@pytest.mark.processes
+def test_every_strategy_is_measured_beside_a_plain_copy() -> None:
+    found = measure_loading(Model(3, 1 << 16), 2)
+    assert [each.way for each in found] == [
+        "memcpy, two threads",
+        "ipc_snapshot",
+        "ipc, copied",
+        "ipc, kept",
+        "ipc_async",
+    ]
+    assert all(each.ms.samples == 2 and each.of_memcpy > 0 for each in found)
 
 
 def test_the_table_fits_80_columns_and_says_which_aims_are_missed() -> None:

@@ -97,6 +97,26 @@ def test_two_ranks_receive_a_version_at_once_and_everybody_agrees_on_it(sender, 
         assert sent.bytes == 2 * sum(spec.nbytes for spec in SPECS)
 
 
+def test_a_rank_that_asks_for_the_next_version_early_gets_it(over_ipc, threads):
+    asked = threading.Event()
+
+    def both_versions():
+        first = receive(over_ipc, 0, 1)[0]
+        asked.set()
+        return first, receive(over_ipc, 0, 2)[0]
+
+    early = threads.submit(both_versions)
+
+    def late():
+        asked.wait(60)  # rank 0 has version 1, and asks for version 2 while rank 1 still receives
+        return receive(over_ipc, 1, 1)[0], receive(over_ipc, 1, 2)[0]
+
+    other = threads.submit(late)
+    sent = [over_ipc.send(version, shards(version)) for version in (1, 2)]
+    for rank, pending in enumerate((early, other)):
+        assert [report.digest for report in pending.result()] == [each.digests[rank] for each in sent]
+
+
 def test_the_memory_of_buckets_is_used_again_and_goes_with_the_sender(tmp_path, threads):
     def names():
         return {path.name for path in Path(MEMORY_DIRECTORY).glob("wsm-buckets.*")}

@@ -57,6 +57,8 @@ class WatchedTarget:
     def __init__(self, target: WeightTarget, context: ActionContext) -> None:
         self._target = target
         self._context = context
+        self._adopting = target if isinstance(target, AdoptingTarget) else None
+        self._staged = target if isinstance(target, StagedTarget) else None
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Return the target's tensors without their bytes."""
@@ -69,18 +71,18 @@ class WatchedTarget:
 
     def written(self, name: str) -> None:
         """Pass on that the bytes are complete, to a target that has to move them."""
-        if isinstance(self._target, StagedTarget):
-            self._target.written(name)
+        if self._staged is not None:
+            self._staged.written(name)
 
     def adopts(self, name: str) -> bool:
         """Whether the target would keep a source's memory for this tensor."""
-        return isinstance(self._target, AdoptingTarget) and self._target.adopts(name)
+        return self._adopting is not None and self._adopting.adopts(name)
 
     def adopt(self, name: str, memory: memoryview) -> None:
         """Mark the command, then let the target keep `memory`, if it is one that does."""
         self._context.weights_touched = True
-        if isinstance(self._target, AdoptingTarget):
-            self._target.adopt(name, memory)
+        if self._adopting is not None:
+            self._adopting.adopt(name, memory)
 
     def readable(self, name: str) -> memoryview:
         """Return the tensor's bytes, read-only."""

@@ -73,6 +73,9 @@ class _Pass:
     def __init__(self, tensors: list[OfferedTensor], target: WeightTarget, observer: LoadObserver) -> None:
         self._tensors = tensors
         self._target = target
+        # Asked once: what a target can do takes longer to find out than to copy a small tensor.
+        self._adopting = target if isinstance(target, AdoptingTarget) else None
+        self._staged = target if isinstance(target, StagedTarget) else None
         self._observer = observer
         self._total = sum(tensor.spec.nbytes for tensor in tensors)
         self._done = 0
@@ -93,11 +96,11 @@ class _Pass:
                     expected=tensor.digest,
                     actual=digest,
                 )
-            if kept is not None and isinstance(self._target, AdoptingTarget):
-                self._target.adopt(tensor.spec.name, kept)
+            if kept is not None and self._adopting is not None:
+                self._adopting.adopt(tensor.spec.name, kept)
                 self._adopted += len(kept)
-            elif isinstance(self._target, StagedTarget):
-                self._target.written(tensor.spec.name)
+            elif self._staged is not None:
+                self._staged.written(tensor.spec.name)
             self._digests.append((tensor.spec, digest))
         return Applied(
             nbytes=self._done,
@@ -109,11 +112,9 @@ class _Pass:
 
     def _kept(self, tensor: OfferedTensor) -> memoryview | None:
         """Return the source's own memory if the target will keep it instead of a copy."""
-        if tensor.memory is None or not tensor.spec.nbytes:
+        if tensor.memory is None or self._adopting is None or not tensor.spec.nbytes:
             return None
-        if not isinstance(self._target, AdoptingTarget) or not self._target.adopts(tensor.spec.name):
-            return None
-        return tensor.memory()
+        return tensor.memory() if self._adopting.adopts(tensor.spec.name) else None
 
     def _copy(self, tensor: OfferedTensor) -> str:
         memory = self._memory(tensor.spec)

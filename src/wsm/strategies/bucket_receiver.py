@@ -181,18 +181,19 @@ class BucketReceiver:
             self._segment.close()
 
     def _read(self, places: list[tuple[int, int]], offset: int, destination: memoryview) -> None:
-        bucket, piece = self._place(places, offset)
+        bucket, position = places[offset // self._init.bucket_bytes]
+        piece = self._buckets[bucket][position]
         self._arrive(bucket)
         self._touched = True
         begin = self._slot(bucket) + piece.offset + offset - piece.begin
         destination[:] = self._memory[begin : begin + len(destination)]
 
     def _verify(self, places: list[tuple[int, int]], end: int, digest: RunningDigest) -> None:
-        bucket, piece = self._place(places, end - 1)
+        bucket, position = places[(end - 1) // self._init.bucket_bytes]
+        piece = self._buckets[bucket][position]
         if end != piece.end:
             return
-        pieces = self._buckets[bucket]
-        expected, actual = self._digests[bucket][pieces.index(piece)], digest.hexdigest()
+        expected, actual = self._digests[bucket][position], digest.hexdigest()
         if actual != expected:
             raise DigestMismatchError(
                 tensor=self._init.tensors[piece.tensor].name,
@@ -200,12 +201,8 @@ class BucketReceiver:
                 expected=expected,
                 actual=actual,
             )
-        if piece == pieces[-1]:
+        if position + 1 == len(self._buckets[bucket]):
             self._acknowledge(bucket + 1)
-
-    def _place(self, places: list[tuple[int, int]], offset: int) -> tuple[int, Piece]:
-        bucket, position = places[offset // self._init.bucket_bytes]
-        return bucket, self._buckets[bucket][position]
 
     def _slot(self, bucket: int) -> int:
         return (bucket % self._init.slots) * self._init.bucket_bytes

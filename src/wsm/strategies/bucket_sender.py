@@ -143,6 +143,7 @@ class BucketSender:
         self._memory_directory = memory_directory
         self._clock = clock or SystemClock()
         self._segments: dict[int, OwnedSegment] = {}
+        self._early: list[tuple[bytes, bytes]] = []
         self._socket = bucket_socket.listen(address)
         self.address = self._socket.address
         # Names tell which address they belong to, so that the next sender sweeps what a dead one left there.
@@ -209,7 +210,7 @@ class BucketSender:
             for rank in sorted(shards)
         }
         done.total = sum(stream.total_bytes for stream in streams.values())
-        loop = SendingLoop(self._socket, self.address, version, streams, self._clock)
+        loop = SendingLoop(self._socket, self.address, version, streams, self._clock, early=self._early)
         loop.run(join_s=join_s, silence_s=silence_s, cancelled=cancelled)
         return SendReport(
             version=version,

@@ -44,6 +44,8 @@ class SendingLoop:
         One per rank.
     clock : Clock
         For deadlines.
+    early : list of (bytes, bytes)
+        Who asked for another version when it had this one already: heard first, and added to for the next.
     """
 
     def __init__(
@@ -53,12 +55,15 @@ class SendingLoop:
         version: int,
         streams: Mapping[int, RankStream],
         clock: Clock,
+        *,
+        early: list[tuple[bytes, bytes]],
     ) -> None:
         self._socket = socket
         self._address = address
         self._version = version
         self._streams = streams
         self._clock = clock
+        self._early = early
         self._heard_s: dict[int, float] = {}
         self._begun_s = self._now_s()
 
@@ -71,6 +76,9 @@ class SendingLoop:
             Of the first rank that failed; all others were told.
         """
         try:
+            waiting, self._early[:] = self._early[:], []
+            for identity, data in waiting:
+                self._take(identity, data)
             while any(stream.stage is not Stage.DONE for stream in self._streams.values()):
                 busy = self._speak()
                 while self._socket.poll(0 if busy else _GLANCE_S):
@@ -99,7 +107,9 @@ class SendingLoop:
             if parts:
                 self._ignore(f"a message of {len(parts)} parts")
             return
-        identity, data = parts
+        self._take(*parts)
+
+    def _take(self, identity: bytes, data: bytes) -> None:
         stream = next((s for s in self._streams.values() if s.identity == identity), None)
         try:
             session, message = say.from_bytes(data, peer="a rank" if stream is None else stream.name)
@@ -109,12 +119,21 @@ class SendingLoop:
                 return
             raise
         if isinstance(message, say.Hello):
-            self._welcome(message, identity, session)
+            if self._is_early(message):
+                self._early.append((identity, data))
+            else:
+                self._welcome(message, identity, session)
         elif stream is None or session != stream.session:
             self._ignore(f"a {type(message).__name__} of no stream of this version")
         else:
             self._heard_s[stream.rank] = self._now_s()
             stream.hear(message)
+
+    def _is_early(self, hello: say.Hello) -> bool:
+        """Whether a rank that has this version asks for the next one, before the trainer sends it."""
+        stream = self._streams.get(hello.rank)
+        done = stream is not None and stream.stage is Stage.DONE
+        return done and not hello.look and hello.version != self._version
 
     def _welcome(self, hello: say.Hello, identity: bytes, session: int) -> None:
         stream = self._streams.get(hello.rank)
