@@ -5,7 +5,7 @@
 #   make bench     measure; table on the terminal, numbers in bench.json
 #   make models    check the Promela models within all their bounds (10 minutes, 2 x 6 GiB; needs spin and gcc)
 #   make campaign  kill, stop, tear and fill up real groups at every line of their journals (an hour)
-#   make explore   try every order of events of small groups: sixteen million worlds (10 minutes on two cores)
+#   make explore   try every order of events of small groups: more than ten million worlds (up to half an hour)
 #   make lint      linters and types alone
 #   make diagrams  write diagrams/ anew from the transition tables
 #   make clean     remove .venv and everything that was generated

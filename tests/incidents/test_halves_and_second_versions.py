@@ -45,9 +45,7 @@ def test_fastdeploy_c2_8_asleep_in_one_half_already_the_other_one_still_goes(ran
 
 
 @pytest.mark.parametrize("first", [WEIGHTS, KV_CACHE], ids=["weights first", "cache first"])
-def test_fastdeploy_c2_8_vllm_45619_and_vllm_omni_4473_nothing_serves_before_both_halves_are_back(
-    rank, first
-):
+def test_fastdeploy_c2_8_vllm_45619_and_vllm_omni_4473_nothing_serves_before_both_are_back(rank, first):
     """There, the engine resumed and answered 200 while the weights were still asleep."""
     rank.clear()
     second = KV_CACHE if first is WEIGHTS else WEIGHTS

@@ -185,7 +185,7 @@ def test_verl_6967_and_areal_1439_a_rank_that_hangs_is_named_with_the_action_tha
     with pytest.raises((CommandTimeoutError, UnsettledError), match="rank 1") as caught:
         pending.result()
     assert list(caught.value.waiting) == [1]
-    assert "action" in caught.value.waiting[1]
+    assert "load_weights" in caught.value.waiting[1]
     assert served.actions_started(1, served.commands_seen(1)[-1])[-1] == "load_weights"
 
 
