@@ -17,6 +17,7 @@ from rich.table import Table
 
 from bench.acceptance import measure_acceptance
 from bench.cycle import measure_cycles
+from bench.detection import measure_deaths, measure_stops
 from bench.hot import measure_pauses
 from bench.legacy import measure_cycles as measure_legacy_cycles
 from bench.loading import Model, measure_loading
@@ -28,6 +29,8 @@ from bench.serving import measure_serving
 AIM_TURN_NS = 250.0
 AIM_ACCEPTED_US = 200.0
 AIM_CYCLE_MS = 5.0
+AIM_KILLED_MS = 10.0
+AIM_STOPPED_MS = 50.0
 AIM_HOT_PAUSE_MS = 2.0
 AIM_SMALL_US = 15.0
 
@@ -116,6 +119,17 @@ def loading_rows(mib: int, repeats: int) -> list[Row]:
     return rows
 
 
+def detection_rows(samples: int) -> list[Row]:
+    """Measure how long it takes until a dead or a stopped rank is named; p90 beside the median."""
+    killed, stopped = measure_deaths(samples), measure_stops(samples)
+    return [
+        _row("rank killed to named by the controller", "ms", killed, aim=AIM_KILLED_MS),
+        Row("the same, p90", "ms", killed.p90, note=f"{killed.samples} kills"),
+        _row("deadline of a stopped rank to named", "ms", stopped, aim=AIM_STOPPED_MS),
+        Row("the same, p90", "ms", stopped.p90, note=f"{stopped.samples} stops"),
+    ]
+
+
 def show(rows: list[Row], console: Console) -> None:
     """Print the table; it fits 80 columns."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -150,6 +164,7 @@ def main() -> None:
         *serving_rows(),
         *acceptance_rows(commands),
         *cycle_rows(commands, legacy),
+        *detection_rows(5 if options.quick else 20),
         *pause_rows(sizes),
         *loading_rows(64 if options.quick else 256, 3 if options.quick else 10),
     ]

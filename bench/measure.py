@@ -12,6 +12,7 @@ class Distribution:
     """Percentiles of a set of samples, in the unit of the samples."""
 
     p50: float
+    p90: float
     p99: float
     least: float
     most: float
@@ -21,7 +22,8 @@ class Distribution:
     def of(cls, values: Sequence[float]) -> Distribution:
         """Sum up at least one sample; percentiles are samples (nearest rank), not interpolations."""
         ordered = sorted(values)
-        return cls(_nearest(ordered, 50), _nearest(ordered, 99), ordered[0], ordered[-1], len(ordered))
+        p50, p90, p99 = (_nearest(ordered, percent) for percent in (50, 90, 99))
+        return cls(p50, p90, p99, ordered[0], ordered[-1], len(ordered))
 
     def as_mapping(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""

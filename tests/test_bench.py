@@ -10,6 +10,7 @@ from rich.console import Console
 from bench.__main__ import Row, pause_rows, show
 from bench.acceptance import measure_acceptance
 from bench.cycle import measure_cycles
+from bench.detection import measure_deaths, measure_stops
 from bench.hot import measure_pauses
 from bench.loading import Model, measure_loading
 from bench.measure import Distribution
@@ -17,8 +18,9 @@ from bench.measure import Distribution
 
 def test_percentiles_are_samples_by_nearest_rank() -> None:
     found = Distribution.of([float(value) for value in range(1, 201)])
+    assert found.p90 == 180.0
     assert (found.p50, found.p99, found.least, found.most, found.samples) == (100.0, 198.0, 1.0, 200.0, 200)
-    assert Distribution.of([7.0]) == Distribution(7.0, 7.0, 7.0, 7.0, 1)
+    assert Distribution.of([7.0]) == Distribution(7.0, 7.0, 7.0, 7.0, 7.0, 1)
 
 
 @pytest.mark.processes
@@ -27,6 +29,12 @@ def test_every_clear_of_a_real_group_is_accepted_after_its_call(mode: str) -> No
     found = measure_acceptance(3, ranks=2, mode=mode)
     assert found.samples == 3
     assert found.least > 0
+
+
+@pytest.mark.processes
+def test_a_killed_and_a_stopped_rank_are_named_after_it_happened() -> None:
+    assert measure_deaths(1).least > 0
+    assert measure_stops(1).least > 0
 
 
 @pytest.mark.processes

@@ -10,6 +10,7 @@ from command_line import Run
 COMMANDS = (
     "rollout",
     "status",
+    "explain",
     "clear",
     "update",
     "demo",

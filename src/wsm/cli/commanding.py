@@ -16,7 +16,6 @@ from wsm.cli.groups import known_group
 from wsm.cli.interruption import receipt_of
 from wsm.cli.options import Seconds, Tags, Version, config_option, json_option
 from wsm.cli.teaching_command import TeachingCommand
-from wsm.config import EngineWordsConfig
 from wsm.controller import Controller, Pending
 from wsm.receipt import Receipt
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy
@@ -173,7 +172,7 @@ def _command(
     as_json: bool,
     **shared: Any,
 ) -> None:
-    with known_group(name), Controller(name, engine_words=_engine_words(config_file, name)) as controller:
+    with known_group(name), Controller(name, **_configured(config_file, name)) as controller:
         if in_flight is not None:
             shared["in_flight"] = InFlightPolicy(in_flight)
         receipt = receipt_of(
@@ -183,11 +182,13 @@ def _command(
     click.echo(json.dumps(receipt.to_mapping(), indent=2) if as_json else _line(name, receipt))
 
 
-def _engine_words(config_file: Path | None, name: str) -> EngineWordsConfig | None:
+def _configured(config_file: Path | None, name: str) -> dict[str, Any]:
+    """Return what a configuration says to a controller."""
     if config_file is None:
-        return None
+        return {}
     with wrong_usage():
-        return read_group_config(config_file, name).engine_words
+        config = read_group_config(config_file, name)
+    return {"engine_words": config.engine_words, "journal_directory": config.journal_directory}
 
 
 def _line(name: str, receipt: Receipt) -> str:

@@ -14,6 +14,7 @@ module                  responsible for
 :mod:`.transaction`     one open command, from its word to its end
 :mod:`.company`         whom an open command waits for: who died, who hangs, when waiting is pointless
 :mod:`.activity`        what a rank is doing, by the names of its own plans
+:mod:`.journal`         what was asked, decided and found, for people at night
 :mod:`.outcome`         from reports to a receipt or an error
 :mod:`.group_view`      read the group's words; write the command and the committed version
 :mod:`.status`          what a group is doing, as plain data

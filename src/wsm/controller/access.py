@@ -23,6 +23,8 @@ class GroupAccess:
         The group.
     directory : path or None
         Where the segment lies; ``/dev/shm`` by default.
+    journal_directory : path or None
+        Where ``controller.ndjson`` is appended to.
 
     Raises
     ------
@@ -30,10 +32,16 @@ class GroupAccess:
         If there is no such group. Other errors of :meth:`wsm.signals.segment.Segment.attach` likewise.
     """
 
-    def __init__(self, name: str, *, directory: str | Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        directory: str | Path | None = None,
+        journal_directory: str | Path | None = None,
+    ) -> None:
         self.directory = directory
         self._segment = Segment.attach(name, directory=directory)
-        self.group = GroupView(self._segment)
+        self.group = GroupView(self._segment, journal_directory)
         self.role = ControllerRole(self._segment)
         self._counting = threading.Lock()
         self._uses = 1

@@ -14,6 +14,7 @@ from wsm.controller.group_view import GroupView
 from wsm.protocol import decide
 from wsm.protocol.view import View
 from wsm.signals.word import CommandWord, StatusCode, StatusWord
+from wsm.states import entry
 
 #: Longest time between two looks at processes and actions, in seconds; most deaths are told at once.
 LOOK_S = 0.02
@@ -49,6 +50,7 @@ class Company:
         self.lost: list[int] = []
         self.hangs: list[Hang] = []
         self._group = group
+        self._command = command
         self._overdue = Overdue(group, command.epoch, clock)
         self._log = log.logger("controller", epoch=command.epoch, sequence=command.sequence)
         group.watch_deaths()
@@ -59,6 +61,7 @@ class Company:
         for rank in self.lost:
             if rank not in before:
                 self._log.error(log.RANK_LOST, rank=rank, pid=self._group.pid(rank))
+                self._group.journal.note(entry.RANK_LOST, self._command, lost=rank)
         known = {(hang.rank, hang.action) for hang in self.hangs}
         self.hangs = self._overdue.look(view)
         for hang in self.hangs:

@@ -43,6 +43,9 @@ class Controller:
         For deadlines; None is the host's.
     directory : path or None
         Where the segment lies; ``/dev/shm`` by default.
+    journal_directory : path or None
+        Where ``controller.ndjson`` is appended to, beside the ranks' journals; None: the last lines of all
+        controllers stand in the segment alone.
 
     Raises
     ------
@@ -57,8 +60,9 @@ class Controller:
         engine_words: EngineWordsConfig | None = None,
         clock: Clock | None = None,
         directory: str | Path | None = None,
+        journal_directory: str | Path | None = None,
     ) -> None:
-        self._access = GroupAccess(name, directory=directory)
+        self._access = GroupAccess(name, directory=directory, journal_directory=journal_directory)
         self._opening = Opening(self._access, engine_words or EngineWordsConfig(), clock or SystemClock())
 
     def clear(

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
+from wsm.controller.journal import ControllerJournal
 from wsm.controller.participants import CacheProcess
 from wsm.declared_plans import PLANS_KIND, DeclaredPlans
 from wsm.protocol.view import View
@@ -39,10 +41,18 @@ class GroupView:
     ----------
     segment : Segment
         Attached.
+    journal_directory : path or None
+        Where ``controller.ndjson`` is appended to; None: the last lines stand in the segment alone.
+
+    Attributes
+    ----------
+    journal : ControllerJournal
+        What commands write down.
     """
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, journal_directory: str | Path | None = None) -> None:
         self.segment = segment
+        self.journal = ControllerJournal(segment.controller_journal, journal_directory)
         self._layout = segment.layout
         self._liveness = Liveness(segment)
         self._watching = threading.Lock()  # a transaction's thread and callers of status() look at once

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from typing import Any
 
 from wsm import log
 from wsm.clock import Clock
@@ -25,6 +26,7 @@ from wsm.protocol.view import View
 from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
 from wsm.signals.word import CommandWord, Operation, StatusCode
+from wsm.states import entry
 from wsm.states.vocabulary import KVState, Tag, WeightState
 
 #: How long a decided command may take to be over on every rank before the caller is told, in seconds.
@@ -110,6 +112,7 @@ class Transaction:
             As :meth:`wsm.Controller.update`.
         """
         self._log.info(log.COMMAND_ISSUED, operation=self._command.operation.name)
+        self._note(entry.COMMAND_ISSUED, operation=self._command.operation.name, request_id=self.request_id)
         return self._drive()
 
     def complete(self) -> None:
@@ -175,6 +178,7 @@ class Transaction:
         self._decided_ns = self._clock.monotonic_ns()
         self._log.info(log.COMMAND_DECIDED, decision=word.name)
         self._group.write_command(decide.decided(view, word))
+        self._note(entry.DECISION, operation=word.name)
         return True
 
     def _write_committed(self, view: View) -> bool:
@@ -247,6 +251,7 @@ class Transaction:
             then=self._situation,
         )
         self._log.error(log.COMMAND_FAILED, error=str(error))
+        self._note(entry.COMMAND_OVER, outcome=str(error))
         return error
 
     def _receipt(self, how: Outcome, code: StatusCode) -> Receipt:
@@ -274,6 +279,7 @@ class Transaction:
             missing=named(missing),
         )
         self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
+        self._note(entry.COMMAND_OVER, outcome=receipt.sentence())
         return receipt
 
     def _staging_s(self) -> float:
@@ -281,6 +287,9 @@ class Transaction:
         if not self._command.operation.is_hot or self._decided_ns is None:
             return 0.0
         return (self._decided_ns - self._began_ns) / 1e9
+
+    def _note(self, kind: str, **facts: Any) -> None:
+        self._group.journal.note(kind, self._command, **facts)
 
     def _elapsed_s(self, since_ns: int) -> float:
         return (self._clock.monotonic_ns() - since_ns) / 1e9

@@ -108,7 +108,9 @@ class RolloutSupervisor:
             undo.callback(self._processes.end_all)
             for rank in range(self.config.group.ranks):
                 self._processes.start(rank, epoch=1)
-            self.controller = undo.enter_context(Controller(self.config.group.name))
+            self.controller = undo.enter_context(
+                Controller(self.config.group.name, journal_directory=self.config.group.journal_directory)
+            )
             self._wait_until_attached()
             self._keep(segment, undo)
             receipt = self._boot()

@@ -1,0 +1,71 @@
+"""What a controller writes down: what it asked, decided, and found; whom it lost; how it ended.
+
+The last lines stand in the group's segment, whoever held the role, one after the other; with a directory they
+go to ``controller.ndjson`` in it, too, which all controllers of the group append to. A file that cannot be
+written any more ends the file, never the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from wsm import log
+from wsm.clock import Clock, SystemClock
+from wsm.signals.ring import LineRing
+from wsm.signals.word import CommandWord
+from wsm.states.entry import CONTROLLER, JournalEntry
+
+#: Name of the file in the journal directory.
+FILE_NAME = "controller.ndjson"
+
+_MAX_TEXT = 2 * 1024
+
+
+class ControllerJournal:
+    """The journal of whoever has the controller role.
+
+    Parameters
+    ----------
+    ring : LineRing
+        In the segment; only written while the role is held.
+    directory : path or None
+        Where the file is; None: nowhere.
+    clock : Clock or None
+        For the times; None is the host's, which the ranks' journals share.
+    """
+
+    def __init__(
+        self, ring: LineRing, directory: str | Path | None = None, clock: Clock | None = None
+    ) -> None:
+        self._ring = ring
+        self._path = None if directory is None else Path(directory) / FILE_NAME
+        self._clock = clock or SystemClock()
+
+    def note(self, kind: str, command: CommandWord, **facts: Any) -> None:
+        """Write one entry."""
+        shown = {key: fact[:_MAX_TEXT] if isinstance(fact, str) else fact for key, fact in facts.items()}
+        line = JournalEntry(
+            kind=kind,
+            at_ns=self._clock.monotonic_ns(),
+            wall_ns=self._clock.wall_ns(),
+            rank=CONTROLLER,
+            epoch=command.epoch,
+            sequence=command.sequence,
+            facts=shown,
+        ).to_line()
+        with contextlib.suppress(ValueError):  # the segment was closed under a command that outlived it
+            self._ring.append(line)
+        if self._path is not None:
+            self._append(self._path, line)
+
+    def _append(self, path: Path, line: str) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Opened for each line: controllers come and go, and one line is one write.
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            self._path = None
+            log.logger("controller").error(log.JOURNAL_ENDED, error=str(error))
