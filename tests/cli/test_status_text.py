@@ -64,6 +64,20 @@ CASES = {
         ),
         "UPDATE by process 77 is under way; waits for rank 0 (PREPARED), rank 1 (RUNNING 3)",
     ),
+    "hot update": (
+        group(
+            both={"sequence": 4, "code": "PREPARED"},
+            one={"sequence": 4, "code": "STAGING"},
+            operation="HOT_UPDATE",
+            sequence=4,
+            over=False,
+            controller_pid=77,
+        ),
+        (
+            "serves version 7; HOT_UPDATE by process 77 is under way; "
+            "waits for rank 0 (PREPARED), rank 1 (STAGING)"
+        ),
+    ),
     "one has not seen it": (
         group(both={"sequence": 4, "code": "DONE_CLEARED"}, one={"sequence": 3}, sequence=4, over=False,
               operation="CLEAR", controller_pid=77),

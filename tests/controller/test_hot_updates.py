@@ -71,6 +71,7 @@ def test_the_group_steps_with_the_old_version_for_as_long_as_a_rank_stages(servi
     group.await_steps()
     assert {version for _, version, _ in group.steps_of(0)} == {1}
     assert controller.status().serving
+    eventually(lambda: group.codes() == ["PREPARED", "STAGING"])
     group.revoke(1, "stage")
     assert pending.result(60).version == 2
     group.await_steps()

@@ -62,7 +62,9 @@ def _under_way(status: GroupStatus) -> str | None:
         return f"{status.operation} is decided; waits for {late}; if that does not end, start the group again"
     if status.controller_pid is None:
         return f"{status.operation} is open, its controller gone; waits for {late}; the next command ends it"
-    return f"{status.operation} by process {status.controller_pid} is under way; waits for {late}"
+    hot = status.serving and Operation[status.operation].is_hot
+    meanwhile = f"serves version {status.version}; " if hot else ""
+    return f"{meanwhile}{status.operation} by process {status.controller_pid} is under way; waits for {late}"
 
 
 def _broken(status: GroupStatus) -> str | None:

@@ -13,7 +13,7 @@ from wsm.controller.group_view import GroupView
 from wsm.declared_plans import DeclaredAction, DeclaredPlan, DeclaredPlansError
 from wsm.protocol.view import View
 from wsm.signals.presence import Doing
-from wsm.signals.word import StatusCode, StatusWord
+from wsm.signals.word import Operation, StatusCode, StatusWord, code_name
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def action_named(group: GroupView, rank: int, status: StatusWord) -> str:
     return f"action {status.action} of its plan" if action is None else action.name
 
 
-def doing(group: GroupView, rank: int, status: StatusWord | None) -> str:
+def doing(group: GroupView, rank: int, status: StatusWord | None, operation: Operation) -> str:
     """Say in a few words what a rank is doing for the command at hand."""
     stopped = " (its process is stopped)" if group.stopped(rank) else ""
     if status is None:
@@ -67,7 +67,7 @@ def doing(group: GroupView, rank: int, status: StatusWord | None) -> str:
     if status.code is StatusCode.RUNNING and inside is None:
         return f"waits for votes before {action_named(group, rank, status)}{stopped}"
     where = "" if inside is None else f" {'' if status.code is StatusCode.RUNNING else 'in '}{inside.name}"
-    return f"is {status.code.name.lower()}{where}{stopped}"
+    return f"is {code_name(operation, status.code).lower()}{where}{stopped}"
 
 
 class Overdue:

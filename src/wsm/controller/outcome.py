@@ -105,7 +105,7 @@ def late(group: GroupView, view: View) -> dict[int, str]:
     waiting = waiting_on(view)
     least = min((_progress(status) for status in waiting.values()), default=None)
     return {
-        group.named(rank): doing(group, rank, status)
+        group.named(rank): doing(group, rank, status, view.command.operation)
         for rank, status in waiting.items()
         if _progress(status) == least
     }
@@ -113,7 +113,10 @@ def late(group: GroupView, view: View) -> dict[int, str]:
 
 def doings(group: GroupView, view: View) -> dict[int, str]:
     """Say what every rank that is not done with the command is doing."""
-    return {group.named(rank): doing(group, rank, status) for rank, status in waiting_on(view).items()}
+    return {
+        group.named(rank): doing(group, rank, status, view.command.operation)
+        for rank, status in waiting_on(view).items()
+    }
 
 
 def _progress(status: StatusWord | None) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from wsm.controller.held import Held, held_by_all, words_for
 from wsm.protocol.decide import is_over
 from wsm.receipt import named
 from wsm.signals.lock import ControllerRole
-from wsm.signals.word import Operation
+from wsm.signals.word import Operation, code_name
 from wsm.states.vocabulary import KVState, Tag, WeightState
 
 
@@ -196,7 +196,7 @@ def read_status(group: GroupView) -> GroupStatus:
                 pid=group.pid(index),
                 weights=WeightState(status.weights if joined else WeightState.CLEARED).name,
                 kv=KVState(status.kv if joined else KVState.CLEARED).name,
-                code=status.code.name,
+                code=code_name(view.command.operation, status.code),
                 epoch=status.epoch,
                 sequence=status.sequence,
                 action=status.action,

@@ -81,7 +81,7 @@ class StatusCode(enum.IntEnum):
 
     NONE = 0
     ATTACHED = 1  # in this epoch, no command seen yet
-    DRAINING = 2  # saw the command, still stepping until its in-flight policy is satisfied
+    DRAINING = 2  # saw the command, still stepping: until requests are drained, or a hot version is staged
     PARKING = 3  # stands at a step boundary, waits for the others
     ACCEPTED = 4  # all stand at the same boundary
     RUNNING = 5  # inside the action that the word names
@@ -104,6 +104,11 @@ class StatusCode(enum.IntEnum):
     def is_failure(self) -> bool:
         """Whether the participant will never be PREPARED for the sequence (terminal codes aside)."""
         return StatusCode.FAILED <= self <= StatusCode.STOPPED_TOUCHED
+
+
+def code_name(operation: Operation, code: StatusCode) -> str:
+    """Return what people call a code: a rank that has seen a hot update and still steps is staging."""
+    return "STAGING" if operation.is_hot and code is StatusCode.DRAINING else code.name
 
 
 class StepKind(enum.IntEnum):
