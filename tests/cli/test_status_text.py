@@ -62,7 +62,7 @@ CASES = {
             over=False,
             controller_pid=77,
         ),
-        "UPDATE by process 77 is under way; waits for rank 0 (PREPARED), rank 1 (RUNNING 3)",
+        "UPDATE by process 77 is under way; waits for rank 0 (PREPARED), rank 1 (RUNNING action 3)",
     ),
     "hot update": (
         group(
