@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from wsm import log
@@ -153,6 +153,7 @@ class GroupKeeper:
 
     def _recover(self, victims: dict[int, str]) -> None:
         began = time.monotonic()
+        started: dict[int, float] = {}
         gone, delay_s = set(victims), self._mourn(victims)
         while not self._closing.is_set():
             self._begin(gone)
@@ -161,7 +162,8 @@ class GroupKeeper:
             number = self._recovery.epoch
             for rank in sorted(gone):
                 self._processes.start(rank, number)
-            more = self._await_joined(gone)
+                started[rank] = time.monotonic()
+            more = self._await_joined(started)
             if not more and not self._closing.is_set():
                 more = self._restore(began)
             if not more:
@@ -213,8 +215,11 @@ class GroupKeeper:
                 return
             self._tell(f"the recovery waits for the controller in process {self._recovery.role_holder()}")
 
-    def _await_joined(self, started: Collection[int]) -> dict[int, str]:
-        """Wait until all have joined the epoch; return who has to be replaced before that."""
+    def _await_joined(self, started: Mapping[int, float]) -> dict[int, str]:
+        """Wait until all have joined the epoch; return who has to be replaced before that.
+
+        A new process takes longer than one that lives, and is counted from its own start.
+        """
         began, limits = time.monotonic(), self._config.recovery
         while not self._closing.is_set():
             missing = self._recovery.missing()
@@ -223,12 +228,11 @@ class GroupKeeper:
                 return dict.fromkeys(ended, "")
             if not missing:
                 return {}
-            waited = time.monotonic() - began
-            late = {
-                rank: f"it did not join the epoch within {limit:g} s"
-                for rank in missing
-                if waited > (limit := self._start_s if rank in started else limits.rejoin_s)
-            }
+            late = {}
+            for rank in missing:
+                limit = self._start_s if rank in started else limits.rejoin_s
+                if time.monotonic() - started.get(rank, began) > limit:
+                    late[rank] = f"it did not join the epoch within {limit:g} s"
             if late:
                 return late
             self._processes.wait(_LOOK_S)
