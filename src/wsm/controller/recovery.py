@@ -101,6 +101,11 @@ class Recovery:
         view = self._group.view()
         return [index for index, status in enumerate(view.statuses) if status.epoch != view.command.epoch]
 
+    def left(self) -> list[int]:
+        """Return the participants of this epoch that have left their place, or died."""
+        joined = set(range(self._group.participants)) - set(self.missing())
+        return [index for index in sorted(joined) if self._group.life(index) is Life.DEAD]
+
     def take_role(self, wait_s: float, cancelled: Callable[[], bool] = bool) -> bool:
         """Take the controller role and keep it; blocks up to `wait_s` seconds for another controller.
 

@@ -25,6 +25,9 @@ from wsm.rollout.run_directory import log_tail
 #: Longest time between two looks, in seconds. A death wakes at once, where the kernel has pidfds.
 _LOOK_S = 0.02
 
+#: Seconds that a process may take from leaving its place to its end.
+_LEAVE_S = 5.0
+
 #: Seconds after which it is told that a recovery still waits for another controller.
 _TELL_S = 5.0
 
@@ -75,6 +78,7 @@ class GroupKeeper:
         self._whole = threading.Event()
         self._whole.set()
         self._fatal: BaseException | None = None
+        self._leaving_since: float | None = None
         self._overdue: tuple[object, float] = (None, 0.0)
         self._log = log.logger("rollout.supervisor", group=config.group.name)
         self._thread = threading.Thread(target=self._run, name="wsm-rollout-keeper", daemon=True)
@@ -130,12 +134,25 @@ class GroupKeeper:
         ended = self._processes.ended()
         if ended:
             return dict.fromkeys(ended, "")
-        if broken:
+        if broken and not self._is_leaving():
             stopped = [rank for rank in range(self._config.group.ranks) if self._processes.stopped(rank)]
             if stopped:
                 return dict.fromkeys(stopped, "it was stopped while the others waited for it in a step")
             return dict.fromkeys(broken, "its step raised")
         return self._hung()
+
+    def _is_leaving(self) -> bool:
+        """Whether a rank has left its place and its process is about to end: the steps of others break on that.
+
+        Who is waited for too long is no longer taken for one that ends by itself.
+        """
+        left = self._recovery.left()
+        if not left:
+            self._leaving_since = None
+            return False
+        now = time.monotonic()
+        self._leaving_since = now if self._leaving_since is None else self._leaving_since
+        return now - self._leaving_since < _LEAVE_S
 
     def _hung(self) -> dict[int, str]:
         """Return who keeps a decided command from its end for too long."""
@@ -143,11 +160,12 @@ class GroupKeeper:
         now, limit = time.monotonic(), self._config.recovery.hung_s
         if command != self._overdue[0]:
             self._overdue = command, now
-        if command.operation.is_hot:
-            limit += self._config.group.deadlines.drain_s  # it drains after its decision
-        if not late or now - self._overdue[1] < limit:
+        waited = now - self._overdue[1]
+        if not late or waited < limit:
             return {}
-        return dict.fromkeys(late, f"it did not end a decided command within {limit:g} s")
+        if command.operation.is_hot and waited < limit + self._config.group.deadlines.drain_s:
+            late = [rank for rank in late if self._processes.stopped(rank)]  # the others drain after it
+        return dict.fromkeys(late, f"it did not end a decided command within {waited:.0f} s")
 
     # -- recovering -----------------------------------------------------------------------------
 
