@@ -142,7 +142,7 @@ class GroupKeeper:
         return self._hung()
 
     def _is_leaving(self) -> bool:
-        """Whether a rank has left its place and its process is about to end: the steps of others break on that.
+        """Whether a rank has left its place and its process is about to end: the steps of others break then.
 
         Who is waited for too long is no longer taken for one that ends by itself.
         """
