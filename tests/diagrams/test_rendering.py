@@ -144,6 +144,7 @@ def test_a_summary_is_read_off_anything_shaped_like_a_plan() -> None:
     class Plan:
         name = "update"
         actions = (Step(),)
+        staged = 0
 
     assert summarise([Plan()]) == (
         PlanSummary("update", (StepSummary("load", False, True, "bring weights"),)),

@@ -135,7 +135,7 @@ def all_dialogues(plans: tuple[PlanSummary, ...]) -> dict[str, Dialogue]:
     return {
         "clear": sequences.clear_dialogue(named),
         "update": sequences.update_dialogue(named),
-        "hot": sequences.hot_update_dialogue(),
+        "hot": sequences.hot_update_dialogue(named),
     }
 
 

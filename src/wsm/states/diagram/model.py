@@ -145,10 +145,13 @@ class PlanSummary:
         A value of :class:`wsm.states.vocabulary.PlanName`.
     steps : tuple of StepSummary
         In order.
+    staged : int
+        How many of them, from the first, run beside the serving loop.
     """
 
     name: str
     steps: tuple[StepSummary, ...]
+    staged: int = 0
 
 
 class StepLike(Protocol):
@@ -173,6 +176,11 @@ class PlanLike(Protocol):
         """Its actions, in order."""
         ...
 
+    @property
+    def staged(self) -> int:
+        """How many of them run beside the serving loop."""
+        ...
+
 
 def summarise(plans: Iterable[PlanLike]) -> tuple[PlanSummary, ...]:
     """Return the summaries of plans; this package must not import where plans come from."""
@@ -183,6 +191,7 @@ def summarise(plans: Iterable[PlanLike]) -> tuple[PlanSummary, ...]:
                 StepSummary(step.name, step.collective, step.touches_weights, step.purpose)
                 for step in plan.actions
             ),
+            plan.staged,
         )
         for plan in plans
     )

@@ -6,9 +6,11 @@ Pieces of :mod:`.sequences`, each a few messages or one note. What the states do
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wsm.states.chart import Event
 from wsm.states.diagram.dialogue import RANKS, Block, Branch, Item, Message, Note, Participant
-from wsm.states.diagram.model import PlanSummary
+from wsm.states.diagram.model import PlanSummary, StepSummary
 from wsm.states.joint import JointState, step
 from wsm.states.vocabulary import WeightEvent
 
@@ -83,6 +85,11 @@ def work(plan: PlanSummary) -> tuple[Item, ...]:
             ),
         ),
     )
+
+
+def stretch(when: str, plan: str, steps: Sequence[StepSummary]) -> str:
+    """One line: a part of a plan that runs in one go."""
+    return f"plan {plan}, {when}: {', '.join(step.name for step in steps)}"
 
 
 def decision(operation: str) -> tuple[Item, ...]:

@@ -38,6 +38,6 @@ def render_all(plans: Sequence[PlanSummary] | None = None) -> dict[str, str]:
         rendered[f"{drawing.name}.mmd"] = state_diagram(drawing)
         rendered[f"{drawing.name}.dot"] = digraph(drawing)
     rendered["transitions.md"] = review_table(named)
-    for dialogue in (clear_dialogue(named), update_dialogue(named), hot_update_dialogue()):
+    for dialogue in (clear_dialogue(named), update_dialogue(named), hot_update_dialogue(named)):
         rendered[f"{dialogue.name}.mmd"] = sequence_diagram(dialogue)
     return rendered

@@ -19,6 +19,7 @@ from wsm.states.diagram.phrases import (
     first_step,
     status,
     steps,
+    stretch,
     told,
     vote,
     walk,
@@ -114,8 +115,9 @@ def update_dialogue(plans: Plans) -> Dialogue:
     )
 
 
-def hot_update_dialogue() -> Dialogue:
+def hot_update_dialogue(plans: Plans) -> Dialogue:
     """Return the dialogue of a hot update, staged while the ranks serve."""
+    plan = plans[PlanName.HOT]
     flipped, flip = walk(_SERVING, WeightEvent.UPDATE, KVEvent.UPDATE, KVEvent.REBUILT, WeightEvent.PREPARED)
     _, committed = walk(flipped, WeightEvent.COMMIT)
     return Dialogue(
@@ -123,7 +125,9 @@ def hot_update_dialogue() -> Dialogue:
         "hot update, staged beside the weights that serve",
         (
             *command("hot update(version)", "HOT_UPDATE"),
+            both("refused too where a second version does not fit"),
             *status("DRAINING"),
+            both(stretch("beside the loop", plan.name, plan.steps[: plan.staged])),
             Block(
                 "loop",
                 (
@@ -145,11 +149,17 @@ def hot_update_dialogue() -> Dialogue:
                             *decision("HOT_COMMIT"),
                             *steps("PARKED (epoch, q, s)"),
                             vote(),
-                            both("all stand, or a peer has finished q already: flip", *flip, *committed),
+                            both(
+                                "all stand, or a peer has finished q already:",
+                                stretch("in one poll()", plan.name, plan.steps[plan.staged :]),
+                                *flip,
+                                *committed,
+                            ),
                             *status("DONE_COMMITTED"),
                             told("every rank is terminal"),
                             Message(_C, _A, "receipt"),
                             *first_step(),
+                            both("the old memory goes beside the loop"),
                             both(
                                 "RUNNING carries the last finished sequence:",
                                 "no rank steps beside an old one",
