@@ -21,8 +21,10 @@ from wsm.actions.requests import ResetInputs, ResumeAdmitting, SettleRequests, S
 from wsm.actions.routing_replay import ForgetRoutingReplay, ResumeRoutingReplay
 from wsm.actions.surfaces import GroupKind
 from wsm.actions.verify import VerifyCleared, VerifyLoaded, resident_digest
-from wsm.actions.weights import AddressContract, LoadWeights, ReleaseWeights
+from wsm.actions.weights import AddressContract, LoadWeights, ReleaseWeights, WatchedTarget
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+from wsm.strategies.memory_target import MemoryTarget
+from wsm.strategies.tensor import TensorSpec
 
 
 def drop_graphs(*, collective=False, contract=None):
@@ -449,3 +451,16 @@ def test_nothing_is_declared_that_was_not_measured_or_loaded(make_context):
         DeclareCleared().run(make_context())
     with pytest.raises(PostconditionError, match="manifest_digest"):
         DeclarePrepared().run(make_context())
+
+
+def test_memory_that_a_target_keeps_marks_the_command_as_bytes_that_are_written_do(make_context):
+    context = make_context()
+    target = MemoryTarget([TensorSpec("a", "U8", (2,))], adopting=True)
+    watched = WatchedTarget(target, context)
+    assert watched.adopts("a")
+    assert not context.weights_touched
+    watched.adopt("a", memoryview(bytearray(b"ab")))
+    assert context.weights_touched
+    assert bytes(watched.readable("a")) == b"ab"
+    assert not watched.adopts("a")
+    assert not WatchedTarget(context.runner.weights, context).adopts("head")

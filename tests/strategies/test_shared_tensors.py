@@ -156,6 +156,23 @@ def test_a_dead_trainers_version_is_refused_where_orphans_are(directory, dead_tr
 
 
 @pytest.mark.processes
+def test_a_trainer_that_is_killed_while_a_rank_loads_takes_nothing_away(directory):
+    process = subprocess.Popen(
+        [sys.executable, "-c", _TRAINER, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout.readline() == b"published\n"
+        kept, copied = MemoryTarget([SPEC], adopting=True), MemoryTarget([SPEC])
+        for target in (kept, copied):
+            load(source(directory), target, name="ipc", progress=lambda done, total: process.kill())
+        process.wait()
+    assert bytes(kept.readable("w")) == bytes(copied.readable("w")) == A["w"][1]
+    with SharedTensors(directory) as shared:
+        shared.publish(2, {0: B})
+        assert bytes(kept.readable("w")) == A["w"][1]
+
+
+@pytest.mark.processes
 def test_the_next_trainer_sweeps_what_a_dead_one_left_when_it_has_published(directory, dead_trainer):
     orphans = segments_of(directory)
     with SharedTensors(directory) as shared:
@@ -257,7 +274,7 @@ def test_a_lease_lasts_as_long_as_the_last_view_of_the_memory():
 
 
 @pytest.mark.processes
-def test_sweeping_spares_what_has_an_owner_or_a_reader(tmp_path):
+def test_sweeping_spares_what_has_an_owner_and_leaves_readers_their_memory():
     program = (
         "import os, signal; from wsm.strategies.shared_segment import OwnedSegment;"
         "print(OwnedSegment('wsm-test-dead.', 64).name, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
@@ -269,10 +286,10 @@ def test_sweeping_spares_what_has_an_owner_or_a_reader(tmp_path):
     try:
         reader = AttachedSegment(dead, 64, referrer="test")
         assert not reader.owned()
-        assert sweep("wsm-test-dead.", frozenset()) == ()
-        reader.close()
         assert sweep("wsm-test-dead.", frozenset({dead})) == ()
         assert sweep("wsm-test-dead.", frozenset()) == (dead,)
+        assert bytes(reader.memory()[:64]) == bytes(64)
+        reader.close()
         assert (Path(MEMORY_DIRECTORY) / living.name).exists()
     finally:
         living.close()

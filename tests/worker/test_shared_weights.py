@@ -109,3 +109,28 @@ def test_a_stream_of_another_version_changes_nothing_and_both_sides_hear_of_it(s
             group.await_steps()
         group.stop()
     group.assert_steps_are_pure([1])
+
+
+def test_hot_updates_stage_from_shared_memory_and_from_buckets(group, publish, streamed, tmp_path):
+    publish(1)
+    group.start()
+    with group.controller() as controller:
+        controller.update(1)
+        for version in (2, 3):
+            publish(version)
+            assert controller.update(version, hot=True).hot
+            group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1, 2, 3])
+    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=1024, in_flight=2) as sender:
+        streamed.start()
+        with streamed.controller() as controller:
+            for version in (1, 2, 3):
+                shards = {rank: shard_of(version, rank) for rank in range(streamed.ranks)}
+                with sender.sending(version, shards) as sending:
+                    receipt = controller.update(version, hot=version > 1)
+                streamed.published[version] = sending.result()
+                assert receipt.hot == (version > 1)
+                streamed.await_steps()
+        streamed.stop()
+    streamed.assert_steps_are_pure([1, 2, 3])

@@ -59,18 +59,14 @@ class OwnedSegment:
     """
 
     def __init__(self, prefix: str, nbytes: int, directory: str = MEMORY_DIRECTORY) -> None:
-        self.name = f"{prefix}{secrets.token_hex(8)}"
         self.nbytes = nbytes
-        self._path = f"{directory}/{self.name}"
         self._open = True
         try:
-            self._descriptor = os.open(
-                self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-            )
+            self.name, self._descriptor = _create_owned(prefix, directory)
         except OSError as error:
             raise SharingRefusedError(path=directory, nbytes=nbytes, reason=str(error)) from error
+        self._path = f"{directory}/{self.name}"
         try:
-            byte_leases.take_alone(self._descriptor, _OWNER)
             os.posix_fallocate(self._descriptor, 0, nbytes)
             self._mapping = mmap.mmap(self._descriptor, nbytes)
         except OSError as error:
@@ -211,7 +207,9 @@ class AttachedSegment:
 
 
 def sweep(prefix: str, keep: frozenset[str], directory: str = MEMORY_DIRECTORY) -> tuple[str, ...]:
-    """Remove segments that begin with `prefix` and have neither owner nor reader; return their names.
+    """Remove segments that begin with `prefix` and have no owner; return their names.
+
+    A reader keeps the memory, as it would if the owner had closed it.
 
     Parameters
     ----------
@@ -231,12 +229,25 @@ def sweep(prefix: str, keep: frozenset[str], directory: str = MEMORY_DIRECTORY) 
     return tuple(sorted(swept))
 
 
+def _create_owned(prefix: str, directory: str) -> tuple[str, int]:
+    """Create an empty file that is ours; return its name and descriptor."""
+    while True:
+        name = f"{prefix}{secrets.token_hex(8)}"
+        descriptor = os.open(
+            f"{directory}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+        # Before it was ours, somebody who sweeps may have taken it for what a dead owner left.
+        if byte_leases.take_alone(descriptor, _OWNER) and os.fstat(descriptor).st_nlink:
+            return name, descriptor
+        os.close(descriptor)
+
+
 def _is_abandoned(path: Path) -> bool:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        return not (byte_leases.is_taken(descriptor, _OWNER) or byte_leases.is_taken(descriptor, _READERS))
+        return not byte_leases.is_taken(descriptor, _OWNER)
     finally:
         os.close(descriptor)
