@@ -1,0 +1,174 @@
+"""Commands about one half that fail: what was held is held again, or nothing is; never something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from living_group import LivingGroup
+from lone_rank import LoneRank, load
+
+import wsm
+from wsm import KVPolicy, Outcome, Tag
+from wsm.command import CommandArguments, CommandArgumentsError, TagsError, parse_tags
+from wsm.controller.errors import CommandRefusedError, MixedGroupError, RankFailedError, TagsContradictError
+from wsm.states.replay import replay
+
+W, K = frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})
+
+
+def states(controller: wsm.Controller) -> set[tuple[str, str]]:
+    return {(rank.weights, rank.kv) for rank in controller.status().ranks}
+
+
+def fails(*_arguments: object) -> None:
+    raise OSError("bad luck")
+
+
+@pytest.fixture
+def lone(make_lone: Callable[..., LoneRank]) -> LoneRank:
+    """A rank whose loads can be made to fail, before the first byte or after it."""
+
+    def may_fail(context, target):
+        if context.version == 404:
+            raise OSError("there is no such version")
+        facts = load(context, target)
+        if context.version == 13:
+            raise OSError("the source went away")
+        return facts
+
+    rank = make_lone(load=may_fail)
+    rank.update(1)
+    return rank
+
+
+def test_a_load_that_is_refused_leaves_the_kv_cache_that_was_there(lone: LoneRank) -> None:
+    lone.clear(tags=W)
+    cache = lone.runner.kv_cache
+    with pytest.raises(RankFailedError):
+        lone.update(404)
+    assert states(lone.controller) == {("CLEARED", "NORMAL")}
+    assert cache.allocated_bytes()
+    assert not list(lone.runner.weights.held())
+    assert lone.update(2, tags=W).missing == ()
+
+
+def test_a_load_that_fails_half_way_leaves_nothing(lone: LoneRank) -> None:
+    lone.clear(tags=W)
+    with pytest.raises(RankFailedError):
+        lone.update(13, tags=W)
+    assert states(lone.controller) == {("CLEARED", "CLEARED")}
+    assert not lone.runner.kv_cache.allocated_bytes()
+
+
+def test_a_refused_load_over_weights_that_are_held_leaves_them_and_the_missing_cache(lone: LoneRank) -> None:
+    lone.clear(tags=K)
+    with pytest.raises(RankFailedError):
+        lone.update(404)
+    assert states(lone.controller) == {("NORMAL", "CLEARED")}
+    assert lone.worker.version == 1
+    assert lone.update(None, tags=K).version == 1
+
+
+def test_a_rebuild_that_fails_leaves_the_weights_and_no_cache(lone: LoneRank) -> None:
+    lone.clear(tags=K)
+    lone.runner.kv_cache.rebuild = fails
+    with pytest.raises(RankFailedError, match="rebuild_kv_cache"):
+        lone.update(None, tags=K)
+    assert states(lone.controller) == {("NORMAL", "CLEARED")}
+    assert lone.worker.poll() is wsm.HOLD
+    assert replay(lone.worker.journal).impossible is None
+
+
+@pytest.mark.parametrize("beside", [frozenset(), W], ids=["with weights", "without weights"])
+def test_a_cache_that_cannot_be_released_is_a_fault_until_all_is_cleared(
+    lone: LoneRank, beside: frozenset[Tag]
+) -> None:
+    if beside:
+        lone.clear(tags=beside)
+    release, lone.runner.kv_cache.release = lone.runner.kv_cache.release, fails
+    with pytest.raises(RankFailedError, match="release_kv_cache"):
+        lone.clear(tags=K)
+    assert {weights for weights, _ in states(lone.controller)} == {"FAULTED"}
+    lone.runner.kv_cache.release = release
+    with pytest.raises(MixedGroupError, match="weights and KV cache together"):
+        lone.clear(tags=K)
+    assert lone.clear().outcome is Outcome.CLEARED
+    assert states(lone.controller) == {("CLEARED", "CLEARED")}
+    assert replay(lone.worker.journal).impossible is None
+
+
+def test_a_release_that_freed_nothing_is_no_clear_of_the_cache(lone: LoneRank) -> None:
+    lone.runner.kv_cache.release = lambda: 0
+    with pytest.raises(RankFailedError, match="0 bytes of KV cache"):
+        lone.clear(tags=K)
+    assert {weights for weights, _ in states(lone.controller)} == {"FAULTED"}
+
+
+def test_a_policy_for_blocks_that_do_not_stay_is_refused(lone: LoneRank) -> None:
+    for tags in (K, wsm.ALL_TAGS):
+        with pytest.raises(CommandRefusedError, match="KV policy 'keep'"):
+            lone.clear(tags=tags, kv_policy=KVPolicy.KEEP)
+    assert lone.controller.status().serving
+
+
+@pytest.mark.parametrize("arguments", [{"version": 2, "tags": K}, {"version": 2, "tags": W, "hot": True}])
+def test_tags_that_contradict_another_argument_are_refused(lone: LoneRank, arguments: dict) -> None:
+    sequence = lone.controller.status().sequence
+    with pytest.raises(TagsContradictError):
+        lone.controller.update(**arguments)
+    assert lone.controller.status().sequence == sequence
+
+
+@pytest.mark.parametrize(
+    "text", ["", "weight", "weights,weights", "weights;kv_cache", "kv", "all", "weights,", "WEIGHTS"]
+)
+def test_tags_are_whole_names(text: str) -> None:
+    """FastDeploy C2-8: a substring test takes `weights_backup` for the weights."""
+    with pytest.raises(TagsError):
+        parse_tags(text)
+    assert parse_tags("kv_cache, weights") == wsm.ALL_TAGS
+
+
+@pytest.mark.parametrize("tags", [frozenset(), "weights", ["weights"], [Tag.WEIGHTS, Tag.WEIGHTS]])
+def test_what_is_no_set_of_tags_is_refused_before_anything_is_written(lone: LoneRank, tags: object) -> None:
+    sequence = lone.controller.status().sequence
+    for ask in (lone.controller.clear, lone.controller.update):
+        with pytest.raises(TagsError):
+            ask(tags=tags)
+    assert lone.controller.status().sequence == sequence
+
+
+@pytest.mark.parametrize("tags", ['"weights"', "[]", '["weight"]', '["weights", "weights"]', "null", "7"])
+def test_a_rank_checks_tags_on_arrival(tags: str) -> None:
+    good = CommandArguments("r", tags=W).to_bytes()
+    assert CommandArguments.from_bytes(good).tags == W
+    with pytest.raises(CommandArgumentsError):
+        CommandArguments.from_bytes(good.replace(b'["weights"]', tags.encode()))
+
+
+def test_ranks_fail_and_keep_their_half_together(make_group: Callable[..., LivingGroup]) -> None:
+    group = make_group(load=0.3)
+    controller = group.boot()
+    controller.clear(tags=W)
+    group.order(1, "write", "raise once")
+    with pytest.raises(RankFailedError):
+        controller.update(1)
+    assert states(controller) == {("CLEARED", "CLEARED")}
+    controller.update(1)
+    controller.clear(tags=K)
+    group.order(0, "rebuild", "raise once")
+    with pytest.raises(RankFailedError):
+        controller.update(1)
+    assert states(controller) == {("NORMAL", "CLEARED")}
+    assert controller.update(1).loaded is False
+    group.publish(2)
+    controller.clear(tags=W)
+    with pytest.raises(RankFailedError):
+        controller.update(404)
+    assert states(controller) == {("CLEARED", "NORMAL")}
+    assert controller.update(2).missing == ()
+    group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([2])
+    group.assert_journals_are_possible()
