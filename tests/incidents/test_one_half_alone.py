@@ -77,14 +77,13 @@ def test_fastdeploy_c2_10_waking_alone_is_verified_like_any_other_load(make_lone
 
 
 def test_fastdeploy_c2_22_a_half_is_called_cleared_when_its_memory_is_free_and_not_before(strict, engine):
-    for tags, release in ((K, "cache.release"), (W, "weights.release")):
+    for tags, release in ((K, "cache.release"), (W, "deepep.clear")):
         seen = {}
         engine.watch = lambda call, seen=seen: seen.setdefault(call, strict.controller.status().ranks[0])
         strict.clear(tags=tags)
         engine.watch = lambda _call: None
-        if release in seen:
-            during = seen[release]
-            assert (during.kv if tags == K else during.weights) == "CLEARING"
+        during = seen[release]
+        assert (during.kv if tags == K else during.weights) == "CLEARING"
         assert strict.controller.status().missing == tags
         strict.update(1)
 
