@@ -1,7 +1,7 @@
 """A controller that dies: python controller_process.py GROUP DIRECTORY COMMAND VERSION POINT.
 
-COMMAND is `clear` or `update`; VERSION is a number or `newest`. At POINT the process kills itself as the
-kernel would, with the role held: nothing of it runs any more. POINT `never` lets it live to the end.
+COMMAND is `clear`, `update` or `hot`; VERSION is a number or `newest`. At POINT the process kills itself
+as the kernel would, with the role held: nothing of it runs any more. POINT `never` lets it live to the end.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
         if command == "clear":
             controller.clear()
         else:
-            controller.update(None if version == "newest" else int(version))
+            controller.update(None if version == "newest" else int(version), hot=command == "hot")
 
 
 if __name__ == "__main__":

@@ -74,6 +74,45 @@ def test_an_update_that_all_ranks_prepared_is_committed_by_the_successor(make_gr
     group.assert_journals_are_possible()
 
 
+@pytest.mark.parametrize("point", ["after command", "before decision", "after decision", "after committed"])
+def test_a_hot_update_that_all_ranks_staged_is_committed_by_the_successor(make_group, dying, point):
+    group = make_group(load=0.3)
+    with group.boot() as controller:
+        group.publish(2)
+        group.await_steps()
+        killed(group, dying, "hot", 2, point)
+        done = "DONE_COMMITTED" if point in ("after decision", "after committed") else "PREPARED"
+        eventually(lambda: codes(controller) == [done] * 2, done)
+        receipt = controller.update(2, hot=True, settle_s=20)  # completes what is open, then finds it served
+        assert receipt.outcome is Outcome.ALREADY_SERVED
+        group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
+    group.assert_journals_are_possible()
+
+
+def test_a_hot_update_that_a_rank_still_stages_is_aborted_by_the_successor_and_nothing_happened(
+    make_group, dying
+):
+    group = make_group(load=0.3)
+    group.publish(2)
+    with group.boot() as controller:
+        group.order(1, "stage", "hold")
+        killed(group, dying, "hot", 2, "after command")
+        group.await_held(1, "stage")
+        group.await_steps()  # nobody decides, and the group serves on
+        thread, results = begin_in_thread(lambda: controller.update(1, settle_s=30))
+        eventually(lambda: controller.status().operation == "HOT_ABORT")
+        group.revoke(1, "stage")
+        thread.join(60)
+        assert results[0].outcome is Outcome.ALREADY_SERVED
+        assert controller.update(2, hot=True).version == 2
+        group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
+    group.assert_journals_are_possible()
+
+
 def begin_in_thread(action):
     """Run a blocking command beside the test; returns (thread, results)."""
     results = []
