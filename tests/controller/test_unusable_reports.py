@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from wsm.controller.recovery import Recovery
 from wsm.controller.transaction import Transaction
 from wsm.protocol.errors import CommandOpenError
 from wsm.report import RankReport, ReportFormatError
@@ -60,6 +61,25 @@ def test_a_successor_aborts_what_a_dead_controller_left_with_unusable_reports(lo
             lone.worker.poll()
     with pytest.raises(CommandOpenError, match="ABORT"):
         lone.controller.update(2, settle_s=0)
+    while not lone.controller.status().over:
+        lone.worker.poll()
+    assert lone.update(2).version == 2
+
+
+def test_a_recovery_decides_against_what_it_cannot_read(lone, monkeypatch):
+    """It raises the epoch next; an error here would leave the group without one for ever."""
+    with monkeypatch.context() as patched:
+        of_another_build(patched)
+        patched.setattr(Transaction, "_write_what_follows", die)
+        pending = lone.controller.begin_update(1)
+        with pytest.raises(DeadError):
+            pending.result()
+        while lone.controller.status().ranks[0].code != "PREPARED":
+            lone.worker.poll()
+    recovery = Recovery(lone.segment)
+    assert recovery.begin([]) is None
+    recovery.close()
+    assert lone.controller.status().operation == "ABORT"
     while not lone.controller.status().over:
         lone.worker.poll()
     assert lone.update(2).version == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from wsm.controller.status import read_status
 from wsm.errors import WsmError
 from wsm.protocol.decide import waiting_on
 from wsm.protocol.view import View
-from wsm.report import WITHOUT_WEIGHTS, FailureReport, RankReport
+from wsm.report import WITHOUT_WEIGHTS, FailureReport, RankReport, ReportFormatError
 from wsm.signals.word import CommandWord, StatusCode, StatusWord
 
 #: Errors that only repeat that another rank failed.
@@ -66,9 +67,10 @@ def version(group: GroupView, command: CommandWord) -> int | None:
     """
     for rank in range(group.participants):
         for code in (StatusCode.PREPARED, StatusCode.DONE_COMMITTED):
-            report = group.report(rank, command, code)
-            if report is not None and report.version is not None:
-                return report.version
+            with contextlib.suppress(ReportFormatError):
+                report = group.report(rank, command, code)
+                if report is not None and report.version is not None:
+                    return report.version
     return None
 
 

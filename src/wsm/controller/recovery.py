@@ -25,6 +25,7 @@ from wsm.controller.transaction import SETTLE_S, Transaction
 from wsm.errors import InternalError
 from wsm.protocol import decide, epochs
 from wsm.protocol.view import View
+from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import Life
 from wsm.signals.lock import ControllerRole
@@ -220,7 +221,9 @@ class Recovery:
         """Decide what is undecided, as any successor would; its ranks need not come to its end any more."""
         prepared = None
         if decide.all_prepared(view):
-            prepared = outcome.reports(self._group, view.command, StatusCode.PREPARED)
+            # What cannot be read cannot be compared, and is not committed.
+            with contextlib.suppress(ReportFormatError):
+                prepared = outcome.reports(self._group, view.command, StatusCode.PREPARED)
         agree = prepared is not None and outcome.agree(prepared)
         word = decide.decision(view, agree=agree, give_up=True)
         if word is None:
