@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from wsm.actions.backends.device_groups import DeviceGroups
+from wsm.actions.backends.device_weights import DeviceWeights
 from wsm.actions.backends.fastdeploy_runner import FastDeployRunner
 from wsm.actions.backends.paddle_groups import PaddleGlooGroups
 from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.backends.rendezvous import FileRendezvous, Rendezvous
+from wsm.actions.staging_surface import AvailableMemory, StageableWeights
 from wsm.actions.surfaces import MemorySurface, ProcessGroupSurface, Runner, WeightSurface
 from wsm.actions.weights import AddressedWeights
+from wsm.strategies.memory_target import MemoryTarget
 
 
 def a_runner(runner: FastDeployRunner) -> Runner:
@@ -20,11 +23,23 @@ def groups(gloo: PaddleGlooGroups, device: DeviceGroups) -> tuple[ProcessGroupSu
     return gloo, device
 
 
-def weights(paddle: PaddleWeights) -> tuple[WeightSurface, AddressedWeights]:
-    return paddle, paddle
+def weights(paddle: PaddleWeights) -> tuple[WeightSurface, AddressedWeights, StageableWeights]:
+    return paddle, paddle, paddle
+
+
+def device_weights(device: DeviceWeights) -> tuple[WeightSurface, StageableWeights]:
+    return device, device
+
+
+def plain_weights(plain: MemoryTarget) -> tuple[WeightSurface, StageableWeights]:
+    return plain, plain
 
 
 def memory(host: HostMemory, device: DeviceMemory) -> tuple[MemorySurface, MemorySurface]:
+    return host, device
+
+
+def available(host: HostMemory, device: DeviceMemory) -> tuple[AvailableMemory, AvailableMemory]:
     return host, device
 
 
