@@ -38,7 +38,7 @@ def _command_options(deadline_s: float) -> Callable[[Callable[..., None]], Calla
             type=Seconds(),
             default=deadline_s,
             show_default=True,
-            help="Take the command back if it is undecided by then; a rank that hangs may add 30 s.",
+            help="Take the command back if it is undecided by then; each action has a deadline of its own.",
         ),
         click.option(
             "--wait",
