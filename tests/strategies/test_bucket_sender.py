@@ -389,15 +389,41 @@ def test_what_a_killed_sender_left_is_swept_by_the_next_one(tmp_path):
         "sender = BucketSender(sys.argv[1], bucket_bytes=64); sender._segment(0);"
         "print(sender._segments[0].name, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    address = f"ipc://{tmp_path}/buckets"
-    done = subprocess.run(
-        [sys.executable, "-c", program, address], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", program, f"ipc://{tmp_path}/buckets"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL
     left = Path(MEMORY_DIRECTORY) / done.stdout.strip()
-    assert left.exists()
-    with BucketSender(address):
+    with BucketSender(f"ipc://{tmp_path}/elsewhere"):
         assert not left.exists()
+
+
+_DYING_SENDER = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[2])
+from receiving_rank import SPECS
+from wsm.strategies import BucketSender
+def die(done, total):
+    if done > 1 << 20:
+        print(sender._segments[0].name, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+shard = {spec.name: (spec, bytes(spec.nbytes)) for spec in SPECS}
+with BucketSender(sys.argv[1], bucket_bytes=1 << 18, in_flight=2) as sender:
+    print("listening", flush=True)
+    sender.send(1, {0: shard, 1: shard}, progress=die)
+"""
+
+
+@pytest.mark.processes
+def test_a_rank_whose_sender_is_killed_says_so_and_removes_what_it_left(tmp_path):
+    address = f"ipc://{tmp_path}/buckets"
+    command = [sys.executable, "-c", _DYING_SENDER, address, str(PROGRAM.parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "listening\n"
+        source = IpcAsyncSource(address, 0, world_size=2, silence_s=600)
+        with pytest.raises(stream_errors.PeerDiedError, match="has ended") as caught:
+            load(source, MemoryTarget(SPECS), name="ipc_async", version=1)
+        assert caught.value.touched
+        assert not (Path(MEMORY_DIRECTORY) / process.stdout.readline().strip()).exists()
 
 
 def test_every_error_of_a_stream_is_one_of_wsm() -> None:

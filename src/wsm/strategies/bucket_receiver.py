@@ -178,6 +178,7 @@ class BucketReceiver:
         self._socket.close(flush=self._answered)
         self._memory = memoryview(b"")
         if self._segment is not None:
+            self._segment.remove_orphan()
             self._segment.close()
 
     def _read(self, places: list[tuple[int, int]], offset: int, destination: memoryview) -> None:

@@ -19,7 +19,6 @@ from wsm.strategies import bucket_socket
 from wsm.strategies.bucket_plan import ALIGNMENT
 from wsm.strategies.bucket_sending import SendingLoop
 from wsm.strategies.bucket_stream import RankStream
-from wsm.strategies.digest import digest_of
 from wsm.strategies.errors import IncompletePublicationError
 from wsm.strategies.observer import never_cancelled
 from wsm.strategies.sealed_json import content_digest
@@ -32,6 +31,8 @@ from wsm.strategies.version_file import check_version
 BUCKET_BYTES = 8 << 20
 #: Buckets that may be on their way to one rank.
 IN_FLIGHT = 4
+
+_PREFIX = "wsm-buckets."
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,8 @@ class BucketSender:
         self._early: list[tuple[bytes, bytes]] = []
         self._socket = bucket_socket.listen(address)
         self.address = self._socket.address
-        # Names tell which address they belong to, so that the next sender sweeps what a dead one left there.
-        self._prefix = f"wsm-buckets.{digest_of(address.encode())[:8]}."
-        sweep(self._prefix, frozenset(), memory_directory)
+        # Buckets are worth nothing without their sender: whatever has no owner is a dead one's.
+        sweep(_PREFIX, frozenset(), memory_directory)
 
     def send(
         self,
@@ -279,7 +279,7 @@ class BucketSender:
             return old
         if old is not None:
             old.close()
-        made = OwnedSegment(self._prefix, self._bucket_bytes * self._in_flight, self._memory_directory)
+        made = OwnedSegment(_PREFIX, self._bucket_bytes * self._in_flight, self._memory_directory)
         self._segments[rank] = made
         return made
 

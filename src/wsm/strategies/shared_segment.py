@@ -155,6 +155,12 @@ class AttachedSegment:
         """Whether it still has its name: the owner has not withdrawn it."""
         return bool(os.fstat(self._descriptor).st_nlink)
 
+    def remove_orphan(self) -> None:
+        """Take the name away if the owner is dead and nobody else will; whoever maps it keeps it."""
+        with suppress(OSError):
+            if not self.owned() and os.path.samestat(os.fstat(self._descriptor), Path(self.path).stat()):
+                Path(self.path).unlink()
+
     def read_into(self, offset: int, destination: memoryview) -> None:
         """Fill `destination` from `offset` on. Blocks.
 
