@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,11 @@ from wsm.receipt import Receipt
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.request import Generation
 from wsm.rollout.supervisor import INITIAL_VERSION, RolloutSupervisor
+
+#: How long a step waits for a group that recovers from the loss of a rank, in seconds.
+PATIENCE_S = 120.0
+
+_LOOK_S = 0.05
 
 
 def run_loop(settings: DemoSettings, progress: RunProgress) -> tuple[Report, list[Span]]:
@@ -64,7 +69,7 @@ def run_loop(settings: DemoSettings, progress: RunProgress) -> tuple[Report, lis
             settings.shape, ranks=settings.ranks, directory=snapshots, seed=settings.seed
         ) as trainer,
         RolloutSupervisor(config) as group,
-        group.client() as client,
+        RolloutClient(config.group.name, retry_s=PATIENCE_S) as client,
     ):
         loop = _Loop(settings, progress, trainer, group, client)
         try:
@@ -90,6 +95,7 @@ class _Loop:
         self._settings = settings
         self._progress = progress
         self._trainer = trainer
+        self._group = group
         self._controller = group.controller
         self._load = group.load
         self._client = client
@@ -132,7 +138,7 @@ class _Loop:
     ) -> StepRecord:
         """Clear the group, train in the memory that it gave back, and update it to what was learned."""
         with self._timed("clear") as cleared:
-            self._controller.clear()
+            self._commanded(self._controller.clear)
         record = self._train_and_update(record, prompts, tokens, rewards, answers)
         return replace(record, clear_ms=cleared[0].duration_ns / 1e6)
 
@@ -163,7 +169,7 @@ class _Loop:
         published = self._trainer.publish(version)
         self._spans_of(published, "publish")
         with self._timed("update") as updated:
-            receipt = self._controller.update(version, hot=self._settings.hot)
+            receipt = self._commanded(lambda: self._controller.update(version, hot=self._settings.hot))
         require_published(receipt, published.facts)
         self._version = version
         seen = np.array([answer.logprobs for answer in answers])
@@ -185,6 +191,18 @@ class _Loop:
 
     def _served_to_others(self) -> int:
         return 0 if self._load is None else sum(dict(self._load.tokens_by_version).values())
+
+    def _commanded(self, command: Callable[[], Receipt]) -> Receipt:
+        """Command the group, and again while it recovers from the loss of a rank."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return command()
+            except WsmError as error:
+                if not error.retryable or time.monotonic() > deadline:
+                    raise
+            self._group.check()
+            time.sleep(_LOOK_S)
 
     def _train_only(
         self,
