@@ -84,14 +84,16 @@ def _faults(victim: str, points: Sequence[str], operation: str) -> Iterator[Faul
         if kind == "begin":
             continue  # nothing lies between it and the line of the journal before it
         for act in _ENDS:
-            if _is_asked_for(act, kind, nth):
+            if _is_asked_for(operation, act, kind, nth):
                 yield Fault(victim, point, act, nth)
     if operation != "clear":
         yield Fault(victim, "write", Act.RAISE, max(busy["write"] // 2, 1))
 
 
-def _is_asked_for(act: Act, kind: str, nth: int) -> bool:
+def _is_asked_for(operation: str, act: Act, kind: str, nth: int) -> bool:
     """Whether an end at a point of that kind tells something that others do not; some cases take seconds."""
+    if act is Act.HANG and operation == "boot":
+        return False  # the supervisor's own first update waits for minutes before it gives a rank up
     if act is Act.HANG:
         return kind == "started" or (kind == "write" and nth > 1)
     return act is not Act.FREEZE or kind in ("started", "word")

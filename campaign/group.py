@@ -21,6 +21,7 @@ import psutil
 
 from campaign.environment import victims_environment
 from campaign.fault import Fault, Fired, OrderBook
+from campaign.journals import forget_journals, impossible_entries
 from campaign.leftovers import left_by, remove_leftovers
 from campaign.load import CampaignLoad
 from campaign.played_config import played_config, publish_version
@@ -105,6 +106,7 @@ class GroupUnderFault:
             journals=journals,
         )
         self.published = 0
+        self.damaged = False  # whether its words were, so that its journals may tell of anything
         self._steps = StepAudit(self.directory, self.config.engine.shape, ranks)
         self._tokens = TokenAudit(self.config.engine.shape)
         self._load: CampaignLoad | None = None
@@ -161,10 +163,14 @@ class GroupUnderFault:
             self._undo.callback(self._load.close)
 
     def stop(self) -> list[str]:
-        """End the group, if it runs; return what it left behind, which is removed then."""
+        """End the group, if it runs; return what it left behind, journals that cannot be included."""
         self._supervisor = None
         self._undo.close()
         found = left_by(self.config.group.name, self.directory)
+        if not self.damaged:
+            found += impossible_entries(self.directory / "journals")
+        forget_journals(self.directory / "journals")
+        self.damaged = False
         remove_leftovers(self.config.group.name)
         return found
 

@@ -76,6 +76,7 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
 
 def _flip(group: GroupUnderFault, place: str, chance: random.Random) -> None:
     """Flip one to three bits of a place in the segment."""
+    group.damaged = True
     layout = layout_of(group.ranks)
     name, rank = place.rstrip("0123456789"), int(place.lstrip("abcdefghijklmnopqrstuvwxyz") or 0)
     if name == "header":

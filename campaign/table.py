@@ -40,12 +40,27 @@ def show(results: Sequence[Result], console: Console) -> None:
             f"{len(recoveries)} groups lost a rank and were whole again after "
             f"{_percentile(recoveries, 50)} s (median), {_percentile(recoveries, 90)} s (90 %)"
         )
+    _say_detection(results, console)
     left = [result for result in results if result.leftovers]
     checked = sum(result.checked for result in results)
     console.print(
         f"{len(results)} cases, {sum(not result.good for result in results)} bad; {len(left)} left something "
         f"behind; {checked} steps and tokens held against their versions"
     )
+
+
+def _say_detection(results: Sequence[Result], console: Console) -> None:
+    """Say how soon the caller, or the terminal, was told of a rank that was killed."""
+    times = sorted(
+        result.detected_ms
+        for result in results
+        if result.detected_ms is not None and "/rank" in result.case and "/kill@" in result.case
+    )
+    if times:
+        console.print(
+            f"{len(times)} killed ranks were named after {_percentile(times, 50)} ms (median), "
+            f"{_percentile(times, 90)} ms (90 %)"
+        )
 
 
 def show_failure(result: Result, console: Console) -> None:

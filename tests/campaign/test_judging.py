@@ -14,6 +14,7 @@ from campaign.catalogue import rank_cases
 from campaign.families import sample
 from campaign.fault import Act, Fault, Fired, OrderBook
 from campaign.group import GroupUnderFault
+from campaign.journals import impossible_entries
 from campaign.leftovers import left_by, remove_leftovers
 from campaign.load import Answered, shape_problem
 from campaign.memory_rank import RECORD
@@ -210,3 +211,15 @@ def test_a_batch_that_hangs_is_ended_and_the_next_case_is_played(monkeypatch):
     assert [result.outcome for result in results] == ["fine", "hang", "fine"]
     assert results == told
     assert "nothing was heard" in results[1].problems[0]
+
+
+def test_a_journal_that_no_rank_can_have_lived_is_named(tmp_path):
+    line = (
+        '{"schema":1,"kind":"transition","at_ns":1,"wall_ns":1,"rank":0,"epoch":1,"sequence":1,"facts":'
+        '{"machine":"weights","source":"NORMAL","event":"commit","dest":"PREPARED","guard":null,"cause":""}}\n'
+    )
+    (tmp_path / "rank0.ndjson").write_text(line)
+    (tmp_path / "rank1.ndjson").write_text("not a line\n")
+    first, second = impossible_entries(tmp_path)
+    assert first.startswith("journal rank0.ndjson: entry 0")
+    assert second.startswith("journal rank1.ndjson: ")
