@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -26,7 +27,9 @@ def left_by(name: str, directory: Path, *, patience_s: float = _PATIENCE_S) -> l
 def remove_leftovers(name: str) -> None:
     """Remove what :func:`left_by` found in shared memory, so that one case does not spoil the next."""
     for path in SHARED_MEMORY_DIRECTORY.glob(f"wsm.{name}*"):
-        if path.is_file() or path.is_socket():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
             path.unlink(missing_ok=True)
 
 
