@@ -7,7 +7,7 @@ from pathlib import Path
 
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
 from wsm.rollout.sharding import initial_state, shard
-from wsm.strategies import publish_snapshot
+from wsm.strategies import Retention, publish_snapshot
 
 #: A model of a few KiB; its shards fit both kinds of engines.
 MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 128}
@@ -22,6 +22,9 @@ _RECOVERY = {
     "hung_s": 3.0,
     "restore_s": 30.0,
 }
+
+#: A case may publish several versions before the one that a replaced rank loads again has had its turn.
+_RETAIN = Retention(keep=12)
 
 _numbers = iter(range(1 << 30))
 
@@ -50,4 +53,4 @@ def publish_version(directory: Path, config: RolloutConfig, version: int) -> Non
     shape, ranks = config.engine.shape, config.group.ranks
     full = initial_state(shape, version)
     shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
-    publish_snapshot(directory, version, shards, durable=False)
+    publish_snapshot(directory, version, shards, durable=False, retain=_RETAIN)
