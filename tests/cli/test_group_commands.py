@@ -56,6 +56,26 @@ def test_a_receipt_as_json_names_request_and_digests(group: LivingGroup, wsm: Ru
     assert [action["name"] for action in receipt["ranks"][0]["actions"]].count("load_weights") == 1
 
 
+def test_one_half_goes_and_comes_and_every_answer_says_what_is_missing(group: LivingGroup, wsm: Run) -> None:
+    group.serve(1)
+    cleared = wsm("clear", group.name, "--tags", "kv_cache")
+    assert cleared.code == 0
+    assert "gave the KV cache back; holds version 1, and does not serve without the KV cache" in cleared.out
+    status = wsm("status", group.name).out
+    assert f"'wsm update {group.name} --tags kv_cache' brings it" in " ".join(status.split())
+    assert json.loads(wsm("status", group.name, "--json").out)["missing"] == ["kv_cache"]
+    receipt = json.loads(wsm("update", group.name, "--tags", "kv_cache", "--json").out)
+    assert (receipt["outcome"], receipt["loaded"], receipt["missing"]) == ("updated", False, [])
+    assert wsm("status", group.name).out.startswith(f"{group.name}: serves version 1.")
+
+
+@pytest.mark.parametrize("tags", ["weight", "kv", "weights,weights", ""])
+def test_a_part_of_a_tag_is_wrong_usage(group: LivingGroup, wsm: Run, tags: str) -> None:
+    ended = wsm("clear", group.name, "--tags", tags)
+    assert ended.code == 2
+    assert "weights, kv_cache" in ended.err
+
+
 def test_clearing_twice_is_no_error(group: LivingGroup, wsm: Run) -> None:
     group.serve()
     assert wsm("clear", group.name).code == 0

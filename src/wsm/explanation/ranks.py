@@ -54,8 +54,8 @@ def wait_of(rank: RankFacts, group: GroupFacts) -> Wait | None:
 
 
 def name(rank: RankFacts) -> str:
-    """Call a participant by its number, and a helper a helper."""
-    return f"{'Helper' if rank.helper else 'Rank'} {rank.rank}"
+    """Call a rank by its number, and a KV-cache process what it is."""
+    return "The KV-cache process" if rank.helper else f"Rank {rank.rank}"
 
 
 def named(ranks: Sequence[int]) -> str:

@@ -157,6 +157,19 @@ def _serving(group: GroupFacts) -> Verdict | None:
     return (f"serves version {group.committed.version}", ()) if serves(group) else None
 
 
+def _half(group: GroupFacts) -> Verdict | None:
+    held = {(rank.weights, rank.kv) for rank in group.ranks}
+    if held == {("NORMAL", "CLEARED")}:
+        return f"holds version {group.committed.version}, and no KV cache, as it was told", (
+            f"'wsm update {group.name} --tags kv_cache' brings the KV cache, and then it serves.",
+        )
+    if held == {("CLEARED", "NORMAL")}:
+        return "holds its KV cache, and no weights, as it was told", (
+            f"'wsm update {group.name}' brings the weights, and then it serves.",
+        )
+    return None
+
+
 def _cleared(group: GroupFacts) -> Verdict | None:
     if any(rank.weights != "CLEARED" for rank in group.ranks):
         return None
@@ -180,6 +193,7 @@ _RULES: Sequence[Callable[[GroupFacts], Verdict | None]] = (
     _uncommitted,
     _serving,
     _faulted,
+    _half,
     _cleared,
     _mixed,
 )

@@ -115,6 +115,8 @@ class RolloutConfig:
         self.engine.shape.check_ranks(self.group.ranks)
         if not self.group.follow:
             self._refuse("group.follow", "must be true: all ranks but rank 0 follow it into its steps")
+        if self.group.kv_cache_process:
+            self._refuse("group.kv_cache_process", "must be false: its ranks hold their KV cache themselves")
         shape, load = self.engine.shape, self.load
         if self.engine.limits.max_step_tokens < self.engine.limits.max_batch:
             self._refuse("engine.max_step_tokens", "must not be less than max_batch")
