@@ -31,7 +31,10 @@ def serving(make_group):
     def boot(**settings):
         group = make_group(**{"load": 0.5, **settings})
         group.publish(2)
-        return group, group.boot()
+        controller = group.boot()
+        if settings.get("load") != 0:
+            group.await_steps()
+        return group, controller
 
     return boot
 
@@ -56,6 +59,7 @@ def test_the_receipt_says_that_it_was_hot_and_how_long_it_staged(serving):
     assert 0 < receipt.staging_s < receipt.seconds
     assert {report.rank: report.digest for report in receipt.ranks} == group.published[2].digests
     assert "while serving" in receipt.sentence()
+    group.await_steps()
     assert not controller.update(1).hot
     group.await_steps()
     group.stop()
