@@ -138,5 +138,5 @@ def test_the_table_has_a_row_per_rank_under_its_headings() -> None:
     assert lines[heading + 2].split()[-1] == "RUNNING(3)/3"
 
 
-def test_a_helper_has_no_step() -> None:
-    assert "helper" in group_text(group(one={"step_kind": "none"}))
+def test_a_kv_cache_process_has_no_step() -> None:
+    assert "KV cache" in group_text(group(one={"step_kind": "none"}))
