@@ -58,13 +58,16 @@ class Endurance:
 
     @property
     def grown(self) -> list[str]:
-        """What has grown: any descriptor, thread or file of shared memory, and memory by more than 2 %."""
+        """What has grown: any descriptor, thread or file of shared memory, and memory by more than 5 %.
+
+        Memory because allocators settle late; objects are not counted.
+        """
         found = [
             f"{name}: {getattr(self.first, name)} to {getattr(self.last, name)}"
             for name in ("fds", "threads", "shared_files", "shared_bytes")
             if getattr(self.last, name) > getattr(self.first, name)
         ]
-        if self.last.rss > self.first.rss * 1.02:
+        if self.last.rss > self.first.rss * 1.05:
             found.append(f"rss: {self.first.rss} to {self.last.rss} bytes")
         return found
 
