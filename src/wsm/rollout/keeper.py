@@ -123,7 +123,6 @@ class GroupKeeper:
         except BaseException as error:  # noqa: BLE001 - whoever asks with check() gets it, whatever it is
             self._fatal = error
             self._log.error(log.GROUP_GIVEN_UP, error=str(error))
-            self._tell(str(error))
         finally:
             self._recovery.release()
             self._whole.set()
@@ -156,7 +155,8 @@ class GroupKeeper:
 
     def _hung(self) -> dict[int, str]:
         """Return who keeps a decided command from its end for too long."""
-        command, late = self._recovery.late()
+        command, waiting = self._recovery.late()
+        late = [rank for rank in waiting if rank < self._config.group.ranks]
         now, limit = time.monotonic(), self._config.recovery.hung_s
         if command != self._overdue[0]:
             self._overdue = command, now
@@ -240,6 +240,7 @@ class GroupKeeper:
         """
         began, limits = time.monotonic(), self._config.recovery
         while not self._closing.is_set():
+            # A participant that is no rank is started by whoever embeds it.
             missing = self._recovery.missing()
             ended = self._processes.ended()
             if ended:
@@ -247,7 +248,7 @@ class GroupKeeper:
             if not missing:
                 return {}
             late = {}
-            for rank in missing:
+            for rank in set(missing) & set(range(self._config.group.ranks)):
                 limit = self._start_s if rank in started else limits.rejoin_s
                 if time.monotonic() - started.get(rank, began) > limit:
                     late[rank] = f"it did not join the epoch within {limit:g} s"
@@ -255,6 +256,17 @@ class GroupKeeper:
                 return late
             self._processes.wait(_LOOK_S)
         return {}
+
+    def _await_end(self) -> dict[int, str]:
+        """Return who is gone: a process may have left its place a while before it has ended."""
+        deadline = time.monotonic() + _LEAVE_S
+        while not self._closing.is_set() and time.monotonic() < deadline:
+            ended = self._processes.ended()
+            if ended:
+                return dict.fromkeys(ended, "")
+            self._processes.wait(_LOOK_S)
+        ranks = set(self._recovery.left()) & set(range(self._config.group.ranks))
+        return dict.fromkeys(sorted(ranks), "it left its place in the group")
 
     def _restore(self, began: float) -> dict[int, str]:
         """Load what the group served before; return who has to be replaced before that."""
@@ -273,7 +285,7 @@ class GroupKeeper:
             else:
                 held = "is CLEARED, as it was before"
         except (RankLostError, CommandOpenError):
-            return dict.fromkeys(self._processes.ended(), "")
+            return self._await_end()
         except WsmError as error:
             self._recovery.release()
             self._log.error(log.GROUP_NOT_RESTORED, epoch=number, error=str(error))

@@ -27,6 +27,9 @@ from wsm.states.record import TransitionRecord
 #: Characters of an error's message; an engine's own errors may quote whole tensors.
 _MAX_MESSAGE = 2 * 1024
 
+#: No line of a journal is longer, in bytes.
+_MAX_LINE_BYTES = 64 * 1024
+
 
 class Recorder:
     """Journal and log of one rank.
@@ -51,8 +54,10 @@ class Recorder:
         self._writing = threading.Lock()  # the watchdog's thread reports what it cannot end
         if directory is not None:
             Path(directory).mkdir(parents=True, exist_ok=True)
+            path = Path(directory) / f"rank{rank}.ndjson"
+            _cut_torn_line(path)
             # Line buffered: a line is in the kernel's hands, and survives this process, once it is written.
-            self._file = (Path(directory) / f"rank{rank}.ndjson").open("a", buffering=1, encoding="utf-8")
+            self._file = path.open("a", buffering=1, encoding="utf-8")
         self.journal = Journal()
         self._note(entry.STARTED, pid=os.getpid())
 
@@ -192,3 +197,14 @@ class Recorder:
         except OSError as error:
             self._log.error(log.JOURNAL_ENDED, error=str(error))
             self._end_file()
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Cut off what a killed predecessor left of its last line: no reader could make sense of what follows."""
+    with contextlib.suppress(OSError), path.open("rb+") as journal:
+        end = journal.seek(0, os.SEEK_END)
+        begin = max(end - _MAX_LINE_BYTES, 0)
+        journal.seek(begin)
+        tail = journal.read()
+        if tail and not tail.endswith(b"\n"):
+            journal.truncate(begin + tail.rfind(b"\n") + 1)
