@@ -68,7 +68,8 @@ class Watchdog:
         self._recorder = recorder
         self._loop = loop
         self._reported: Running | None = None
-        self._peers = tuple(peer for peer in range(words.segment.participants) if peer != words.rank)
+        # Ranks alone: a participant without steps is in no communicator.
+        self._peers = tuple(peer for peer in range(words.segment.world_size) if peer != words.rank)
         self._liveness = Liveness(words.segment)
         self._deaths = DeathWatch(self._liveness, self._peers, self._somebody_died, self._turn)
         watch.on_plan = self._deaths.refresh

@@ -1,0 +1,107 @@
+"""Which deaths break the communicators of a rank: those of its peers, and of nobody else."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from living_group import eventually
+
+from wsm.actions.options import PlanOptions
+from wsm.actions.plan import derive_plans
+from wsm.actions.surfaces import GroupKind
+from wsm.clock import SystemClock
+from wsm.protocol.rank_state import RankState
+from wsm.signals.segment import Segment
+from wsm.states import entry
+from wsm.testing import InMemoryRunner
+from wsm.worker.group_words import GroupWords
+from wsm.worker.recording import Recorder
+from wsm.worker.watch import ActionWatch
+from wsm.worker.watchdog import Watchdog
+
+pytestmark = pytest.mark.processes
+
+STAND = """
+import sys, time
+from wsm.signals.liveness import register
+from wsm.signals.segment import Segment
+segment = Segment.attach(sys.argv[1], directory=sys.argv[2])
+registration = register(segment, int(sys.argv[3]))
+print("standing", flush=True)
+time.sleep(600)
+"""
+
+
+class CountingGroups:
+    """Communicators that can be interrupted, and count how often they were."""
+
+    def __init__(self) -> None:
+        self.interrupted = 0
+
+    def kinds(self) -> list[GroupKind]:
+        return []
+
+    def barrier(self, kind: GroupKind) -> None: ...
+
+    def shut_down(self, kind: GroupKind) -> None: ...
+
+    def restart(self, kind: GroupKind, *, incarnation: str) -> None: ...
+
+    def alive(self, kind: GroupKind) -> bool:
+        return not self.interrupted
+
+    def interrupt(self) -> bool:
+        self.interrupted += 1
+        return self.interrupted == 1
+
+
+class StandingLoop:
+    state = RankState(rank=0, epoch=1)
+
+
+@pytest.fixture
+def segment(tmp_path):
+    with Segment.create(
+        f"test-{secrets.token_hex(4)}",
+        world_size=2,
+        helpers=1,
+        run_id="",
+        configuration_digest=0,
+        directory=tmp_path,
+    ) as made:
+        yield made
+        made.unlink()
+
+
+def stand(segment: Segment, directory: Path, participant: int) -> subprocess.Popen[str]:
+    program = subprocess.Popen(
+        [sys.executable, "-c", STAND, segment.name, str(directory), str(participant)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert program.stdout.readline() == "standing\n"
+    return program
+
+
+def test_a_dead_peer_breaks_them_and_a_dead_helper_does_not(segment, tmp_path):
+    helper, peer = (stand(segment, tmp_path, participant) for participant in (2, 1))
+    plans = derive_plans(PlanOptions.from_runner(InMemoryRunner([])))
+    words, groups = GroupWords(segment, 0), CountingGroups()
+    watch = ActionWatch(0, words.presence, plans, SystemClock())
+    recorder = Recorder(rank=0, clock=SystemClock())
+    watchdog = Watchdog(words, watch, groups, recorder, StandingLoop())
+    helper.kill()
+    helper.communicate()
+    watch.takes_up(plans.clear)  # it looks around whenever a command begins
+    peer.kill()
+    peer.communicate()
+    eventually(lambda: groups.interrupted)
+    watchdog.close()
+    told = [one.facts["message"] for one in recorder.journal if one.kind == entry.INTERRUPTED]
+    assert told == ["the process of rank 1 is gone"]
