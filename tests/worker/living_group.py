@@ -186,14 +186,20 @@ class LivingGroup:
         eventually(path.exists, f"rank {rank} at {point}")
 
     def steps_of(self, rank: int) -> list[tuple[int, int, str]]:
-        path = self.directory / f"steps.{rank}"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [(int(step), int(version), digest) for step, version, digest, _ in map(str.split, lines)]
+        return [step for _, step in self.steps_by_epoch(rank)]
 
     def epochs_of(self, rank: int) -> list[int]:
         """The epoch of each step that the rank has entered."""
+        return [epoch for epoch, _ in self.steps_by_epoch(rank)]
+
+    def steps_by_epoch(self, rank: int) -> list[tuple[int, tuple[int, int, str]]]:
+        """The steps that the rank has entered so far, in one look: it steps on meanwhile."""
         path = self.directory / f"steps.{rank}"
-        return [int(line.split()[3]) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [
+            (int(epoch), (int(step), int(version), digest))
+            for step, version, digest, epoch in map(str.split, lines)
+        ]
 
     def await_steps(self, more: int = 20) -> None:
         """Wait until the group has run some more steps: it serves, and it serves together."""
@@ -208,7 +214,7 @@ class LivingGroup:
         version_of: dict[tuple[int, int], int] = {}
         for rank in range(self.ranks):
             last = (0, 0)
-            for epoch, (step, version, digest) in zip(self.epochs_of(rank), self.steps_of(rank), strict=True):
+            for epoch, (step, version, digest) in self.steps_by_epoch(rank):
                 expected = (epoch, last[1] + 1 if epoch == last[0] else 1)
                 assert (epoch, step) == expected, f"rank {rank} went from {last} to {epoch, step}"
                 last = (epoch, step)
