@@ -1,7 +1,8 @@
 # Everything a fresh machine needs is Python 3.10 to 3.13, make and git; the rest goes into .venv.
 #
 #   make demo      run the RL loop on a live group of two ranks; results in demo-out/
-#   make test      linters, types, tests
+#   make test      linters, types, and all tests but the long ones (under 10 minutes on two cores)
+#   make test-slow the long ones: a million explored worlds, a slice of the campaign, groups under load
 #   make bench     measure; table on the terminal, numbers in bench.json
 #   make models    check the Promela models within all their bounds (10 minutes, 2 x 6 GiB; needs spin and gcc)
 #   make campaign  kill, stop, tear and fill up real groups at every line of their journals (an hour)
@@ -32,7 +33,7 @@ export OMP_NUM_THREADS := 1
 # `make demo ARGUMENTS="--no-update --steps 10"`
 ARGUMENTS ?=
 
-.PHONY: help install demo test lint bench models explore campaign diagrams clean
+.PHONY: help install demo test test-slow lint bench models explore campaign diagrams clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -53,7 +54,10 @@ demo: $(STAMP)
 	@$(BIN)/wsm demo $(ARGUMENTS)
 
 test: lint
-	@$(BIN)/python -m pytest $(ARGUMENTS) </dev/null
+	@$(BIN)/python -m pytest -m "not slow" $(ARGUMENTS) </dev/null
+
+test-slow: $(STAMP)
+	@$(BIN)/python -m pytest -m slow $(ARGUMENTS) </dev/null
 
 lint: $(STAMP)
 	@$(BIN)/ruff check

@@ -9,7 +9,7 @@ from campaign.conductor import list_cases, play_all
 from campaign.endurance import endure
 from campaign.families import sample
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 
 @pytest.mark.timeout(600)  # five minutes on two quiet cores would be far too long already; they may be busy

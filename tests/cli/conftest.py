@@ -21,7 +21,7 @@ from command_line import Ended, Run, Start
 from commanded_group import PATIENCE_S, LivingGroup
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], LivingGroup]]:
     """Return the group that tests share: the last one, if it is as good as new, else a new one."""
     groups: list[LivingGroup] = []

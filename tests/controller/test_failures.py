@@ -62,7 +62,7 @@ def test_a_version_that_does_not_exist_leaves_the_old_one_on_all_ranks(make_grou
             controller.update(404)
         assert caught.value.action == "load_weights"
         assert caught.value.error == "SnapshotNotFoundError"
-        assert "load_snapshot" in caught.value.remote_traceback
+        assert "load_version" in caught.value.remote_traceback
         assert_serves_on(group, controller)
         assert_takes_a_good_update(group, controller)
 

@@ -12,6 +12,7 @@ MILLION = 1_000_000
 
 
 @pytest.mark.processes
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_million_worlds_of_many_kinds_break_no_rule() -> None:
     states = 0

@@ -32,12 +32,12 @@ def _served(directory: Path, config: dict) -> Iterator[ServedGroup]:
         group.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _shared_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGroup]:
     yield from _served(tmp_path_factory.mktemp("shared"), {})
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _shared_group_with_communicators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedGroup]:
     yield from _served(tmp_path_factory.mktemp("communicators"), {"shut_down_groups": True})
 

@@ -36,6 +36,7 @@ def test_the_model_comes_out_as_it_must(check: Check) -> None:
         assert recorded(check.path)[check.within] == verdict.states, changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.title)
 def test_a_model_without_one_of_its_rules_is_caught(mutant: Check) -> None:
     verdict = run(mutant, limit_s=LIMIT_S)

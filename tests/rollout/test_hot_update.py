@@ -7,7 +7,7 @@ from test_group import MODEL, PROMPTS, configuration, greedy, publish, until
 
 from wsm.rollout.supervisor import RolloutSupervisor
 
-pytestmark = [pytest.mark.paddle, pytest.mark.processes]
+pytestmark = [pytest.mark.paddle, pytest.mark.processes, pytest.mark.slow]
 
 KINDS = {
     "plain": ({}, {"capture_graphs": False}),

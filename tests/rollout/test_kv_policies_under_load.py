@@ -20,7 +20,7 @@ from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies import Retention, publish_snapshot
 
-pytestmark = [pytest.mark.paddle, pytest.mark.processes]
+pytestmark = [pytest.mark.paddle, pytest.mark.processes, pytest.mark.slow]
 
 MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 64}
 #: All begin alike, so that each finds what the one before has left in the cache.

@@ -128,6 +128,22 @@ def test_a_process_that_takes_a_dead_ones_place_starts_with_nothing() -> None:
     assert replay(first.entries + second.entries).impossible is None
 
 
+def test_an_interruption_is_told_by_another_thread_and_may_stand_a_little_late() -> None:
+    rank = lived()
+    earlier = rank.entries[3].at_ns
+    rank.entries.append(JournalEntry("interrupted", earlier, earlier, 0, 1, 1, {"message": "rank 1 is gone"}))
+    rank.act("release_weights")
+    assert replay(rank.entries).impossible is None
+
+
+def test_a_ring_that_never_tells_of_the_kv_cache_knows_what_an_update_began_with() -> None:
+    rank = Rank()
+    rank.fire(WeightEvent.UPDATE, WeightEvent.PREPARED, WeightEvent.COMMIT, WeightEvent.UPDATE)
+    rank.fire(KVEvent.UPDATE, KVEvent.REBUILT, WeightEvent.PREPARED)
+    rank.fire(WeightEvent.ABORT, kept=True)
+    assert replay(rank.entries).impossible is None
+
+
 def test_a_process_that_says_so_may_begin_its_numbers_anew() -> None:
     first, second = Rank(), Rank()
     first.update()

@@ -2,7 +2,8 @@
 
 * A transition is a row of its table, from the state that the entries before it lead to, and the joint
   rules allow it.
-* Time never goes back; neither does the epoch, nor within one epoch the sequence.
+* Time never goes back; neither does the epoch, nor within one epoch the sequence. An interruption is told by
+  another thread than the loop's, so where it stands among the others says nothing.
 * A new process and a new epoch begin with empty hands.
 * One action at a time, and none finishes or fails that was not started.
 * A version is served, a step is run, and a word claims states, only while that is true.
@@ -24,7 +25,7 @@ from wsm.states.entry import JournalEntry
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.joint import START, JointState, serving, step
 from wsm.states.table import CHARTS
-from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.vocabulary import KVState, WeightEvent, WeightState
 
 _CHARTS: dict[str, Chart] = {chart.region.value: chart for chart in CHARTS}
 
@@ -64,6 +65,8 @@ class RankHistory:
         return reason
 
     def _out_of_order(self, entry: JournalEntry) -> str | None:
+        if entry.kind == kinds.INTERRUPTED:
+            return None
         if entry.at_ns < self._at_ns:
             return f"its time lies {self._at_ns - entry.at_ns} ns before the entry before it"
         if entry.epoch < self._epoch:
@@ -123,8 +126,13 @@ class RankHistory:
             return f"the table has no row {source.name} {event.value} {dest.name} with that guard"
         joint = self.joint
         if joint is None:  # the other machine is not known yet, so the joint rules cannot be asked
-            self._weights = dest if isinstance(dest, WeightState) else self._weights
-            self._kv = dest if isinstance(dest, KVState) else self._kv
+            if isinstance(dest, KVState):
+                self._kv = dest
+            else:
+                under_way = dest in (WeightState.UPDATING, WeightState.PREPARED)
+                began = event is WeightEvent.UPDATE
+                self._held = source is WeightState.NORMAL if began else self._held and under_way
+                self._weights = dest
             return None
         try:
             _, after = step(joint, event, kept=kept, kv_kept=bool(entry.facts.get("kv_kept", True)))

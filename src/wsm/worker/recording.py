@@ -127,9 +127,11 @@ class Recorder:
         self._log.warning(log.DEADLINE_EXPIRED, epoch=epoch, sequence=sequence, error=str(error))
 
     def interrupted(self, epoch: int, sequence: int, why: str) -> None:
-        """The communicators were broken, to call the loop out of a collective that cannot end."""
-        self._epoch, self._sequence = epoch, sequence
-        self._note(entry.INTERRUPTED, message=why)
+        """The communicators were broken, to call the loop out of a collective that cannot end.
+
+        Called by another thread, so it leaves alone what the loop's own entries belong to.
+        """
+        self._keep(self._entry(entry.INTERRUPTED, epoch, sequence, {"message": why}))
         self._log.warning(log.GROUPS_INTERRUPTED, epoch=epoch, sequence=sequence, why=why)
 
     def step_broken(self, epoch: int, step: int, error: BaseException) -> None:
@@ -167,16 +169,17 @@ class Recorder:
                 file.close()
 
     def _note(self, kind: str, **facts: Any) -> None:
-        self._keep(
-            JournalEntry(
-                kind=kind,
-                at_ns=self._clock.monotonic_ns(),
-                wall_ns=self._clock.wall_ns(),
-                rank=self._rank,
-                epoch=self._epoch,
-                sequence=self._sequence,
-                facts=facts,
-            )
+        self._keep(self._entry(kind, self._epoch, self._sequence, facts))
+
+    def _entry(self, kind: str, epoch: int, sequence: int, facts: dict[str, Any]) -> JournalEntry:
+        return JournalEntry(
+            kind=kind,
+            at_ns=self._clock.monotonic_ns(),
+            wall_ns=self._clock.wall_ns(),
+            rank=self._rank,
+            epoch=epoch,
+            sequence=sequence,
+            facts=facts,
         )
 
     def _keep(self, new: JournalEntry) -> None:
