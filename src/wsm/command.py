@@ -90,6 +90,9 @@ class CommandArguments:
     reload : bool
         Whether an update loads weights again that are held already in the version that it means, where only
         the KV cache is missing.
+    clears : bool
+        Whether this is a clear. The command word says so too, until ABORT stands there: a participant that
+        looks only then must know which half the others have given back.
     """
 
     request_id: str
@@ -100,6 +103,7 @@ class CommandArguments:
     hot_fallback: HotFallback = HotFallback.REFUSE
     tags: frozenset[Tag] = ALL_TAGS
     reload: bool = False
+    clears: bool = False
 
     def to_bytes(self) -> bytes:
         """Return the JSON text that goes into the slot."""
@@ -113,6 +117,7 @@ class CommandArguments:
                 "hot_fallback": self.hot_fallback.value,
                 "tags": sorted(tag.value for tag in self.tags),
                 "reload": self.reload,
+                "clears": self.clears,
             }
         ).encode()
 
@@ -131,11 +136,12 @@ class CommandArguments:
             in_flight, kv_policy = InFlightPolicy(content["in_flight"]), KVPolicy(content["kv_policy"])
             before = None if content["before"] is None else WeightState[content["before"]]
             hot_fallback = HotFallback(content["hot_fallback"])
-            tags, reload = checked_tags([Tag(value) for value in content["tags"]]), content["reload"]
+            tags = checked_tags([Tag(value) for value in content["tags"]])
+            reload, clears = content["reload"], content["clears"]
         except (ValueError, KeyError, TypeError, TagsError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
         if not isinstance(request_id, str) or not (version is None or type(version) is int):
             raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")
-        if type(reload) is not bool:
-            raise CommandArgumentsError(problem=f"reload {reload!r}")
-        return cls(request_id, version, in_flight, kv_policy, before, hot_fallback, tags, reload)
+        if type(reload) is not bool or type(clears) is not bool:
+            raise CommandArgumentsError(problem=f"reload {reload!r}, clears {clears!r}")
+        return cls(request_id, version, in_flight, kv_policy, before, hot_fallback, tags, reload, clears)

@@ -372,7 +372,7 @@ class MirroredGroup:
         slot = self.segment.arguments(command.sequence)
         opening = command.operation.name in ("CLEAR", "UPDATE", "HOT_UPDATE")
         if opening and slot.read(command.epoch, command.sequence, ARGUMENTS_KIND) is None:
-            arguments = CommandArguments("led", desk.version)
+            arguments = CommandArguments("led", desk.version, clears=command.operation.name == "CLEAR")
             slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, arguments.to_bytes())
         memory[layout.committed] = CommittedWord.unpack(desk.committed).pack()
         memory[layout.command] = desk.command

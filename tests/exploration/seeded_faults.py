@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from wsm.exploration import adversary
+from wsm.exploration import adversary, work
+from wsm.exploration.participant import Participant
 from wsm.exploration.scope import Scope
 from wsm.exploration.search import Findings, explore
 from wsm.protocol import decide, epochs, park, phases, rank, rank_words, takeover, votes
@@ -579,6 +580,23 @@ def half_a_rank_steps():
 def half_a_group_is_restored_whole():
     """A new epoch brings back what a commit about one half was never asked to bring."""
     return {(epochs, "_commit_serves"): lambda _view: True}
+
+
+@fault("operations=clear steps=0 halves=True failures=1 starts=serving")
+def a_failed_clear_of_a_half_takes_both():
+    """Who failed gives back both halves, beside ranks that are done and keep the other one."""
+    return {(work, "given_back"): lambda *_asked, **_said: work.BOTH}
+
+
+@fault("operations=clear steps=0 halves=True failures=1 helpers=1 starts=serving")
+def who_saw_only_the_abort_takes_both():
+    """A helper that had not begun does not ask the arguments what the others give back."""
+    real = work.given_back
+
+    def given_back(me: Participant, tags: int, *, clears_half: bool) -> int:
+        return real(me, tags, clears_half=clears_half and me.began)
+
+    return {(work, "given_back"): given_back}
 
 
 def main() -> None:

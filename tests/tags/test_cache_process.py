@@ -136,6 +136,27 @@ def test_a_rebuild_that_fails_there_leaves_nobody_serving(served: GroupWithCache
     assert served.controller.update(tags=K).missing == ()
 
 
+@pytest.mark.parametrize("tags", [W, K], ids=["weights", "KV cache"])
+def test_it_gives_back_the_half_that_the_ranks_did_though_it_saw_nothing_but_the_abort(
+    served: GroupWithCache, tags: frozenset[Tag]
+) -> None:
+    served.group.order(1, "settle", "hold")
+    served.cache.freeze()
+    pending = served.controller.begin_clear(tags=tags)
+    served.group.await_held(1, "settle")
+    eventually(lambda: served.group.codes()[0] == "DONE_CLEARED", "rank 0 is done")
+    served.group.order(1, "release" if tags == W else "release_kv", "raise once")
+    served.group.revoke(1, "settle")
+    eventually(lambda: served.controller.status().operation == "ABORT", "it is aborted")
+    served.cache.thaw()
+    with pytest.raises(RankFailedError):
+        pending.result(60)
+    eventually(lambda: served.controller.status().over, "the command is over")
+    assert served.states() == [("CLEARED", "NORMAL") if tags == W else ("NORMAL", "CLEARED")] * 3
+    assert served.controller.update(1).missing == ()
+    assert served.journal_is_possible()
+
+
 def test_its_death_is_the_loss_of_a_participant(served: GroupWithCache) -> None:
     served.cache.kill()
     with pytest.raises(RankLostError, match="the KV-cache process is gone") as caught:

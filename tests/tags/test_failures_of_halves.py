@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from living_group import LivingGroup
+from living_group import LivingGroup, eventually
 from lone_rank import LoneRank, load
 
 import wsm
@@ -13,6 +14,7 @@ from wsm import KVPolicy, Outcome, Tag
 from wsm.command import CommandArguments, CommandArgumentsError, TagsError, parse_tags
 from wsm.controller.errors import CommandRefusedError, MixedGroupError, RankFailedError, TagsContradictError
 from wsm.states.replay import replay
+from wsm.states.vocabulary import WeightState
 
 W, K = frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})
 
@@ -172,3 +174,90 @@ def test_ranks_fail_and_keep_their_half_together(make_group: Callable[..., Livin
     group.stop()
     group.assert_steps_are_pure([2])
     group.assert_journals_are_possible()
+
+
+@pytest.mark.parametrize("tags", [W, K], ids=["weights", "KV cache"])
+def test_a_clear_of_one_half_that_fails_where_another_rank_is_done_ends_with_that_half_gone_everywhere(
+    make_group: Callable[..., LivingGroup], tags: frozenset[Tag]
+) -> None:
+    group = make_group(load=0.3)
+    controller = group.boot()
+    release = "release" if tags == W else "release_kv"
+    group.order(1, "settle", "hold")
+    clear = controller.begin_clear(tags=tags)
+    group.await_held(1, "settle")
+    eventually(lambda: group.codes()[0] == "DONE_CLEARED", "rank 0 is done")
+    group.order(1, release, "raise once")
+    group.revoke(1, "settle")
+    with pytest.raises(RankFailedError, match=release):
+        clear.result()
+    assert states(controller) == {("CLEARED", "NORMAL") if tags == W else ("NORMAL", "CLEARED")}
+    assert controller.clear(tags=tags).outcome is Outcome.ALREADY_CLEARED
+    assert controller.update(1).missing == ()
+    group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1])
+    group.assert_journals_are_possible()
+
+
+@pytest.mark.parametrize("tags", [W, K], ids=["weights", "KV cache"])
+def test_a_half_that_cannot_be_given_back_is_a_fault_of_that_rank_alone(
+    make_group: Callable[..., LivingGroup], tags: frozenset[Tag]
+) -> None:
+    group = make_group(load=0.3)
+    controller = group.boot()
+    release = "release" if tags == W else "release_kv"
+    group.order(1, release, "raise")
+    with pytest.raises(RankFailedError, match=release):
+        controller.clear(tags=tags)
+    gone = ("CLEARED", "NORMAL") if tags == W else ("NORMAL", "CLEARED")
+    first, second = controller.status().ranks
+    assert (first.weights, first.kv) == gone
+    assert second.weights == "FAULTED"
+    with pytest.raises(MixedGroupError):
+        controller.update(1)
+    group.revoke(1, release)
+    controller.clear()
+    assert states(controller) == {("CLEARED", "CLEARED")}
+    controller.update(1)
+    group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1])
+    group.assert_journals_are_possible()
+
+
+@pytest.mark.parametrize("tags", [W, K], ids=["weights", "KV cache"])
+def test_a_half_whose_release_failed_once_is_gone_and_the_other_one_stays(
+    lone: LoneRank, tags: frozenset[Tag]
+) -> None:
+    part = lone.runner.weights if tags == W else lone.runner.kv_cache
+    release = part.release
+
+    def fails_once() -> int:
+        part.release = release
+        raise OSError("bad luck")
+
+    part.release = fails_once
+    with pytest.raises(RankFailedError, match="bad luck"):
+        lone.clear(tags=tags)
+    assert bool(list(lone.runner.weights.held())) is (tags == K)
+    assert bool(lone.runner.kv_cache.allocated_bytes()) is (tags == W)
+    assert lone.worker.version == (1 if tags == K else None)
+    assert lone.update(1).loaded is (tags == W)
+    assert replay(lone.worker.journal).impossible is None
+
+
+@pytest.mark.parametrize("away", [frozenset(), W, K], ids=["both held", "no weights", "no KV cache"])
+def test_a_rank_that_cannot_know_which_half_the_others_gave_back_serves_nothing(
+    lone: LoneRank, away: frozenset[Tag]
+) -> None:
+    """It had not begun, and the arguments cannot be read: either half that it kept might be another one's."""
+    if away:
+        lone.clear(tags=away)
+    driver = lone.worker._driver
+    unread = replace(driver.state, sequence=driver.state.done + 1)
+    assert driver._ending._executions.ending(unread).drop() is False
+    assert lone.worker.weights is WeightState.FAULTED
+    lone.clear()
+    assert states(lone.controller) == {("CLEARED", "CLEARED")}
+    assert replay(lone.worker.journal).impossible is None

@@ -9,6 +9,7 @@ from lone_rank import SPECS, LoneRank
 
 from wsm import KVPolicy, Tag
 from wsm.actions.options import PlanOptions
+from wsm.controller.errors import RankFailedError
 from wsm.testing import InMemoryRunner
 
 W = frozenset({Tag.WEIGHTS})
@@ -50,6 +51,33 @@ def test_blocks_stay_for_the_weights_that_computed_them_or_where_the_commands_sa
     rank: LoneRank, clear: KVPolicy, version: int, update: KVPolicy, expected: tuple[int, int]
 ) -> None:
     assert forgotten(rank, clear, version, update) == expected
+
+
+@pytest.mark.parametrize(
+    ("clear", "version", "expected"),
+    [
+        pytest.param(KEEP, 1, (0, 0), id="kept, and the very same weights are back"),
+        pytest.param(KEEP, 2, (0, 1), id="kept, and other weights came"),
+        pytest.param(DROP, 1, (1, 1), id="dropped with the weights"),
+    ],
+)
+def test_so_they_do_where_the_weights_went_at_the_second_try(
+    rank: LoneRank, clear: KVPolicy, version: int, expected: tuple[int, int]
+) -> None:
+    weights, cache = rank.runner.weights, rank.runner.kv_cache
+    release = weights.release
+
+    def fails_once() -> int:
+        weights.release = release
+        raise OSError("bad luck")
+
+    weights.release = fails_once
+    with pytest.raises(RankFailedError, match="bad luck"):
+        rank.clear(tags=W, kv_policy=clear)
+    assert cache.allocated_bytes()
+    by_clear, cache.forgotten = cache.forgotten, 0
+    rank.update(version)
+    assert (by_clear, cache.forgotten) == expected
 
 
 def test_blocks_that_were_kept_once_are_not_kept_for_ever(rank: LoneRank) -> None:

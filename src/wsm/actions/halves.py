@@ -70,6 +70,15 @@ CHANGES: dict[PlanName, Change] = {
     PlanName.UPDATE_KV_CACHE_ONLY: Change(Half.AWAY, Half.COMES),
 }
 
+#: What the discard plans do. Weights are *held* where a clear was to take them; otherwise an update has
+#: brought some of them, beside a KV cache that must be as it was before.
+DISCARDS: dict[PlanName, Change] = {
+    PlanName.DISCARD: Change(Half.GOES, Half.GOES),
+    PlanName.DISCARD_WEIGHTS: Change(Half.GOES, Half.STAYS),
+    PlanName.DISCARD_HELD_WEIGHTS: Change(Half.GOES, Half.STAYS),
+    PlanName.DISCARD_KV_CACHE: Change(Half.STAYS, Half.GOES),
+}
+
 _NAMES = {change: name for name, change in CHANGES.items()}
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from wsm.actions import names
 from wsm.actions.errors import PlanOrderError
+from wsm.actions.halves import DISCARDS
 from wsm.actions.sequence import Plan, Plans
 
 
@@ -244,7 +245,7 @@ def _check_locality(plans: Plans) -> None:
                 rule=f"{outside[0]} is local outside the voted part",
                 why="ranks vote on the plan's own actions only",
             )
-    for plan in (plans.discard, plans.rejoin):
+    for plan in (*(plans.named(name) for name in DISCARDS), plans.rejoin):
         together = [action.name for action in plan.actions if action.collective]
         if together:
             raise PlanOrderError(

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from wsm.actions import hot_plan, parts
 from wsm.actions.base import Action
-from wsm.actions.halves import CHANGES, Change, Half
+from wsm.actions.halves import CHANGES, DISCARDS, Change, Half
 from wsm.actions.measuring import MemoryProof
 from wsm.actions.memory import EmptyAllocatorCache
 from wsm.actions.options import PlanOptions
@@ -21,7 +21,7 @@ from wsm.actions.publication import DeclareCleared, DeclarePrepared
 from wsm.actions.requests import ResumeAdmitting, StopAdmitting
 from wsm.actions.sequence import Plan, Plans
 from wsm.actions.verify import VerifyCleared
-from wsm.states.vocabulary import ALL_TAGS, KVPolicy, PlanName, Tag
+from wsm.states.vocabulary import KVPolicy, PlanName
 
 __all__ = ["Plan", "PlanOptions", "Plans", "derive_plans"]
 
@@ -46,16 +46,15 @@ def derive_plans(options: PlanOptions) -> Plans:
     """
     proof = MemoryProof(options.memory_drop)
     made = {name: _commanded(name, options, change, proof) for name, change in CHANGES.items()}
-    discard = _repairing(PlanName.DISCARD, options, ALL_TAGS, proof)
-    weights_alone = _repairing(PlanName.DISCARD_WEIGHTS, options, frozenset({Tag.WEIGHTS}), proof)
+    repairs = {name: _repairing(name, options, change, proof) for name, change in DISCARDS.items()}
     plans = Plans(
         clear=made.pop(PlanName.CLEAR),
         update=made.pop(PlanName.UPDATE),
         update_in_place=made.pop(PlanName.UPDATE_IN_PLACE),
         hot=_hot(options),
-        discard=discard,
+        discard=repairs.pop(PlanName.DISCARD),
         rejoin=_plan(PlanName.REJOIN, options, _rejoin(options), frozenset(KVPolicy)),
-        partial={**made, PlanName.DISCARD_WEIGHTS: weights_alone},
+        partial={**made, **repairs},
     )
     check_order(plans)
     return plans
@@ -84,8 +83,9 @@ def _hot(options: PlanOptions) -> Plan:
     return _with_deadlines(plan, options)
 
 
-def _repairing(name: PlanName, options: PlanOptions, tags: frozenset[Tag], proof: MemoryProof) -> Plan:
-    return _plan(name, options, _discard(options, tags, proof), frozenset(KVPolicy))
+def _repairing(name: PlanName, options: PlanOptions, change: Change, proof: MemoryProof) -> Plan:
+    actions = _discard(options, change, proof, served=name is not PlanName.DISCARD_WEIGHTS)
+    return _plan(name, options, actions, frozenset(KVPolicy))
 
 
 def _plan(
@@ -151,15 +151,18 @@ def _update(options: PlanOptions, change: Change) -> Iterator[Action]:
     yield DeclarePrepared(has_weights=change.weights is not Half.AWAY and not options.cache_only)
 
 
-def _discard(options: PlanOptions, tags: frozenset[Tag], proof: MemoryProof) -> Iterator[Action]:
+def _discard(options: PlanOptions, change: Change, proof: MemoryProof, *, served: bool) -> Iterator[Action]:
     yield from parts.settle(options, break_off_drain=True)
-    if Tag.KV_CACHE in tags:
+    if served:  # what stands on both is there only where both were
         yield from parts.forget_records_and_graphs(options)
-    yield from parts.release_weights(options)
-    if Tag.KV_CACHE in tags:
+    if change.weights is Half.GOES:
+        yield from parts.release_weights(options)
+    if change.kv is Half.GOES:
         yield from parts.release_caches(options)
+    elif served:
+        yield from parts.forget_blocks(options, weights_go=True)
     yield EmptyAllocatorCache()
-    yield VerifyCleared(proof, tags)
+    yield VerifyCleared(proof, change.gone)
     yield DeclareCleared()
 
 

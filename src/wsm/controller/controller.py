@@ -222,7 +222,11 @@ class Controller:
             :class:`CommandWithdrawnError`.
         """
         arguments = CommandArguments(
-            request_id or uuid.uuid4().hex, in_flight=in_flight, kv_policy=kv_policy, tags=checked_tags(tags)
+            request_id or uuid.uuid4().hex,
+            in_flight=in_flight,
+            kv_policy=kv_policy,
+            tags=checked_tags(tags),
+            clears=True,
         )
         return self._opening.begin(
             Order(Operation.CLEAR, arguments, deadline_s, settle_s, wait_s, still_wanted=still_wanted)

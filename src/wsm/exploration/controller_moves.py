@@ -260,7 +260,7 @@ class _Clerk:
         if tags is None:
             tags = desk.tags
         if not self._group.fine:
-            told = desk._replace(before=before, tags=tags, halved=desk.halved or tags != BOTH)
+            told = desk._replace(before=before, tags=tags)
             self._add(label, lambda: self._stored(told, word.pack(), version), spends)
             return
         after = desk._replace(
@@ -271,8 +271,7 @@ class _Clerk:
     def _write_pending(self) -> None:
         desk = self._desk
         after = desk._replace(pending=0, pending_version=0, pending_before=False, before=desk.pending_before)
-        halved = desk.halved or desk.pending_tags != BOTH
-        after = after._replace(tags=desk.pending_tags, pending_tags=BOTH, halved=halved)
+        after = after._replace(tags=desk.pending_tags, pending_tags=BOTH)
         self._add("stores the command word", lambda: self._stored(after, desk.pending, desk.pending_version))
 
     def _go_on_after_being_stopped(self) -> None:
@@ -285,6 +284,9 @@ class _Clerk:
     def _stored(self, desk: Desk, word: int, version: int) -> Desk:
         invariants.check_command(self._desk, word)
         after = desk._replace(command=word, version=version)
+        if not read_command(word).operation.is_decision:
+            clears = read_command(word).operation is Operation.CLEAR
+            after = after._replace(clears_half=clears and desk.tags != BOTH)
         if not read_command(word).operation.is_commit:
             return after
         lacking = any(

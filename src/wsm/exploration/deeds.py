@@ -49,6 +49,8 @@ class Situation:
         The command word as it is now.
     version, tags : int
         What the command's arguments name, and what they say it is about.
+    clears_half : bool
+        Whether they say that it is a clear, of one half.
     entered : tuple of Entered
         Who is in which step; empty where nobody can enter one.
     fine, long_plans : bool
@@ -61,6 +63,7 @@ class Situation:
     command: int
     version: int
     tags: int
+    clears_half: bool
     entered: tuple[Entered, ...]
     fine: bool
     long_plans: bool
@@ -284,7 +287,7 @@ class Doer:
         )
         if me.began and not after.torn:
             # Whatever an undo raises, the rank counts as touched; until it accepts, its weights are whole.
-            torn = work.tear(me) if me.state.accepted else me._replace(torn=True)
+            torn = work.tear_off(me) if me.state.accepted else me._replace(torn=True)
             self.add(
                 "fails to undo",
                 lambda: self._tell(torn, lambda state: protocol.stopped(state, touched=True)),
@@ -297,10 +300,12 @@ class Doer:
 
     def drop(self, me: Participant) -> None:
         """Let it end with nothing."""
-        self.add("drops its weights", lambda: self._settled(work.drop(me)))
+        situation = self._situation
+        half = work.given_back(me, situation.tags, clears_half=situation.clears_half)
+        self.add("drops its weights", lambda: self._settled(work.drop(me, half)))
         self.add(
             "fails to drop its weights",
-            lambda: self._settled(work.drop(me, teardown_fails=True)),
+            lambda: self._settled(work.drop(me, half, teardown_fails=True)),
             Budget.FAILURES,
         )
 

@@ -41,8 +41,8 @@ class Desk(NamedTuple):
         What the command's arguments say it is about, as in :mod:`wsm.exploration.work`.
     pending_tags : int
         As `tags`, of the word that is not written yet.
-    halved : bool
-        What no process knows, and a rule asks for: whether a command about one half was ever opened.
+    clears_half : bool
+        What the command's arguments say besides: whether it is a clear, of one half.
     owed : int
         What no process knows, and a rule asks for: the version that the group must serve if an epoch ends
         now; 0: none.
@@ -67,7 +67,7 @@ class Desk(NamedTuple):
     pending_before: bool = False
     tags: int = 3
     pending_tags: int = 3
-    halved: bool = False
+    clears_half: bool = False
     owed: int = 0
     stopped: int = 0
     seen: Seen = Seen()
@@ -90,7 +90,7 @@ def pack(desk: Desk) -> bytes:
         | desk.recovering << 4
         | desk.before << 5
         | desk.pending_before << 6
-        | desk.halved << 7
+        | desk.clears_half << 7
     )
     return _DESK.pack(
         desk.command,
@@ -124,7 +124,7 @@ def unpack(data: bytes) -> Desk:
         recovering=bool(flags & 16),
         before=bool(flags & 32),
         pending_before=bool(flags & 64),
-        halved=bool(flags & 128),
+        clears_half=bool(flags & 128),
         tags=tags & 3,
         pending_tags=tags >> 2,
         owed=owed,

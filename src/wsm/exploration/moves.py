@@ -167,7 +167,8 @@ class Moves:
         free = me.alive and me.place is Place.FREE and me.pending == _NOTHING_PENDING
         told = self._tell(world, index, packed, me, desk.command) if free else None
         others = self._others(world, me, told)
-        key = (index, packed, desk.command, desk.version, desk.tags, wallet, id(told), others)
+        asked = (desk.version, desk.tags, desk.clears_half)
+        key = (index, packed, desk.command, asked, wallet, id(told), others)
         found = self._of_rank.get(key)
         if found is None:
             situation = self._situation(index, world, wallet)
@@ -199,6 +200,7 @@ class Moves:
             desk.command,
             desk.version,
             desk.tags,
+            desk.clears_half,
             entered,
             fine=self._scope.fine,
             long_plans=self._scope.long_plans,

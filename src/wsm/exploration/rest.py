@@ -33,23 +33,22 @@ def objection(world: World, ranks: int) -> str:
     if stuck:
         return stuck[0]
     mistaken = [f"rank {i} {why}" for i, each in enumerate(people) if (why := _mistaken(each, view))]
-    return mistaken[0] if mistaken else _disagreement(people, view, may_differ=desk.halved)
+    return mistaken[0] if mistaken else _disagreement(people, view)
 
 
-def _disagreement(people: list[Participant], view: View, *, may_differ: bool) -> str:
+def _disagreement(people: list[Participant], view: View) -> str:
     """Say in what the ranks differ, or what the group as a whole has lost.
 
-    Where a clear of one half failed, ranks may differ in what they hold: who has given it back is done, and
-    who failed gives both back. Nobody serves then, and a clear of both makes them one again.
+    A FAULTED rank may hold less than the others: nobody serves beside it, and only a clear of both goes on.
     """
-    held = [each.content for each in people]
+    held = [each.content for each in people if not _is_faulted(each)]
     halves = [(bool(each.content), each.joint.kv) for each in people if not _is_faulted(each)]
-    if len({version for version in held if version}) > 1 or (len(set(held)) > 1 and not may_differ):
+    if len(set(held)) > 1:
         return f"the ranks rest with different versions: {held}"
-    if len(set(halves)) > 1 and not may_differ:
+    if len(set(halves)) > 1:
         return f"the ranks rest with different halves: {halves}"
-    if len(set(held)) > 1 and any(each.state.holds for each in people):
-        return "a rank serves beside one that holds less"
+    if len(held) < len(people) and any(each.state.holds for each in people):
+        return "a rank serves beside one that is FAULTED"
     version = view.committed.version
     if view.command.operation is Operation.NONE and version is not None and not any(held):
         return f"the group must serve version {version} again in its new epoch, and never does"

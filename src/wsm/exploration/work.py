@@ -155,9 +155,7 @@ def tear_off(me: Participant) -> Participant:
 
 def fail(me: Participant) -> Participant:
     """Tell the machine that the command failed here."""
-    clears_kv_alone = me.joint.kv is KVState.CLEARING and me.joint.weights in _AT_REST
-    fails = me.joint.weights in _AT_WORK or clears_kv_alone
-    return _fire(me, WeightEvent.FAIL) if fails else me
+    return _fire(me, WeightEvent.FAIL) if me.joint.weights in _AT_WORK else me
 
 
 def finish(me: Participant) -> Participant:
@@ -233,18 +231,38 @@ def keep(me: Participant) -> tuple[Participant, StatusCode]:
     return _settled(me), StatusCode.DONE_KEPT
 
 
-def drop(me: Participant, *, teardown_fails: bool = False) -> tuple[Participant, StatusCode]:
-    """End an aborted command holding nothing; FAULTED if the teardown fails."""
-    if me.joint == tables.START:
+def drop(
+    me: Participant, gives_back: int = BOTH, *, teardown_fails: bool = False
+) -> tuple[Participant, StatusCode]:
+    """End an aborted command holding nothing of what goes; FAULTED if the teardown fails."""
+    if gives_back != BOTH and me.joint.weights is WeightState.FAULTED and not me.began:
+        return _settled(me), StatusCode.DONE_FAULTED  # half a teardown repairs nothing
+    if _is_away(me, gives_back):
         return _settled(me), StatusCode.DONE_CLEARED
-    leaves = me.joint.weights in (WeightState.NORMAL, WeightState.FAULTED)
-    me = _fire(me, WeightEvent.CLEAR if leaves else WeightEvent.ABORT)
-    if me.joint.kv is not KVState.CLEARED:
+    if gives_back & WEIGHTS:
+        leaves = me.joint.weights in (WeightState.NORMAL, WeightState.FAULTED)
+        me = _fire(me, WeightEvent.CLEAR if leaves else WeightEvent.ABORT)._replace(content=0)
+    if gives_back & KV_CACHE and me.joint.kv is not KVState.CLEARED:
         me = _fire(me, KVEvent.CLEAR)
-    me = me._replace(content=0, blocks=0)
+    if gives_back & KV_CACHE:
+        me = me._replace(blocks=0)
     if teardown_fails:
-        return _settled(_fire(me, WeightEvent.FAIL)), StatusCode.DONE_FAULTED
+        return _settled(_fire(me, WeightEvent.FAIL)._replace(content=0)), StatusCode.DONE_FAULTED
     return _gone(me), StatusCode.DONE_CLEARED
+
+
+def given_back(me: Participant, tags: int, *, clears_half: bool) -> int:
+    """Say what every rank holds no more once the command is dropped, given what its arguments say."""
+    if me.began:
+        return me.tags if me.state.operation is Operation.CLEAR else BOTH
+    return tags if clears_half else BOTH
+
+
+def _is_away(me: Participant, tags: int) -> bool:
+    if tags == BOTH:
+        return me.joint == tables.START
+    half = me.joint.weights if tags == WEIGHTS else me.joint.kv
+    return half in (WeightState.CLEARED, KVState.CLEARED)
 
 
 def _drop_weights(me: Participant) -> Participant:

@@ -28,7 +28,8 @@ clearing the whole group.
 
 **Each half can go and come alone.** A command names what it is about by tags. One about the KV cache leaves
 the weights' machine where it is, NORMAL or CLEARED; one about the weights leaves the KV cache's. What is
-NORMAL beside something CLEARED is held and does not serve. A teardown of the KV cache that fails takes the
+NORMAL beside something CLEARED is held and does not serve. A clear of one half that fails on one rank is
+gone on with on every rank, that half and no other. A teardown of the KV cache that fails even then takes the
 weights to FAULTED all the same: FAULTED says that nobody knows what is held.
 
 **A new epoch ends everything.** ``lost`` leads from every state to CLEARED: what a rank held belonged to an
@@ -57,7 +58,13 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _E.CLEAR,
         _W.CLEARING,
         note="every rank stands; discard where a rank had not begun when the group chose to drop",
-        plans=(PlanName.CLEAR, PlanName.CLEAR_WEIGHTS, PlanName.CLEAR_REMAINING_WEIGHTS, PlanName.DISCARD),
+        plans=(
+            PlanName.CLEAR,
+            PlanName.CLEAR_WEIGHTS,
+            PlanName.CLEAR_REMAINING_WEIGHTS,
+            PlanName.DISCARD,
+            PlanName.DISCARD_HELD_WEIGHTS,
+        ),
     ),
     Row(_W.CLEARING, _E.CLEARED, _W.CLEARED, note="the memory is measured to be free"),
     Row(_W.CLEARING, _E.FAIL, _W.FAULTED, note="a teardown action raised, or memory is still held"),
@@ -66,7 +73,7 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _E.ABORT,
         _W.CLEARING,
         note="a clear that failed elsewhere: who has begun goes on to clear",
-        plans=(PlanName.DISCARD,),
+        plans=(PlanName.DISCARD, PlanName.DISCARD_HELD_WEIGHTS),
     ),
     Row(_W.CLEARED, _E.CLEAR, _W.CLEARED, note="nothing to do"),
     Row(_W.CLEARED, _E.ABORT, _W.CLEARED, note="nothing to take back"),
@@ -116,7 +123,13 @@ WEIGHT_TABLE: tuple[Row, ...] = (
     Row(_W.NORMAL, _E.FAIL, _W.FAULTED, note="a teardown of the KV cache alone failed"),
     Row(_W.CLEARED, _E.FAIL, _W.FAULTED, note="a teardown of the KV cache alone failed"),
     # repair
-    Row(_W.FAULTED, _E.CLEAR, _W.CLEARING, note="teardown is idempotent", plans=(PlanName.DISCARD,)),
+    Row(
+        _W.FAULTED,
+        _E.CLEAR,
+        _W.CLEARING,
+        note="teardown is idempotent",
+        plans=(PlanName.DISCARD, PlanName.DISCARD_HELD_WEIGHTS),
+    ),
     Row(_W.FAULTED, _E.ABORT, _W.FAULTED, note="another rank's failure repairs nothing here"),
     # a new epoch
     *(
@@ -137,10 +150,16 @@ KV_TABLE: tuple[Row, ...] = (
         _F.CLEAR,
         _K.CLEARING,
         note="release begins, beside that of the weights or alone",
-        plans=(PlanName.CLEAR_KV_CACHE, PlanName.CLEAR_REMAINING_KV_CACHE),
+        plans=(PlanName.CLEAR_KV_CACHE, PlanName.CLEAR_REMAINING_KV_CACHE, PlanName.DISCARD_KV_CACHE),
     ),
     Row(_K.CLEARING, _F.CLEARED, _K.CLEARED, note="blocks and prefix tree are gone"),
-    Row(_K.CLEARING, _F.CLEAR, _K.CLEARING, note="asked again: release is idempotent"),
+    Row(
+        _K.CLEARING,
+        _F.CLEAR,
+        _K.CLEARING,
+        note="asked again: release is idempotent",
+        plans=(PlanName.DISCARD_KV_CACHE,),
+    ),
     Row(_K.CLEARING, _F.FAIL, _K.CLEARING, note="the weights' machine carries the fault"),
     Row(_K.CLEARED, _F.CLEAR, _K.CLEARED, note="nothing to do"),
     Row(

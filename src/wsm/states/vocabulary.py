@@ -152,6 +152,8 @@ class PlanName(enum.Enum):
     UPDATE_KV_CACHE = "update_kv_cache"
     UPDATE_KV_CACHE_ONLY = "update_kv_cache_only"
     DISCARD_WEIGHTS = "discard_weights"
+    DISCARD_HELD_WEIGHTS = "discard_held_weights"
+    DISCARD_KV_CACHE = "discard_kv_cache"
     REJOIN = "rejoin"
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from wsm.clock import Clock
 from wsm.protocol import rank as protocol
 from wsm.signals.word import StatusCode
-from wsm.states.vocabulary import WeightState
+from wsm.states.vocabulary import KVPolicy, WeightState
 from wsm.worker.errors import TeardownFailedError
 from wsm.worker.execution_factory import ExecutionFactory
 from wsm.worker.failing import Failing
@@ -72,7 +72,7 @@ class Ending:
             standing.pause.begin()
         if standing.execution is not None:
             standing.execution.stop_staging(wait_s=_LEAVE_S)
-        execution = self._executions.ending(state)
+        execution = self._executions.leaving(state)
         self._executions.booted = False
         execution.abandon()
         while (released := execution.drop()) is None:
@@ -138,7 +138,8 @@ class Ending:
             return
         if standing.life.serving:
             standing.pause.end()
-        self._executions.holding.settled(standing.life)
+        kept = dropping and execution.report().facts.get("kv_policy") == KVPolicy.KEEP.value
+        self._executions.holding.settled(standing.life, blocks_kept=kept)
         standing.version = self._executions.holding.version
         ended = StatusCode.DONE_CLEARED if dropping else StatusCode.DONE_KEPT
         code = ended if done else StatusCode.DONE_FAULTED

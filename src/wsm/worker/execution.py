@@ -110,7 +110,11 @@ class Execution:
             cause=f"{request.value} {arguments.request_id}",
             watch=watch,
         )
-        self._retreat = Retreat(plans, life=life, context=context, work=self._work, recorder=recorder)
+        # An update that is dropped takes both halves with it: what it was to bring stands on both.
+        gives_back = arguments.tags if request is Request.CLEAR else ALL_TAGS
+        self._retreat = Retreat(
+            plans, gives_back, life=life, context=context, work=self._work, recorder=recorder
+        )
         self.doing = "begin"
 
     @property
@@ -170,8 +174,8 @@ class Execution:
 
     def fail(self, cause: str) -> None:
         """Take in that the command has failed on this rank."""
-        clears_kv_alone = self._life.kv is KVState.CLEARING and self._life.weights in _AT_REST
-        if self._life.weights in _AT_WORK or clears_kv_alone:
+        # A KV cache that was to go alone stays CLEARING until the group has decided.
+        if self._life.weights in _AT_WORK:
             self._work.fire(WeightEvent.FAIL, cause=cause)
 
     def finish(self) -> RankReport:
@@ -233,12 +237,14 @@ class Execution:
         return self._retreat.keep()
 
     def drop(self) -> bool | None:
-        """End an aborted command holding nothing, one action of the discard plan per call.
+        """End an aborted command holding nothing, or without the half that was to be cleared.
+
+        One action of the discard plan per call.
 
         Returns
         -------
         bool or None
-            None while actions are left; True once everything is released, False if the teardown failed.
+            None while actions are left; True once all of it is released, False if the teardown failed.
         """
         self.doing = "discard"
         return self._retreat.drop()

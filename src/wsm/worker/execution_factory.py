@@ -150,8 +150,24 @@ class ExecutionFactory:
         return {"bytes": 0, "tensors": 0, **self.holding.weights, **self._facts}
 
     def ending(self, state: RankState) -> Execution:
-        """Make what brings a rank to the group's outcome that had not begun: to keep, or to give back."""
-        return self._make(state, Request.CLEAR, CommandArguments(request_id="ended before it had begun"))
+        """Make what brings a rank to the group's outcome that had not begun: to keep, or to give back.
+
+        What the others give back the arguments say; where they cannot be read, nobody knows.
+        """
+        slot = self._words.segment.arguments(state.sequence)
+        data = slot.read(state.epoch, state.sequence, ARGUMENTS_KIND)
+        try:
+            asked = None if data is None else CommandArguments.from_bytes(data)
+        except CommandArgumentsError:
+            asked = None
+        if asked is None:
+            return self._make(state, Request.CLEAR, CommandArguments("unreadable", tags=frozenset()))
+        tags = asked.tags if asked.clears else ALL_TAGS
+        return self._make(state, Request.CLEAR, replace(asked, version=None, tags=tags))
+
+    def leaving(self, state: RankState) -> Execution:
+        """Make what gives back all that a rank holds, since its epoch has ended."""
+        return self._make(state, Request.CLEAR, CommandArguments("its epoch has ended"))
 
     def _make(self, state: RankState, request: Request, arguments: CommandArguments) -> Execution:
         context = self._context(state, arguments)

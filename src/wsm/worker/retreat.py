@@ -1,7 +1,8 @@
 """How one rank leaves a command that is not to be: what it did is undone, or all that it holds is given back.
 
 Called by :mod:`.execution`, when the group has decided. What was held before, and no more, is held after
-:meth:`Retreat.keep`; nothing after :meth:`Retreat.drop`. It knows no words.
+:meth:`Retreat.keep`; after :meth:`Retreat.drop` nothing is, or nothing of the half that was to be cleared. It
+knows no words.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from wsm.actions.base import Action, ActionContext
-from wsm.actions.sequence import Plans
+from wsm.actions.sequence import Plan, Plans
 from wsm.states.joint import START
 from wsm.states.machine import LifeCycle
-from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
+from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, PlanName, Tag, WeightEvent, WeightState
 from wsm.worker.performance import Performance
 from wsm.worker.recording import Recorder
 
@@ -24,6 +25,9 @@ class Retreat:
     ----------
     plans : Plans
         Of this engine; the discard plans are run.
+    gives_back : frozenset of Tag
+        What every rank holds no more once the command is dropped. One half where a clear of it is dropped:
+        somebody may be done with it, so all go on to the end. Empty: nobody knows.
     life : LifeCycle
         This rank's state machines.
     context : ActionContext
@@ -40,15 +44,24 @@ class Retreat:
     """
 
     def __init__(
-        self, plans: Plans, *, life: LifeCycle, context: ActionContext, work: Performance, recorder: Recorder
+        self,
+        plans: Plans,
+        gives_back: frozenset[Tag],
+        *,
+        life: LifeCycle,
+        context: ActionContext,
+        work: Performance,
+        recorder: Recorder,
     ) -> None:
         self.accepted = False
         self._plans = plans
+        self._gives_back = gives_back
         self._life = life
         self._context = context
         self._work = work
         self._recorder = recorder
         self._kv_before = life.kv
+        self._was_faulted = life.weights is WeightState.FAULTED
         self._actions: Iterator[Action] | None = None
 
     def undo(self) -> bool:
@@ -75,7 +88,7 @@ class Retreat:
     def keep(self) -> bool | None:
         """End a command that nobody was touched by, after it was undone. Returns as :meth:`drop` does."""
         if self._actions is not None or self._life.weights is WeightState.FAULTED:
-            return self.drop()
+            return self._drop_all()
         if not self.accepted:
             return True
         held = self._life.joint.held
@@ -86,21 +99,61 @@ class Retreat:
             self._work.fire(WeightEvent.ABORT, kept=True)
         if self._life.weights in (WeightState.NORMAL, WeightState.CLEARED):
             return True
-        return self._drop_weights() if self._kv_before is KVState.NORMAL else self.drop()
+        return self._drop_weights() if self._kv_before is KVState.NORMAL else self._drop_all()
 
     def drop(self) -> bool | None:
-        """Hold nothing, one action of the discard plan per call.
+        """Hold nothing of what is to be given back, one action of a discard plan per call.
 
         Returns
         -------
         bool or None
-            None while actions are left; True once everything is released, False if the teardown failed.
+            None while actions are left; True once all of it is released, False if the teardown failed, or if
+            nobody knows what the others have given back: then this rank serves nothing until all is cleared.
         """
+        if self._gives_back == ALL_TAGS:
+            return self._drop_all()
+        if self._actions is None:
+            if self._was_faulted:
+                return False
+            if not self._gives_back:
+                return self._cannot_tell()
+            takes_weights = Tag.WEIGHTS in self._gives_back
+            if not takes_weights and self._life.kv is KVState.CLEARED:
+                return True
+            if takes_weights and self._life.weights is WeightState.CLEARED:
+                return True
+            self._actions = iter(self._begin_half(takes_weights=takes_weights).actions)
+        return self._drop_on(self._actions)
+
+    def _begin_half(self, *, takes_weights: bool) -> Plan:
+        """Begin, or go on, to give back one half; return the plan for it."""
+        if not takes_weights:
+            self._work.fire(KVEvent.CLEAR)
+            return self._plans.named(PlanName.DISCARD_KV_CACHE)
+        self._begin_with_weights()
+        beside = self._life.kv is KVState.NORMAL
+        return self._plans.named(PlanName.DISCARD_HELD_WEIGHTS if beside else PlanName.DISCARD)
+
+    def _begin_with_weights(self) -> None:
+        leaves = self._life.weights in (WeightState.NORMAL, WeightState.FAULTED)
+        self._work.fire(WeightEvent.CLEAR if leaves else WeightEvent.ABORT)
+
+    def _cannot_tell(self) -> bool:
+        """Serve nothing, since keeping either half may be keeping what the others have not."""
+        if self._life.joint == START:
+            return True
+        if self._life.weights is WeightState.NORMAL:
+            self._work.fire(WeightEvent.CLEAR)
+        else:
+            self._work.fire(KVEvent.CLEAR)
+        self._work.fire(WeightEvent.FAIL, cause="the command's arguments cannot be read")
+        return False
+
+    def _drop_all(self) -> bool | None:
         if self._actions is None:
             if self._life.joint == START:
                 return True
-            leaves = self._life.weights in (WeightState.NORMAL, WeightState.FAULTED)
-            self._work.fire(WeightEvent.CLEAR if leaves else WeightEvent.ABORT)
+            self._begin_with_weights()
             if self._life.kv is not KVState.CLEARED:
                 self._work.fire(KVEvent.CLEAR)
             self._actions = iter(self._plans.discard.actions)
