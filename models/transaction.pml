@@ -1,7 +1,8 @@
 /* A whole command on a whole group, as src/wsm/protocol/ has it: rank.py and phases.py, votes.py, decide.py, takeover.py, epochs.py.
 
    SHOWS    that clear, update and hot update end with one outcome for the group, whatever fails, is refused, expires, raises
-            inside a step, dies, or is taken over, and that nobody waits for ever. The labels in Rank are the names of Phase.
+            inside a step or a flip, dies, or is taken over, and that nobody waits for ever. The labels in Rank are the names
+            of Phase.
    HOLDS    in every state: whoever enters a step has verified weights, the same version as everybody in that step, and a KV
             cache of that version; a decision is made once; a status never goes back within a sequence (but that a hot
             commit's PARKING follows PREPARED); a version is committed in its own word before the epoch is raised.
@@ -13,19 +14,20 @@
      CCRASH=1 FAILS=1                               459,903  a controller dies
      RCRASH=1 OPS=2                                 657,512  a rank dies in an update
      RCRASH=1 OPS=4                                 386,039  a rank dies in a hot update
-     BREAKS=1 OPS=4                                 401,561  a step raises beside a hot update
+     BREAKS=1 OPS=4                                 416,989  a step or a flip raises in a hot update
      MISREADS=1                                      42,811  a rank prepares another version
-     H=1 OPS=3                                      339,179  a helper takes part
+     H=1 OPS=3                                      451,808  a helper takes part
+     H=1 OPS=4                                       74,593  a helper takes part in a hot update
      N=3 OPS=4                                      278,981  three ranks, hot update
      FAILS=1, any cycle                             180,647  no endless run
-     FAILS=1 BREAKS=1 OPS=6, any cycle            4,386,691  no endless run
+     FAILS=1 BREAKS=1 OPS=6, any cycle            4,470,451  no endless run
      FAILS=2 CMDS=2 WORK=2                        5,409,199  more of everything
      CMDS=2 CCRASH=2 FAILS=1                     11,565,274  two controllers die
      RCRASH=1 CCRASH=1 FAILS=1 MISREADS=1        28,547,166  everything once
-     RCRASH=1 BREAKS=1 OPS=6                     25,115,451  a rank dies and a step raises
+     RCRASH=1 BREAKS=1 OPS=6                     25,602,588  a rank dies and a step raises
      RCRASH=2 FAILS=1                            49,761,845  two deaths
      CMDS=2 RCRASH=1 OPS=5                        4,631,377  two commands and a death
-     H=1 CCRASH=1 FAILS=1                         8,218,935  a helper, a controller dies
+     H=1 CCRASH=1 FAILS=1                         9,569,264  a helper, a controller dies
      H=1 RCRASH=1                                44,952,573  a helper, a rank or the helper dies
      N=3 FAILS=1                                  4,041,457  three ranks, one failure
      N=3 CCRASH=1 OPS=2                           3,518,487  three ranks, a controller dies
@@ -36,8 +38,9 @@
    ASSUMED  A step and a collective action are rendezvous: nobody leaves one before all have entered. A dead process is reaped
             before its slot is used again. Whoever owns the group raises the epoch for a death and for a BROKEN step word.
             A hot update's KV policy is held by the version that each block carries: ranks do not wait for a helper to drop any.
-   HELPERS  have no code in src/wsm/protocol yet; the process below is the rule for it: begin when any rank shows that it has
-            accepted, vote for every collective action, never park.
+            Every new epoch restores the committed version here; recovery.pml has what it restores after which command.
+   HELPERS  are participants without steps, in no communicator: they never park, and vote for no collective action. They begin
+            when a rank shows that it has accepted, and follow a hot commit when a rank serves the new version.
    NOT      modelled: several nodes, overlapped steps, retries of a boot that failed, a helper whose own teardown fails for good.
    MUTANTS  -DM_NAME drops one rule; each is caught within the bounds that models/catalogue.py names. Dropping these changes
             nothing here, since a rendezvous implies them: the step number in "all stand at the same step", votes that are kept
@@ -59,7 +62,7 @@
 #define FAILS 0          /* failing actions, refusals and expired deadlines of participants */
 #endif
 #ifndef BREAKS
-#define BREAKS 0         /* steps that raise */
+#define BREAKS 0         /* steps, and flips of hot updates, that raise */
 #endif
 #ifndef RCRASH
 #define RCRASH 0         /* crashes of participants */
@@ -425,9 +428,13 @@ working:                                                /* the actions in front 
 voting:
   do
   :: GONE -> goto rejoin
-  EACH(READY, SEE)
-  :: ok == ALL -> break
-  :: atomic { ANY(NEVER) -> say(FAILED) }; goto failed
+  EACH_RANK(READY, SEE)
+#ifdef M_HELPER_IS_WAITED_FOR
+  :: (ok & ALL_RANKS) == ALL_RANKS && READY(N) -> break
+#else
+  :: ok == ALL_RANKS -> break
+#endif
+  :: atomic { ANY_RANK(NEVER) -> say(FAILED) }; goto failed
 #ifdef M_VOTE_IS_WITHDRAWN
   :: SAW(ABORT) -> goto stopping
 #endif
@@ -469,13 +476,17 @@ prepared:
   fi;
 
 committing:
-  atomic {
-    assert(decided[q] == COMMIT || decided[q] == HOT_COMMIT); assert(got == committed);
-    have = got; done = q; say(DONE_COMMITTED);
+  if
+  :: atomic { op == HOT_COMMIT && breaks < BREAKS -> breaks++; broken = true; w_q[me] = done; w_k[me] = BROKEN; have = WRONG };
+     if :: GONE -> goto rejoin :: MAY_DIE -> goto dead fi           /* a flip that broke is not tried again */
+  :: atomic {
+       assert(decided[q] == COMMIT || decided[q] == HOT_COMMIT); assert(got == committed);
+       have = got; done = q; say(DONE_COMMITTED);
 #if H
-    if :: op == HOT_COMMIT && t_e[N] == e && kv != have && kv != 0 -> kv = EMPTY :: else fi
+       if :: op == HOT_COMMIT && t_e[N] == e && kv != have && kv != 0 -> kv = EMPTY :: else fi
 #endif
-  };
+     }
+  fi;
   goto idle_;
 
 refused:
@@ -541,7 +552,10 @@ rejoin:
 }
 
 #if H
-/* A KV-cache process. It never parks; that a rank accepted, or voted, proves to it that all ranks stand. */
+/* A KV-cache process. It never parks: that a rank accepted, or voted, proves to it that all ranks stand; that one has flipped
+   proves that nobody steps with the old weights any more. */
+#define FLIPPED(j) (MINE(j) && t_c[j] == DONE_COMMITTED)
+#define STEPS_ON(j) (died[j] != e && w_e[j] == e && w_q[j] < q)
 #define ACCEPTS(j) (MINE(j) && (t_r[j] || t_c[j] == ACCEPTED || t_c[j] == VOTED || t_c[j] == PREPARED || t_c[j] == DONE_CLEARED))
 
 proctype Helper(byte me) {
@@ -575,13 +589,9 @@ waiting:
   fi;
   if
   :: atomic { op == CLEAR && MAY_FAIL && kv != 0 -> fails++; touched = true; kv = 0; say(FAILED) }; goto failed
-  :: atomic { op == CLEAR -> touched = (kv != 0); if :: CLEARVOTE && kv != 0 -> say(VOTED); t_r[me] = 1 :: else fi; kv = 0 };
+  :: atomic { op == CLEAR -> touched = (kv != 0); kv = 0 };
      atomic { say(DONE_CLEARED); done = q }; goto idle_
-#ifdef M_HELPER_DOES_NOT_VOTE
   :: atomic { op == UPDATE -> kv = EMPTY }
-#else
-  :: atomic { op == UPDATE -> say(VOTED); t_r[me] = 1; kv = EMPTY }
-#endif
   :: atomic { MAY_FAIL -> fails++; say(FAILED) }; goto failed
   :: GONE -> goto rejoin
   :: SAW(ABORT) -> goto stopping
@@ -597,7 +607,12 @@ waiting:
 prepared:
   if
   :: GONE -> goto rejoin
-  :: atomic { (SAW(COMMIT) || SAW(HOT_COMMIT)) -> say(DONE_COMMITTED); done = q }; goto idle_
+  :: atomic { SAW(COMMIT) -> say(DONE_COMMITTED); done = q }; goto idle_
+#ifdef M_HELPER_FOLLOWS_AT_ONCE
+  :: atomic { SAW(HOT_COMMIT) -> assert(!ANY_RANK(STEPS_ON)); say(DONE_COMMITTED); done = q }; goto idle_
+#else
+  :: atomic { SAW(HOT_COMMIT) && ANY_RANK(FLIPPED) -> assert(!ANY_RANK(STEPS_ON)); say(DONE_COMMITTED); done = q }; goto idle_
+#endif
   :: SAW(ABORT) -> goto stopping
   :: SAW(HOT_ABORT) -> goto settling
   :: MAY_DIE -> goto dead
