@@ -28,10 +28,10 @@
      RCRASH=2 FAILS=1                            49,761,845  two deaths
      CMDS=2 RCRASH=1 OPS=5                        4,631,377  two commands and a death
      H=1 CCRASH=1 FAILS=1                         9,569,264  a helper, a controller dies
-     H=1 RCRASH=1                                44,952,573  a helper, a rank or the helper dies
+     H=1 RCRASH=1                                57,678,036  a helper, a rank or the helper dies
      N=3 FAILS=1                                  4,041,457  three ranks, one failure
      N=3 CCRASH=1 OPS=2                           3,518,487  three ranks, a controller dies
-     N=3 BREAKS=1 OPS=4                          46,653,974  three ranks, a step raises
+     N=3 BREAKS=1 OPS=4                          47,484,969  three ranks, a step raises
    ENDS     are enough: every wait blocks and every supply (steps, commands, failures, crashes) is bounded, so the graph has no
             cycle (checked: "any cycle"), and "no invalid end state" with the assertions in init is liveness.
    READING  Each word is read by itself, and what was read of it may be used late (the bits in `ok`): views are stale mixtures.
