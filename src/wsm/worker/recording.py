@@ -208,6 +208,6 @@ def _cut_torn_line(path: Path) -> None:
         end = journal.seek(0, os.SEEK_END)
         begin = max(end - _MAX_LINE_BYTES, 0)
         journal.seek(begin)
-        tail = journal.read()
+        tail = journal.read(_MAX_LINE_BYTES)  # what is no regular file may have no end
         if tail and not tail.endswith(b"\n"):
             journal.truncate(begin + tail.rfind(b"\n") + 1)
