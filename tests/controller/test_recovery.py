@@ -62,6 +62,7 @@ def test_a_group_that_served_serves_the_same_version_again(kept, victim):
     assert_all_hold(kept, 1)
     kept.group.await_steps()
     assert commander(kept).update(2).version == 2
+    kept.group.await_steps()
     kept.group.stop()
     kept.group.assert_steps_are_pure([1, 2])
     kept.group.assert_journals_are_possible()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable
@@ -15,10 +16,14 @@ from wsm import EngineBridge, EngineWordsConfig, Outcome, Tag
 from wsm.config import ConfigurationError, config_from_mapping
 from wsm.controller.errors import CommandTimeoutError, RankFailedError, RankLostError
 from wsm.errors import GroupError
+from wsm.protocol.view import View
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.signals.word import CommandWord, Operation, StatusCode, StatusWord
 from wsm.states.entry import read_ndjson
 from wsm.states.replay import replay
+from wsm.states.vocabulary import KVState
 from wsm.testing import InMemoryKVCache
+from wsm.worker.cache_word import CacheWords
 
 pytestmark = pytest.mark.processes
 
@@ -214,6 +219,29 @@ class KVWord:
         self._thread.join()
         self.word.close()
         self.weights.close()
+
+
+def test_a_word_is_led_back_to_normal_though_the_cache_was_back_before_it_said_cleared(tmp_path: Path):
+    def saying(kv: KVState) -> View:
+        status = StatusWord(1, 1, StatusCode.DONE_KEPT, kv=int(kv))
+        return View(CommandWord(1, 1, Operation.NONE), [], [status])
+
+    config = EngineWordsConfig(suffixes=[8002])
+    with contextlib.closing(
+        EngineWord.create(EngineWordKind.KV_CACHE, 8002, NORMAL, directory=tmp_path)
+    ) as word:
+        shown = CacheWords(config, tmp_path)
+        shown.show(KVState.CLEARED, saying(KVState.CLEARED))
+        assert word.read() == int(KVState.CLEARING)
+        for _ in range(3):
+            shown.show(KVState.NORMAL, saying(KVState.NORMAL))
+        assert word.read() == NORMAL
+
+        word.compare_exchange(NORMAL, int(KVState.CLEARING))  # an engine asks, and nobody has obeyed yet
+        shown.show(KVState.NORMAL, saying(KVState.NORMAL))
+        assert word.read() == int(KVState.CLEARING)
+        shown.close()
+        word.unlink()
 
 
 @pytest.fixture

@@ -36,6 +36,7 @@ class CacheWords:
         self._suffixes: Sequence[int | str] = config.suffixes if "kv_cache" in config.answers else ()
         self._directory = directory
         self._words: dict[int | str, EngineWord] = {}
+        self._led: set[EngineWord] = set()  # words that say CLEARING because this object wrote it, unasked
 
     def show(self, own: KVState, view: View) -> None:
         """Let the words follow the cache.
@@ -53,14 +54,19 @@ class CacheWords:
         for word in self._attached():
             value = word.read()
             following = _following(value, own, said)
-            if following is not None:
-                word.compare_exchange(value, following)
+            if value != _CLEARING:
+                self._led.discard(word)
+            elif word in self._led and own is KVState.NORMAL and said == {_NORMAL}:
+                following = _CLEARED  # the cache came back before the word had said that it was gone
+            if following is not None and word.compare_exchange(value, following) and following == _CLEARING:
+                self._led.add(word)
 
     def close(self) -> None:
         """Let go of the words. Idempotent."""
         for word in self._words.values():
             word.close()
         self._words.clear()
+        self._led.clear()
 
     def _attached(self) -> list[EngineWord]:
         for suffix in self._suffixes:
