@@ -61,6 +61,10 @@ class RefusedError(WsmError):
     """A request that cannot be carried out in the present state. Nothing was changed."""
 
 
+class NoRoomError(RefusedError):
+    """A second version has no place beside the one that serves; in place, an update may be possible."""
+
+
 class BadInputError(WsmError):
     """A file, word, message or configuration that is not what it must be. Nothing was changed by it."""
 

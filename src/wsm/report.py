@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from wsm.errors import BadInputError, WsmError
+from wsm.errors import BadInputError, NoRoomError, WsmError
 
 #: Fact of a participant that holds a KV cache and no weights; its report says nothing about a version.
 WITHOUT_WEIGHTS = "without_weights"
@@ -126,6 +126,8 @@ class FailureReport:
         Type and text of the cause.
     traceback : str
         The remote traceback, its end where it was too long.
+    no_room : bool
+        Whether it lacked room for a second version beside the one that serves, and for nothing else.
     """
 
     rank: int
@@ -133,6 +135,7 @@ class FailureReport:
     error: str
     message: str
     traceback: str = ""
+    no_room: bool = False
 
     @classmethod
     def of(cls, rank: int, action: str, error: BaseException) -> FailureReport:
@@ -141,7 +144,14 @@ class FailureReport:
         message = str(error) or repr(error)
         if not isinstance(error, WsmError):
             message = f"{type(error).__name__}: {message}"
-        return cls(rank, action, type(error).__name__, message[:_MAX_MESSAGE], lines[-_MAX_TRACEBACK:])
+        return cls(
+            rank,
+            action,
+            type(error).__name__,
+            message[:_MAX_MESSAGE],
+            lines[-_MAX_TRACEBACK:],
+            no_room=isinstance(error, NoRoomError),
+        )
 
     def to_bytes(self) -> builtins.bytes:
         """Return the JSON text: the end of a traceback, the beginning of a message, as far as they fit."""

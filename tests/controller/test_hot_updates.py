@@ -175,6 +175,33 @@ def test_too_little_memory_is_no_reason_to_fail_where_the_caller_allows_in_place
     group.assert_journals_are_possible()
 
 
+def test_memory_that_runs_out_in_the_middle_of_staging_costs_nothing_but_the_update(serving):
+    group, controller = serving()
+    group.order(1, "stage", "exhaust")
+    with pytest.raises(RankFailedError, match="memory ran out on rank 1 in stage_weights") as caught:
+        controller.update(2, hot=True)
+    assert (caught.value.error, caught.value.no_room) == ("StagingExhaustedError", True)
+    assert "the group serves version 1" in caught.value.group
+    assert "MemoryError" in caught.value.remote_traceback
+    group.revoke(1, "stage")
+    assert_nothing_happened(group, controller)
+
+
+def test_memory_that_runs_out_in_the_middle_of_staging_is_no_reason_to_fail_where_in_place_is_allowed(
+    serving,
+):
+    group, controller = serving()
+    group.order(1, "stage", "exhaust")
+    receipt = controller.update(2, hot=True, hot_fallback="in_place", request_id="either way")
+    assert (receipt.outcome, receipt.version, receipt.previous_version) == (Outcome.UPDATED, 2, 1)
+    assert (receipt.hot, receipt.request_id) == (False, "either way")
+    assert "memory ran out on rank 1" in receipt.fallback
+    group.await_steps()
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
+    group.assert_journals_are_possible()
+
+
 def test_giving_up_counts_for_the_fallback_too(serving):
     group, controller = serving(available_bytes=SCANT)
     group.order(1, "write", "hold")

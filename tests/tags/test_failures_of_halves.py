@@ -114,7 +114,10 @@ def test_a_policy_for_blocks_that_do_not_stay_is_refused(lone: LoneRank) -> None
     assert lone.controller.status().serving
 
 
-@pytest.mark.parametrize("arguments", [{"version": 2, "tags": K}, {"version": 2, "tags": W, "hot": True}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"version": 2, "tags": K}, {"force": True, "tags": K}, {"version": 2, "tags": W, "hot": True}],
+)
 def test_tags_that_contradict_another_argument_are_refused(lone: LoneRank, arguments: dict) -> None:
     sequence = lone.controller.status().sequence
     with pytest.raises(TagsContradictError):

@@ -54,12 +54,14 @@ class Orders:
         self._rank = rank
 
     def passes(self, point: str) -> None:
-        """Obey the order for this point, if there is one: `raise`, `raise once`, or `hold`."""
+        """Obey the order for this point, if there is one: `raise`, `raise once`, `exhaust`, or `hold`."""
         path = self._directory / f"{self._rank}.{point}"
         with contextlib.suppress(FileNotFoundError):
             order = path.read_text()
             if order == "raise once":
                 path.unlink()
+            if order == "exhaust":
+                raise MemoryError
             if order.startswith("raise"):
                 raise OSError(f"the test wants {point} to fail on rank {self._rank}: 失败")
             (self._directory / f"{self._rank}.{point}.reached").touch()

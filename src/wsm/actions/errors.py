@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
+from wsm.errors import BadInputError, GroupError, InternalError, NoRoomError, RefusedError
 
 
 class PreconditionError(RefusedError):
@@ -59,7 +59,7 @@ class PolicyRefusedError(RefusedError):
         )
 
 
-class StagingUnsupportedError(RefusedError):
+class StagingUnsupportedError(NoRoomError):
     """The engine's weights cannot hold a second version beside the served one."""
 
     def __init__(self, *, weights: str) -> None:
@@ -70,7 +70,7 @@ class StagingUnsupportedError(RefusedError):
         )
 
 
-class StagingMemoryError(RefusedError):
+class StagingMemoryError(NoRoomError):
     """A second version does not fit beside the served one."""
 
     def __init__(self, *, needed: int, reserve: int, available: int, ranks: int) -> None:

@@ -162,7 +162,7 @@ class Controller:
             What becomes of KV blocks that the old weights computed; all but DROP only for a group that
             serves, and KEEP_IN_FLIGHT only where requests in flight are kept.
         force : bool
-            Load even if the group holds that version already.
+            Load even if the group holds that version already; only with the weights among the tags.
         deadline_s, settle_s, wait_s, request_id
             As :meth:`clear`.
 
@@ -256,6 +256,8 @@ class Controller:
             raise TagsContradictError(tags=named(wanted), argument="hot", why="a hot update replaces both")
         if version is not None and Tag.WEIGHTS not in wanted:
             raise TagsContradictError(tags=named(wanted), argument="version", why="no weights are loaded")
+        if force and Tag.WEIGHTS not in wanted:
+            raise TagsContradictError(tags=named(wanted), argument="force", why="no weights are loaded")
         arguments = CommandArguments(
             request_id or uuid.uuid4().hex,
             version,

@@ -15,7 +15,15 @@ class CommandRefusedError(RefusedError):
     """A rank refused the command; the group is as it was before."""
 
     def __init__(
-        self, *, request_id: str, operation: str, rank: int, error: str, cause: str, group: str
+        self,
+        *,
+        request_id: str,
+        operation: str,
+        rank: int,
+        error: str,
+        cause: str,
+        no_room: bool,
+        group: str,
     ) -> None:
         super().__init__(
             f"{operation} was refused by {who(rank)}: {cause} [{group}]",
@@ -24,6 +32,7 @@ class CommandRefusedError(RefusedError):
             rank=rank,
             error=error,
             cause=cause,
+            no_room=no_room,
             group=group,
         )
 
@@ -40,6 +49,7 @@ class RankFailedError(GroupError):
         action: str,
         error: str,
         cause: str,
+        no_room: bool,
         remote_traceback: str,
         others: Mapping[int, str],
         group: str,
@@ -52,6 +62,7 @@ class RankFailedError(GroupError):
             action=action,
             error=error,
             cause=cause,
+            no_room=no_room,
             remote_traceback=remote_traceback,
             others=dict(others),
             group=group,
@@ -90,6 +101,7 @@ class ActionOverdueError(RankFailedError):
             action=action,
             error="ActionOverdueError",
             cause=cause,
+            no_room=False,
             seconds=seconds,
             deadline_s=deadline_s,
             stopped=stopped,

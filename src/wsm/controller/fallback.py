@@ -11,9 +11,6 @@ from wsm.controller.order import Order
 from wsm.errors import WsmError
 from wsm.states.vocabulary import HotFallback, WeightState
 
-#: Errors of ranks that cannot hold a second version beside the one that serves.
-NO_ROOM = frozenset(("StagingMemoryError", "StagingUnsupportedError", "StagingUnfinishedError"))
-
 
 def before_it_began(order: Order, state: WeightState) -> str | None:
     """Return why an order cannot be hot from where the group is; None if it can, or never was.
@@ -34,5 +31,5 @@ def before_it_began(order: Order, state: WeightState) -> str | None:
 def after_it_was_refused(order: Order, error: WsmError) -> str | None:
     """Return why an order is to be done in place, given how its hot command ended; None if it is not."""
     allowed = order.is_hot and order.arguments.hot_fallback is HotFallback.IN_PLACE
-    refused = isinstance(error, CommandRefusedError | RankFailedError) and error.context["error"] in NO_ROOM
+    refused = isinstance(error, CommandRefusedError | RankFailedError) and error.context["no_room"]
     return str(error) if allowed and refused else None

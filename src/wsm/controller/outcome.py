@@ -154,6 +154,7 @@ def aborted(
                 rank=failure.rank,
                 error=failure.error,
                 cause=failure.message,
+                no_room=failure.no_room,
                 group=now,
             )
         return RankFailedError(
@@ -163,6 +164,7 @@ def aborted(
             action=failure.action,
             error=failure.error,
             cause=failure.message + _held_up(failure, then),
+            no_room=failure.no_room,
             remote_traceback=failure.traceback,
             others={other.rank: other.message for other, _ in found[1:]},
             group=now,

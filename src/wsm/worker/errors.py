@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wsm.errors import BadInputError, GroupError, RefusedError
+from wsm.errors import BadInputError, GroupError, NoRoomError, RefusedError
 
 
 class NotServingError(RefusedError):
@@ -42,7 +42,7 @@ class CommandIllegalError(RefusedError):
         )
 
 
-class StagingUnfinishedError(RefusedError):
+class StagingUnfinishedError(NoRoomError):
     """An earlier hot update was ended, and the thread that staged for it does not end."""
 
     def __init__(self, *, rank: int) -> None:
@@ -50,6 +50,19 @@ class StagingUnfinishedError(RefusedError):
             f"rank {rank} refuses a hot update: the thread that staged for an earlier one hangs and holds "
             "its memory; nothing was changed: see what its source waits for, or update without --hot",
             rank=rank,
+        )
+
+
+class StagingExhaustedError(NoRoomError):
+    """Memory ran out while a version was staged, although the plan had found enough of it before."""
+
+    def __init__(self, *, rank: int, action: str, cause: str) -> None:
+        super().__init__(
+            f"memory ran out on rank {rank} in {action}, beside the version that serves: {cause}; nothing "
+            "was changed: update without --hot, or free memory",
+            rank=rank,
+            action=action,
+            cause=cause,
         )
 
 

@@ -8,6 +8,7 @@ leaves a rank of which nobody knows what it holds, so the caller must never let 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from wsm.worker.errors import (
     ActionDeadlineError,
     CommandAbortedError,
     CommandIllegalError,
+    StagingExhaustedError,
     StagingUnfinishedError,
 )
 from wsm.worker.execution import Execution
@@ -168,8 +170,14 @@ class HotExecution(Execution):
         self._stager.start(lambda: self._run_beside(action))
 
     def _run_beside(self, action: Action) -> None:
-        action.run(self._context)
-        action.probe(self._context)
+        try:
+            action.run(self._context)
+            action.probe(self._context)
+        except (MemoryError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+                raise
+            cause = str(error) or type(error).__name__
+            raise StagingExhaustedError(rank=self._context.rank, action=action.name, cause=cause) from error
 
     def _end_of(self, action: Action) -> None:
         self._running = None
