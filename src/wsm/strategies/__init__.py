@@ -20,6 +20,7 @@ bucket_receiver, bucket_socket        the rank's end; the socket that both ends 
 bucket_sender, bucket_sending         the trainer's end: all ranks of one version
 bucket_stream                         what the trainer says to one rank
 inventory                             what files and shared memory really hold, and how two of them differ
+rsync, transport                      the strategy for versions over a transport, and what one is
 observer, copying                     who follows a load; copying and digesting in one pass
 source_config                         what a configuration says about each source
 snapshot_source, snapshot_names       where to look, and what files are called
@@ -44,6 +45,7 @@ from wsm.strategies.offer import ManifestScope
 from wsm.strategies.publish import PublishReport, publish_snapshot
 from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.retention import Retention
+from wsm.strategies.rsync import RsyncSource
 from wsm.strategies.shared_tensors import SharedReport, SharedTensors
 from wsm.strategies.snapshot_source import SnapshotSource
 from wsm.strategies.staged_version import StagedVersion
@@ -64,6 +66,7 @@ __all__ = [
     "Preview",
     "PublishReport",
     "Retention",
+    "RsyncSource",
     "SendReport",
     "Sending",
     "ShardManifest",

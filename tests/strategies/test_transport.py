@@ -1,0 +1,160 @@
+"""A transport is built once, kept between loads and built anew after an error; ``rsync`` finds the version.
+
+The transport here brings shards of a published snapshot: real versions, and nothing but the protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from wsm.strategies import (
+    MemoryTarget,
+    SnapshotSource,
+    TensorSpec,
+    errors,
+    file_errors,
+    publish_snapshot,
+    write_version,
+)
+from wsm.strategies.apply import apply_tensors
+from wsm.strategies.ipc_snapshot import IpcSnapshot
+from wsm.strategies.observer import UNOBSERVED, LoadObserver
+from wsm.strategies.offer import Offer
+from wsm.strategies.rsync import Rsync, RsyncSource
+from wsm.strategies.transport import KeptTransport
+
+SPEC = TensorSpec("w", "U8", (4,))
+
+
+class SnapshotTransport:
+    """Brings what was published below `directory`."""
+
+    name = "snapshot"
+
+    def __init__(self, directory: Path, *, close_error: Exception | None = None) -> None:
+        self.directory = directory
+        self.closed = 0
+        self._close_error = close_error
+
+    @contextlib.contextmanager
+    def open(
+        self, version: int | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
+    ) -> Iterator[Offer]:
+        source = SnapshotSource(self.directory, rank=rank, device_id=rank, world_size=world_size)
+        with IpcSnapshot().open(source, version, observer) as offer:
+            yield offer
+
+    def preview(
+        self, version: int | None, rank: int, *, world_size: int | None = None
+    ) -> contextlib.AbstractContextManager[Offer]:
+        return self.open(version, rank, UNOBSERVED, world_size=world_size)
+
+    def close(self) -> None:
+        self.closed += 1
+        if self._close_error is not None:
+            raise self._close_error
+
+
+class Built:
+    """Every transport that was built."""
+
+    def __init__(self, directory: Path, close_error: Exception | None = None) -> None:
+        self.transports: list[SnapshotTransport] = []
+        self._directory = directory
+        self._close_error = close_error
+        self.kept = KeptTransport("snapshot", self._build)
+
+    def _build(self) -> SnapshotTransport:
+        self.transports.append(SnapshotTransport(self._directory, close_error=self._close_error))
+        return self.transports[-1]
+
+
+def publish(directory: Path, version: int, data: bytes = b"abcd") -> None:
+    publish_snapshot(directory, version, {0: {"w": (SPEC, data)}})
+
+
+def loaded(source: RsyncSource, version: int | None) -> tuple[int | None, bytes]:
+    target = MemoryTarget([SPEC])
+    with Rsync().open(source, version) as offer:
+        apply_tensors(offer.tensors, target, UNOBSERVED)
+    return offer.version, bytes(target.readable("w"))
+
+
+def test_a_transport_is_built_for_the_first_load_and_kept_for_the_next(tmp_path):
+    publish(tmp_path, 1)
+    built = Built(tmp_path)
+    assert built.transports == []
+    source = RsyncSource(built.kept, rank=0, world_size=1)
+    for _ in range(2):
+        assert loaded(source, 1) == (1, b"abcd")
+    with Rsync().preview(source, 1) as offer:
+        assert offer.version == 1
+    assert [transport.closed for transport in built.transports] == [0]
+    built.kept.close()
+    built.kept.close()
+    assert [transport.closed for transport in built.transports] == [1]
+
+
+def test_after_an_error_the_transport_is_closed_and_built_anew(tmp_path):
+    publish(tmp_path, 1)
+    built = Built(tmp_path)
+    source = RsyncSource(built.kept)
+    with pytest.raises(file_errors.SnapshotNotFoundError):
+        loaded(source, 9)
+    with pytest.raises(OSError, match="the model has no memory"), Rsync().open(source, 1):
+        raise OSError("the model has no memory")
+    assert loaded(source, 1) == (1, b"abcd")
+    assert [transport.closed for transport in built.transports] == [1, 1, 0]
+
+
+def test_an_error_of_closing_does_not_hide_why_it_was_closed(tmp_path, caplog):
+    publish(tmp_path, 1)
+    built = Built(tmp_path, close_error=OSError("the peer is gone"))
+    with caplog.at_level(logging.WARNING), pytest.raises(file_errors.SnapshotNotFoundError):
+        loaded(RsyncSource(built.kept), 9)
+    assert "transport.not_closed" in caplog.text
+    assert "the peer is gone" in caplog.text
+
+
+def test_an_unnamed_version_is_the_one_that_version_yaml_announces(tmp_path):
+    publish(tmp_path / "versions", 1)
+    announced = tmp_path / "model"
+    announced.mkdir()
+    write_version(announced, 1)
+    source = RsyncSource(Built(tmp_path / "versions").kept, directory=announced)
+    assert loaded(source, None) == (1, b"abcd")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (None, errors.VersionFileMissingError),
+        ("[1]\n", errors.VersionFileError),
+        ("version: 1\n", errors.VersionFileError),
+        ("step: {\n", errors.VersionFileError),
+    ],
+    ids=["missing", "a list", "without a step", "not YAML"],
+)
+def test_a_version_yaml_that_names_none_is_an_error_and_no_connection(tmp_path, text, error):
+    if text is not None:
+        (tmp_path / "version.yaml").write_text(text)
+    built = Built(tmp_path)
+    with pytest.raises(error, match=r"version\.yaml"):
+        loaded(RsyncSource(built.kept, directory=tmp_path), None)
+    assert built.transports == []
+
+
+def test_a_transport_that_offers_another_version_is_refused_by_the_strategy(tmp_path):
+    class Newest(SnapshotTransport):
+        def open(self, version, rank, observer, *, world_size=None):
+            return super().open(None, rank, observer, world_size=world_size)
+
+    publish(tmp_path, 2)
+    with pytest.raises(errors.VersionMismatchError, match="version 1 was asked for") as caught:
+        loaded(RsyncSource(KeptTransport("newest", lambda: Newest(tmp_path))), 1)
+    assert caught.value.found == 2
