@@ -109,7 +109,7 @@ def _text(preview: Preview, rank: int) -> str:
     version = "unknown (no manifest, no version.yaml)" if preview.version is None else str(preview.version)
     digest, scope = preview.manifest_digest, _SCOPES[preview.manifest_scope]
     lines = [
-        f"rank {rank} would load {preview.tensors} tensors, {_mebibytes(preview.bytes)}",
+        f"rank {rank} would load {preview.tensors} tensors, {_mebibytes(preview.bytes or 0)}",
         f"version   {version}",
         f"manifest  {digest} {scope}" if digest else "manifest  none: no digest is promised",
         f"memory    at most {_mebibytes(preview.peak_extra_bytes)} beside the model while loading",

@@ -1,18 +1,19 @@
 """The one place where bytes reach a model, whatever strategy brings them.
 
-The order is what makes a failure harmless or visible: coverage, dtypes and shapes of all tensors first;
-then ``taint``, from which on the weights are not whole; then each tensor is read, digested in the same pass
-while it is hot in the cache, and compared. Memory that its owner lets us keep is digested where it lies and
-kept, if the target holds nothing for that tensor; all else is copied. Knows no files, no states, no paddle.
+The order is what makes a failure harmless or visible: coverage, dtypes and shapes of all tensors first (of
+the first one, where they are known only as they come); then ``taint``, from which on the weights are not
+whole; then each tensor is read, digested in the same pass while it is hot in the cache, and compared.
+Memory that its owner lets us keep is digested where it lies and kept, if the target holds nothing for that
+tensor; all else is copied. Knows no files, no states, no paddle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from wsm.strategies.copying import CHUNK_BYTES
-from wsm.strategies.coverage import check_coverage
+from wsm.strategies.coverage import RunningCoverage, check_coverage
 from wsm.strategies.digest import RunningDigest, running_digest, shard_digest
 from wsm.strategies.errors import DigestMismatchError, LoadCancelledError, TargetContractError
 from wsm.strategies.observer import LoadObserver
@@ -35,80 +36,104 @@ class Applied:
 
 
 def apply_tensors(
-    tensors: Collection[OfferedTensor],
+    tensors: Iterable[OfferedTensor],
     target: WeightTarget,
     observer: LoadObserver,
     *,
+    declared: bool = True,
     allowed_unknown: Collection[str] = (),
 ) -> Applied:
     """Check everything, then copy everything into `target`. Blocks until done.
 
     Parameters
     ----------
-    tensors : collection of OfferedTensor
+    tensors : iterable of OfferedTensor
         In the order in which they are to be read.
     target : WeightTarget
         Receives every tensor exactly once.
     observer : LoadObserver
         Follows the load.
+    declared : bool
+        Whether all tensors are known now. If not, each one is checked when it comes, before it is written.
     allowed_unknown : collection of str
         Offered names that are left out if the target does not have them.
 
     Raises
     ------
     CoverageError, DtypeMismatchError, ShapeMismatchError
-        Before the target was touched.
+        Before the target was touched, if `declared`; else their ``touched`` says whether it was.
     LoadCancelledError, DigestMismatchError, TargetContractError
         Their ``touched`` says whether it was. So does that of whatever ``read_into`` raises.
     """
     specs = target.specs()
+    if not declared:
+        coming = _as_they_come(tensors, RunningCoverage(specs, allowed_unknown=allowed_unknown))
+        total = sum(spec.nbytes for spec in specs.values())
+        return _Pass(target, observer, tensors=len(specs), nbytes=total).run(coming)
+    tensors = tuple(tensors)
     check_coverage(((t.spec, t.origin) for t in tensors), specs, allowed_unknown=allowed_unknown)
     chosen = [tensor for tensor in tensors if tensor.spec.name in specs]
-    return _Pass(chosen, target, observer).run()
+    total = sum(tensor.spec.nbytes for tensor in chosen)
+    return _Pass(target, observer, tensors=len(chosen), nbytes=total).run(iter(chosen))
+
+
+def _as_they_come(tensors: Iterable[OfferedTensor], coverage: RunningCoverage) -> Iterator[OfferedTensor]:
+    for tensor in tensors:
+        if coverage.admits(tensor.spec, tensor.origin):
+            yield tensor
+    coverage.finish()
 
 
 class _Pass:
-    """One pass over checked tensors."""
+    """One pass over tensors that were checked before they are yielded."""
 
-    def __init__(self, tensors: list[OfferedTensor], target: WeightTarget, observer: LoadObserver) -> None:
-        self._tensors = tensors
+    def __init__(self, target: WeightTarget, observer: LoadObserver, *, tensors: int, nbytes: int) -> None:
         self._target = target
         # Asked once: what a target can do takes longer to find out than to copy a small tensor.
         self._adopting = target if isinstance(target, AdoptingTarget) else None
         self._staged = target if isinstance(target, StagedTarget) else None
         self._observer = observer
-        self._total = sum(tensor.spec.nbytes for tensor in tensors)
+        self._tensors = tensors
+        self._total = nbytes
         self._done = 0
         self._adopted = 0
+        self._verified = 0
         self._digests: list[tuple[TensorSpec, str]] = []
 
-    def run(self) -> Applied:
+    def run(self, tensors: Iterator[OfferedTensor]) -> Applied:
         self._stop_if_cancelled(touched=False)
-        self._observer.taint()
-        for tensor in self._tensors:
+        tensor = next(tensors, None)
+        if tensor is not None:
+            self._observer.taint()
+        while tensor is not None:
             self._stop_if_cancelled(touched=True)
-            kept = self._kept(tensor)
-            digest = self._copy(tensor) if kept is None else self._digest_in_place(tensor, kept)
-            if tensor.digest is not None and digest != tensor.digest:
-                raise DigestMismatchError(
-                    tensor=tensor.spec.name,
-                    origin=tensor.origin,
-                    expected=tensor.digest,
-                    actual=digest,
-                )
-            if kept is not None and self._adopting is not None:
-                self._adopting.adopt(tensor.spec.name, kept)
-                self._adopted += len(kept)
-            elif self._staged is not None:
-                self._staged.written(tensor.spec.name)
-            self._digests.append((tensor.spec, digest))
+            self._apply(tensor)
+            tensor = next(tensors, None)
         return Applied(
             nbytes=self._done,
             tensors=len(self._digests),
-            verified=sum(tensor.digest is not None or tensor.witness is not None for tensor in self._tensors),
+            verified=self._verified,
             digest=shard_digest(self._digests),
             adopted=self._adopted,
         )
+
+    def _apply(self, tensor: OfferedTensor) -> None:
+        kept = self._kept(tensor)
+        digest = self._copy(tensor) if kept is None else self._digest_in_place(tensor, kept)
+        if tensor.digest is not None and digest != tensor.digest:
+            raise DigestMismatchError(
+                tensor=tensor.spec.name,
+                origin=tensor.origin,
+                expected=tensor.digest,
+                actual=digest,
+            )
+        if kept is not None and self._adopting is not None:
+            self._adopting.adopt(tensor.spec.name, kept)
+            self._adopted += len(kept)
+        elif self._staged is not None:
+            self._staged.written(tensor.spec.name)
+        self._verified += tensor.digest is not None or tensor.witness is not None
+        self._digests.append((tensor.spec, digest))
 
     def _kept(self, tensor: OfferedTensor) -> memoryview | None:
         """Return the source's own memory if the target will keep it instead of a copy."""
@@ -166,5 +191,5 @@ class _Pass:
     def _stop_if_cancelled(self, *, touched: bool) -> None:
         if self._observer.cancelled():
             raise LoadCancelledError(
-                tensors_applied=len(self._digests), tensors=len(self._tensors), touched=touched
+                tensors_applied=len(self._digests), tensors=self._tensors, touched=touched
             )

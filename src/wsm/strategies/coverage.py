@@ -1,7 +1,7 @@
 """Whether an offer fits a model: every tensor once, none missing, none unknown, same dtype, same shape.
 
-All tensors are compared before any error is raised, so that one message lists everything that is wrong.
-Pure: specs in, errors out.
+Where all tensors are known beforehand they are compared before any error is raised, so that one message
+lists everything that is wrong; where they are not, each is compared as it comes. Pure: specs in, errors out.
 """
 
 from __future__ import annotations
@@ -61,3 +61,55 @@ def check_coverage(
     ]
     if shapes:
         raise ShapeMismatchError(mismatches=shapes)
+
+
+class RunningCoverage:
+    """The same comparison for tensors that are known only as they come.
+
+    Parameters
+    ----------
+    wanted : mapping of str to TensorSpec
+        The model's tensors by name.
+    allowed_unknown : collection of str
+        Names that may come although the model does not have them.
+    """
+
+    def __init__(self, wanted: Mapping[str, TensorSpec], *, allowed_unknown: Collection[str] = ()) -> None:
+        self._wanted = wanted
+        self._allowed_unknown = allowed_unknown
+        self._seen: set[str] = set()
+
+    def admits(self, spec: TensorSpec, origin: str) -> bool:
+        """Whether the tensor that has come is to be applied; if not, it is allowed and left out.
+
+        Raises
+        ------
+        CoverageError, DtypeMismatchError, ShapeMismatchError
+            If it must not come; ``touched`` if another one was admitted before it.
+        """
+        name, touched = spec.name, bool(self._seen)
+        model = self._wanted.get(name)
+        if model is None:
+            if name in self._allowed_unknown:
+                return False
+            raise CoverageError(unknown=[name], touched=touched)
+        if name in self._seen:
+            raise CoverageError(duplicate=[name], touched=touched)
+        if spec.dtype != model.dtype:
+            raise DtypeMismatchError(mismatches=[(name, model.dtype, spec.dtype, origin)], touched=touched)
+        if spec.shape != model.shape:
+            raise ShapeMismatchError(mismatches=[(name, model.shape, spec.shape, origin)], touched=touched)
+        self._seen.add(name)
+        return True
+
+    def finish(self) -> None:
+        """Take in that no more tensors come.
+
+        Raises
+        ------
+        CoverageError
+            If some are missing; ``touched`` if any was admitted.
+        """
+        missing = [name for name in self._wanted if name not in self._seen]
+        if missing:
+            raise CoverageError(missing=missing, touched=bool(self._seen))

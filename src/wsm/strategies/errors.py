@@ -1,15 +1,24 @@
-"""What can be wrong with versions, coverage, loads and publications.
+"""What can be wrong with versions, loads and publications.
 
 Every error is raised before a byte of the target was touched, except where its docstring says
 otherwise; those carry ``touched``. Lists are complete in the attributes and shortened in the message.
-The errors about files are in :mod:`wsm.strategies.file_errors`. Knows no states and no words.
+The errors about files are in :mod:`wsm.strategies.file_errors`, those about tensors that are applied in
+:mod:`wsm.strategies.apply_errors`. Knows no states and no words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
+from wsm.errors import BadInputError, RefusedError
+from wsm.strategies.apply_errors import (
+    CoverageError,
+    DigestMismatchError,
+    DtypeMismatchError,
+    LoadCancelledError,
+    ShapeMismatchError,
+    TargetContractError,
+)
 from wsm.strategies.file_errors import (
     FileSizeError,
     ManifestError,
@@ -144,80 +153,6 @@ class EmptySnapshotError(BadInputError):
         super().__init__(f"{where} holds no tensor; publish the whole state dict", where=where)
 
 
-class CoverageError(BadInputError):
-    """The offered tensors are not exactly the model's: some are missing, unknown, or offered twice."""
-
-    def __init__(self, *, missing: Sequence[str], unknown: Sequence[str], duplicate: Sequence[str]) -> None:
-        found = [
-            f"{len(names)} {kind}: {listed([repr(name) for name in names])}"
-            for kind, names in (("missing", missing), ("unknown", unknown), ("duplicate", duplicate))
-            if names
-        ]
-        super().__init__(
-            "the snapshot does not cover the model's tensors exactly once: "
-            + "; ".join(found)
-            + "; publish the state dict of this very model and rank",
-            missing=tuple(missing),
-            unknown=tuple(unknown),
-            duplicate=tuple(duplicate),
-        )
-
-
-class DtypeMismatchError(BadInputError):
-    """Tensors have another dtype than the model's; `mismatches` holds (name, expected, found, origin)."""
-
-    def __init__(self, *, mismatches: Sequence[tuple[str, str, str, str]]) -> None:
-        super().__init__(_mismatch_message("dtype", mismatches), mismatches=tuple(mismatches))
-
-
-class ShapeMismatchError(BadInputError):
-    """Tensors have another shape than the model's; `mismatches` holds (name, expected, found, origin)."""
-
-    def __init__(self, *, mismatches: Sequence[tuple[str, tuple[int, ...], tuple[int, ...], str]]) -> None:
-        super().__init__(_mismatch_message("shape", mismatches), mismatches=tuple(mismatches))
-
-
-def _mismatch_message(kind: str, mismatches: Sequence[tuple[str, object, object, str]]) -> str:
-    details = listed(
-        [
-            f"{name!r} has {kind} {found} in {origin}, the model has {expected}"
-            for name, expected, found, origin in mismatches
-        ]
-    )
-    return f"{len(mismatches)} tensors of another {kind}: {details}; publish this model's own state dict"
-
-
-class DigestMismatchError(BadInputError):
-    """Bytes that were applied are not those that the manifest promised.
-
-    Found in the pass that copies, so the target was touched and must not serve.
-    """
-
-    def __init__(self, *, tensor: str, origin: str, expected: str, actual: str) -> None:
-        super().__init__(
-            f"tensor {tensor!r} of {origin} is corrupt: digest {actual} instead of {expected}; "
-            "the target's weights are not whole; publish the snapshot again and load it",
-            tensor=tensor,
-            origin=origin,
-            expected=expected,
-            actual=actual,
-            touched=True,
-        )
-
-
-class LoadCancelledError(GroupError):
-    """The caller no longer wants the load. ``touched`` says whether a byte of the target was changed."""
-
-    def __init__(self, *, tensors_applied: int, tensors: int, touched: bool) -> None:
-        super().__init__(
-            f"the load was cancelled after {tensors_applied} of {tensors} tensors; "
-            + ("the target's weights are not whole" if touched else "the target is as it was"),
-            tensors_applied=tensors_applied,
-            tensors=tensors,
-            touched=touched,
-        )
-
-
 class DeviceIdError(BadInputError):
     """The environment does not say which physical device a rank uses."""
 
@@ -246,18 +181,6 @@ class SourceTypeError(BadInputError):
             strategy=strategy,
             expected=expected,
             found=found,
-        )
-
-
-class TargetContractError(InternalError):
-    """A weight target hands out memory that does not fit its own specification. Its weights are touched."""
-
-    def __init__(self, *, tensor: str, problem: str) -> None:
-        super().__init__(
-            f"the target's memory for {tensor!r} cannot take the tensor: {problem}",
-            tensor=tensor,
-            problem=problem,
-            touched=True,
         )
 
 

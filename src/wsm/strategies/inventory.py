@@ -106,7 +106,7 @@ def take_inventory(
         As a load does before the first byte, and if reading fails. Broken promises are no errors here.
     """
     with strategy_for(strategy, source).open(source, version, UNOBSERVED) as offer:
-        rows = tuple(_read_all(offer.tensors, offer.nbytes, progress))
+        rows = tuple(_read_all(offer.tensors, offer.nbytes or 0, progress))
         return Inventory(
             where=", ".join(offer.files[:1]),
             rank=rank,
@@ -193,7 +193,7 @@ def _read_all(
             digest.update(piece)
         done += tensor.spec.nbytes
         if progress is not None:
-            progress(done, total)
+            progress(done, max(done, total))
         yield TensorDigest(tensor.spec, digest.hexdigest(), tensor.digest)
 
 

@@ -70,14 +70,18 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Preview:
-    """What would be loaded; as in :class:`LoadReport`, but without a manifest `manifest_digest` is None."""
+    """What would be loaded; as in :class:`LoadReport`, with None for what is known only as it comes.
+
+    That is `manifest_digest` without a manifest, and `bytes` and `tensors` of a stream that does not say
+    beforehand what it will bring.
+    """
 
     strategy: str
     version: int | None
     manifest_digest: str | None
     manifest_scope: ManifestScope
-    bytes: int
-    tensors: int
+    bytes: int | None
+    tensors: int | None
     files: tuple[str, ...]
     ignored: tuple[str, ...]
     peak_extra_bytes: int
@@ -133,7 +137,13 @@ def load(
     observer = LoadObserver(taint=taint, progress=progress, cancelled=cancelled)
     wanted = None if version is None else check_version(version)
     with strategy.open(source, wanted, observer) as offer:
-        applied = apply_tensors(offer.tensors, target, observer, allowed_unknown=allowed_unknown)
+        applied = apply_tensors(
+            offer.tensors,
+            target,
+            observer,
+            declared=offer.declared,
+            allowed_unknown=allowed_unknown,
+        )
     return LoadReport(
         strategy=name,
         version=offer.version,
@@ -166,7 +176,7 @@ def inspect(
     source, version, name, allowed_unknown
         As in :func:`load`.
     target : WeightTarget, optional
-        If given, its specs are compared with the source; its memory is not asked for.
+        If given, its specs are compared with what the source declares; its memory is not asked for.
 
     Raises
     ------
@@ -175,9 +185,10 @@ def inspect(
     """
     strategy = strategy_for(name, source)
     with strategy.preview(source, None if version is None else check_version(version)) as offer:
-        if target is not None:
+        known = offer.known
+        if target is not None and known is not None:
             check_coverage(
-                ((tensor.spec, tensor.origin) for tensor in offer.tensors),
+                ((tensor.spec, tensor.origin) for tensor in known),
                 target.specs(),
                 allowed_unknown=allowed_unknown,
             )
@@ -187,7 +198,7 @@ def inspect(
             manifest_digest=offer.manifest_digest,
             manifest_scope=offer.manifest_scope,
             bytes=offer.nbytes,
-            tensors=len(offer.tensors),
+            tensors=None if known is None else len(known),
             files=offer.files,
             ignored=offer.ignored,
             peak_extra_bytes=offer.peak_extra_bytes,

@@ -1,14 +1,16 @@
 """What a strategy yields, whatever its transport: named tensors with a way to read their bytes.
 
 An offer is made from headers and manifests alone; no tensor byte has moved when it exists. The applier
-checks it against the target and only then reads. A new strategy implements :class:`Strategy` in one
-module and adds one entry to :mod:`wsm.strategies.registry`. Knows no files and no targets.
+checks it against the target and only then reads. A stream that says what it brings only as it brings it
+makes an undeclared offer: the applier checks each tensor before it writes it, and what is missing at the
+end. A new strategy implements :class:`Strategy` in one module and adds one entry to
+:mod:`wsm.strategies.registry`. Knows no files and no targets.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,17 +65,33 @@ class OfferedTensor:
     witness: Callable[[int, RunningDigest], None] | None = None
     memory: Callable[[], memoryview] | None = None
 
+    @classmethod
+    def of_bytes(
+        cls, spec: TensorSpec, origin: str, data: memoryview, digest: str | None = None
+    ) -> OfferedTensor:
+        """Offer bytes that are in memory already (flat, format ``B``) and are copied from there."""
+
+        def read_into(offset: int, destination: memoryview) -> None:
+            destination[:] = data[offset : offset + len(destination)]
+
+        return cls(spec, origin, read_into, digest)
+
 
 @dataclass(frozen=True)
 class Offer:
     """Everything that one load will apply, in the order in which it is read fastest.
 
+    Where `declared` is false, `tensors` is read once, one tensor after the other, while the context of
+    :meth:`Strategy.open` is open: a tensor is applied and verified before the next one is asked for, so that
+    memory which it was offered from may be used again then. Errors of the iterator end the load; once a
+    tensor of it was applied they have to say ``touched``. Such a tensor has no ``memory`` to keep.
+
     Parameters
     ----------
     version : int or None
         The version that the source proves to hold; None if nothing there says so.
-    tensors : tuple of OfferedTensor
-        The tensors; names may repeat, which the applier refuses.
+    tensors : iterable of OfferedTensor
+        The tensors; names may repeat, which the applier refuses. A tuple if `declared`, else an iterator.
     files : tuple of str
         Paths (or peers) that they come from.
     manifest_digest : str or None
@@ -84,20 +102,29 @@ class Offer:
         Names that were looked at and left out, each with a warning in the log.
     peak_extra_bytes : int
         The most tensor bytes that are held beside the target's at any time.
+    declared : bool
+        Whether every name, dtype and shape is known before the first byte. If not, they are checked as they
+        come, and what is wrong with any but the first leaves the target touched.
     """
 
     version: int | None
-    tensors: tuple[OfferedTensor, ...]
+    tensors: Iterable[OfferedTensor]
     files: tuple[str, ...]
     manifest_digest: str | None
     manifest_scope: ManifestScope
     ignored: tuple[str, ...] = ()
     peak_extra_bytes: int = 0
+    declared: bool = True
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.spec.nbytes for tensor in self.tensors)
+    def known(self) -> tuple[OfferedTensor, ...] | None:
+        """All tensors, if they are known before they come."""
+        return tuple(self.tensors) if self.declared else None
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of all tensors, if they are known before they come."""
+        return sum(tensor.spec.nbytes for tensor in self.tensors) if self.declared else None
 
 
 class Strategy(Protocol):

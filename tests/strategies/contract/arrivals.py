@@ -21,6 +21,8 @@ class Arrival(Protocol):
     strategy: str
     #: What cannot happen to this strategy, with the reason.
     impossible: Mapping[Wrong, str]
+    #: Whether it says beforehand what it will bring (:attr:`wsm.strategies.offer.Offer.declared`).
+    declared: bool
 
     def publish(self, version: int, state: Mapping[str, tuple[TensorSpec, bytes]]) -> None:
         """Make a good version of rank 0's `state` available (rank 1 gets something else)."""

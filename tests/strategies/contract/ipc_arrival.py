@@ -35,6 +35,7 @@ with SharedTensors(sys.argv[1]) as shared:
 
 class IpcArrival:
     strategy = "ipc"
+    declared = True
     impossible: Mapping[Wrong, str] = {}
 
     def __init__(self, directory: Path) -> None:

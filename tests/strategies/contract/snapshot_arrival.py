@@ -30,6 +30,7 @@ with StagedVersion(sys.argv[1], int(sys.argv[2]), world_size=2, durable=False) a
 
 class SnapshotArrival:
     strategy = "ipc_snapshot"
+    declared = True
     impossible: Mapping[Wrong, str] = {
         Wrong.PEER_ENDLESS: "a file has the size that its manifest says, or is refused",
     }

@@ -64,6 +64,7 @@ class RawPeer:
 
 class StreamArrival:
     strategy = "ipc_async"
+    declared = True
     impossible: Mapping[Wrong, str] = {}
 
     def __init__(self, directory: Path) -> None:

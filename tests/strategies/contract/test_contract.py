@@ -96,7 +96,8 @@ def test_looking_at_a_version_moves_nothing_and_a_load_can_follow(arrival):
     arrival.publish(5, A)
     rank = Rank(arrival, serving=B)
     preview = inspect(arrival.source(), None, name=arrival.strategy, target=rank.target)
-    assert (preview.version, preview.bytes, preview.tensors) == (5, BYTES, len(A))
+    assert preview.version == 5
+    assert (preview.bytes, preview.tensors) == ((BYTES, len(A)) if arrival.declared else (None, None))
     assert rank.holds(B)
     report = rank.load(5)
     assert (report.manifest_digest, report.files) == (preview.manifest_digest, preview.files)

@@ -1,0 +1,145 @@
+"""Tensors that are known only as they come: checked one by one, before they are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsm.strategies import MemoryTarget, TensorSpec, errors
+from wsm.strategies.apply import apply_tensors
+from wsm.strategies.coverage import RunningCoverage
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.observer import LoadObserver
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+
+A, B = TensorSpec("a", "U8", (3,)), TensorSpec("b", "U8", (2,))
+
+
+def of_bytes(name, data, *, dtype="U8", shape=None, digest=None):
+    spec = TensorSpec(name, dtype, (len(data),) if shape is None else shape)
+    return OfferedTensor.of_bytes(spec, "a stream", memoryview(data), digest)
+
+
+class Rank:
+    """A target with weights, and whether anybody was told that they are no longer whole."""
+
+    def __init__(self):
+        self.target = MemoryTarget([A, B])
+        self.target.writable("a")[:] = b"old"
+        self.target.writable("b")[:] = b"ol"
+        self.tainted = 0
+
+    def apply(self, tensors, **options):
+        observer = LoadObserver(taint=self._taint, progress=options.pop("progress", lambda *_: None))
+        return apply_tensors(iter(tensors), self.target, observer, declared=False, **options)
+
+    def holds(self, a, b):
+        return (bytes(self.target.readable("a")), bytes(self.target.readable("b"))) == (a, b)
+
+    def _taint(self):
+        self.tainted += 1
+
+
+def test_all_tensors_arrive_in_the_order_in_which_they_come():
+    rank, seen = Rank(), []
+    applied = rank.apply(
+        [of_bytes("b", b"22", digest=digest_of(b"22")), of_bytes("a", b"111")],
+        progress=lambda *pair: seen.append(pair),
+    )
+    assert rank.holds(b"111", b"22")
+    assert rank.tainted == 1
+    assert (applied.nbytes, applied.tensors, applied.verified) == (5, 2, 1)
+    assert applied.digest == shard_digest([(A, digest_of(b"111")), (B, digest_of(b"22"))])
+    assert seen == [(2, 5), (5, 5)]
+
+
+def test_memory_is_used_again_for_the_next_tensor_once_it_is_asked_for():
+    def stream():
+        buffer = bytearray(3)
+        for spec, data in ((A, b"111"), (B, b"22")):
+            view = memoryview(buffer)[: len(data)]
+            view[:] = data
+            yield OfferedTensor.of_bytes(spec, "a stream", view)
+            buffer[:] = b"xxx"
+
+    rank = Rank()
+    rank.apply(stream())
+    assert rank.holds(b"111", b"22")
+
+
+WRONGS = [
+    (of_bytes("c", b"3"), errors.CoverageError, "1 unknown: 'c'"),
+    (of_bytes("b", b"22", dtype="I8"), errors.DtypeMismatchError, "'b' has dtype I8 in a stream"),
+    (of_bytes("b", b"22", shape=(2, 1)), errors.ShapeMismatchError, r"'b' has shape \(2, 1\) in a stream"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "text"), WRONGS)
+def test_a_first_tensor_that_does_not_fit_leaves_the_target_untouched(wrong, error, text):
+    rank = Rank()
+    with pytest.raises(error, match=text) as caught:
+        rank.apply([wrong, of_bytes("a", b"111")])
+    assert not caught.value.touched
+    assert rank.tainted == 0
+    assert rank.holds(b"old", b"ol")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"), [*WRONGS, (of_bytes("a", b"333"), errors.CoverageError, "1 duplicate: 'a'")]
+)
+def test_a_later_tensor_that_does_not_fit_is_not_written_and_the_error_says_touched(wrong, error, text):
+    rank = Rank()
+    with pytest.raises(error, match=text) as caught:
+        rank.apply([of_bytes("a", b"111"), wrong])
+    assert caught.value.touched
+    assert "not whole" in str(caught.value)
+    assert rank.tainted == 1
+    assert rank.holds(b"111", b"ol")
+
+
+def test_what_is_missing_is_an_error_at_the_end():
+    rank = Rank()
+    with pytest.raises(errors.CoverageError, match="1 missing: 'b'") as caught:
+        rank.apply([of_bytes("a", b"111")])
+    assert caught.value.touched
+    assert caught.value.missing == ("b",)
+
+
+def test_a_stream_without_a_tensor_touches_nothing():
+    rank = Rank()
+    with pytest.raises(errors.CoverageError, match="2 missing: 'a', 'b'") as caught:
+        rank.apply([])
+    assert not caught.value.touched
+    assert rank.tainted == 0
+
+
+def test_what_is_allowed_by_name_is_left_out_and_does_not_count_as_touching():
+    rank = Rank()
+    applied = rank.apply(
+        [of_bytes("x", b"9"), of_bytes("a", b"111"), of_bytes("b", b"22")], allowed_unknown=["x"]
+    )
+    assert applied.tensors == 2
+    coverage = RunningCoverage({"a": A}, allowed_unknown=["x"])
+    assert not coverage.admits(TensorSpec("x", "U8", (1,)), "a stream")
+    with pytest.raises(errors.CoverageError) as caught:
+        coverage.finish()
+    assert not caught.value.touched
+
+
+def test_an_error_of_the_stream_ends_the_load_as_it_is():
+    def stream():
+        yield of_bytes("a", b"111")
+        raise ConnectionResetError("gone")
+
+    rank = Rank()
+    with pytest.raises(ConnectionResetError, match="gone"):
+        rank.apply(stream())
+    assert rank.tainted == 1
+
+
+def test_an_undeclared_offer_does_not_say_how_much_it_holds():
+    tensor = of_bytes("a", b"111")
+    declared = Offer(None, (tensor,), (), None, ManifestScope.LOADED)
+    assert (declared.known, declared.nbytes) == ((tensor,), 3)
+    stream = Offer(None, iter([tensor]), (), None, ManifestScope.LOADED, declared=False)
+    assert (stream.known, stream.nbytes) == (None, None)
+    assert list(stream.tensors) == [tensor]
