@@ -9,7 +9,6 @@ staging directory is found under the lock is a dead publisher's.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -23,19 +22,18 @@ from wsm.strategies.atomic_file import sync_directory, write_new
 from wsm.strategies.errors import (
     IncompletePublicationError,
     ManifestError,
-    PublisherBusyError,
     StorageError,
     VersionExistsError,
 )
 from wsm.strategies.manifest import ShardManifest
 from wsm.strategies.part_metadata import PartMetadata
+from wsm.strategies.publisher_lock import take_publisher_lock
 from wsm.strategies.retention import KEEP_TWO, Retention, bring_in, finish_removals, retire
 from wsm.strategies.shard_writer import PART_BYTES, ShardPlan, write_shard
 from wsm.strategies.trainer_tensors import TrainerTensors
 from wsm.strategies.version_file import check_version, write_version
 from wsm.strategies.version_manifest import ShardEntry, VersionManifest
 
-_LOCK_FILE = ".publisher.lock"
 _STAGING_PREFIX = ".staging-"
 
 
@@ -91,7 +89,7 @@ class StagedVersion(AbstractContextManager["StagedVersion"]):
         self._versions = self._directory / snapshot_names.VERSIONS_DIRECTORY
         self._durable = durable
         self.path = self._versions / f"{_STAGING_PREFIX}{version}-{self.publication}"
-        self._lock = _take_lock(self._versions)
+        self._lock = take_publisher_lock(self._versions)
         try:
             for leftover in self._versions.glob(f"{_STAGING_PREFIX}*"):
                 shutil.rmtree(leftover)
@@ -214,20 +212,3 @@ def standing_publication(path: Path) -> tuple[VersionManifest, tuple[ShardManife
     except (OSError, ManifestError):
         return None
     return (manifest, shards) if whole else None
-
-
-def _take_lock(versions: Path) -> int:
-    try:
-        versions.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(versions / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise StorageError(path=str(versions), reason=error.strerror or str(error)) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise PublisherBusyError(directory=str(versions.parent)) from error
-    except OSError as error:
-        os.close(descriptor)
-        raise StorageError(path=str(versions), reason=error.strerror or str(error)) from error
-    return descriptor

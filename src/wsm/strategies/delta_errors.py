@@ -1,0 +1,126 @@
+"""What can be wrong with deltas: a base that is another one, files that are none, a model that differs.
+
+Every error is raised before a byte of the target was touched, except where ``touched`` says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wsm.errors import BadInputError, RefusedError
+from wsm.strategies.file_errors import listed
+
+
+class DeltaBaseError(RefusedError):
+    """A delta does not fit what it would be applied to. Nothing was changed.
+
+    Parameters
+    ----------
+    version : int
+        The version that was asked for.
+    base_version, base_digest : int, str
+        What the delta was made against: its number, and the digest of this rank's tensors of it.
+    found_digest : str or None
+        Digest of the tensors that are there; None if they are released.
+    found_version : int or None
+        The version of the same directory that has that digest; None if none has.
+    tensors : sequence of str
+        Names of the tensors that differ from the base.
+    where : str
+        The delta's file.
+    looked_for : str
+        Why no other way led to the version.
+    """
+
+    def __init__(
+        self,
+        *,
+        version: int,
+        base_version: int,
+        base_digest: str,
+        found_digest: str | None,
+        found_version: int | None,
+        tensors: Sequence[str],
+        where: str,
+        looked_for: str,
+    ) -> None:
+        if found_digest is None:
+            found = "this rank holds no whole weights"
+        else:
+            known = "a version unknown here" if found_version is None else f"version {found_version}"
+            names = listed([repr(name) for name in tensors])
+            found = f"this rank holds {known}, digest {found_digest} ({len(tensors)} tensors differ: {names})"
+        super().__init__(
+            f"version {version} in {where} is a delta against version {base_version}, digest {base_digest}, "
+            f"but {found}; {looked_for}; load a full version, or publish this one as a full one",
+            version=version,
+            base_version=base_version,
+            base_digest=base_digest,
+            found_digest=found_digest,
+            found_version=found_version,
+            tensors=tuple(tensors),
+            where=where,
+        )
+
+
+class DeltaNotFoundError(BadInputError):
+    """Neither a delta nor a full version is published under the number that is wanted."""
+
+    def __init__(self, *, version: int | None, rank: int, looked_at: Sequence[str]) -> None:
+        wanted = "any version" if version is None else f"version {version}"
+        super().__init__(
+            f"{wanted} is not published for rank {rank}; looked for {', '.join(looked_at)}; "
+            "publish it, or correct the directory",
+            version=version,
+            rank=rank,
+            looked_at=tuple(looked_at),
+        )
+
+
+class DeltaFormatError(BadInputError):
+    """A delta's blocks are not what its manifest says. ``touched`` says whether weights were changed."""
+
+    def __init__(self, *, file: str, tensor: str, problem: str, touched: bool = False) -> None:
+        super().__init__(
+            f"{file} is damaged at tensor {tensor!r}: {problem}; publish the delta again"
+            + (", and load a full version: the target's weights are not whole" if touched else ""),
+            file=file,
+            tensor=tensor,
+            problem=problem,
+            touched=touched,
+        )
+
+
+class DeltaModelError(BadInputError):
+    """The base and the new version are not of one model. Nothing was published."""
+
+    def __init__(self, *, rank: int, tensors: Sequence[str]) -> None:
+        super().__init__(
+            f"rank {rank} has other tensors, dtypes or shapes than the base version: "
+            f"{listed([repr(name) for name in tensors])}; publish a full version",
+            rank=rank,
+            tensors=tuple(tensors),
+        )
+
+
+class DeltaPublishedBaseError(RefusedError):
+    """The trainer's base is not what was published under that number. Nothing was published."""
+
+    def __init__(self, *, base_version: int, rank: int, expected: str, actual: str, where: str) -> None:
+        super().__init__(
+            f"the base that was handed over for rank {rank} has digest {actual}, but version {base_version} "
+            f"was published in {where} with digest {expected}; hand over that version's tensors, leave the "
+            "base out to have it read from there, or publish a full version",
+            base_version=base_version,
+            rank=rank,
+            expected=expected,
+            actual=actual,
+            where=where,
+        )
+
+
+class ZstandardMissingError(RefusedError):
+    """Deltas are compressed with zstd, and the package that does it is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("deltas take the package zstandard; install wsm[delta]")

@@ -1,0 +1,23 @@
+"""Where deltas lie and what their files are called. Pure: no file is touched here.
+
+A directory of published versions has ``versions/{version}/`` for whole ones; ``deltas/{version}/`` beside it
+holds what turns the base version into that one. Ranks alone name the files: FastDeploy has no deltas, so
+nobody expects a device id in them.
+"""
+
+from __future__ import annotations
+
+#: Where deltas lie, one directory for each version that they lead to.
+DELTAS_DIRECTORY = "deltas"
+#: What ties the deltas of all ranks together; the same for every rank.
+DELTA_MANIFEST = "delta.manifest.json"
+
+
+def blocks_name(rank: int) -> str:
+    """Return the name of the file with the changed blocks of one rank."""
+    return f"delta.tp{rank}.blocks"
+
+
+def rank_manifest_name(rank: int) -> str:
+    """Return the name of the manifest of one rank's delta."""
+    return f"delta.tp{rank}.manifest.json"
