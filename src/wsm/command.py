@@ -93,6 +93,9 @@ class CommandArguments:
     clears : bool
         Whether this is a clear. The command word says so too, until ABORT stands there: a participant that
         looks only then must know which half the others have given back.
+    restores : bool
+        Whether this update restores what the group served before it lost a rank. If it is aborted, the group
+        is owed that still, until another command is given.
     """
 
     request_id: str
@@ -104,6 +107,7 @@ class CommandArguments:
     tags: frozenset[Tag] = ALL_TAGS
     reload: bool = False
     clears: bool = False
+    restores: bool = False
 
     def to_bytes(self) -> bytes:
         """Return the JSON text that goes into the slot."""
@@ -118,6 +122,7 @@ class CommandArguments:
                 "tags": sorted(tag.value for tag in self.tags),
                 "reload": self.reload,
                 "clears": self.clears,
+                "restores": self.restores,
             }
         ).encode()
 
@@ -137,11 +142,11 @@ class CommandArguments:
             before = None if content["before"] is None else WeightState[content["before"]]
             hot_fallback = HotFallback(content["hot_fallback"])
             tags = checked_tags([Tag(value) for value in content["tags"]])
-            reload, clears = content["reload"], content["clears"]
+            flags = {name: content[name] for name in ("reload", "clears", "restores")}
         except (ValueError, KeyError, TypeError, TagsError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
         if not isinstance(request_id, str) or not (version is None or type(version) is int):
             raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")
-        if type(reload) is not bool or type(clears) is not bool:
-            raise CommandArgumentsError(problem=f"reload {reload!r}, clears {clears!r}")
-        return cls(request_id, version, in_flight, kv_policy, before, hot_fallback, tags, reload, clears)
+        if not all(type(flag) is bool for flag in flags.values()):
+            raise CommandArgumentsError(problem=", ".join(f"{name} {flag!r}" for name, flag in flags.items()))
+        return cls(request_id, version, in_flight, kv_policy, before, hot_fallback, tags, **flags)

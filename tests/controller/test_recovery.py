@@ -256,6 +256,49 @@ def test_a_version_that_is_gone_leaves_the_group_cleared_with_an_error_that_says
     assert_all_hold(kept, 3)
 
 
+def fail_to_restore(kept):
+    """Lose rank 1, and let the update that was to restore the group fail on it."""
+    kept.group.order(1, "write", "raise once")
+    kept.kill(1)
+    with pytest.raises(RankFailedError, match="the test wants write to fail"):
+        kept.recover(1)
+    assert commander(kept).status().state == "CLEARED"
+
+
+def test_a_restoring_update_that_failed_leaves_the_debt_and_can_be_tried_again(kept):
+    kept = kept()
+    fail_to_restore(kept)
+    assert kept.recovery.owed() == 1
+    assert kept.recovery.take_role(0.0)
+    assert kept.recovery.restore().result(60).version == 1
+    assert kept.recovery.owed() is None
+    assert_all_hold(kept, 1)
+
+
+def test_a_death_after_a_restoring_update_failed_does_not_make_the_group_forget_its_version(kept):
+    kept = kept()
+    fail_to_restore(kept)
+    kept.kill(0)
+    assert kept.recover(0).version == 1
+    assert_all_hold(kept, 1)
+
+
+@pytest.mark.parametrize("command", ["clear", "update"])
+def test_any_other_command_ends_what_a_group_is_owed(kept, command):
+    kept = kept()
+    fail_to_restore(kept)
+    if command == "clear":
+        assert commander(kept).clear().outcome is Outcome.CLEARED  # not "already": it counts
+    else:
+        assert commander(kept).update(2).version == 2
+    assert kept.recovery.owed() is None
+    assert kept.recovery.take_role(0.0)
+    assert kept.recovery.restore() is None
+    kept.kill(1)
+    after = kept.recover(1)
+    assert (after and after.version) == (None if command == "clear" else 2)
+
+
 def test_a_command_of_the_old_epoch_writes_nothing_into_the_new_one(kept):
     """A controller that is stopped in the middle keeps the role: nobody can begin an epoch beside it."""
     kept = kept()

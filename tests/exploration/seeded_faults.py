@@ -561,7 +561,7 @@ def the_dead_are_asked_what_they_hold():
 @fault("operations=update steps=0 rank_crashes=2 controller_crashes=1 starts=serving")
 def nobody_is_owed_anything_before_the_restore():
     """A command in an epoch that was not restored yet counts as given to a cleared group."""
-    return {(epochs, "unrestored"): lambda _view: None}
+    return {(epochs, "unrestored"): lambda _view, **_named: None}
 
 
 @fault("operations=clear,update commands=2 steps=1 halves=True starts=serving")

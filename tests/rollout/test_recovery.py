@@ -307,6 +307,24 @@ def test_a_group_loads_what_it_served_and_nothing_newer_and_says_so_if_that_is_g
         assert answer.tokens == greedy(config.engine.shape, 2, PROMPTS[0])
 
 
+def test_a_group_whose_file_was_damaged_serves_again_once_it_is_mended_whoever_dies_meanwhile(told, tmp_path):
+    config = configuration("mended", tmp_path, recovery={"restore_attempts": 1000, "longest_delay_s": 0.1})
+    place = Path(config.group.snapshot.directory) / "versions" / "1"
+    path = max(place.glob("*tp1.*"), key=lambda file: file.stat().st_size)
+    with RolloutSupervisor(config, tell=told.append) as running:
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        for victim in (1, 0):
+            before = len(told)
+            kill(running, victim)
+            until(lambda: any("not restored yet" in line for line in told[before:]), running)  # noqa: B023 - asked at once
+        assert not running.wait_until_whole(0)
+        path.write_bytes(whole)
+        assert running.wait_until_whole(PATIENCE_S)
+        assert "serves version 1 again" in told[-1]
+        assert running.controller.status().serving
+
+
 @pytest.fixture
 def orders(tmp_path, monkeypatch):
     """A directory of orders to :mod:`struck_rank`."""

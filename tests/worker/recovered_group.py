@@ -20,7 +20,8 @@ class RecoveredGroup:
 
     def __init__(self, group: LivingGroup) -> None:
         self.group = group
-        self.segment = own_group(config_from_mapping(group.config), directory=group.directory)
+        self.config = config_from_mapping(group.config)
+        self.segment = own_group(self.config, directory=group.directory)
         self.recovery = Recovery(self.segment)
 
     def kill(self, *ranks: int) -> None:

@@ -10,7 +10,6 @@ from wsm.controller.group_view import GroupView
 from wsm.controller.held import Held, held_by_all
 from wsm.controller.order import Order
 from wsm.controller.status import read_status
-from wsm.protocol import epochs
 from wsm.protocol.view import View
 from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.word import Operation, StatusCode
@@ -70,12 +69,12 @@ def require_one_state(view: View, operation: Operation, tags: frozenset[Tag] = A
     )
 
 
-def state_before(view: View, held: Held) -> WeightState:
+def state_before(group: GroupView, view: View, held: Held) -> WeightState:
     """Return what the group is to be again if it is lost in the command that is admitted now.
 
     That is NORMAL if it serves, or, in an epoch that was not restored yet, if it served before.
     """
-    waits = held.weights is WeightState.CLEARED and epochs.unrestored(view) is not None
+    waits = held.weights is WeightState.CLEARED and group.unrestored(view) is not None
     return WeightState.NORMAL if waits else held.as_whole
 
 
@@ -91,7 +90,7 @@ def nothing_to_do(group: GroupView, view: View, order: Order, held: Held) -> Rec
     held : Held
         What all ranks hold.
     """
-    outcome = _outcome_without_work(view, order, held)
+    outcome = _outcome_without_work(group, view, order, held)
     if outcome is None:
         return None
     there = outcome is not Outcome.ALREADY_CLEARED
@@ -116,11 +115,11 @@ def nothing_to_do(group: GroupView, view: View, order: Order, held: Held) -> Rec
     )
 
 
-def _outcome_without_work(view: View, order: Order, held: Held) -> Outcome | None:
+def _outcome_without_work(group: GroupView, view: View, order: Order, held: Held) -> Outcome | None:
     tags = order.arguments.tags
     if order.operation is Operation.CLEAR:
         # A clear of a group that waits to be restored is a command like any other: it is the last one now.
-        at_rest = held.weights is not WeightState.FAULTED and epochs.unrestored(view) is None
+        at_rest = held.weights is not WeightState.FAULTED and group.unrestored(view) is None
         return Outcome.ALREADY_CLEARED if at_rest and tags <= held.missing else None
     if tags & held.missing:
         return None

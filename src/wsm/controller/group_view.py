@@ -15,6 +15,7 @@ from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
 from wsm.controller.journal import ControllerJournal
 from wsm.controller.participants import CacheProcess
 from wsm.declared_plans import PLANS_KIND, DeclaredPlans
+from wsm.protocol import epochs
 from wsm.protocol.view import View
 from wsm.report import FailureReport, RankReport
 from wsm.signals.alarm import Alarm
@@ -158,6 +159,11 @@ class GroupView:
             return None if data is None else CommandArguments.from_bytes(data)
         except CommandArgumentsError:
             return None
+
+    def unrestored(self, view: View) -> int | None:
+        """Return the version that the group is owed since it lost a rank; None if it is owed nothing."""
+        arguments = self.arguments(view.command)
+        return epochs.unrestored(view, restores=arguments is not None and arguments.restores)
 
     def plans(self, rank: int, epoch: int) -> DeclaredPlans | None:
         """Read which plans a rank derived, as it said when it joined the epoch; None if it has not.

@@ -87,7 +87,7 @@ class Opening:
         taken = self._engine_words_for(order.operation, held.as_whole)
         with ExitStack() as undo:
             undo.callback(taken.give_back)
-            arguments = replace(order.arguments, before=admission.state_before(view, held))
+            arguments = replace(order.arguments, before=admission.state_before(self._group, view, held))
             command = self._group.open(decide.next_command(view, order.operation), arguments)
             undo.pop_all()
         ending.callback(lambda: taken.answer(read_status(self._group).engine_state))

@@ -97,6 +97,13 @@ class Recovery:
         late = [rank for rank, status in waiting.items() if status is None or status.code not in stopped]
         return view.command, late
 
+    def owed(self) -> int | None:
+        """Return the version that the group must serve again and does not; None once it does, or need not.
+
+        An update that was to restore it and failed leaves the debt; any other command takes it away.
+        """
+        return self._group.unrestored(self._group.view())
+
     def missing(self) -> list[int]:
         """Return the participants that have not joined the present epoch."""
         view = self._group.view()
@@ -171,7 +178,9 @@ class Recovery:
     def restore(self, *, deadline_s: float = 300.0, settle_s: float = SETTLE_S) -> Pending | None:
         """Load what the group must serve again; every participant has joined the epoch. Does not block.
 
-        Gives the controller role back when the group is restored, or was not to be.
+        Gives the controller role back when the update is over, or none was due. After one that failed, take
+        the role and call this again: the group is owed the version still (:meth:`owed`), and whoever gave it
+        another command in between has ended that.
 
         Returns
         -------
@@ -181,22 +190,25 @@ class Recovery:
         Raises
         ------
         RankLostError, wsm.protocol.errors.CommandOpenError
-            If a participant is gone again, or has not joined. The role is kept.
+            If a participant is gone again, or has not joined, or has not ended what was aborted. The role is
+            kept.
         PlansDifferError
             If a replacement derived other plans than its peers. The role is kept.
         """
         if self._hold is None:
             raise InternalError("a group is restored only in an epoch that was begun here")
         view = self._group.view()
-        version = view.committed.version
-        if view.command.operation is not Operation.NONE or version is None:
+        version = self._group.unrestored(view)
+        if version is None:
             self.release()
             return None
         admission.require_alive(self._group, Operation.UPDATE)
         command = decide.next_command(view, Operation.UPDATE)
         admission.require_equal_plans(self._group, command.epoch)
         # A rank that dies in this command must find the group's goal, not the empty hands it begins with.
-        arguments = CommandArguments(f"recovery-epoch-{command.epoch}", version, before=WeightState.NORMAL)
+        arguments = CommandArguments(
+            f"recovery-epoch-{command.epoch}", version, before=WeightState.NORMAL, restores=True
+        )
         command = self._group.open(command, arguments)
         hold, self._hold = self._hold, None
         transaction = Transaction(
@@ -241,7 +253,9 @@ class Recovery:
         served = None
         if arguments is not None and arguments.before is not None:
             served = arguments.before is WeightState.NORMAL
-        goal = epochs.restored_version(view, asked=asked, served=served)
+        goal = self._group.unrestored(view)
+        if goal is None:
+            goal = epochs.restored_version(view, asked=asked, served=served)
         completed = epochs.completed_commit(view, goal) if goal is not None else None
         word = completed or epochs.goal_word(view, goal)
         if word is not None:

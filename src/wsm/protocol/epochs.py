@@ -110,13 +110,21 @@ def goal_word(view: View, goal: int | None) -> CommittedWord | None:
     return None
 
 
-def unrestored(view: View) -> int | None:
-    """Return the version that the epoch of `view` is to restore, while no command has been given in it.
+def unrestored(view: View, *, restores: bool = False) -> int | None:
+    """Return the version that the epoch of `view` is to restore, while no other command has been given in it.
 
-    Whoever raised the epoch keeps the controller role until it is restored. If that process dies in between,
-    others may command a group that holds nothing, and is owed what it served.
+    Whoever raised the epoch keeps the controller role until it is restored, or could not be. Others may then
+    command a group that holds nothing, and is owed what it served; so they may if that process dies.
+
+    Parameters
+    ----------
+    view : View
+        What was read.
+    restores : bool
+        Whether the last command was the update that was to restore it. An aborted one leaves the debt.
     """
-    return view.committed.version if view.command.operation is Operation.NONE else None
+    owing = (Operation.NONE, Operation.ABORT) if restores else (Operation.NONE,)
+    return view.committed.version if view.command.operation in owing else None
 
 
 def next_epoch(view: View) -> CommandWord:

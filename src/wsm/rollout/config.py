@@ -70,6 +70,10 @@ class RecoveryConfig:
         How long a rank may keep a decided command from its end before it is replaced.
     restore_s : float
         Deadline of the update that loads what the group served before.
+    restore_attempts : int
+        How often that update is tried where it fails without a death (a damaged file, a file server that is
+        away), `delay_s` after the first time and then twice as long each time, up to the longest. Then the
+        group stays CLEARED, and says so; any other command ends it at once.
     """
 
     restarts: int = 5
@@ -79,6 +83,7 @@ class RecoveryConfig:
     rejoin_s: float = 10.0
     hung_s: float = 60.0
     restore_s: float = 300.0
+    restore_attempts: int = 8
 
 
 @dataclass(frozen=True)

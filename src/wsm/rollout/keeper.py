@@ -14,12 +14,12 @@ from pathlib import Path
 from wsm import log
 from wsm.controller.errors import RankLostError
 from wsm.controller.recovery import Recovery
-from wsm.errors import WsmError
 from wsm.protocol.errors import CommandOpenError
 from wsm.rollout.config import RolloutConfig
 from wsm.rollout.deaths import Death, RestartBudget
 from wsm.rollout.errors import RestartLimitError
 from wsm.rollout.rank_processes import RankProcesses
+from wsm.rollout.restoring import Restoration
 from wsm.rollout.run_directory import log_tail
 
 #: Longest time between two looks, in seconds. A death wakes at once, where the kernel has pidfds.
@@ -53,7 +53,7 @@ class GroupKeeper:
     Attributes
     ----------
     recoveries : int
-        How many have been completed.
+        How many have been completed, those included whose group could not be restored.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class GroupKeeper:
         self._fatal: BaseException | None = None
         self._leaving_since: float | None = None
         self._overdue: tuple[object, float] = (None, 0.0)
+        self._restoration: Restoration | None = None
         self._log = log.logger("rollout.supervisor", group=config.group.name)
         self._thread = threading.Thread(target=self._run, name="wsm-rollout-keeper", daemon=True)
 
@@ -113,12 +114,13 @@ class GroupKeeper:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                victims = self._look()
+                victims = self._look() or self._restore_again()
                 if victims:
                     self._whole.clear()
                     self._recover(victims)
+                elif self._restoration is None:
                     self._whole.set()
-                else:
+                if not victims:
                     self._processes.wait(_LOOK_S)
         except BaseException as error:  # noqa: BLE001 - whoever asks with check() gets it, whatever it is
             self._fatal = error
@@ -173,6 +175,7 @@ class GroupKeeper:
         began = time.monotonic()
         started: dict[int, float] = {}
         gone, delay_s = set(victims), self._mourn(victims)
+        self._restoration = None  # an epoch that ends before it was restored hands its debt on
         while not self._closing.is_set():
             self._begin(gone)
             if self._closing.wait(delay_s):
@@ -183,7 +186,14 @@ class GroupKeeper:
                 started[rank] = time.monotonic()
             more = self._await_joined(started)
             if not more and not self._closing.is_set():
-                more = self._restore(began)
+                self._restoration = Restoration(
+                    self._config,
+                    self._recovery,
+                    tell=self._tell,
+                    cancelled=self._closing.is_set,
+                    since_s=began,
+                )
+                more = self._restore()
             if not more:
                 return
             # A survivor that only did not come back in time is no sign of a crash loop.
@@ -268,30 +278,24 @@ class GroupKeeper:
         ranks = set(self._recovery.left()) & set(range(self._config.group.ranks))
         return dict.fromkeys(sorted(ranks), "it left its place in the group")
 
-    def _restore(self, began: float) -> dict[int, str]:
-        """Load what the group served before; return who has to be replaced before that."""
-        number = self._recovery.epoch
+    def _restore(self) -> dict[int, str]:
+        """Make one attempt to load what the group is owed; return who has to be replaced before that."""
+        restoration = self._restoration
+        if restoration is None:
+            return {}
         try:
-            pending = self._recovery.restore(deadline_s=self._config.recovery.restore_s)
-            while pending is not None:
-                try:
-                    receipt = pending.result(_LOOK_S)
-                except TimeoutError:
-                    if self._closing.is_set():
-                        pending.give_up()
-                    continue
-                held = f"serves version {receipt.version} again"
-                break
-            else:
-                held = "is CLEARED, as it was before"
-        except (RankLostError, CommandOpenError):
-            return self._await_end()
-        except WsmError as error:
-            self._recovery.release()
-            self._log.error(log.GROUP_NOT_RESTORED, epoch=number, error=str(error))
-            held = f"is not restored: {error}"
-        self.recoveries += 1
-        seconds = time.monotonic() - began
-        self._log.warning(log.GROUP_RECOVERED, epoch=number, seconds=seconds, held=held)
-        self._tell(f"{self._config.group.name} {held} (epoch {number}, {seconds:.2f} s after the loss)")
+            restoration.attempt()
+        except (RankLostError, CommandOpenError) as error:
+            gone = self._await_end()
+            if gone:
+                return gone
+            restoration.failed(error)
+        if restoration.over:
+            self._restoration = None
+            self.recoveries += 1
         return {}
+
+    def _restore_again(self) -> dict[int, str]:
+        """Make the next attempt once it is due; return who has to be replaced before that."""
+        restoration = self._restoration
+        return self._restore() if restoration is not None and time.monotonic() >= restoration.due_s else {}
