@@ -110,7 +110,9 @@ class Restoration:
             return
         delay_s = min(self._limits.delay_s * 2.0 ** (number - 1), self._limits.longest_delay_s)
         self.due_s = time.monotonic() + delay_s
-        self._log.warning(log.RESTORE_FAILED, epoch=epoch, attempt=number, retry_s=delay_s, error=str(error))
+        self._log.warning(
+            log.GROUP_RESTORE_FAILED, epoch=epoch, attempt=number, retry_s=delay_s, error=str(error)
+        )
         self._tell(
             f"{self._name} is not restored yet, attempt {number + 1} of {limit} in {delay_s:g} s: {error}"
         )
