@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from wsm.strategies import MemoryTarget, TensorSpec, errors, inspect, load
+from wsm.strategies import MemoryTarget, ShardManifest, TensorSpec, errors, inspect, load
 from wsm.strategies.sealed_json import seal
 
 PART0 = "model_state.tp0.0.part0.pdparams"
@@ -200,6 +201,25 @@ def test_a_bad_snapshot_is_refused_and_the_weights_stay_as_they_were(snapshot, h
     snapshot.publish(2, seed=2)
     assert load(snapshot.source(world_size=2), target).version == 2
     assert held(target) == bytes_of(seed=2)
+
+
+def test_a_sealed_manifest_that_tells_of_other_tensors_than_the_parts_is_refused(snapshot, held):
+    path = snapshot.publish(1)
+    (path / WHOLE_MANIFEST).unlink()
+    manifest = ShardManifest.decode((path / MANIFEST).read_bytes(), file=MANIFEST)
+    first, *rest = manifest.tensors
+    for spec in (
+        replace(first.spec, name="renamed"),
+        replace(first.spec, dtype="I64" if first.spec.dtype != "I64" else "F64"),
+        replace(first.spec, shape=(*first.spec.shape, 1)),
+    ):
+        edited = replace(manifest, tensors=(first._replace(spec=spec), *rest))
+        (path / MANIFEST).write_bytes(edited.encode())
+        target = snapshot.served_target()
+        before = held(target)
+        with pytest.raises(errors.ManifestMismatchError, match="has other tensors, names, dtypes or shapes"):
+            load(snapshot.source(), target)
+        assert held(target) == before
 
 
 def test_flipped_data_is_found_in_the_pass_that_copies_and_reported_as_touched(snapshot, held, bytes_of):

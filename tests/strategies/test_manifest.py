@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from wsm.strategies import ShardManifest, TensorSpec, VersionManifest, errors
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.manifest import PartEntry, TensorEntry
+from wsm.strategies.manifest import PartEntry
+from wsm.strategies.placement import Member, Replicated, Segment, Split
 from wsm.strategies.sealed_json import seal
+from wsm.strategies.tensor_table import TensorEntry
 from wsm.strategies.version_manifest import ShardEntry
 
 DIGEST = digest_of(b"x")
@@ -24,8 +26,10 @@ def shard(**changes) -> ShardManifest:
         "publication": "p",
         "parts": (PartEntry("a.pdparams", 10), PartEntry("b.pdparams", 20)),
         "tensors": (
-            TensorEntry(TensorSpec("x", "BF16", (2, 3)), DIGEST, 0),
-            TensorEntry(TensorSpec("y", "F32", ()), DIGEST, 1),
+            TensorEntry(TensorSpec("x", "BF16", (2, 3)), DIGEST, 0, Split(1, (Segment(4, 2), Segment(2)))),
+            TensorEntry(TensorSpec("y", "F32", ()), DIGEST, 1, Replicated()),
+            TensorEntry(TensorSpec("z", "F32", ()), DIGEST, 1, Member(0, 2)),
+            TensorEntry(TensorSpec("not placed", "F32", ()), DIGEST, 1),
         ),
     }
     return ShardManifest(**{**fields, **changes})
@@ -79,8 +83,8 @@ def test_a_truncated_or_empty_manifest_is_refused():
 
 
 def test_another_layout_is_refused_and_says_so():
-    with pytest.raises(errors.ManifestError, match="layout is not 1"):
-        ShardManifest.decode(sealed({**fields_of(shard()), "layout": 2}), file="m")
+    with pytest.raises(errors.ManifestError, match="layout is not 2"):
+        ShardManifest.decode(sealed({**fields_of(shard()), "layout": 1}), file="m")
 
 
 def test_one_kind_of_manifest_is_not_taken_for_the_other():
@@ -88,7 +92,22 @@ def test_one_kind_of_manifest_is_not_taken_for_the_other():
         VersionManifest.decode(shard().encode(), file="m")
 
 
-TENSOR = fields_of(shard())["tensors"][0]
+ROWS = fields_of(shard())["tensors"]
+PART = fields_of(shard())["parts"][0]
+KIND = fields_of(shard())["kinds"][0]
+
+
+def kind(**changes) -> dict:
+    """A manifest of one tensor whose kind is changed."""
+    return {
+        "kinds": [{**KIND, **changes}],
+        "tensors": ROWS[:1],
+        "parts": [PART],
+    }
+
+
+def placed(**fields) -> dict:
+    return kind(placement=fields)
 
 
 @pytest.mark.parametrize(
@@ -103,17 +122,41 @@ TENSOR = fields_of(shard())["tensors"][0]
         ({"publication": "\ud800"}, "'publication'"),
         ({"parts": {}}, "'parts'"),
         ({"parts": [7]}, "object"),
-        ({"parts": [{"file": "../a", "bytes": 1}]}, "'file'"),
-        ({"parts": [{"file": "..", "bytes": 1}]}, "'file'"),
-        ({"parts": [{"file": "a\0", "bytes": 1}]}, "'file'"),
-        ({"parts": [{"file": "a", "bytes": 1}, {"file": "a", "bytes": 1}]}, "a part twice"),
-        ({"parts": []}, "a part that it does not list"),
+        ({"parts": [{"file": "../a", "bytes": 1, "tensors": 4}]}, "'file'"),
+        ({"parts": [{"file": "..", "bytes": 1, "tensors": 4}]}, "'file'"),
+        ({"parts": [{"file": "a\0", "bytes": 1, "tensors": 4}]}, "'file'"),
+        ({"parts": [PART, {**PART, "tensors": 3}]}, "a part twice"),
+        ({"parts": []}, "a list of 0 tensors"),
+        ({"parts": [PART]}, "a list of 1 tensors"),
+        ({"parts": [{"file": "a", "bytes": 1}]}, "'tensors'"),
         ({"tensors": []}, "no tensor"),
-        ({"tensors": [TENSOR, TENSOR]}, "a tensor twice"),
-        ({"tensors": [{**TENSOR, "dtype": "F4"}]}, "'dtype'"),
-        ({"tensors": [{**TENSOR, "shape": [-1]}]}, "'shape'"),
-        ({"tensors": [{**TENSOR, "digest": "00"}]}, "'digest'"),
-        ({"tensors": [{**TENSOR, "part": 2}]}, "a part that it does not list"),
+        ({"tensors": [ROWS[0], ROWS[0], *ROWS[2:]]}, "a tensor twice"),
+        ({"tensors": [*ROWS[:3], {"name": "a"}]}, "rows of name, kind and digest"),
+        ({"tensors": [*ROWS[:3], ["a", 0]]}, "rows of name, kind and digest"),
+        ({"tensors": [*ROWS[:3], [7, 0, DIGEST]]}, "begin with a name"),
+        ({"tensors": [*ROWS[:3], ["\ud800", 0, DIGEST]]}, "begin with a name"),
+        ({"tensors": [*ROWS[:3], ["a", 4, DIGEST]]}, "a kind that is listed"),
+        ({"tensors": [*ROWS[:3], ["a", -1, DIGEST]]}, "a kind that is listed"),
+        ({"tensors": [*ROWS[:3], ["a", True, DIGEST]]}, "a kind that is listed"),
+        ({"tensors": [*ROWS[:3], ["a", 0, "00"]]}, "end with a digest"),
+        ({"tensors": [*ROWS[:3], ["a", 0, DIGEST[:-1] + "X"]]}, "end with a digest"),
+        ({"tensors": [*ROWS[:3], ["a", 0, None]]}, "end with a digest"),
+        ({"kinds": {}}, "'kinds'"),
+        (kind(dtype="F4"), "'dtype'"),
+        (kind(shape=[-1]), "'shape'"),
+        (kind(shape=[1] * 65), "'shape'"),
+        (kind(placement=7), "'placement'"),
+        (placed(how="somehow"), "'how'"),
+        (placed(how="member", index=2, of=2), "nothing"),
+        (placed(how="member", index=0, of=3), "2 ranks cannot share"),
+        (placed(how="split", axis=1), "'segments'"),
+        (placed(how="split", axis=1, segments=[]), "is split along axis 1"),
+        (placed(how="split", axis=2, segments=[{"extent": 6}]), "is split along axis 2"),
+        (placed(how="split", axis=1, segments=[{"extent": 8}]), r"gives rank 0 of 2 the shape \[2, 4\]"),
+        (placed(how="split", axis=1, segments=[{"extent": 5}]), "2 ranks cannot share"),
+        (placed(how="split", axis=1, segments=[{"extent": 6, "heads": 3}]), "2 ranks cannot share"),
+        (placed(how="split", axis=1, segments=[{"extent": 6, "heads": 0}]), "0 heads"),
+        ({"stranger": 1}, "'stranger'"),
         ({"content_digest": DIGEST}, "content_digest"),
     ],
 )
@@ -139,6 +182,10 @@ _json = st.recursive(
 )
 
 
+# A kind's fields under a manifest's, so that one strategy draws changes for both.
+KEYS = {"version": "dtype", "rank": "shape", "parts": "placement"}
+
+
 @given(st.binary(max_size=60))
 def test_any_bytes_give_a_manifest_or_a_typed_error(data):
     for kind in (ShardManifest, VersionManifest):
@@ -150,7 +197,7 @@ def test_any_bytes_give_a_manifest_or_a_typed_error(data):
 def test_any_content_under_a_good_seal_gives_a_manifest_or_a_typed_error(changes, inner):
     fields = fields_of(shard())
     if inner:
-        fields["tensors"][0].update({key: value for key, value in changes.items() if key != "tensors"})
+        fields["kinds"][0].update({KEYS.get(key, key): value for key, value in changes.items()})
     else:
         fields.update(changes)
     try:

@@ -14,6 +14,7 @@ from wsm.strategies.safetensors_header import (
     PREFIX_BYTES,
     build_header,
     header_length,
+    lay_out,
     parse_header,
 )
 from wsm.strategies.tensor import ITEM_BYTES
@@ -42,16 +43,14 @@ def test_a_good_header_gives_tensors_in_file_order_and_the_metadata():
     header = parse(
         file_with({"__metadata__": {"k": "v"}, "b": tensor(2, 6, [2], "BF16"), "a": tensor(0, 2)}, b"x" * 6)
     )
-    assert [(item.spec.name, item.spec.dtype, item.begin) for item in header.tensors] == [
-        ("a", "U8", 0),
-        ("b", "BF16", 2),
-    ]
+    assert [(spec.name, spec.dtype) for spec in header.specs] == [("a", "U8"), ("b", "BF16")]
+    assert header.begins == (0, 2)
     assert header.metadata == {"k": "v"}
 
 
 def test_scalars_and_tensors_of_size_zero_are_fine():
     header = parse(file_with({"z": tensor(4, 4, [0, 3], "F32"), "s": tensor(0, 4, [], "F32")}, b"x" * 4))
-    assert {item.spec.name: item.spec.nbytes for item in header.tensors} == {"s": 4, "z": 0}
+    assert {spec.name: spec.nbytes for spec in header.specs} == {"s": 4, "z": 0}
 
 
 def test_a_header_with_blanks_behind_it_is_fine():
@@ -134,6 +133,22 @@ def test_what_we_write_is_what_the_safetensors_library_reads():
     assert (len(data) - 32) % 64 == 0
 
 
+def test_what_we_write_is_what_python_s_own_json_would_write():
+    specs = [
+        TensorSpec('a"\\\n', "F32", (2, 3)),
+        TensorSpec("ü\u2028", "I64", ()),
+        TensorSpec("c", "F16", (0,)),
+    ]
+    fields = {
+        "__metadata__": {"k": 'v"'},
+        'a"\\\n': {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "ü\u2028": {"dtype": "I64", "shape": [], "data_offsets": [24, 32]},
+        "c": {"dtype": "F16", "shape": [0], "data_offsets": [32, 32]},
+    }
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    assert build_header(specs, {"k": 'v"'})[PREFIX_BYTES:].rstrip(b" ") == text
+
+
 @given(st.binary(max_size=200))
 @example(b"\x80\x04\0\0\0\0\0\0{")
 def test_any_bytes_give_a_header_or_a_typed_error(data):
@@ -163,9 +178,11 @@ def test_anything_near_a_header_gives_a_header_that_covers_the_file_or_a_typed_e
         header = parse(file)
     except (errors.SafetensorsFormatError, errors.FileSizeError):
         return
-    assert header.data_begin + sum(item.spec.nbytes for item in header.tensors) == len(file)
-    rebuilt = build_header([item.spec for item in header.tensors], header.metadata) + data
-    assert parse(rebuilt).tensors == header.tensors
+    assert header.data_begin + header.data_bytes == len(file)
+    assert header.data_bytes == sum(spec.nbytes for spec in header.specs)
+    rebuilt, expected = lay_out(header.specs, header.metadata)
+    assert parse(rebuilt + data) == expected
+    assert (expected.specs, expected.begins) == (header.specs, header.begins)
 
 
 @given(st.data())

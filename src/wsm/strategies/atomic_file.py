@@ -12,11 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_all(descriptor: int, data: bytes | memoryview) -> None:
+def write_all(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     """Write every byte of `data`; a single ``write`` may take fewer (2 GiB at most on Linux). Blocks."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    with memoryview(data) as whole:
+        written = 0
+        while written < len(whole):
+            with whole[written:] as rest:
+                written += os.write(descriptor, rest)
 
 
 def write_new(path: Path, data: bytes, *, durable: bool = True) -> None:

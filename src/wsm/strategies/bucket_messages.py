@@ -27,7 +27,7 @@ from typing import Any, TypeAlias, TypeVar, get_args
 from wsm.strategies import bucket_frames
 from wsm.strategies.bucket_plan import ALIGNMENT
 from wsm.strategies.digest import DIGEST_LENGTH
-from wsm.strategies.manifest import is_plain_file_name
+from wsm.strategies.manifest_fields import is_plain_file_name
 from wsm.strategies.stream_errors import PeerMessageError
 from wsm.strategies.strict_json import is_count, is_text
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec

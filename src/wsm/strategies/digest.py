@@ -15,6 +15,8 @@ import xxhash
 
 from wsm.strategies.tensor import TensorSpec
 
+_quoted = json.encoder.encode_basestring_ascii
+
 #: Hexadecimal characters of every digest.
 DIGEST_LENGTH = 32
 
@@ -49,5 +51,13 @@ def shard_digest(tensors: Iterable[tuple[TensorSpec, str]]) -> str:
     tensors : iterable of (TensorSpec, str)
         Each tensor once, with the digest of its bytes. Name, dtype and shape count as much as the bytes.
     """
-    rows = sorted([spec.name, spec.dtype, list(spec.shape), digest] for spec, digest in tensors)
-    return digest_of(json.dumps(rows, separators=(",", ":")).encode("ascii"))
+    kinds: dict[tuple[str, tuple[int, ...]], str] = {}
+    rows = []
+    for spec, digest in tensors:
+        key = (spec.dtype, spec.shape)
+        kind = kinds.get(key)
+        if kind is None:
+            kind = kinds[key] = json.dumps([spec.dtype, list(spec.shape)], separators=(",", ":"))[1:-1]
+        rows.append(f'[{_quoted(spec.name)},{kind},"{digest}"]')
+    rows.sort()
+    return digest_of(f"[{','.join(rows)}]".encode("ascii"))

@@ -17,7 +17,7 @@ from typing import Any
 from wsm.strategies import sealed_json
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.manifest import FieldReader, is_plain_file_name
+from wsm.strategies.manifest_fields import FieldReader, is_plain_file_name
 from wsm.strategies.strict_json import is_count, is_text
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 from wsm.strategies.version_file import MAX_VERSION

@@ -69,7 +69,7 @@ class IpcSnapshot:
 
 def _offered(shard: OpenShard) -> tuple[OfferedTensor, ...]:
     entries = () if shard.manifest is None else shard.manifest.tensors
-    promised = {entry.spec.name: entry.digest for entry in entries}
+    promised = {spec.name: digest for spec, digest, _, _ in entries}
     return tuple(
         OfferedTensor(spec, file.path, read_into, promised.get(spec.name))
         for file in shard.files

@@ -13,7 +13,7 @@ from typing import Protocol
 from wsm.strategies.errors import PickleRefusedError, UnreadableFileError
 from wsm.strategies.pickle_file import PickleFile
 from wsm.strategies.safetensors_file import SafetensorsFile
-from wsm.strategies.safetensors_header import PREFIX_BYTES
+from wsm.strategies.safetensors_header import PREFIX_BYTES, Header
 from wsm.strategies.snapshot_directory import SnapshotDirectory
 from wsm.strategies.tensor import TensorSpec
 
@@ -57,8 +57,25 @@ class PartFile(Protocol):
         ...
 
 
-def open_part(directory: SnapshotDirectory, name: str, *, allow_pickle: bool) -> PartFile:
+def open_part(
+    directory: SnapshotDirectory,
+    name: str,
+    *,
+    allow_pickle: bool,
+    expected: tuple[bytes, Header] | None = None,
+) -> PartFile:
     """Open `name` and check its header. Blocks on metadata only, unless it is an allowed pickle.
+
+    Parameters
+    ----------
+    directory : SnapshotDirectory
+        Where it lies.
+    name : str
+        Its name there.
+    allow_pickle : bool
+        Whether a pickle may be read.
+    expected : tuple of (bytes, Header), optional
+        The header that it has if all is well; see :class:`wsm.strategies.safetensors_file.SafetensorsFile`.
 
     Raises
     ------
@@ -78,7 +95,7 @@ def open_part(directory: SnapshotDirectory, name: str, *, allow_pickle: bool) ->
         os.close(descriptor)
         raise UnreadableFileError(file=path, reason=str(error)) from error
     if not pickled:
-        return SafetensorsFile(descriptor, path)
+        return SafetensorsFile(descriptor, path, expected)
     if not allow_pickle:
         os.close(descriptor)
         raise PickleRefusedError(file=path)

@@ -25,6 +25,8 @@ class SafetensorsFile:
         Open for reading; owned by this object from now on, also if the constructor raises.
     path : str
         Its name, for messages.
+    expected : tuple of (bytes, Header), optional
+        What :func:`lay_out` says of it; a file that begins with just these bytes is not parsed.
 
     Attributes
     ----------
@@ -46,11 +48,14 @@ class SafetensorsFile:
     header: Header
     memory_bytes = 0
 
-    def __init__(self, descriptor: int, path: str) -> None:
+    def __init__(self, descriptor: int, path: str, expected: tuple[bytes, Header] | None = None) -> None:
         self.path = path
         self._descriptor = descriptor
         try:
             self.nbytes = os.fstat(descriptor).st_size
+            if expected is not None and self._begins_as(*expected):
+                self.header = expected[1]
+                return
             prefix = self._bytes(0, PREFIX_BYTES)
             length = header_length(prefix, file=path, file_bytes=self.nbytes)
             text = self._bytes(PREFIX_BYTES, length)
@@ -66,24 +71,20 @@ class SafetensorsFile:
 
     def specs(self) -> Iterator[TensorSpec]:
         """Iterate over its tensors, in the order in which they lie in the file."""
-        return (item.spec for item in self.header.tensors)
+        return iter(self.header.specs)
 
     def readers(self) -> Iterator[tuple[TensorSpec, Callable[[int, memoryview], None]]]:
-        """Iterate over its tensors, each with ``read_into(offset in the tensor, destination)``."""
-        for item in self.header.tensors:
-            yield item.spec, partial(self._read_from, item.begin)
+        """Iterate over its tensors, each with ``read_into(offset in the tensor, destination)``.
 
-    def read_into(self, offset: int, destination: memoryview) -> None:
-        """Fill `destination` with the data that begins at `offset`, counted from the first data byte. Blocks.
-
-        Raises
-        ------
-        FileSizeError
-            If the file ends early: it was truncated after it was opened. `destination` may be partly filled.
-        UnreadableFileError
-            If the device fails.
+        It fills `destination`, and blocks. FileSizeError says that the file ends early: it was truncated
+        after it was opened; UnreadableFileError, that the device failed. `destination` may be partly filled.
         """
-        position = self.header.data_begin + offset
+        read, begin = self._read, self.header.data_begin
+        for spec, offset in zip(self.header.specs, self.header.begins, strict=True):
+            yield spec, partial(read, begin + offset)
+
+    def _read(self, begin: int, offset: int, destination: memoryview) -> None:
+        position = begin + offset
         rest = destination
         while rest:
             try:
@@ -101,8 +102,9 @@ class SafetensorsFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _read_from(self, begin: int, offset: int, destination: memoryview) -> None:
-        self.read_into(begin + offset, destination)
+    def _begins_as(self, text: bytes, header: Header) -> bool:
+        fits = self.nbytes == header.data_begin + header.data_bytes
+        return fits and self._bytes(0, len(text)) == text
 
     def _bytes(self, position: int, length: int) -> bytes:
         """Return up to `length` bytes; fewer at the end of the file, which the parser then reports."""

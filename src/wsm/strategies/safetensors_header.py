@@ -27,16 +27,9 @@ METADATA_KEY = "__metadata__"
 #: The format's own limit for the JSON, in bytes.
 MAX_HEADER_BYTES = 100_000_000
 
+_quoted = json.encoder.encode_basestring
 _MAX_DIMENSIONS = 64
 _ALIGNMENT = 64  # data begins on a cache line; the format asks for 8
-
-
-@dataclass(frozen=True)
-class TensorSlice:
-    """One tensor of a file: its spec and where its bytes begin, counted from the first data byte."""
-
-    spec: TensorSpec
-    begin: int
 
 
 @dataclass(frozen=True)
@@ -45,17 +38,23 @@ class Header:
 
     Parameters
     ----------
-    tensors : tuple of TensorSlice
-        In the order in which they lie in the file.
+    specs : tuple of TensorSpec
+        The tensors, in the order in which they lie in the file.
+    begins : tuple of int
+        Where the bytes of each begin, counted from the first data byte.
     metadata : mapping of str to str
         The writer's remarks.
     data_begin : int
         Where the data begins in the file, in bytes.
+    data_bytes : int
+        Bytes of all tensors; the file ends behind them.
     """
 
-    tensors: tuple[TensorSlice, ...]
+    specs: tuple[TensorSpec, ...]
+    begins: tuple[int, ...]
     metadata: Mapping[str, str]
     data_begin: int
+    data_bytes: int
 
 
 def header_length(prefix: bytes, *, file: str, file_bytes: int) -> int:
@@ -118,24 +117,42 @@ def parse_header(text: bytes, *, file: str, file_bytes: int) -> Header:
     data_begin = PREFIX_BYTES + len(text)
     if data_begin + position != file_bytes:
         raise FileSizeError(file=file, expected=data_begin + position, actual=file_bytes)
-    return Header(tuple(TensorSlice(spec, begin) for begin, _, spec in rows), metadata, data_begin)
+    specs, begins = tuple(spec for _, _, spec in rows), tuple(begin for begin, _, _ in rows)
+    return Header(specs, begins, metadata, data_begin, position)
 
 
 def build_header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
     """Return prefix and JSON of a file whose data is `specs`, one after the other, without gaps."""
-    fields: dict[str, Any] = {METADATA_KEY: dict(metadata)} if metadata else {}
+    return lay_out(specs, metadata)[0]
+
+
+def lay_out(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> tuple[bytes, Header]:
+    """Return prefix and JSON of a file whose data is `specs`, one after the other, and what they say.
+
+    There is one such text for given tensors and remarks: a file that begins with it needs no parsing.
+    """
+    texts = [f'"{METADATA_KEY}":{_compact(metadata)}'] if metadata else []
+    begins = []
+    kinds: dict[tuple[str, tuple[int, ...]], tuple[str, int]] = {}
     position = 0
     for spec in specs:
-        end = position + spec.nbytes
-        fields[spec.name] = {
-            "dtype": spec.dtype,
-            "shape": list(spec.shape),
-            "data_offsets": [position, end],
-        }
+        key = (spec.dtype, spec.shape)
+        if key not in kinds:
+            text = f'"dtype":{_compact(spec.dtype)},"shape":{_compact(spec.shape)}'
+            kinds[key] = (text, spec.nbytes)
+        text, nbytes = kinds[key]
+        end = position + nbytes
+        texts.append(f'{_quoted(spec.name)}:{{{text},"data_offsets":[{position},{end}]}}')
+        begins.append(position)
         position = end
-    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    text += b" " * (-(PREFIX_BYTES + len(text)) % _ALIGNMENT)
-    return len(text).to_bytes(PREFIX_BYTES, "little") + text
+    data = f"{{{','.join(texts)}}}".encode()
+    data += b" " * (-(PREFIX_BYTES + len(data)) % _ALIGNMENT)
+    header = Header(tuple(specs), tuple(begins), metadata, PREFIX_BYTES + len(data), position)
+    return len(data).to_bytes(PREFIX_BYTES, "little") + data, header
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def _metadata(value: Any, file: str) -> dict[str, str]:

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from wsm.strategies.atomic_file import write_all
-from wsm.strategies.digest import running_digest
+from wsm.strategies.digest import digest_of, running_digest
 from wsm.strategies.safetensors_header import build_header
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 _CHUNK_BYTES = 1 << 20  # digested and written while it is in a core's cache
+_SMALL_BYTES = 1 << 16  # up to here a tensor is copied, to be written together with its neighbours
 
 
 def file_order(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
@@ -50,14 +51,24 @@ def write_safetensors(
     digests = []
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        write_all(descriptor, build_header(specs, metadata))
+        gathered = bytearray(build_header(specs, metadata))
         for data in contents:
+            if len(data) <= _SMALL_BYTES:
+                digests.append(digest_of(data))
+                gathered += data
+                if len(gathered) >= _CHUNK_BYTES:
+                    write_all(descriptor, gathered)
+                    gathered.clear()
+                continue
+            write_all(descriptor, gathered)
+            gathered.clear()
             digest = running_digest()
             for offset in range(0, len(data), _CHUNK_BYTES):
                 chunk = data[offset : offset + _CHUNK_BYTES]
                 digest.update(chunk)
                 write_all(descriptor, chunk)
             digests.append(digest.hexdigest())
+        write_all(descriptor, gathered)
         if durable:
             os.fsync(descriptor)
         return os.fstat(descriptor).st_size, digests

@@ -7,7 +7,7 @@ with each other and with what was asked for. Knows no targets.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from wsm.strategies.errors import (
 from wsm.strategies.manifest import ShardManifest
 from wsm.strategies.part_file import PartFile, open_part
 from wsm.strategies.part_metadata import PartMetadata
+from wsm.strategies.safetensors_header import Header, lay_out
 from wsm.strategies.snapshot_directory import SnapshotDirectory
 from wsm.strategies.snapshot_files import ShardFiles
 from wsm.strategies.snapshot_lookup import Located, announced_version
@@ -83,15 +84,21 @@ def open_shard(located: Located, source: SnapshotSource, stack: ExitStack) -> Op
     version_manifest = _version_manifest(shard, source.rank, manifest)
     if manifest is not None:
         _check_part_list(manifest_file, manifest, shard.names)
+    promised = {} if manifest is None else _promised(manifest)
+    headers = {} if manifest is None else _headers(manifest, promised)
     files = tuple(
-        stack.enter_context(closing(open_part(shard.directory, name, allow_pickle=source.allow_pickle)))
+        stack.enter_context(
+            closing(
+                open_part(shard.directory, name, allow_pickle=source.allow_pickle, expected=headers.get(name))
+            )
+        )
         for name in shard.names
     )
     metadata = _common_metadata(files)
     if metadata is not None:
         _check_identity(files[0].path, metadata, source, located.expected)
     if manifest is not None:
-        _check_content(manifest_file, manifest, metadata, files)
+        _check_content(manifest_file, manifest, metadata, promised, files)
     version = _proven_version(located, manifest or metadata)
     return OpenShard(files, manifest, version_manifest, version)
 
@@ -183,30 +190,51 @@ def _common_metadata(files: Sequence[PartFile]) -> PartMetadata | None:
     return found[0]
 
 
+def _promised(manifest: ShardManifest) -> dict[str, list[TensorSpec]]:
+    """Return what each file must hold, by the file's name."""
+    promised: list[list[TensorSpec]] = [[] for _ in manifest.parts]
+    for spec, _, part, _ in manifest.tensors:
+        promised[part].append(spec)
+    return {part.file: specs for part, specs in zip(manifest.parts, promised, strict=True)}
+
+
+def _headers(
+    manifest: ShardManifest, promised: Mapping[str, list[TensorSpec]]
+) -> dict[str, tuple[bytes, Header]]:
+    """Return the very bytes with which each file begins, if wsm wrote it and nothing happened to it."""
+    metadata = PartMetadata(manifest.version, manifest.rank, manifest.world_size, manifest.publication)
+    return {name: lay_out(specs, metadata.encode()) for name, specs in promised.items()}
+
+
 def _check_content(
-    file: str, manifest: ShardManifest, metadata: PartMetadata | None, files: Sequence[PartFile]
+    file: str,
+    manifest: ShardManifest,
+    metadata: PartMetadata | None,
+    promised: Mapping[str, list[TensorSpec]],
+    files: Sequence[PartFile],
 ) -> None:
     if metadata is not None and metadata.publication != manifest.publication:
         raise ManifestMismatchError(file=file, problem="the parts are of another publication")
-    promised: list[dict[str, TensorSpec]] = [{} for _ in manifest.parts]
-    for entry in manifest.tensors:
-        promised[entry.part][entry.spec.name] = entry.spec
-    by_name = {part.file: index for index, part in enumerate(manifest.parts)}
+    sizes = {part.file: part.nbytes for part in manifest.parts}
     for part in files:
-        index = by_name[Path(part.path).name]
-        expected_bytes = manifest.parts[index].nbytes
-        if part.nbytes != expected_bytes:
-            raise FileSizeError(file=part.path, expected=expected_bytes, actual=part.nbytes)
-        found = {spec.name: spec for spec in part.specs()}
-        if found != promised[index]:
-            different = sorted(
-                name
-                for name in found.keys() | promised[index].keys()
-                if found.get(name) != promised[index].get(name)
-            )
-            raise ManifestMismatchError(
-                file=file, problem=f"{part.path} has other tensors, names, dtypes or shapes: {different[:6]}"
-            )
+        name = Path(part.path).name
+        if part.nbytes != sizes[name]:
+            raise FileSizeError(file=part.path, expected=sizes[name], actual=part.nbytes)
+        found = list(part.specs())
+        if found != promised[name]:
+            _refuse_other_tensors(file, part.path, found, promised[name])
+
+
+def _refuse_other_tensors(
+    file: str, part: str, found: Sequence[TensorSpec], promised: Sequence[TensorSpec]
+) -> None:
+    """Refuse a part with other tensors than promised; their order in the file is the writer's own matter."""
+    ours, theirs = ({spec.name: spec for spec in specs} for specs in (found, promised))
+    different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    if different:
+        raise ManifestMismatchError(
+            file=file, problem=f"{part} has other tensors, names, dtypes or shapes: {different[:6]}"
+        )
 
 
 def _proven_version(located: Located, shard: ShardManifest | PartMetadata | None) -> int | None:

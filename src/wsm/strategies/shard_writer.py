@@ -13,10 +13,11 @@ from pathlib import Path
 from wsm.strategies import snapshot_names
 from wsm.strategies.atomic_file import write_new
 from wsm.strategies.errors import IncompletePublicationError, StorageError
-from wsm.strategies.manifest import PartEntry, ShardManifest, TensorEntry
+from wsm.strategies.manifest import PartEntry, ShardManifest
 from wsm.strategies.part_metadata import PartMetadata
 from wsm.strategies.safetensors_writer import file_order, write_safetensors
 from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.tensor_table import TensorEntry
 from wsm.strategies.trainer_tensors import TrainerTensors, bytes_of, specs_of
 
 #: Bytes of tensors in one part, unless a single tensor is larger.

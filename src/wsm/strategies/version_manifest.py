@@ -12,7 +12,7 @@ from typing import Any
 
 from wsm.strategies import sealed_json
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.manifest import FieldReader
+from wsm.strategies.manifest_fields import FieldReader
 from wsm.strategies.version_file import MAX_VERSION
 
 _FORMAT = "wsm.version-manifest"
@@ -77,7 +77,7 @@ class VersionManifest:
         """
         fields = sealed_json.unseal(data, file=file, form=_FORMAT, layout=_LAYOUT)
         reader = FieldReader(fields, file)
-        shards = tuple(_shard(FieldReader(row, file)) for row in reader.rows("shards"))
+        shards = tuple(_shard(row) for row in reader.objects("shards"))
         if not shards:
             raise ManifestError(file=file, problem="it lists no shard")
         return cls(reader.count("version", MAX_VERSION), reader.text("publication"), shards)
