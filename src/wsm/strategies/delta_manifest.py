@@ -14,7 +14,7 @@ from typing import Any
 from wsm.strategies import sealed_json
 from wsm.strategies.delta_shard import DeltaShard
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.manifest import FieldReader
+from wsm.strategies.manifest_fields import FieldReader
 from wsm.strategies.version_file import MAX_VERSION
 
 _FORMAT = "wsm.delta-manifest"

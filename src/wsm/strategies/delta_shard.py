@@ -15,7 +15,7 @@ from wsm.strategies import sealed_json
 from wsm.strategies.delta_blocks import MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind, table_problem
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.manifest import FieldReader
+from wsm.strategies.manifest_fields import FieldReader
 from wsm.strategies.strict_json import is_count
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 from wsm.strategies.version_file import MAX_VERSION
