@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -244,10 +245,56 @@ def test_recovery_loads_the_committed_version_although_a_newer_one_is_announced(
     assert_all_hold(kept, 1)
 
 
+def published(kept) -> list[str]:
+    return sorted(
+        path.name for path in (kept.group.snapshots / "versions").iterdir() if path.name.isdecimal()
+    )
+
+
+def test_what_a_group_serves_is_not_retired_however_much_is_published_meanwhile(kept):
+    kept = kept()
+    kept.group.publish(3)
+    kept.group.publish(4)
+    assert published(kept) == ["1", "3", "4"]
+    kept.kill(1)
+    assert kept.recover(1).version == 1
+    assert_all_hold(kept, 1)
+    commander(kept).update(4)
+    kept.group.publish(5)
+    assert published(kept) == ["4", "5"]
+
+
+@pytest.mark.parametrize("hot", [False, True])
+def test_what_an_open_update_names_is_not_retired_before_it_is_committed(kept, hot):
+    kept = kept()
+    kept.group.order(1, "stage" if hot else "write", "hold")
+    pending = commander(kept).begin_update(2, hot=hot)
+    kept.group.await_held(1, "stage" if hot else "write")
+    for version in (3, 4):
+        kept.group.publish(version)
+    assert published(kept) == ["1", "2", "3", "4"]
+    kept.group.revoke(1, "stage" if hot else "write")
+    pending.result(60)
+    kept.kill(1)
+    assert kept.recover(1).version == 2
+    kept.group.publish(5)
+    assert published(kept) == ["2", "4", "5"]
+
+
+def test_what_a_failed_update_named_is_kept_no_longer(kept):
+    kept = kept()
+    kept.group.order(1, "stage", "raise once")
+    with pytest.raises(RankFailedError):
+        commander(kept).update(2, hot=True)
+    for version in (3, 4):
+        kept.group.publish(version)
+    assert published(kept) == ["1", "3", "4"]
+
+
 def test_a_version_that_is_gone_leaves_the_group_cleared_with_an_error_that_says_so(kept):
     kept = kept()
-    kept.group.publish(3)  # the two newest stay
-    assert not (kept.group.snapshots / "versions" / "1").exists()
+    kept.group.publish(3)
+    shutil.rmtree(kept.group.snapshots / "versions" / "1")
     kept.kill(1)
     with pytest.raises((CommandRefusedError, RankFailedError), match="1"):
         kept.recover(1)

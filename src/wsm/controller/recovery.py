@@ -104,6 +104,18 @@ class Recovery:
         """
         return self._group.unrestored(self._group.view())
 
+    def versions(self) -> set[int]:
+        """Return the versions that the group may have to load: the committed, and that of an open command.
+
+        Whoever publishes must not take them away.
+        """
+        view = self._group.view()
+        found = {view.committed.version}
+        if not decide.is_over(view):
+            arguments = self._group.arguments(view.command)
+            found.add(None if arguments is None else arguments.version)
+        return {version for version in found if version is not None}
+
     def missing(self) -> list[int]:
         """Return the participants that have not joined the present epoch."""
         view = self._group.view()

@@ -21,6 +21,7 @@ from wsm.rollout.errors import RestartLimitError
 from wsm.rollout.rank_processes import RankProcesses
 from wsm.rollout.restoring import Restoration
 from wsm.rollout.run_directory import log_tail
+from wsm.worker.loading import pins_for
 
 #: Longest time between two looks, in seconds. A death wakes at once, where the kernel has pidfds.
 _LOOK_S = 0.02
@@ -81,6 +82,7 @@ class GroupKeeper:
         self._leaving_since: float | None = None
         self._overdue: tuple[object, float] = (None, 0.0)
         self._restoration: Restoration | None = None
+        self._pins = pins_for(config.group)
         self._log = log.logger("rollout.supervisor", group=config.group.name)
         self._thread = threading.Thread(target=self._run, name="wsm-rollout-keeper", daemon=True)
 
@@ -127,10 +129,12 @@ class GroupKeeper:
             self._log.error(log.GROUP_GIVEN_UP, error=str(error))
         finally:
             self._recovery.release()
+            self._pins.close()
             self._whole.set()
 
     def _look(self) -> dict[int, str]:
         """Return who has to be replaced, and why if it lives."""
+        self._pin()
         broken = self._recovery.ended_by(())  # first: whoever broke because of a death is seen after it
         ended = self._processes.ended()
         if ended:
@@ -141,6 +145,13 @@ class GroupKeeper:
                 return dict.fromkeys(stopped, "it was stopped while the others waited for it in a step")
             return dict.fromkeys(broken, "its step raised")
         return self._hung()
+
+    def _pin(self) -> None:
+        """Keep what the group may have to load again. Its ranks do so, too, but all may die at once."""
+        versions = self._recovery.versions()
+        for version in versions:
+            self._pins.add(version)
+        self._pins.keep(versions)
 
     def _is_leaving(self) -> bool:
         """Whether a rank has left its place and its process is about to end: the steps of others break then.

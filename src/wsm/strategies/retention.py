@@ -1,7 +1,7 @@
 """Which published versions stay, and how one goes without disturbing anyone who reads it.
 
 A version vanishes by a rename to a hidden name, in one step; its files are removed after that. One that
-a reader holds (:meth:`wsm.strategies.snapshot_directory.SnapshotDirectory.hold`) is left for the next time.
+somebody reads, or may have to read again (:mod:`.version_pins`), is left for the next time.
 All of it happens under the publisher's lock. Knows nothing about tensors.
 """
 
@@ -32,8 +32,8 @@ class Retention:
     keep : int
         How many of the newest, by time of publication, the new one included; at least 1.
     protect : iterable of int
-        Versions that stay whatever their age; the one that a group serves belongs here, because a
-        replaced rank loads it again.
+        Versions that stay whatever their age. What a group on this host, or on a file system with locks,
+        serves or is loading stays anyway: its ranks hold it (:mod:`.version_pins`).
     """
 
     keep: int = 2

@@ -85,6 +85,7 @@ class Ending:
             standing.recorder.transition(record)
         standing.version = standing.execution = None
         self._executions.holding.settled(standing.life)
+        self._keep_what_is_committed()
         self._join()
 
     def commit(self) -> None:
@@ -116,6 +117,7 @@ class Ending:
         standing.take(protocol.committed(standing.shown(), serves=serves))
         if serves and standing.version is not None:
             standing.recorder.served(standing.state.epoch, standing.state.done, standing.version)
+        self._executions.pins.keep((report.version,))
 
     def leave(self) -> None:
         """Stop what still runs beside the loop: the rank leaves its group. Blocks a second at most."""
@@ -145,3 +147,8 @@ class Ending:
         code = ended if done else StatusCode.DONE_FAULTED
         standing.execution = None
         standing.take(protocol.settled(standing.shown(), code))
+        self._keep_what_is_committed()
+
+    def _keep_what_is_committed(self) -> None:
+        """Pin no other version any more: what the group may have to load again is in the committed word."""
+        self._executions.pins.keep((self._standing.words.view().committed.version,))

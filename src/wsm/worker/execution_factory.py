@@ -18,6 +18,7 @@ from wsm.protocol.rank_state import RankState
 from wsm.signals.word import Operation
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
+from wsm.strategies.version_pins import VersionPins
 from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.errors import StepBrokenError
 from wsm.worker.execution import Execution, Load, Request
@@ -67,6 +68,8 @@ class ExecutionFactory:
         What this rank holds between commands; None: nothing yet.
     facts : mapping or None
         What every report of this participant says besides.
+    pins : VersionPins or None
+        Keeps a version from the moment when a command names it; None: of what nobody publishes.
 
     Attributes
     ----------
@@ -90,7 +93,9 @@ class ExecutionFactory:
         stagers: Callable[[int], Stager] = Stager,
         holding: Holding | None = None,
         facts: Mapping[str, Any] | None = None,
+        pins: VersionPins | None = None,
     ) -> None:
+        self.pins = pins or VersionPins(None)
         self._facts = dict(facts or {})
         self.holding = holding or Holding()
         self._words = words
@@ -134,6 +139,8 @@ class ExecutionFactory:
         request = _REQUESTS[state.operation]
         if arguments.version is None and request is not Request.CLEAR and Tag.WEIGHTS in arguments.tags:
             arguments = replace(arguments, version=self._announced.version(state))
+        if arguments.version is not None:
+            self.pins.add(arguments.version)
         return self._make(state, request, self._narrowed(request, arguments))
 
     def _narrowed(self, request: Request, arguments: CommandArguments) -> CommandArguments:

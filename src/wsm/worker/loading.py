@@ -1,4 +1,4 @@
-"""From a configuration to the functions that load a version, and that find the one which is announced.
+"""From a configuration to what loads a version, finds the announced one, and keeps what is published.
 
 Responsible for fitting a strategy's arguments and report to what actions expect. It knows strategies
 and actions, no words and no states.
@@ -16,6 +16,7 @@ from wsm.strategies.load import inspect, load
 from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.tensor import WeightTarget
 from wsm.strategies.version_file import MAX_VERSION
+from wsm.strategies.version_pins import VersionPins
 from wsm.worker.announced import FINDER, Find
 from wsm.worker.errors import OtherVersionError, UnversionedWeightsError
 from wsm.worker.execution import Load
@@ -71,6 +72,11 @@ def find_function(config: WsmConfig) -> Find:
     version it is, and other errors of :func:`wsm.strategies.load.inspect`.
     """
     return lambda: _announced(source_for(config, FINDER), config.strategy)
+
+
+def pins_for(config: WsmConfig) -> VersionPins:
+    """Return what keeps published versions that a group may have to load again, where they are snapshots."""
+    return VersionPins(config.snapshot.directory if config.strategy == "ipc_snapshot" else None)
 
 
 def proven(load_version: Load) -> Load:

@@ -29,13 +29,14 @@ from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVState, WeightState
+from wsm.strategies.version_pins import VersionPins
 from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.attaching import attach_rank
 from wsm.worker.driver import RankDriver
 from wsm.worker.execution import Load
 from wsm.worker.execution_factory import ExecutionFactory
 from wsm.worker.group_words import GroupWords
-from wsm.worker.loading import find_function, load_function, proven
+from wsm.worker.loading import find_function, load_function, pins_for, proven
 from wsm.worker.patience import Patience
 from wsm.worker.permit import StepPermit
 from wsm.worker.recording import Recorder
@@ -113,6 +114,7 @@ class Worker:
             runner, shut_down_groups=config.shut_down_groups, deadlines=config.deadlines.action_s
         )
         plans = derive_plans(options)
+        self._pins = VersionPins(None) if load is not None else pins_for(config)
         with ExitStack() as undo:
             recorder = Recorder(rank=rank, clock=clock, directory=config.journal_directory)
             undo.callback(recorder.close)
@@ -137,6 +139,7 @@ class Worker:
                         attachment.segment, rank, find_function(config) if load is None else None
                     ),
                     watch=watch,
+                    pins=self._pins,
                 ),
                 reporter=Reporter(attachment.segment, rank, watch.declaration()),
                 patience=Patience(config.deadlines, clock, runner.requests),
@@ -280,6 +283,7 @@ class Worker:
             self._bell = None
         self._attachment.close()
         self._recorder.close()
+        self._pins.close()
 
     def __enter__(self) -> Worker:
         return self
