@@ -56,6 +56,10 @@ class InMemoryRequests:
         """Admit again."""
         self.admitting = True
 
+    def is_admitting(self) -> bool:
+        """Whether queued requests are taken."""
+        return self.admitting
+
     def in_flight(self) -> int:
         """Count the requests that run."""
         return len(self.running)

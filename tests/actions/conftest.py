@@ -187,6 +187,9 @@ class InMemoryRequests:
         self.calls.append("requests.resume")
         self.admitting = True
 
+    def is_admitting(self) -> bool:
+        return self.admitting
+
     def in_flight(self) -> int:
         return len(self.running)
 

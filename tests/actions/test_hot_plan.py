@@ -118,6 +118,17 @@ def test_a_tensor_that_was_not_staged_keeps_the_rank_from_being_ready(runner, ma
         MakeFlipReady().run(context)
 
 
+@pytest.mark.parametrize("captured", [frozenset(), frozenset({"head"})])
+def test_a_flip_that_was_not_done_is_found(captured, runner, make_context):
+    context = make_context()
+    StageWeights().run(context)
+    context.staged.make_ready(captured)
+    with pytest.raises(PostconditionError, match="flip_weights"):
+        FlipWeights().probe(context)
+    FlipWeights().run(context)
+    FlipWeights().probe(context)
+
+
 def test_staged_bytes_that_changed_after_the_load_are_found(runner, make_context):
     context = make_context()
     StageWeights().run(context)

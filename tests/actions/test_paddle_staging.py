@@ -96,6 +96,21 @@ def test_the_model_computes_with_the_version_that_was_flipped_in(surface):
 
 
 @EVERYWHERE
+@pytest.mark.parametrize("captured", [frozenset(), frozenset({"0.weight"})])
+def test_parameters_that_were_not_flipped_are_named(surface, captured):
+    weights = surface(model())
+    staged = weights.stage()
+    for name, spec in weights.specs().items():
+        staged.writable(name)[:] = b"\x3f" * spec.nbytes
+        if isinstance(staged, StagedTarget):
+            staged.written(name)
+    staged.make_ready(captured)
+    assert staged.unflipped() == "0.weight"
+    staged.flip()
+    assert staged.unflipped() is None
+
+
+@EVERYWHERE
 def test_captured_parameters_get_their_bytes_where_they_lie(surface):
     weights = surface(model())
     addresses, staged = weights.addresses(), weights.stage()

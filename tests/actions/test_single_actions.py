@@ -95,6 +95,14 @@ def test_resuming_and_resetting_reach_the_scheduler(runner, make_context):
     assert not runner.requests.cached_inputs
 
 
+def test_a_scheduler_that_admits_nothing_after_it_was_resumed_is_found(runner, make_context):
+    runner.requests.admitting = False
+    with pytest.raises(PostconditionError, match="admission"):
+        ResumeAdmitting().probe(make_context())
+    ResumeAdmitting().run(make_context())
+    ResumeAdmitting().probe(make_context())
+
+
 # -- CUDA graphs ------------------------------------------------------------------------------------
 
 

@@ -6,10 +6,15 @@ import pytest
 from living_group import eventually
 
 from wsm.clock import ManualClock
-from wsm.controller.errors import CommandTimeoutError, RankLostError
+from wsm.controller.errors import ActionOverdueError, CommandTimeoutError, RankLostError
 from wsm.protocol.errors import CommandOpenError
 
 pytestmark = pytest.mark.processes
+
+
+def stands_ahead(rank, other):
+    """Whether a rank is inside a step that the other has not entered."""
+    return rank.step_kind == "running" and rank.step > other.step
 
 
 @pytest.mark.parametrize("command", ["clear", "update"])
@@ -46,6 +51,34 @@ def test_a_stopped_rank_is_named_and_the_group_recovers_when_it_goes_on(make_gro
     group.stop()
     group.assert_steps_are_pure([1, 2])
     group.assert_journals_are_possible()
+
+
+@pytest.mark.parametrize(("later_s", "error"), [(40, CommandTimeoutError), (1000, ActionOverdueError)])
+def test_a_stopped_rank_that_has_staged_is_named_and_not_the_one_alone_that_it_holds_inside_a_step(
+    make_group, later_s, error
+):
+    group = make_group(2, load=1)
+    group.publish(2)
+    with group.boot() as controller:
+        group.await_steps()
+        group.order(0, "stage", "hold")
+        clock = ManualClock()
+        pending = group.controller(clock=clock).begin_update(2, hot=True, deadline_s=30)
+        group.await_held(0, "stage")
+        eventually(lambda: group.codes() == ["STAGING", "PREPARED"])
+        group.programs[1].freeze()
+        group.revoke(0, "stage")
+        eventually(lambda: stands_ahead(*controller.status().ranks))
+        clock.advance(later_s)
+        eventually(lambda: controller.status().operation == "HOT_ABORT", "the decision")
+        clock.advance(100)
+        with pytest.raises(error, match=r"rank 1 .*\(its process is stopped\)"):
+            pending.result(60)
+        group.programs[1].thaw()
+        eventually(lambda: controller.status().over)
+        assert controller.update(2, hot=True).version == 2
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
 
 
 def test_a_rank_that_is_stopped_inside_its_load_is_named_with_the_action(group):

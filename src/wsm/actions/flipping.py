@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
-from wsm.actions.errors import PreconditionError
+from wsm.actions.errors import PostconditionError, PreconditionError
 from wsm.actions.surfaces import Runner
 from wsm.actions.weights import AddressContract
 
@@ -59,6 +59,19 @@ class FlipWeights(Action):
         context.staged.flip()
 
     def probe(self, context: ActionContext) -> None:
-        """See that captured tensors lie where they did (StorageMovedError)."""
+        """See that every tensor serves what was staged, and captured ones lie where they did.
+
+        Raises
+        ------
+        PostconditionError
+            If one still serves what it served before.
+        wsm.actions.errors.StorageMovedError
+            If a captured one has moved.
+        """
+        left = None if context.staged is None else context.staged.unflipped()
+        if left is not None:
+            raise PostconditionError(
+                action=self.name, expected="the staged version in every tensor", found=f"another in {left}"
+            )
         if self._contract is not None:
             self._contract.check(context.runner.weights)

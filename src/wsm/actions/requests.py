@@ -11,7 +11,7 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, SteppedAction
 from wsm.actions.errors import PostconditionError, PreconditionError
-from wsm.actions.surfaces import HoldingRequestSurface, LosableRequests
+from wsm.actions.surfaces import HoldingRequestSurface, KnownAdmission, LosableRequests
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
 
@@ -126,6 +126,18 @@ class ResumeAdmitting(Action):
     def run(self, context: ActionContext) -> None:
         """Resume admission. Local, does not block."""
         context.runner.requests.resume_admitting()
+
+    def probe(self, context: ActionContext) -> None:
+        """Ask the scheduler, if it can tell.
+
+        Raises
+        ------
+        PostconditionError
+            If it admits nothing: the group would say that it serves, and answer nobody.
+        """
+        requests = context.runner.requests
+        if isinstance(requests, KnownAdmission) and not requests.is_admitting():
+            raise PostconditionError(action=self.name, expected="admission", found="none")
 
 
 class ResetInputs(Action):

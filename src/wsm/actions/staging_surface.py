@@ -42,6 +42,13 @@ class StagedWeights(WeightTarget, Protocol):
         """
         ...
 
+    def unflipped(self) -> str | None:
+        """Look whether :meth:`flip` was done: return the first tensor that serves something else.
+
+        Asked after the flip, inside the pause: a look at each address, not at the bytes.
+        """
+        ...
+
     def give_back(self) -> int:
         """Let go of the memory that does not serve, tensor by tensor; return its bytes. Idempotent."""
         ...

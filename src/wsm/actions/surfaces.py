@@ -73,6 +73,15 @@ class HoldingRequestSurface(RequestSurface, Protocol):
 
 
 @runtime_checkable
+class KnownAdmission(RequestSurface, Protocol):
+    """A scheduler that can say whether it admits requests. Of one that cannot, it is believed."""
+
+    def is_admitting(self) -> bool:
+        """Whether new requests are admitted now."""
+        ...
+
+
+@runtime_checkable
 class LosableRequests(RequestSurface, Protocol):
     """A scheduler that can tell its clients that a rank was lost. One that cannot answers as for an abort."""
 

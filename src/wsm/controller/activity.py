@@ -13,7 +13,7 @@ from wsm.controller.group_view import GroupView
 from wsm.declared_plans import DeclaredAction, DeclaredPlan, DeclaredPlansError
 from wsm.protocol.view import View
 from wsm.signals.presence import Doing
-from wsm.signals.word import Operation, StatusCode, StatusWord, code_name
+from wsm.signals.word import Operation, StatusCode, StatusWord, StepKind, code_name
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,14 @@ def doing(group: GroupView, rank: int, status: StatusWord | None, operation: Ope
     return f"is {code_name(operation, status.code).lower()}{where}{stopped}"
 
 
+def waits_in_step(view: View, rank: int, other: int) -> bool:
+    """Whether `rank` is inside a step that `other` has not entered: nobody leaves a step before all are in."""
+    inside = view.steps[rank]
+    return (inside.epoch, inside.kind) == (view.steps[other].epoch, StepKind.RUNNING) and (
+        inside.step > view.steps[other].step
+    )
+
+
 class Overdue:
     """Watches for actions that take longer than they may.
 
@@ -122,7 +130,11 @@ class Overdue:
             action = self._action(rank)
             if action is None:
                 continue
-            who = self._held_up_by(rank, view) if action.collective else [rank]
+            who = (
+                self._held_up_by(rank, view)
+                if action.collective
+                else [rank, *self._stopped_before(rank, view)]
+            )
             for culprit in who:
                 stopped = self._group.stopped(culprit)
                 hangs.setdefault(
@@ -136,6 +148,14 @@ class Overdue:
                     ),
                 )
         return [hangs[rank] for rank in sorted(hangs)]
+
+    def _stopped_before(self, rank: int, view: View) -> list[int]:
+        """Return stopped ranks that hold this one inside a step, where what it has staged waits to be taken."""
+        return [
+            other
+            for other in range(len(view.steps))
+            if waits_in_step(view, rank, other) and self._group.stopped(other)
+        ]
 
     def _held_up_by(self, rank: int, view: View) -> list[int]:
         index = view.statuses[rank].action

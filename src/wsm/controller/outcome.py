@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wsm.controller.activity import Hang, doing
+from wsm.controller.activity import Hang, doing, waits_in_step
 from wsm.controller.errors import (
     ActionOverdueError,
     CommandRefusedError,
@@ -106,11 +106,32 @@ def late(group: GroupView, view: View) -> dict[int, str]:
     """Say what those are doing whom the others wait for: of all who are not done, the least advanced."""
     waiting = waiting_on(view)
     least = min((_progress(status) for status in waiting.values()), default=None)
-    return {
+    found = {
         group.named(rank): doing(group, rank, status, view.command.operation)
         for rank, status in waiting.items()
         if _progress(status) == least
     }
+    for rank in range(group.participants):
+        reason = None if group.named(rank) in found else _holding_up(group, view, rank, found)
+        if reason is not None:
+            found[group.named(rank)] = reason
+    return found
+
+
+def _holding_up(group: GroupView, view: View, rank: int, late: Mapping[int, str]) -> str | None:
+    """Say how a rank that is not late itself keeps late ones from going on; None if it does not.
+
+    A step is a rendezvous, so one rank that stands still outside of it holds the others inside, where they
+    cannot go on with the command either.
+    """
+    if group.stopped(rank):
+        return doing(group, rank, view.of_command(rank), view.command.operation)
+    if rank >= len(view.steps):
+        return None
+    for other, inside in enumerate(view.steps):
+        if group.named(other) in late and waits_in_step(view, other, rank):
+            return f"has not entered step {inside.step}, in which {who(group.named(other))} is"
+    return None
 
 
 def doings(group: GroupView, view: View) -> dict[int, str]:

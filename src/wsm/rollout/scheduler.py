@@ -78,6 +78,10 @@ class Scheduler:
         self._running = self._held + self._running
         self._held = []
 
+    def is_admitting(self) -> bool:
+        """Whether new requests are admitted."""
+        return self._admitting
+
     def in_flight(self) -> int:
         """Count the running requests."""
         return len(self._running)

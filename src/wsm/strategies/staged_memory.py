@@ -27,6 +27,7 @@ class StagedMemory:
         self._served = served
         self._beside: dict[str, bytearray | memoryview] = {}
         self._captured: frozenset[str] = frozenset()
+        self._ready: dict[str, bytearray | memoryview] = {}
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Return every tensor by name."""
@@ -64,6 +65,7 @@ class StagedMemory:
             if spec.nbytes and name not in self._served:
                 raise TensorReleasedError(tensor=name)
         self._captured = captured
+        self._ready = dict(self._beside)
 
     def flip(self) -> None:
         """Swap the memory of every tensor; copy the bytes of captured ones."""
@@ -75,8 +77,17 @@ class StagedMemory:
             else:
                 self._beside[name], self._served[name] = self._served[name], self._beside[name]
 
+    def unflipped(self) -> str | None:
+        """Return the first tensor that does not serve what was staged for it; None if all do."""
+        for name, memory in self._ready.items():
+            served = self._served.get(name, b"")
+            if memory and not (served == memory if name in self._captured else served is memory):
+                return name
+        return None
+
     def give_back(self) -> int:
         """Let go of what does not serve; return its bytes."""
+        self._ready.clear()
         freed = sum(len(memory) for memory in self._beside.values())
         self._beside.clear()
         return freed

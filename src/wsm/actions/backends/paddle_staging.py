@@ -49,7 +49,8 @@ class PaddleStaging:
         self._served = served
         self._staged: dict[str, Any] = {}
         self._flips: list[tuple[Any, Any]] = []
-        self._copies: list[tuple[Any, Any]] = []
+        self._copies: list[tuple[str, Any, Any]] = []
+        self._addresses: list[tuple[str, Any, int]] = []
         self._old: list[Any] = []
 
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -111,7 +112,7 @@ class PaddleStaging:
                     tensor=name, found=f"{paddle_name(staged)}{staged.shape} is staged for it"
                 )
             if name in captured:
-                self._copies.append((staged, tensor))
+                self._copies.append((name, staged, tensor))
                 continue
             # The flip itself would free what served before: an alias keeps it until nobody waits.
             old = paddle.empty([0], dtype=tensor.dtype)
@@ -120,21 +121,29 @@ class PaddleStaging:
                 raise AdoptionError(tensor=name, found="its old memory has no second owner")
             self._old.append(old)
             self._flips.append((staged, tensor))
+            self._addresses.append((name, tensor, staged.data_ptr()))
 
     def flip(self) -> None:
         """Share the staged memory into every parameter, and copy the bytes of captured ones."""
         for staged, tensor in self._flips:
             staged._share_buffer_to(tensor)
-        for staged, tensor in self._copies:
+        for _, staged, tensor in self._copies:
             self._copy(staged, tensor)
         self._flips.clear()
         self._copies.clear()
+
+    def unflipped(self) -> str | None:
+        """Return the first parameter that was not copied, or lies elsewhere than staged; None if all do."""
+        for name, _, _ in self._copies:
+            return name
+        return next((name for name, tensor, address in self._addresses if tensor.data_ptr() != address), None)
 
     def give_back(self) -> int:
         """Let go of what does not serve, one tensor at a time; return the bytes of the shard."""
         freed = sum(self.specs()[name].nbytes for name in self._staged)
         self._flips.clear()
         self._copies.clear()
+        self._addresses.clear()
         while self._staged:
             self._staged.popitem()
         while self._old:
