@@ -71,7 +71,7 @@ def doing(group: GroupView, rank: int, status: StatusWord | None, operation: Ope
 
 
 def waits_in_step(view: View, rank: int, other: int) -> bool:
-    """Whether `rank` is inside a step that `other` has not entered: nobody leaves a step before all are in."""
+    """Whether `rank` is inside a step that `other` has not entered: nobody leaves it before all are in."""
     inside = view.steps[rank]
     return (inside.epoch, inside.kind) == (view.steps[other].epoch, StepKind.RUNNING) and (
         inside.step > view.steps[other].step
@@ -150,7 +150,7 @@ class Overdue:
         return [hangs[rank] for rank in sorted(hangs)]
 
     def _stopped_before(self, rank: int, view: View) -> list[int]:
-        """Return stopped ranks that hold this one inside a step, where what it has staged waits to be taken."""
+        """Return stopped ranks that hold this one inside a step, where it cannot see what it has staged."""
         return [
             other
             for other in range(len(view.steps))
