@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from wsm.actions import names
 from wsm.actions.errors import PlanOptionsError
 from wsm.actions.measuring import MemoryDrop
+from wsm.actions.request_surfaces import HoldingRequestSurface
 from wsm.actions.surfaces import (
     AbandonableBuffer,
     AbandonableGroups,
     GroupKind,
-    HoldingRequestSurface,
     KeepingKVCacheSurface,
     Runner,
 )

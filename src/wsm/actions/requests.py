@@ -11,7 +11,7 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, SteppedAction
 from wsm.actions.errors import PostconditionError, PreconditionError
-from wsm.actions.surfaces import HoldingRequestSurface, KnownAdmission, LosableRequests
+from wsm.actions.request_surfaces import HoldingRequestSurface, KnownAdmission, LosableRequests
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
 

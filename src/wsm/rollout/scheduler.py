@@ -1,8 +1,8 @@
 """Continuous batching on rank 0: who is admitted, what the next step computes, who is finished.
 
-A :class:`wsm.actions.surfaces.HoldingRequestSurface`. Blocks for a request's longest possible sequence are
-held from admission on, so a running request never has to be pushed out for want of memory. The other ranks
-have a scheduler too, for the surface; it is always empty, since rank 0 tells them what to compute.
+A :class:`wsm.actions.request_surfaces.HoldingRequestSurface`. Blocks for the longest possible sequence of a
+request are held from admission on, so a running request never has to be pushed out for want of memory. The
+other ranks have a scheduler for the surface; it is always empty, since rank 0 tells them what to compute.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from wsm.actions.backends.fastdeploy import (
     cache_tensors,
     required_call,
 )
+from wsm.actions.request_surfaces import RequestSurface
 from wsm.actions.surfaces import (
     AuxiliarySurface,
     DeepEPSurface,
@@ -26,7 +27,6 @@ from wsm.actions.surfaces import (
     KVCacheSurface,
     MemorySurface,
     ProcessGroupSurface,
-    RequestSurface,
     RoutingReplaySurface,
     WeightSurface,
 )
