@@ -66,6 +66,7 @@ GROUP_RESTORE_FAILED: Final = "group.restore_failed"
 GROUP_NOT_RESTORED: Final = "group.not_restored"
 GROUP_GIVEN_UP: Final = "group.given_up"
 LOAD_ENDED: Final = "load.ended"
+DELTA_ROUTE: Final = "delta.route"
 CLIENT_GONE: Final = "client.gone"
 
 #: The root of every logger of wsm; a host sets its level or handlers as for any library.

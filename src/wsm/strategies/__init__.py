@@ -19,6 +19,14 @@ bucket_frames, bucket_messages        what is said, as bytes and as values; buck
 bucket_receiver, bucket_socket        the rank's end; the socket that both ends use
 bucket_sender, bucket_sending         the trainer's end: all ranks of one version
 bucket_stream                         what the trainer says to one rank
+delta, delta_source                   the strategy for changes of the version that a rank holds
+delta_route, delta_base               from what, and over which deltas, a version is reached
+delta_reader                          one rank's delta, opened and checked
+delta_blocks, delta_codec             how a change is cut into blocks; their bytes
+delta_shard, delta_manifest           what a rank's delta, and that of all ranks, consists of
+publish_delta, delta_report           its trainer's side, and what became of it
+staged_delta, delta_writer            made visible at once; one rank's blocks
+published, publisher_lock             what a directory holds; one publisher at a time
 inventory                             what files and shared memory really hold, and how two of them differ
 rsync, transport                      the strategy for versions over a transport, and what one is
 observer, copying                     who follows a load; copying and digesting in one pass
@@ -37,12 +45,15 @@ convert, paddle_state                 pickles turned into safetensors, by those 
 """
 
 from wsm.strategies.bucket_sender import BucketSender, Sending, SendReport
+from wsm.strategies.delta_report import DeltaReport
+from wsm.strategies.delta_source import DeltaSource
 from wsm.strategies.ipc import IpcSource
 from wsm.strategies.load import LoadReport, Preview, inspect, load
 from wsm.strategies.manifest import ShardManifest
 from wsm.strategies.memory_target import MemoryTarget
 from wsm.strategies.offer import ManifestScope
 from wsm.strategies.publish import PublishReport, publish_snapshot
+from wsm.strategies.publish_delta import publish_delta
 from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.retention import Retention
 from wsm.strategies.rsync import RsyncSource
@@ -58,6 +69,8 @@ __all__ = [
     "MAX_VERSION",
     "STRATEGIES",
     "BucketSender",
+    "DeltaReport",
+    "DeltaSource",
     "IpcAsyncSource",
     "IpcSource",
     "LoadReport",
@@ -79,6 +92,7 @@ __all__ = [
     "WeightTarget",
     "inspect",
     "load",
+    "publish_delta",
     "publish_snapshot",
     "read_version",
     "write_version",

@@ -7,13 +7,14 @@ early calls :func:`inspect`. Knows no states and no words; what a failed load me
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from wsm.clock import Clock, SystemClock
 from wsm.strategies.apply import apply_tensors
 from wsm.strategies.coverage import check_coverage
 from wsm.strategies.observer import LoadObserver, never_cancelled, no_progress, no_taint
-from wsm.strategies.offer import ManifestScope
+from wsm.strategies.offer import ManifestScope, Offer, OverTarget, Strategy
 from wsm.strategies.registry import strategy_for
 from wsm.strategies.tensor import WeightTarget
 from wsm.strategies.version_file import check_version
@@ -136,7 +137,7 @@ def load(
     strategy = strategy_for(name, source)
     observer = LoadObserver(taint=taint, progress=progress, cancelled=cancelled)
     wanted = None if version is None else check_version(version)
-    with strategy.open(source, wanted, observer) as offer:
+    with _opened(strategy, source, wanted, observer, target) as offer:
         applied = apply_tensors(
             offer.tensors,
             target,
@@ -159,6 +160,14 @@ def load(
         peak_extra_bytes=offer.peak_extra_bytes,
         adopted_bytes=applied.adopted,
     )
+
+
+def _opened(
+    strategy: Strategy, source: object, version: int | None, observer: LoadObserver, target: WeightTarget
+) -> AbstractContextManager[Offer]:
+    if isinstance(strategy, OverTarget):
+        return strategy.open_over(source, version, observer, target)
+    return strategy.open(source, version, observer)
 
 
 def inspect(

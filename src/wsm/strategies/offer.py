@@ -13,11 +13,11 @@ import enum
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from wsm.strategies.digest import RunningDigest
 from wsm.strategies.observer import LoadObserver
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.tensor import TensorSpec, WeightTarget
 
 
 class ManifestScope(enum.Enum):
@@ -164,5 +164,24 @@ class Strategy(Protocol):
         ------
         wsm.strategies.errors.BadInputError
             As :meth:`open`.
+        """
+        ...
+
+
+@runtime_checkable
+class OverTarget(Protocol):
+    """What a strategy implements besides, that brings changes of the version which a target holds."""
+
+    def open_over(
+        self, source: Any, version: int | None, observer: LoadObserver, target: WeightTarget
+    ) -> AbstractContextManager[Offer]:
+        """Open like :meth:`Strategy.open`, for a target that is read here and written by the applier only.
+
+        Raises
+        ------
+        wsm.errors.RefusedError
+            If the target does not hold what the changes were made against. Nothing was changed.
+        wsm.strategies.errors.BadInputError
+            As :meth:`Strategy.open`.
         """
         ...

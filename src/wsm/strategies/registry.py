@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from wsm.strategies.delta import Delta
 from wsm.strategies.errors import SourceTypeError, UnknownStrategyError
 from wsm.strategies.ipc import Ipc
 from wsm.strategies.ipc_async import IpcAsync
@@ -15,7 +16,12 @@ from wsm.strategies.ipc_snapshot import IpcSnapshot
 from wsm.strategies.offer import Strategy
 
 #: Every strategy, under the name that configuration and command line know it by.
-STRATEGIES: Mapping[str, Strategy] = {"ipc_snapshot": IpcSnapshot(), "ipc": Ipc(), "ipc_async": IpcAsync()}
+STRATEGIES: Mapping[str, Strategy] = {
+    "ipc_snapshot": IpcSnapshot(),
+    "ipc": Ipc(),
+    "ipc_async": IpcAsync(),
+    "delta": Delta(),
+}
 
 
 def strategy_for(name: str, source: object) -> Strategy:

@@ -52,6 +52,19 @@ class StagedMemory:
         except KeyError as error:
             raise TensorReleasedError(tensor=name) from error
 
+    def served(self, name: str) -> memoryview:
+        """Return the bytes that serve, read-only.
+
+        Raises
+        ------
+        TensorReleasedError
+            If they were released.
+        """
+        try:
+            return memoryview(self._served[name]).toreadonly()
+        except KeyError as error:
+            raise TensorReleasedError(tensor=name) from error
+
     def make_ready(self, captured: frozenset[str]) -> None:
         """See that every tensor is staged and served, and remember which are copied.
 

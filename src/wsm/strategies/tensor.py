@@ -97,3 +97,15 @@ class AdoptingTarget(Protocol):
     def adopt(self, name: str, memory: memoryview) -> None:
         """Keep `memory`, complete and verified, as the tensor's bytes until they are released."""
         ...
+
+
+@runtime_checkable
+class ServedTarget(Protocol):
+    """What a target implements besides, that is staged beside a version that serves.
+
+    What arrives as a change of that version is put on top of a copy of it; the version itself stays.
+    """
+
+    def served(self, name: str) -> memoryview:
+        """Return the bytes of the tensor that serves, read-only; an error if they were released."""
+        ...

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from delta_arrival import DeltaArrival
 from ipc_arrival import IpcArrival
 from snapshot_arrival import SnapshotArrival
 from stream_arrival import StreamArrival
@@ -44,6 +45,7 @@ class Arrival(Protocol):
 
 
 ARRIVALS: Mapping[str, Callable[[Path], Arrival]] = {
+    "delta": DeltaArrival,
     "ipc": IpcArrival,
     "ipc_async": StreamArrival,
     "ipc_snapshot": SnapshotArrival,

@@ -23,6 +23,10 @@ class ServedTensors(Protocol):
         """Name, shape and dtype of every tensor."""
         ...
 
+    def readable(self, name: str) -> memoryview:
+        """Return the bytes of the tensor, read-only; an error if they were released."""
+        ...
+
     def tensor(self, name: str) -> Any:
         """Return paddle's tensor, seen to be what its spec says."""
         ...
@@ -86,6 +90,16 @@ class PaddleStaging:
         if name not in self._staged:
             raise WeightsReleasedError(tensor=name)
         return self._served.bytes_of(self._staged[name]).toreadonly()
+
+    def served(self, name: str) -> memoryview:
+        """Return the bytes of the tensor that serves, read-only.
+
+        Raises
+        ------
+        WeightsReleasedError
+            If it holds no memory.
+        """
+        return self._served.readable(name)
 
     def make_ready(self, captured: frozenset[str]) -> None:
         """Pair every staged tensor with the one whose place it takes, and take hold of the old memory.

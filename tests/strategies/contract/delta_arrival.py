@@ -1,0 +1,145 @@
+"""How versions arrive as changes of the one before, and what happens to such files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from snapshot_arrival import flip
+from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
+
+from wsm.strategies import delta_errors, errors, publish_snapshot
+from wsm.strategies.delta_manifest import DeltaManifest
+from wsm.strategies.delta_shard import DeltaShard
+from wsm.strategies.delta_source import DeltaSource
+from wsm.strategies.publish_delta import publish_delta
+
+BLOCKS = "delta.tp0.blocks"
+MANIFEST = "delta.tp0.manifest.json"
+GROUP_MANIFEST = "delta.manifest.json"
+
+# A publisher that is killed between its last block and the announcement.
+_DYING_PUBLISHER = """
+import os, signal, sys
+from wsm.strategies.staged_delta import StagedDelta
+with StagedDelta(sys.argv[1], int(sys.argv[2]), durable=False) as staged:
+    (staged.path / "delta.tp0.blocks").write_bytes(b"half of it")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+class DeltaArrival:
+    strategy = "delta"
+    declared = True
+    impossible: Mapping[Wrong, str] = {
+        Wrong.PEER_ENDLESS: "a file has the size that its manifest says, or is refused",
+    }
+
+    def __init__(self, directory: Path) -> None:
+        self._root = directory / "versions-and-deltas"
+        self._last: tuple[int, dict[int, State]] | None = None
+
+    def publish(self, version: int, state: State) -> Path:
+        """The first version whole, every other as a change of the one before."""
+        shards = {0: state, 1: make_state(seed=version + 1000)}
+        if self._last is None:
+            path = publish_snapshot(self._root, version, shards, durable=False, replace=True).path
+        else:
+            base_version, base = self._last
+            report = publish_delta(
+                self._root, version, base_version, shards, base=base, crossover=2.0, durable=False
+            )
+            assert report.whole is None
+            path = report.path
+        self._last = (version, shards)
+        return Path(path)
+
+    def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
+        if wrong is Wrong.NOTHING_THERE:
+            return Expected(delta_errors.DeltaNotFoundError, (str(self._root), "rank 0"))
+        if wrong is Wrong.PEER_DIES:
+            return self._killed_while_publishing(version)
+        if wrong is Wrong.OTHER_WORLD:
+            publish_snapshot(self._root, version - 1, {0: make_state(seed=2)}, durable=False)
+            path = publish_delta(
+                self._root, version, version - 1, {0: state}, crossover=2.0, durable=False
+            ).path
+            return Expected(errors.ShardIdentityError, (path, "world size 1", "world size 2"))
+        self.publish(version - 1, wrong_state(make_state(seed=2), wrong))
+        base = self._last
+        path = self.publish(version, wrong_state(state, wrong))
+        self._last = None if wrong in BY_STATE else base
+        if wrong in BY_STATE:
+            return BY_STATE[wrong]
+        return getattr(self, f"_{wrong.name.lower()}")(path, version)
+
+    def source(self) -> DeltaSource:
+        return DeltaSource(self._root, 0, device_id=0, world_size=2)
+
+    def close(self) -> None:
+        pass
+
+    def _killed_while_publishing(self, version: int) -> Expected:
+        command = [sys.executable, "-c", _DYING_PUBLISHER, str(self._root), str(version)]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        return Expected(delta_errors.DeltaNotFoundError, (str(self._root), f"version {version}"))
+
+    def _duplicate_name(self, path: Path, version: int) -> Expected:
+        shard = self._shard(path)
+        twice = replace(shard, tensors=(*shard.tensors, shard.tensors[-1]))
+        (path / MANIFEST).write_bytes(twice.encode())
+        return Expected(errors.ManifestError, (str(path / MANIFEST), "a tensor twice"))
+
+    def _other_version(self, path: Path, version: int) -> Expected:
+        shutil.rmtree(path)
+        shutil.copytree(self.publish(version + 1, make_state(seed=9)), path)
+        self._last = None
+        shutil.rmtree(path.with_name(str(version + 1)))
+        return Expected(errors.VersionMismatchError, (str(path), str(version), str(version + 1)))
+
+    def _other_rank(self, path: Path, version: int) -> Expected:
+        for name in (MANIFEST, BLOCKS):
+            shutil.copy(path / name.replace("tp0", "tp1"), path / name)
+        return Expected(errors.ShardIdentityError, (MANIFEST, "rank 1", "rank 0"))
+
+    def _flipped_bit(self, path: Path, version: int) -> Expected:
+        flip(path / BLOCKS, (path / BLOCKS).stat().st_size // 2)
+        return Expected(delta_errors.DeltaFormatError, (str(path / BLOCKS), "'large.weight'"))
+
+    def _flipped_bit_in_description(self, path: Path, version: int) -> Expected:
+        flip(path / MANIFEST, 200)
+        return Expected(errors.ManifestError, (str(path / MANIFEST),))
+
+    def _truncated(self, path: Path, version: int) -> Expected:
+        os.truncate(path / BLOCKS, (path / BLOCKS).stat().st_size - 3)
+        return Expected(errors.FileSizeError, (str(path / BLOCKS),))
+
+    def _truncated_description(self, path: Path, version: int) -> Expected:
+        os.truncate(path / MANIFEST, (path / MANIFEST).stat().st_size // 2)
+        return Expected(errors.ManifestError, (str(path / MANIFEST),))
+
+    def _garbage(self, path: Path, version: int) -> Expected:
+        (path / GROUP_MANIFEST).write_bytes(b"\x00no weights today")
+        return Expected(errors.ManifestError, (str(path / GROUP_MANIFEST),))
+
+    def _empty(self, path: Path, version: int) -> Expected:
+        shard = replace(self._shard(path), tensors=(), nbytes=0)
+        other = DeltaShard.decode((path / MANIFEST.replace("tp0", "tp1")).read_bytes(), file="rank 1")
+        (path / MANIFEST).write_bytes(shard.encode())
+        (path / BLOCKS).write_bytes(b"")
+        (path / GROUP_MANIFEST).write_bytes(DeltaManifest.of([shard, other]).encode())
+        return Expected(errors.EmptySnapshotError, (str(path / MANIFEST),))
+
+    def _peer_silent(self, path: Path, version: int) -> Expected:
+        (path / BLOCKS).unlink()
+        os.mkfifo(path / BLOCKS)  # a reader that opened it would wait for a writer
+        return Expected(errors.NotARegularFileError, (str(path / BLOCKS), "regular file"))
+
+    def _shard(self, path: Path) -> DeltaShard:
+        return DeltaShard.decode((path / MANIFEST).read_bytes(), file=MANIFEST)
