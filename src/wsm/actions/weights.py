@@ -58,7 +58,6 @@ class WatchedTarget:
         self._target = target
         self._context = context
         self._adopting = target if isinstance(target, AdoptingTarget) else None
-        self._staged = target if isinstance(target, StagedTarget) else None
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Return the target's tensors without their bytes."""
@@ -68,11 +67,6 @@ class WatchedTarget:
         """Mark the command, then return the tensor's bytes for writing."""
         self._context.weights_touched = True
         return self._target.writable(name)
-
-    def written(self, name: str) -> None:
-        """Pass on that the bytes are complete, to a target that has to move them."""
-        if self._staged is not None:
-            self._staged.written(name)
 
     def adopts(self, name: str) -> bool:
         """Whether the target would keep a source's memory for this tensor."""
@@ -87,6 +81,28 @@ class WatchedTarget:
     def readable(self, name: str) -> memoryview:
         """Return the tensor's bytes, read-only."""
         return self._target.readable(name)
+
+
+class WatchedStagedTarget(WatchedTarget):
+    """The same for a target whose bytes are written elsewhere and moved: one tensor at a time.
+
+    A type of its own, because what a target can do is told by what it has.
+    """
+
+    def __init__(self, target: WeightTarget, staged: StagedTarget, context: ActionContext) -> None:
+        super().__init__(target, context)
+        self._staged = staged
+
+    def written(self, name: str) -> None:
+        """Pass on that the bytes are complete, to the target that has to move them."""
+        self._staged.written(name)
+
+
+def watched(target: WeightTarget, context: ActionContext) -> WatchedTarget:
+    """Return `target`, marking `context` before the first byte of it can change."""
+    if isinstance(target, StagedTarget):
+        return WatchedStagedTarget(target, target, context)
+    return WatchedTarget(target, context)
 
 
 class LoadWeights(Action):
@@ -114,7 +130,7 @@ class LoadWeights(Action):
         """Load. Local; blocks as long as the strategy does. Its facts become the command's facts."""
         if context.load is None:  # the precondition refused this already; it narrows the type here
             return
-        target = WatchedTarget(context.runner.weights, context)
+        target = watched(context.runner.weights, context)
         context.facts.update(context.load(context, target))
 
     def bytes_needed(self, context: ActionContext) -> int:

@@ -12,13 +12,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from wsm.strategies.copying import CHUNK_BYTES
 from wsm.strategies.coverage import RunningCoverage, check_coverage
-from wsm.strategies.digest import RunningDigest, running_digest, shard_digest
-from wsm.strategies.errors import DigestMismatchError, LoadCancelledError, TargetContractError
+from wsm.strategies.digest import shard_digest
+from wsm.strategies.errors import LoadCancelledError, TargetContractError
+from wsm.strategies.gc_pause import collector_paused
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
+from wsm.strategies.parallel_copy import CopyJob, copy_on_threads
 from wsm.strategies.tensor import AdoptingTarget, StagedTarget, TensorSpec, WeightTarget
+from wsm.strategies.tensor_copy import copy_tensor, digest_tensor
+
+# Tensors from this size on may go to other threads: their copy takes longer than to hand them over.
+_SHARED_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ def apply_tensors(
     *,
     declared: bool = True,
     allowed_unknown: Collection[str] = (),
+    threads: int = 1,
 ) -> Applied:
     """Check everything, then copy everything into `target`. Blocks until done.
 
@@ -57,6 +63,9 @@ def apply_tensors(
         Whether all tensors are known now. If not, each one is checked when it comes, before it is written.
     allowed_unknown : collection of str
         Offered names that are left out if the target does not have them.
+    threads : int
+        How many may copy and digest, the calling one included; more than one only for tensors of an offer
+        that may be read in parallel, and only if the target takes bytes where they belong.
 
     Raises
     ------
@@ -70,11 +79,13 @@ def apply_tensors(
         coming = _as_they_come(tensors, RunningCoverage(specs, allowed_unknown=allowed_unknown))
         total = sum(spec.nbytes for spec in specs.values())
         return _Pass(target, observer, tensors=len(specs), nbytes=total).run(coming)
-    tensors = tuple(tensors)
-    check_coverage(((t.spec, t.origin) for t in tensors), specs, allowed_unknown=allowed_unknown)
-    chosen = [tensor for tensor in tensors if tensor.spec.name in specs]
-    total = sum(tensor.spec.nbytes for tensor in chosen)
-    return _Pass(target, observer, tensors=len(chosen), nbytes=total).run(iter(chosen))
+    with collector_paused():
+        tensors = tuple(tensors)
+        check_coverage(((t.spec, t.origin) for t in tensors), specs, allowed_unknown=allowed_unknown)
+        chosen = [tensor for tensor in tensors if tensor.spec.name in specs]
+        total = sum(tensor.spec.nbytes for tensor in chosen)
+    one_pass = _Pass(target, observer, tensors=len(chosen), nbytes=total)
+    return one_pass.run(iter(chosen)) if threads < 2 else one_pass.run_on_threads(chosen, threads)
 
 
 def _as_they_come(tensors: Iterable[OfferedTensor], coverage: RunningCoverage) -> Iterator[OfferedTensor]:
@@ -98,35 +109,57 @@ class _Pass:
         self._done = 0
         self._adopted = 0
         self._verified = 0
+        self._touched = False
         self._digests: list[tuple[TensorSpec, str]] = []
 
     def run(self, tensors: Iterator[OfferedTensor]) -> Applied:
-        self._stop_if_cancelled(touched=False)
+        self._stop_if_cancelled()
         tensor = next(tensors, None)
-        if tensor is not None:
-            self._observer.taint()
         while tensor is not None:
-            self._stop_if_cancelled(touched=True)
-            self._apply(tensor)
+            self.go_on()
+            self._touch()
+            kept = self._kept(tensor)
+            if kept is None:
+                self._take_in(tensor, copy_tensor(tensor, self._memory(tensor.spec), self), None)
+            else:
+                self._take_in(tensor, digest_tensor(tensor, kept, self), kept)
             tensor = next(tensors, None)
-        return Applied(
-            nbytes=self._done,
-            tensors=len(self._digests),
-            verified=self._verified,
-            digest=shard_digest(self._digests),
-            adopted=self._adopted,
-        )
+        return self._applied()
 
-    def _apply(self, tensor: OfferedTensor) -> None:
-        kept = self._kept(tensor)
-        digest = self._copy(tensor) if kept is None else self._digest_in_place(tensor, kept)
-        if tensor.digest is not None and digest != tensor.digest:
-            raise DigestMismatchError(
-                tensor=tensor.spec.name,
-                origin=tensor.origin,
-                expected=tensor.digest,
-                actual=digest,
-            )
+    def run_on_threads(self, tensors: list[OfferedTensor], threads: int) -> Applied:
+        """Large tensors on several threads, then the others on this one: they would wait for its lock."""
+        large = [tensor for tensor in tensors if tensor.spec.nbytes >= _SHARED_BYTES]
+        if len(large) < 2 or self._staged is not None:
+            return self.run(iter(tensors))
+        self._stop_if_cancelled()
+        self._touch()
+        jobs = []
+        for tensor in large:
+            self.go_on()
+            kept = self._kept(tensor)
+            memory = self._memory(tensor.spec) if kept is None else kept
+            jobs.append(CopyJob(tensor, memory, kept is not None))
+        copy_on_threads(jobs, threads, self)
+        for job in jobs:
+            self._take_in(job.tensor, job.digest, job.memory if job.kept else None)
+        return self.run(tensor for tensor in tensors if tensor.spec.nbytes < _SHARED_BYTES)
+
+    def go_on(self) -> None:
+        """Stop where nobody wants the load any more; of :class:`wsm.strategies.tensor_copy.Steps`."""
+        self._stop_if_cancelled()
+
+    def moved(self, nbytes: int) -> None:
+        """Report a chunk; of :class:`wsm.strategies.tensor_copy.Steps`."""
+        self._done += nbytes
+        self._observer.progress(self._done, self._total)
+
+    def _touch(self) -> None:
+        if not self._touched:
+            self._observer.taint()
+            self._touched = True
+
+    def _take_in(self, tensor: OfferedTensor, digest: str, kept: memoryview | None) -> None:
+        """Give the target what is complete and verified."""
         if kept is not None and self._adopting is not None:
             self._adopting.adopt(tensor.spec.name, kept)
             self._adopted += len(kept)
@@ -135,45 +168,21 @@ class _Pass:
         self._verified += tensor.digest is not None or tensor.witness is not None
         self._digests.append((tensor.spec, digest))
 
+    def _applied(self) -> Applied:
+        with collector_paused():
+            return Applied(
+                nbytes=self._done,
+                tensors=len(self._digests),
+                verified=self._verified,
+                digest=shard_digest(self._digests),
+                adopted=self._adopted,
+            )
+
     def _kept(self, tensor: OfferedTensor) -> memoryview | None:
         """Return the source's own memory if the target will keep it instead of a copy."""
         if tensor.memory is None or self._adopting is None or not tensor.spec.nbytes:
             return None
         return tensor.memory() if self._adopting.adopts(tensor.spec.name) else None
-
-    def _copy(self, tensor: OfferedTensor) -> str:
-        memory = self._memory(tensor.spec)
-        digest = running_digest()
-        for begin, end in self._chunks(len(memory), tensor.piece_bytes):
-            chunk = memory[begin:end]
-            tensor.read_into(begin, chunk)
-            self._account(tensor, digest, chunk, end)
-        return digest.hexdigest()
-
-    def _digest_in_place(self, tensor: OfferedTensor, kept: memoryview) -> str:
-        digest = running_digest()
-        for begin, end in self._chunks(len(kept), tensor.piece_bytes):
-            self._account(tensor, digest, kept[begin:end], end)
-        return digest.hexdigest()
-
-    def _chunks(self, length: int, piece_bytes: int) -> Iterator[tuple[int, int]]:
-        """Cut a tensor so that no chunk is too long for the cache or lies in two pieces of its source."""
-        begin = 0
-        while begin < length:
-            if begin:
-                self._stop_if_cancelled(touched=True)
-            end = min(begin + CHUNK_BYTES, length)
-            if piece_bytes:
-                end = min(end, begin - begin % piece_bytes + piece_bytes)
-            yield begin, end
-            begin = end
-
-    def _account(self, tensor: OfferedTensor, digest: RunningDigest, chunk: memoryview, end: int) -> None:
-        digest.update(chunk)
-        if tensor.witness is not None:
-            tensor.witness(end, digest)
-        self._done += len(chunk)
-        self._observer.progress(self._done, self._total)
 
     def _memory(self, spec: TensorSpec) -> memoryview:
         memory = self._target.writable(spec.name)
@@ -188,8 +197,8 @@ class _Pass:
             raise TargetContractError(tensor=spec.name, problem=problem)
         return memory
 
-    def _stop_if_cancelled(self, *, touched: bool) -> None:
+    def _stop_if_cancelled(self) -> None:
         if self._observer.cancelled():
             raise LoadCancelledError(
-                tensors_applied=len(self._digests), tensors=self._tensors, touched=touched
+                tensors_applied=len(self._digests), tensors=self._tensors, touched=self._touched
             )

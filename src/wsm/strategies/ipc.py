@@ -23,6 +23,7 @@ from wsm.strategies.errors import (
     UnreadableFileError,
     VersionMismatchError,
 )
+from wsm.strategies.gc_pause import collector_paused
 from wsm.strategies.ipc_metas import HOST, IpcMetas, TensorMeta, is_metas_file, metas_name
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
@@ -127,7 +128,9 @@ class Ipc:
             If the trainer has ended and the source refuses orphans. Nothing was changed.
         """
         with ExitStack() as stack:
-            yield _found(source, version, stack)
+            with collector_paused():
+                offer = _found(source, version, stack)
+            yield offer
 
     def preview(self, source: IpcSource, version: int | None) -> AbstractContextManager[Offer]:
         """Open to look only, which the memory does not mind."""
@@ -230,6 +233,7 @@ def _offer(data: bytes, file: str, source: IpcSource, version: int | None, held:
         manifest_digest=metas.group_digest,
         manifest_scope=ManifestScope.GROUP,
         peak_extra_bytes=max((meta.spec.nbytes for meta in on_device), default=0),
+        parallel=not on_device,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from wsm.strategies.errors import EmptySnapshotError
+from wsm.strategies.gc_pause import collector_paused
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.shard_reader import OpenShard, open_shard
@@ -47,8 +48,9 @@ class IpcSnapshot:
         """
         with ExitStack() as stack:
             located = locate(source, version, stack)
-            shard = open_shard(located, source, stack)
-            tensors = _offered(shard)
+            with collector_paused():
+                shard = open_shard(located, source, stack)
+                tensors = _offered(shard)
             if not tensors:
                 raise EmptySnapshotError(where=", ".join(file.path for file in shard.files))
             digest, scope = _manifest_digest(shard)
@@ -60,6 +62,7 @@ class IpcSnapshot:
                 manifest_scope=scope,
                 ignored=located.files.ignored,
                 peak_extra_bytes=sum(file.memory_bytes for file in shard.files),
+                parallel=True,
             )
 
     def preview(self, source: SnapshotSource, version: int | None) -> AbstractContextManager[Offer]:

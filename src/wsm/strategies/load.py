@@ -15,6 +15,7 @@ from wsm.strategies.apply import apply_tensors
 from wsm.strategies.coverage import check_coverage
 from wsm.strategies.observer import LoadObserver, never_cancelled, no_progress, no_taint
 from wsm.strategies.offer import ManifestScope, Offer, OverTarget, Strategy
+from wsm.strategies.parallel_copy import default_threads
 from wsm.strategies.registry import strategy_for
 from wsm.strategies.tensor import WeightTarget
 from wsm.strategies.version_file import check_version
@@ -98,6 +99,7 @@ def load(
     taint: Callable[[], None] = no_taint,
     progress: Callable[[int, int], None] = no_progress,
     cancelled: Callable[[], bool] = never_cancelled,
+    threads: int | None = None,
     clock: Clock | None = None,
 ) -> LoadReport:
     """Load one version into `target`: every tensor exactly once, or an error. Blocks. Not collective.
@@ -121,6 +123,10 @@ def load(
         ``progress(bytes applied, bytes in all)``, after each MiB at most.
     cancelled : callable, optional
         True ends the load.
+    threads : int, optional
+        How many copy and digest, the calling one included, where the strategy can be read in parallel; by
+        default :func:`wsm.strategies.parallel_copy.default_threads`. Whatever is called back, is called
+        from the calling thread.
     clock : Clock, optional
         For the seconds in the report.
 
@@ -144,6 +150,7 @@ def load(
             observer,
             declared=offer.declared,
             allowed_unknown=allowed_unknown,
+            threads=(threads or default_threads()) if offer.parallel else 1,
         )
     return LoadReport(
         strategy=name,

@@ -32,9 +32,9 @@ class ManifestScope(enum.Enum):
     LOADED = "loaded"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class OfferedTensor:
-    """One tensor that may be read.
+    """One tensor that may be read. Not frozen, because that takes longer than all else; nobody changes it.
 
     Parameters
     ----------
@@ -105,6 +105,9 @@ class Offer:
     declared : bool
         Whether every name, dtype and shape is known before the first byte. If not, they are checked as they
         come, and what is wrong with any but the first leaves the target touched.
+    parallel : bool
+        Whether ``read_into`` of different tensors may be called from several threads at the same time, and
+        in any order. Never for an undeclared offer.
     """
 
     version: int | None
@@ -115,6 +118,7 @@ class Offer:
     ignored: tuple[str, ...] = ()
     peak_extra_bytes: int = 0
     declared: bool = True
+    parallel: bool = False
 
     @property
     def known(self) -> tuple[OfferedTensor, ...] | None:

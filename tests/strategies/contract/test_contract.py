@@ -57,11 +57,12 @@ def test_every_registered_strategy_keeps_the_contract() -> None:
     assert set(ARRIVALS) == set(STRATEGIES)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("version", [7, None], ids=["asked for", "announced"])
-def test_a_good_version_arrives_whole_and_the_report_says_what_it_was(arrival, version):
+def test_a_good_version_arrives_whole_and_the_report_says_what_it_was(arrival, version, threads):
     arrival.publish(7, A)
     rank = Rank(arrival)
-    report = rank.load(version)
+    report = rank.load(version, threads=threads)
     assert rank.holds(A)
     assert rank.tainted == 1
     assert (report.strategy, report.version) == (arrival.strategy, 7)
@@ -133,17 +134,30 @@ def test_what_is_wrong_is_a_typed_error_and_a_good_version_loads_afterwards(arri
     assert rank.holds(A)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_damaged_bytes_are_found_on_any_number_of_threads(arrival, threads):
+    rank = Rank(arrival, serving=B)
+    expected = arrival.publish_wrong(3, A, Wrong.FLIPPED_BIT)
+    with pytest.raises(WsmError) as caught:
+        rank.load(3, threads=threads)
+    assert isinstance(caught.value, expected.error), repr(caught.value)
+    arrival.publish(4, A)
+    rank.load(4, threads=threads)
+    assert rank.holds(A)
+
+
 def stop_at(count: int) -> Callable[[], bool]:
     asked = iter(range(count))
     return lambda: next(asked, None) is None
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("count", [0, 1, 4])
-def test_a_load_can_be_cancelled_between_chunks_and_repeated(arrival, count):
+def test_a_load_can_be_cancelled_between_chunks_and_repeated(arrival, count, threads):
     arrival.publish(1, A)
     rank = Rank(arrival, serving=B)
     with pytest.raises(errors.LoadCancelledError) as caught:
-        rank.load(1, cancelled=stop_at(count))
+        rank.load(1, cancelled=stop_at(count), threads=threads)
     assert caught.value.touched == bool(rank.tainted)
     if not rank.tainted:
         assert rank.holds(B)
@@ -152,13 +166,15 @@ def test_a_load_can_be_cancelled_between_chunks_and_repeated(arrival, count):
     assert rank.holds(A)
 
 
-def test_progress_grows_to_the_bytes_of_all_tensors(arrival):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_progress_grows_to_the_bytes_of_all_tensors(arrival, threads):
     arrival.publish(1, A)
     seen = []
-    Rank(arrival).load(1, progress=lambda done, total: seen.append((done, total)))
+    Rank(arrival).load(1, progress=lambda done, total: seen.append((done, total)), threads=threads)
     assert seen == sorted(seen)
     assert seen[-1] == (BYTES, BYTES)
-    assert len(seen) > len(A)  # the large tensor is reported in between, too
+    if threads == 1:  # of several threads' chunks, some are reported together
+        assert len(seen) > len(A)  # the large tensor is reported in between, too
 
 
 def test_a_target_that_fails_ends_the_load_and_the_next_one_works(arrival):

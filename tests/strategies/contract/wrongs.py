@@ -21,6 +21,7 @@ SHAPES = (
     ("steps", "I64", ()),
     ("nothing", "F32", (0, 4)),
     ("large.weight", "F32", (640, 1024)),
+    ("second.weight", "BF16", (512, 1023)),
     ("head.weight", "F32", (8, 16)),
 )
 
@@ -97,5 +98,5 @@ BY_STATE = {
     Wrong.UNKNOWN_NAME: Expected(errors.CoverageError, ("1 unknown", "'stranger'")),
     Wrong.OTHER_DTYPE: Expected(errors.DtypeMismatchError, ("'layer.0.bias'", "BF16", "F16")),
     Wrong.OTHER_SHAPE: Expected(errors.ShapeMismatchError, ("'layer.0.bias'", "(24, 1)", "(24,)")),
-    Wrong.OTHER_MODEL: Expected(errors.CoverageError, ("8 missing", "1 unknown: 'w'")),
+    Wrong.OTHER_MODEL: Expected(errors.CoverageError, (f"{len(SHAPES)} missing", "1 unknown: 'w'")),
 }

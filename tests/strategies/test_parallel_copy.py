@@ -1,0 +1,213 @@
+"""Loading on several threads: the same bytes, the first error, and nobody left who writes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from wsm.strategies import MemoryTarget, TensorSpec, errors
+from wsm.strategies.apply import apply_tensors
+from wsm.strategies.copying import CHUNK_BYTES
+from wsm.strategies.digest import digest_of
+from wsm.strategies.observer import LoadObserver
+from wsm.strategies.offer import OfferedTensor
+from wsm.strategies.parallel_copy import default_threads
+
+SIZE = 3 * CHUNK_BYTES + 17
+NAMES = tuple(f"w{index}" for index in range(6))
+SMALL = TensorSpec("small", "U8", (5,))
+
+
+def data_of(name):
+    return bytes(range(256)) * (SIZE // 256) + name.encode() * (SIZE % 256 // 2) + b"!"
+
+
+def spec_of(name):
+    return TensorSpec(name, "U8", (SIZE,))
+
+
+def offered(name, *, read=None, digest=None):
+    data = memoryview(data_of(name))
+
+    def read_into(offset, destination):
+        if read is not None:
+            read(name, offset)
+        destination[:] = data[offset : offset + len(destination)]
+
+    return OfferedTensor(spec_of(name), "somewhere", read_into, digest or digest_of(data))
+
+
+def small():
+    return OfferedTensor.of_bytes(SMALL, "somewhere", memoryview(b"small"), digest_of(b"small"))
+
+
+def target_of(kind=MemoryTarget, **options):
+    return kind([*map(spec_of, NAMES), SMALL], **options)
+
+
+def loading_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("wsm-load")]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_any_number_of_threads_brings_the_same_bytes_and_digest(threads):
+    target, seen = target_of(), []
+    observer = LoadObserver(progress=lambda *pair: seen.append(pair))
+    applied = apply_tensors([*(offered(name) for name in NAMES), small()], target, observer, threads=threads)
+    assert all(target.readable(name) == data_of(name) for name in NAMES)
+    one = apply_tensors([small(), *(offered(name) for name in NAMES)], target_of(), LoadObserver())
+    assert applied == one
+    assert seen == sorted(seen)
+    assert seen[-1] == (applied.nbytes, applied.nbytes)
+    assert not loading_threads()
+
+
+def test_two_tensors_are_read_at_the_same_time():
+    together = threading.Barrier(2, timeout=60)
+
+    def read(name, offset):
+        if offset == 0:
+            together.wait()
+
+    apply_tensors(
+        [*(offered(name, read=read) for name in NAMES), small()], target_of(), LoadObserver(), threads=2
+    )
+    assert not together.broken
+
+
+def test_the_target_and_the_observer_are_called_from_the_calling_thread_alone():
+    callers = set()
+
+    class Watched(MemoryTarget):
+        def writable(self, name):
+            callers.add(threading.current_thread())
+            return super().writable(name)
+
+    def call(*_):
+        callers.add(threading.current_thread())
+        return False
+
+    observer = LoadObserver(taint=call, progress=call, cancelled=call)
+    apply_tensors([*(offered(name) for name in NAMES), small()], target_of(Watched), observer, threads=4)
+    assert callers == {threading.current_thread()}
+
+
+def test_the_first_error_of_any_thread_ends_the_load_and_the_others_stop_at_their_next_chunk():
+    reads = []
+    failed = threading.Event()
+
+    def read(name, offset):
+        if name == "w1":
+            failed.set()
+            raise errors.UnreadableFileError(file="disk", reason="it burns", touched=True)
+        if offset:
+            failed.wait(60)  # nobody gets further before it has happened
+        reads.append((name, offset))
+
+    tensors = [*(offered(name, read=read) for name in NAMES), small()]
+    with pytest.raises(errors.UnreadableFileError, match="it burns"):
+        apply_tensors(tensors, target_of(), LoadObserver(), threads=2)
+    assert not loading_threads()
+    before = list(reads)
+    assert ("w5", 0) not in before
+
+
+def test_a_wrong_digest_on_another_thread_is_the_load_s_error():
+    tensors = [*(offered(name, digest=digest_of(b"x") if name == "w3" else None) for name in NAMES), small()]
+    with pytest.raises(errors.DigestMismatchError, match="'w3' of somewhere is corrupt") as caught:
+        apply_tensors(tensors, target_of(), LoadObserver(), threads=3)
+    assert caught.value.touched
+    assert not loading_threads()
+
+
+def test_a_cancellation_ends_all_threads_before_it_is_raised():
+    done = 0
+
+    def progress(so_far, _total):
+        nonlocal done
+        done = so_far
+
+    observer = LoadObserver(progress=progress, cancelled=lambda: done >= CHUNK_BYTES)
+    target = target_of()
+    tensors = [*(offered(name) for name in NAMES), small()]
+    with pytest.raises(errors.LoadCancelledError) as caught:
+        apply_tensors(tensors, target, observer, threads=2)
+    assert caught.value.touched
+    assert not loading_threads()
+    held = {name: bytes(target.readable(name)) for name in target.held()}
+    assert held == {name: bytes(target.readable(name)) for name in target.held()}
+
+
+def test_a_cancellation_is_seen_while_only_the_other_threads_have_work():
+    """The calling thread has nothing left to do, and asks all the same."""
+    release = threading.Event()
+
+    def read(name, offset):
+        if threading.current_thread() is not threading.main_thread():
+            release.wait(60)
+
+    def cancelled():
+        idle = len(asked) > 200  # far more often than the calling thread has chunks
+        asked.append(None)
+        if idle:
+            release.set()
+        return idle
+
+    asked = []
+    with pytest.raises(errors.LoadCancelledError):
+        apply_tensors(
+            [*(offered(name, read=read) for name in NAMES), small()],
+            target_of(),
+            LoadObserver(cancelled=cancelled),
+            threads=2,
+        )
+    assert not loading_threads()
+
+
+def test_memory_that_is_kept_is_digested_on_threads_and_adopted_when_all_is_verified():
+    adopted = []
+
+    class Adopting(MemoryTarget):
+        def adopt(self, name, memory):
+            adopted.append((name, threading.current_thread()))
+            super().adopt(name, memory)
+
+    def kept(name, digest=None):
+        memory = bytearray(data_of(name))
+        offer = offered(name, digest=digest)
+        offer.memory = lambda: memoryview(memory)
+        return offer
+
+    tensors = [*(kept(name) for name in NAMES), small()]
+    target = target_of(Adopting, adopting=True)
+    applied = apply_tensors(tensors, target, LoadObserver(), threads=2)
+    assert applied.adopted == SIZE * len(NAMES)
+    assert adopted == [(name, threading.current_thread()) for name in NAMES]
+    tensors[2] = kept("w2", digest_of(b"x"))
+    adopted.clear()
+    with pytest.raises(errors.DigestMismatchError):
+        apply_tensors(tensors, target_of(Adopting, adopting=True), LoadObserver(), threads=2)
+    assert adopted == []
+
+
+def test_a_target_that_moves_bytes_itself_gets_one_tensor_at_a_time():
+    events = []
+
+    class Staged(MemoryTarget):
+        def writable(self, name):
+            events.append(("writable", name))
+            return super().writable(name)
+
+        def written(self, name):
+            events.append(("written", name))
+
+    apply_tensors([*(offered(n) for n in NAMES), small()], target_of(Staged), LoadObserver(), threads=4)
+    assert events == [(what, name) for name in (*NAMES, "small") for what in ("writable", "written")]
+
+
+def test_two_threads_are_the_default_where_there_are_two_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    assert default_threads() == 2
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
+    assert default_threads() == 1
