@@ -31,6 +31,7 @@ from wsm import Controller
 from wsm.controller.status import GroupStatus
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
+from wsm.rollout.errors import RestartLimitError
 from wsm.rollout.supervisor import RolloutSupervisor
 
 #: After these seconds without an answer, a caller is said to hang; every deadline below is far shorter.
@@ -164,9 +165,12 @@ class GroupUnderFault:
 
     def stop(self) -> list[str]:
         """End the group, if it runs; return what it left behind, journals that cannot be included."""
+        gave_up = self.damaged and self._supervisor is not None and _gave_up(self._supervisor)
         self._supervisor = None
         self._undo.close()
         found = left_by(self.config.group.name, self.directory)
+        if gave_up:  # its logs stay, for whoever looks for the reason
+            found = [left for left in found if not left.endswith(".run")]
         if not self.damaged:
             found += impossible_entries(self.directory / "journals")
         forget_journals(self.directory / "journals")
@@ -325,3 +329,12 @@ class GroupUnderFault:
         with contextlib.suppress(HangError):
             self.until(lambda: self.fired(fault), "the order is obeyed", patience_s)
         return self.fired(fault)
+
+
+def _gave_up(supervisor: RolloutSupervisor) -> bool:
+    """Whether the supervisor restarts nothing any more, since its ranks ended too often."""
+    try:
+        supervisor.check()
+    except RestartLimitError:
+        return True
+    return False

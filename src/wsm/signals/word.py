@@ -37,7 +37,9 @@ MAX_SEQUENCE = (1 << SEQUENCE_BITS) - 1
 MAX_STEP = (1 << STEP_BITS) - 1
 MAX_VERSION = (1 << VERSION_BITS) - 1
 MAX_ACTION = 254
-MAX_STATE_CODE = 3
+#: The codes of :class:`wsm.states.vocabulary.WeightState` and ``KVState``, which this package does not import.
+WEIGHT_CODES = range(-3, 3)
+KV_CODES = range(-2, 2)
 
 
 class Operation(enum.IntEnum):
@@ -200,7 +202,9 @@ class StatusWord(NamedTuple):
         _check("sequence", self.sequence, MAX_SEQUENCE)
         _check("action", self.action, MAX_ACTION)
         _check("ready", self.ready, MAX_ACTION + 1)
-        _check("state code", max(abs(self.weights), abs(self.kv)), MAX_STATE_CODE)
+        for state, codes in ((self.weights, WEIGHT_CODES), (self.kv, KV_CODES)):
+            if state not in codes:
+                raise FieldOverflowError(field="state code", value=state, limit=codes[-1])
         return (
             self.epoch << 53
             | self.sequence << 37
@@ -219,12 +223,14 @@ class StatusWord(NamedTuple):
         Raises
         ------
         WordFormatError
-            If the code is none that this build knows.
+            If a code is none that this build knows, or the word contradicts itself.
         """
         code = word & 0x1F
         sequence = (word >> 37) & MAX_SEQUENCE
         repeated, spare = (word >> 27) & 0x1F, (word >> 32) & 0x1F
-        if code > StatusCode.DONE_FAULTED or repeated != sequence & 0x1F or spare:
+        weights, kv = _signed3(word >> 24), _signed3(word >> 21)
+        known = code <= StatusCode.DONE_FAULTED and weights in WEIGHT_CODES and kv in KV_CODES
+        if not known or repeated != sequence & 0x1F or spare:
             raise WordFormatError(kind="status", word=word)
         return cls(
             word >> 53,
@@ -232,8 +238,8 @@ class StatusWord(NamedTuple):
             StatusCode(code),
             (word >> 5) & 0xFF,
             (word >> 13) & 0xFF,
-            _signed3(word >> 24),
-            _signed3(word >> 21),
+            weights,
+            kv,
         )
 
 
