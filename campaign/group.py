@@ -31,7 +31,6 @@ from wsm import Controller
 from wsm.controller.status import GroupStatus
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
-from wsm.rollout.errors import RestartLimitError
 from wsm.rollout.supervisor import RolloutSupervisor
 
 #: After these seconds without an answer, a caller is said to hang; every deadline below is far shorter.
@@ -332,9 +331,9 @@ class GroupUnderFault:
 
 
 def _gave_up(supervisor: RolloutSupervisor) -> bool:
-    """Whether the supervisor restarts nothing any more, since its ranks ended too often."""
+    """Whether the supervisor restarts nothing any more: too many deaths, or unreadable words."""
     try:
         supervisor.check()
-    except RestartLimitError:
+    except WsmError:
         return True
     return False

@@ -37,7 +37,7 @@ MAX_SEQUENCE = (1 << SEQUENCE_BITS) - 1
 MAX_STEP = (1 << STEP_BITS) - 1
 MAX_VERSION = (1 << VERSION_BITS) - 1
 MAX_ACTION = 254
-#: The codes of :class:`wsm.states.vocabulary.WeightState` and ``KVState``, which this package does not import.
+#: The codes of ``WeightState`` and ``KVState`` in :mod:`wsm.states`, which this package does not import.
 WEIGHT_CODES = range(-3, 3)
 KV_CODES = range(-2, 2)
 
