@@ -1,0 +1,414 @@
+"""Deltas: what a rank holds plus what has changed is the version; on anything else they are refused."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from delta_directory import A, B, C, Directory, changed, digest_of_state, holding, holds, make_state, released
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wsm.strategies import (
+    MemoryTarget,
+    TensorSpec,
+    errors,
+    inspect,
+    load,
+)
+from wsm.strategies import delta_errors as wrong
+from wsm.strategies.delta_reader import OpenDelta
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    return Directory(tmp_path / "versions")
+
+
+# -- what changes, and only that ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", [0.0, 0.01, 0.03, 0.1, 0.5, 1.0])
+def test_a_change_of_any_size_gives_the_bytes_of_the_whole_version(directory, part):
+    new = changed(A, part, 5)
+    directory.whole(1, A)
+    report = directory.delta(2, 1, new, crossover=2.0)
+    assert report.whole is None
+    target = holding(A)
+    loaded = directory.load(2, target)
+    assert holds(target, new)
+    assert loaded.digest == report.digests[0] == digest_of_state(new)
+    assert loaded.files == (f"{directory.path}/deltas/2/delta.tp0.blocks",)
+
+
+def test_versions_a_b_c_a_leave_the_bytes_of_each(directory):
+    directory.whole(1, A)
+    target = released(A)
+    for version, state in ((1, A), (2, B), (3, C), (4, A)):
+        if version > 1:
+            directory.delta(version, version - 1, state)
+        loaded = directory.load(version, target)
+        assert holds(target, state)
+        assert loaded.digest == digest_of_state(state)
+
+
+def test_nothing_changed_takes_no_bytes(directory):
+    directory.whole(1, A)
+    report = directory.delta(2, 1, A)
+    assert (report.bytes, report.unchanged, report.changed, report.full) == (0, len(A), 0, 0)
+    target = holding(A)
+    assert directory.load(2, target).version == 2
+    assert holds(target, A)
+
+
+def test_the_report_counts_what_became_of_the_tensors(directory):
+    directory.whole(1, A)
+    foreign = make_state(9)
+    new = {**A, "layer.weight": B["layer.weight"], "layer.quantized": foreign["layer.quantized"]}
+    report = directory.delta(2, 1, new)
+    assert (report.unchanged, report.changed, report.full) == (len(A) - 2, 1, 1)
+    assert report.bytes == (directory.path / "deltas/2/delta.tp0.blocks").stat().st_size
+    assert report.ratio == report.bytes / sum(spec.nbytes for spec, _ in A.values())
+
+
+def test_where_most_has_changed_the_whole_version_is_published_and_said_to_be(directory):
+    directory.whole(1, A)
+    report = directory.delta(2, 1, make_state(9))
+    assert report.whole == "size"
+    assert not (directory.path / "deltas/2").exists()
+    target = holding(A)
+    loaded = directory.load(None, target)
+    assert holds(target, make_state(9))
+    assert loaded.manifest_digest == report.manifest_digest
+
+
+def test_where_too_many_deltas_would_follow_each_other_the_whole_version_is_published(directory):
+    directory.whole(1, A)
+    states = [A]
+    reports = []
+    for version in range(2, 6):
+        states.append(changed(states[-1], 0.01, version))
+        reports.append(directory.delta(version, version - 1, states[-1], max_chain=2))
+    assert [report.whole for report in reports] == [None, None, "chain", None]
+    target = released(A)
+    directory.load(5, target, max_chain=2)
+    assert holds(target, states[-1])
+
+
+def test_a_second_load_of_the_same_version_changes_nothing(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    target = holding(B)
+    loaded = directory.load(2, target, fallback="refuse")
+    assert holds(target, B)
+    assert loaded.digest == digest_of_state(B)
+
+
+# -- from what a rank holds ---------------------------------------------------------------------------
+
+
+def test_a_rank_that_missed_some_versions_takes_all_deltas_since(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    directory.delta(3, 2, C)
+    shutil.rmtree(directory.path / "versions/1")
+    target = holding(A)
+    loaded = directory.load(3, target)
+    assert holds(target, C)
+    assert [Path(file).parent.name for file in loaded.files] == ["2", "3"]
+
+
+@pytest.mark.parametrize("begin", [released(A), holding(make_state(7))], ids=["released", "another version"])
+def test_without_the_base_whole_files_and_the_deltas_since_are_loaded(directory, begin):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    directory.delta(3, 2, C)
+    loaded = directory.load(3, begin)
+    assert holds(begin, C)
+    assert [Path(file).parent.name for file in loaded.files] == ["1", "2", "3"]
+
+
+def test_a_whole_version_beside_its_delta_is_preferred_to_a_chain(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    directory.whole(2, B)
+    target = released(A)
+    loaded = directory.load(2, target)
+    assert holds(target, B)
+    assert [Path(file).parent.name for file in loaded.files] == ["2"]
+
+
+def test_ranks_that_came_by_different_ways_report_one_manifest(directory):
+    directory.whole(1, A)
+    report = directory.delta(2, 1, B)
+    ways = [holding(A), holding(B), released(A)]
+    directory.whole(2, B)
+    ways.append(holding(make_state(7)))
+    assert {directory.load(2, target).manifest_digest for target in ways} == {report.manifest_digest}
+
+
+def test_another_base_is_refused_with_both_named_and_weights_untouched(directory):
+    directory.whole(1, A)
+    directory.whole(5, C)
+    directory.delta(2, 1, B)
+    target = holding(C)
+    with pytest.raises(wrong.DeltaBaseError) as caught:
+        directory.load(2, target, fallback="refuse")
+    error = caught.value
+    assert (error.version, error.base_version, error.found_version) == (2, 1, 5)
+    assert (error.base_digest, error.found_digest) == (digest_of_state(A), digest_of_state(C))
+    assert set(error.tensors) == {name for name in A if A[name][1] != C[name][1]}
+    for text in ("version 1", "version 5", digest_of_state(A), digest_of_state(C), "load a full version"):
+        assert text in str(error)
+    assert holds(target, C)
+
+
+def test_one_changed_bit_of_the_base_is_enough_to_refuse(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    target = holding(A)
+    target.writable("layer.weight")[100] ^= 1
+    before = bytes(target.readable("layer.weight"))
+    with pytest.raises(wrong.DeltaBaseError) as caught:
+        directory.load(2, target, fallback="refuse")
+    assert caught.value.tensors == ("layer.weight",)
+    assert caught.value.found_version is None
+    assert target.readable("layer.weight") == before
+
+
+def test_released_weights_are_refused_where_no_whole_files_are(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    shutil.rmtree(directory.path / "versions/1")
+    for fallback in ("full", "refuse"):
+        with pytest.raises(wrong.DeltaBaseError, match="holds no whole weights") as caught:
+            directory.load(2, released(A), fallback=fallback)
+        assert caught.value.found_digest is None
+
+
+def test_a_whole_version_that_was_published_anew_with_other_bytes_is_no_base(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    directory.whole(1, C, replace=True)
+    with pytest.raises(wrong.DeltaBaseError):
+        directory.load(2, released(A))
+
+
+def test_a_chain_ends_where_a_delta_was_published_anew_with_other_bytes(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    directory.delta(3, 2, C)
+    directory.delta(2, 1, changed(A, 0.02, 8), replace=True)
+    target = holding(A)
+    with pytest.raises(wrong.DeltaBaseError):
+        directory.load(3, target)
+    assert holds(target, A)
+
+
+def test_deltas_that_lead_in_a_circle_end_somewhere(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    directory.delta(1, 2, A)
+    shutil.rmtree(directory.path / "versions/1")
+    with pytest.raises(wrong.DeltaBaseError):
+        directory.load(1, released(A))
+
+
+def test_a_chain_is_followed_no_further_than_allowed(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    directory.delta(3, 2, C)
+    with pytest.raises(wrong.DeltaBaseError):
+        directory.load(3, released(A), max_chain=1)
+
+
+def test_looking_asks_for_no_base(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    shutil.rmtree(directory.path / "versions/1")
+    target = released(A)
+    preview = inspect(directory.source(), name="delta", target=target)
+    assert (preview.version, preview.tensors) == (2, len(A))
+    assert not list(target.held())
+
+
+# -- beside a version that serves ---------------------------------------------------------------------
+
+
+def test_what_is_staged_is_a_changed_copy_and_the_served_version_stays(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    target = holding(A)
+    staged = target.stage()
+    loaded = load(directory.source(fallback="refuse"), staged, name="delta", version=2)
+    assert holds(target, A)
+    assert loaded.digest == digest_of_state(B)
+    staged.writable("nothing")
+    staged.make_ready(frozenset())
+    staged.flip()
+    assert holds(target, B)
+
+
+class FakeDeviceTarget(MemoryTarget):
+    """Bytes that are written on the host and moved, as a device's are; reading gives a copy."""
+
+    def __init__(self, specs):
+        super().__init__(specs)
+        self.on_host: dict[str, bytearray] = {}
+        self.most = 0
+
+    def writable(self, name):
+        self.on_host[name] = bytearray(b"\xa5" * self.specs()[name].nbytes)
+        self.most = max(self.most, len(self.on_host))
+        return memoryview(self.on_host[name])
+
+    def written(self, name):
+        super().writable(name)[:] = self.on_host.pop(name)
+
+    def readable(self, name):
+        return memoryview(bytes(super().readable(name)))
+
+
+def test_a_target_that_is_written_elsewhere_gets_the_base_first(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    target = FakeDeviceTarget(spec for spec, _ in A.values())
+    directory.load(1, target)
+    directory.load(2, target, fallback="refuse")
+    assert holds(target, B)
+    assert target.most == 1
+
+
+# -- what is damaged ----------------------------------------------------------------------------------
+
+
+def test_blocks_that_change_between_the_look_and_the_load_leave_the_weights_marked(directory, monkeypatch):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    file = directory.path / "deltas/2/delta.tp0.blocks"
+    verify = OpenDelta.verify
+
+    def verify_then_damage(self, observer):
+        verify(self, observer)
+        file.write_bytes(bytes(file.stat().st_size))
+
+    monkeypatch.setattr(OpenDelta, "verify", verify_then_damage)
+    with pytest.raises(wrong.DeltaFormatError) as caught:
+        directory.load(2, holding(A))
+    assert caught.value.touched
+    assert "load a full version" in str(caught.value)
+
+
+def test_a_base_that_changes_under_the_load_is_found_by_the_result(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+
+    class Moving(MemoryTarget):
+        def writable(self, name):
+            memory = super().writable(name)
+            if name == "layer.weight" and memory:
+                memory[-1] ^= 1
+            return memory
+
+    target = Moving(spec for spec, _ in A.values())
+    for name, (spec, data) in A.items():
+        if spec.nbytes:
+            MemoryTarget.writable(target, name)[:] = data
+    with pytest.raises(errors.DigestMismatchError) as caught:
+        directory.load(2, target)
+    assert caught.value.touched
+
+
+def test_a_damaged_block_file_is_found_before_the_first_byte_at_every_position(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    file = directory.path / "deltas/2/delta.tp0.blocks"
+    good = file.read_bytes()
+    target = holding(A)
+    for position in range(0, len(good), max(1, len(good) // 40)):
+        data = bytearray(good)
+        data[position] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(wrong.DeltaFormatError) as caught:
+            directory.load(2, target)
+        assert not caught.value.touched
+        assert holds(target, A)
+    file.write_bytes(good)
+    directory.load(2, target)
+    assert holds(target, B)
+
+
+def test_a_link_out_of_the_directory_is_refused(directory, tmp_path):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    file = directory.path / "deltas/2/delta.tp0.blocks"
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(errors.OutsideDirectoryError):
+        directory.load(2, holding(A))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    shapes=st.lists(
+        st.tuples(
+            st.sampled_from(["BF16", "F32", "I8", "I64", "BOOL"]),
+            st.lists(st.integers(0, 40), max_size=3).map(tuple),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    parts=st.lists(st.sampled_from([0.0, 0.01, 0.2, 1.0]), min_size=1, max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_any_states_survive_any_chain(tmp_path_factory, shapes, parts, seed):
+    directory = Directory(tmp_path_factory.mktemp("any"))
+    specs = [TensorSpec(f"t{index}", dtype, shape) for index, (dtype, shape) in enumerate(shapes)]
+    generator = np.random.default_rng(seed)
+    states = [{spec.name: (spec, generator.bytes(spec.nbytes)) for spec in specs}]
+    directory.whole(0, states[0])
+    stepwise = holding(states[0])
+    for version, part in enumerate(parts, start=1):
+        states.append(changed(states[-1], part, seed + version))
+        directory.delta(version, version - 1, states[-1], crossover=2.0)
+        directory.load(version, stepwise, fallback="refuse")
+        assert holds(stepwise, states[-1])
+    late, fresh = holding(states[0]), released(states[0])
+    directory.load(len(parts), late, fallback="refuse")
+    directory.load(len(parts), fresh)
+    assert holds(late, states[-1])
+    assert holds(fresh, states[-1])
+
+
+def test_a_manifest_of_another_publication_is_refused(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    kept = (directory.path / "deltas/2/delta.tp0.manifest.json").read_bytes()
+    directory.delta(2, 1, C, replace=True)
+    (directory.path / "deltas/2/delta.tp0.manifest.json").write_bytes(kept)
+    with pytest.raises(errors.ManifestMismatchError):
+        directory.load(2, holding(A))
+
+
+def test_a_missing_part_is_named(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    for name in ("delta.tp0.blocks", "delta.tp0.manifest.json", "delta.manifest.json"):
+        (directory.path / "deltas/2" / name).unlink()
+        with pytest.raises(errors.ManifestMismatchError, match=name):
+            directory.load(2, holding(A))
+
+
+def test_a_target_without_the_package_is_told_what_to_install(directory, monkeypatch):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    monkeypatch.delitem(sys.modules, "wsm.strategies.delta_codec", raising=False)
+    monkeypatch.delattr("wsm.strategies.delta_codec", raising=False)
+    target = holding(A)
+    with pytest.raises(wrong.ZstandardMissingError, match=r"wsm\[delta\]"):
+        directory.load(2, target)
+    assert holds(target, A)

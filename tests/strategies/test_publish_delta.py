@@ -1,0 +1,126 @@
+"""The trainer's side of deltas: against which base, visible at once, and kept as long as they are needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from delta_directory import A, B, C, Directory, changed, digest_of_state, holding, holds, make_state, released
+
+from wsm.strategies import (
+    DeltaSource,
+    Retention,
+    StagedVersion,
+    TensorSpec,
+    errors,
+    load,
+    publish_delta,
+)
+from wsm.strategies import delta_errors as wrong
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Directory:
+    return Directory(tmp_path / "versions")
+
+
+def test_each_rank_has_its_own_delta_and_all_have_one_manifest(directory):
+    other, changed_other = make_state(11), changed(make_state(11), 0.02, 12)
+    directory.whole(1, A, other)
+    report = directory.delta(2, 1, B, changed_other)
+    digests = set()
+    for rank, (old, new) in enumerate(((A, B), (other, changed_other))):
+        target = holding(old)
+        source = DeltaSource(directory.path, rank, device_id=rank, world_size=2)
+        digests.add(load(source, target, name="delta", version=2).manifest_digest)
+        assert holds(target, new)
+    assert digests == {report.manifest_digest}
+
+
+def test_a_base_that_was_not_published_as_such_is_refused_to_the_trainer(directory):
+    directory.whole(1, A)
+    with pytest.raises(wrong.DeltaPublishedBaseError) as caught:
+        directory.delta(2, 1, C, base={0: B})
+    assert (caught.value.expected, caught.value.actual) == (digest_of_state(A), digest_of_state(B))
+    assert not (directory.path / "deltas/2").exists()
+
+
+def test_a_base_of_another_model_is_refused_to_the_trainer(directory):
+    directory.whole(1, A)
+    with pytest.raises(wrong.DeltaModelError, match="'steps'"):
+        directory.delta(2, 1, {name: row for name, row in B.items() if name != "steps"})
+    resized = (TensorSpec("steps", "I64", (1,)), A["steps"][1])
+    with pytest.raises(wrong.DeltaModelError, match="'steps'"):
+        directory.delta(2, 1, {**B, "steps": resized})
+
+
+def test_a_base_that_is_not_there_is_refused_to_the_trainer(directory):
+    with pytest.raises(wrong.DeltaNotFoundError, match="version 1"):
+        directory.delta(2, 1, B)
+
+
+def test_a_base_may_be_kept_by_the_trainer_alone(directory):
+    directory.delta(2, 1, B, base={0: A})
+    target = holding(A)
+    directory.load(2, target)
+    assert holds(target, B)
+
+
+def test_publishing_the_same_delta_again_is_no_second_publication(directory):
+    directory.whole(1, A)
+    first, again = directory.delta(2, 1, B), directory.delta(2, 1, B)
+    assert again.manifest_digest == first.manifest_digest
+    with pytest.raises(errors.VersionExistsError):
+        directory.delta(2, 1, C)
+    directory.delta(2, 1, C, replace=True)
+    target = holding(A)
+    directory.load(2, target)
+    assert holds(target, C)
+
+
+def test_one_publisher_at_a_time_whatever_it_publishes(directory):
+    directory.whole(1, A)
+    with StagedVersion(directory.path, 2, world_size=1), pytest.raises(errors.PublisherBusyError):
+        directory.delta(2, 1, B)
+    directory.delta(2, 1, B)
+
+
+def test_deltas_that_lead_from_a_whole_version_to_the_newest_stay(directory):
+    directory.whole(1, A)
+    state = A
+    for version in range(2, 7):
+        state = changed(state, 0.01, version)
+        directory.delta(version, version - 1, state, retain=Retention(1))
+    assert sorted(int(path.name) for path in (directory.path / "deltas").iterdir()) == [2, 3, 4, 5, 6]
+    directory.whole(6, state)
+    last = changed(state, 0.01, 9)
+    report = directory.delta(7, 6, last, retain=Retention(2, protect=[3]))
+    assert report.retired == (2, 4, 5)
+    target = released(A)
+    directory.load(7, target)
+    assert holds(target, last)
+
+
+def test_what_a_dead_publisher_left_is_swept(directory):
+    directory.whole(1, A)
+    leftover = directory.path / "deltas/.staging-2-0123"
+    leftover.mkdir(parents=True)
+    (leftover / "delta.tp0.blocks").write_bytes(b"half")
+    directory.delta(2, 1, B)
+    assert [path.name for path in (directory.path / "deltas").iterdir()] == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("states", "base", "says"),
+    [
+        ({}, None, "ranks \\[\\]"),
+        ({1: A}, None, "ranks \\[1\\]"),
+        ({0: B}, {1: A}, "bases for ranks \\[1\\]"),
+    ],
+)
+def test_states_and_bases_are_one_per_rank(directory, states, base, says):
+    directory.whole(1, A)
+    with pytest.raises(errors.IncompletePublicationError, match=says):
+        publish_delta(directory.path, 2, 1, states, base=base)
+    with pytest.raises(errors.IncompletePublicationError, match="its own base"):
+        directory.delta(1, 1, B)
