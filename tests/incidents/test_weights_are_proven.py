@@ -48,8 +48,8 @@ def test_tokenspeed_1373_an_empty_list_of_tensors_is_no_success(tmp_path):
 
 
 def test_fastdeploy_7472_and_c2_7_a_strategy_is_known_to_boot_update_and_wake_up_or_to_none(make_lone):
-    assert {"ipc_snapshot", "ipc", "ipc_async", "delta"} <= set(STRATEGIES)
-    for unknown in ("rsync", "Ipc_snapshot"):
+    assert {"ipc_snapshot", "ipc", "ipc_async", "delta", "rsync"} <= set(STRATEGIES)
+    for unknown in ("rdma", "Ipc_snapshot"):
         with pytest.raises(errors.UnknownStrategyError, match="ipc_snapshot"):
             strategy_for(unknown, None)
     commands = []

@@ -355,7 +355,7 @@ def test_the_directory_itself_may_be_a_link(snapshot, tmp_path):
 
 def test_an_unknown_strategy_and_a_foreign_source_are_refused(snapshot):
     with pytest.raises(errors.UnknownStrategyError, match="ipc_snapshot"):
-        load(snapshot.source(), snapshot.target(), name="rsync")
+        load(snapshot.source(), snapshot.target(), name="rdma")
     with pytest.raises(errors.SourceTypeError, match="SnapshotSource"):
         load("somewhere", snapshot.target())
 

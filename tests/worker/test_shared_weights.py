@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+from checkpoint_transfer.sender import FakeSender
 from living_group import shard_of
 
 from wsm import Outcome
 from wsm.errors import WsmError
-from wsm.strategies import BucketSender, SharedTensors
+from wsm.strategies import BucketSender, SharedTensors, with_manifest, write_version
+from wsm.strategies.stream_manifest import MANIFEST_TENSOR, StreamManifest
 
 pytestmark = pytest.mark.processes
 
@@ -54,7 +58,7 @@ def test_a_version_that_is_not_shared_changes_nothing_and_the_error_names_the_fi
     group.start()
     with group.controller() as controller:
         controller.update(1)
-        with pytest.raises(WsmError, match=r"ipc_metas_0.* holds version 1"):
+        with pytest.raises(WsmError, match=r"ipc_metas_\d.* holds version 1"):
             controller.update(2)
         group.await_steps()
         publish(2)
@@ -134,3 +138,52 @@ def test_hot_updates_stage_from_shared_memory_and_from_buckets(group, publish, s
                 streamed.await_steps()
         streamed.stop()
     streamed.assert_steps_are_pure([1, 2, 3])
+
+
+def test_a_group_boots_by_version_yaml_and_is_updated_by_version_over_a_transport(make_group, tmp_path):
+    sender = FakeSender(bucket_bytes=1024)
+    group = make_group(
+        config={
+            "strategy": "rsync",
+            "rsync": {
+                "directory": str(tmp_path),
+                "rsync_config": {"redis_host": "127.0.0.1", "redis_port": sender.port},
+            },
+        },
+        load=0.5,
+    )
+
+    def send(version):
+        digests = {}
+        for rank in range(group.ranks):
+            state = with_manifest(shard_of(version, rank), version=version, rank=rank, world_size=group.ranks)
+            manifest = StreamManifest.decode(bytes(state[MANIFEST_TENSOR]), peer="ourselves")
+            digests[rank] = manifest.content_digest
+            sender.send(state, step_id=str(version), rank=rank)
+        group.published[version] = SimpleNamespace(manifest_digest=manifest.group_digest, digests=digests)
+        write_version(tmp_path, version)
+
+    try:
+        send(1)
+        group.start()
+        with group.controller() as controller:
+            assert controller.update().version == 1  # a boot: version.yaml says which
+            group.await_steps()
+            connections = sender.connected
+            for version in (2, 3):
+                send(version)
+                receipt = controller.update(version)
+                assert receipt.manifest_digest == group.published[version].manifest_digest
+                group.await_steps()
+            assert sender.connected == connections == group.ranks  # kept between updates
+            with pytest.raises(WsmError, match="step 9 is not ready"):
+                controller.update(9)
+            group.await_steps()
+            send(4)
+            assert controller.update(4, hot=True).version == 4
+            group.await_steps()
+        group.stop()
+    finally:
+        sender.close()
+    group.assert_steps_are_pure([1, 2, 3, 4])
+    group.assert_journals_are_possible()

@@ -29,6 +29,9 @@ staged_delta, delta_writer            made visible at once; one rank's blocks
 published, publisher_lock             what a directory holds; one publisher at a time
 inventory                             what files and shared memory really hold, and how two of them differ
 rsync, transport                      the strategy for versions over a transport, and what one is
+checkpoint_transfer                   FastDeploy's closed package as a transport; its options in *_options
+tensor_stream, stream_manifest        tensors that come one by one, and the promise that travels first
+foreign_thread, foreign_tensors       what a package that wsm does not know runs in, and hands over
 observer, copying                     who follows a load; copying and digesting in one pass
 source_config                         what a configuration says about each source
 snapshot_source, snapshot_names       where to look, and what files are called
@@ -60,6 +63,7 @@ from wsm.strategies.rsync import RsyncSource
 from wsm.strategies.shared_tensors import SharedReport, SharedTensors
 from wsm.strategies.snapshot_source import SnapshotSource
 from wsm.strategies.staged_version import StagedVersion
+from wsm.strategies.stream_manifest import with_manifest
 from wsm.strategies.stream_source import IpcAsyncSource
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 from wsm.strategies.version_file import MAX_VERSION, read_version, write_version
@@ -95,5 +99,6 @@ __all__ = [
     "publish_delta",
     "publish_snapshot",
     "read_version",
+    "with_manifest",
     "write_version",
 ]

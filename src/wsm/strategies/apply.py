@@ -46,6 +46,7 @@ def apply_tensors(
     observer: LoadObserver,
     *,
     declared: bool = True,
+    promised: Collection[TensorSpec] | None = None,
     allowed_unknown: Collection[str] = (),
     threads: int = 1,
 ) -> Applied:
@@ -61,6 +62,8 @@ def apply_tensors(
         Follows the load.
     declared : bool
         Whether all tensors are known now. If not, each one is checked when it comes, before it is written.
+    promised : collection of TensorSpec, optional
+        What will come though it is not declared, in whatever order; checked before the first one comes.
     allowed_unknown : collection of str
         Offered names that are left out if the target does not have them.
     threads : int
@@ -70,12 +73,15 @@ def apply_tensors(
     Raises
     ------
     CoverageError, DtypeMismatchError, ShapeMismatchError
-        Before the target was touched, if `declared`; else their ``touched`` says whether it was.
+        Before the target was touched, if `declared` or promised; else their ``touched`` says whether it was.
     LoadCancelledError, DigestMismatchError, TargetContractError
         Their ``touched`` says whether it was. So does that of whatever ``read_into`` raises.
     """
     specs = target.specs()
     if not declared:
+        if promised is not None:
+            rows = ((spec, "its manifest") for spec in promised)
+            check_coverage(rows, specs, allowed_unknown=allowed_unknown)
         coming = _as_they_come(tensors, RunningCoverage(specs, allowed_unknown=allowed_unknown))
         total = sum(spec.nbytes for spec in specs.values())
         return _Pass(target, observer, tensors=len(specs), nbytes=total).run(coming)

@@ -53,6 +53,8 @@ class LoadReport:
         The most tensor bytes that were held beside the target's.
     adopted_bytes : int
         How many of the bytes were not copied: the target keeps the memory that they came in.
+    sync_s : float
+        How many of the seconds were spent waiting for whoever brings the weights, where that is known.
     """
 
     strategy: str
@@ -68,6 +70,12 @@ class LoadReport:
     seconds: float
     peak_extra_bytes: int
     adopted_bytes: int = 0
+    sync_s: float = 0.0
+
+    @property
+    def apply_s(self) -> float:
+        """How many of the seconds were this rank's own work."""
+        return self.seconds - self.sync_s
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,7 @@ def load(
             target,
             observer,
             declared=offer.declared,
+            promised=offer.promised,
             allowed_unknown=allowed_unknown,
             threads=(threads or default_threads()) if offer.parallel else 1,
         )
@@ -166,6 +175,7 @@ def load(
         seconds=(clock.monotonic_ns() - begun) / _NANOSECONDS,
         peak_extra_bytes=offer.peak_extra_bytes,
         adopted_bytes=applied.adopted,
+        sync_s=0.0 if offer.waited_s is None else offer.waited_s(),
     )
 
 

@@ -84,7 +84,8 @@ class Offer:
     Where `declared` is false, `tensors` is read once, one tensor after the other, while the context of
     :meth:`Strategy.open` is open: a tensor is applied and verified before the next one is asked for, so that
     memory which it was offered from may be used again then. Errors of the iterator end the load; once a
-    tensor of it was applied they have to say ``touched``. Such a tensor has no ``memory`` to keep.
+    tensor of it was applied they have to say ``touched``. Such a tensor has ``memory`` to keep only where
+    that is never used again.
 
     Parameters
     ----------
@@ -108,6 +109,11 @@ class Offer:
     parallel : bool
         Whether ``read_into`` of different tensors may be called from several threads at the same time, and
         in any order. Never for an undeclared offer.
+    promised : tuple of TensorSpec or None
+        What an undeclared stream has promised to bring, in whatever order; checked as if it were declared.
+        None where nobody promised anything.
+    waited_s : callable or None
+        Returns the seconds that the load has waited for whoever brings the tensors, to be asked at its end.
     """
 
     version: int | None
@@ -119,6 +125,8 @@ class Offer:
     peak_extra_bytes: int = 0
     declared: bool = True
     parallel: bool = False
+    promised: tuple[TensorSpec, ...] | None = None
+    waited_s: Callable[[], float] | None = None
 
     @property
     def known(self) -> tuple[OfferedTensor, ...] | None:

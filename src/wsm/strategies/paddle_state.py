@@ -12,7 +12,7 @@ from wsm.strategies.errors import PaddleMissingError, PickleContentError
 from wsm.strategies.tensor import TensorSpec
 
 # paddle's dtype names, without its prefix
-_DTYPES = {
+PADDLE_DTYPES = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",
@@ -62,9 +62,9 @@ def _tensor(name: object, value: Any, file: str) -> tuple[TensorSpec, memoryview
     if not isinstance(name, str) or not hasattr(value, "numpy") or not hasattr(value, "dtype"):
         raise PickleContentError(file=file, problem=f"{name!r} is a {type(value).__name__}, not a tensor")
     dtype = str(value.dtype).rpartition(".")[2]
-    if dtype not in _DTYPES:
+    if dtype not in PADDLE_DTYPES:
         raise PickleContentError(file=file, problem=f"{name!r} has the unsupported dtype {dtype}")
-    spec = TensorSpec(name, _DTYPES[dtype], tuple(value.shape))
+    spec = TensorSpec(name, PADDLE_DTYPES[dtype], tuple(value.shape))
     array = value.numpy()
     data = memoryview(array.reshape(-1).view("u1")) if array.size else memoryview(b"")
     return spec, data

@@ -14,6 +14,7 @@ from wsm.strategies.ipc import Ipc
 from wsm.strategies.ipc_async import IpcAsync
 from wsm.strategies.ipc_snapshot import IpcSnapshot
 from wsm.strategies.offer import Strategy
+from wsm.strategies.rsync import Rsync
 
 #: Every strategy, under the name that configuration and command line know it by.
 STRATEGIES: Mapping[str, Strategy] = {
@@ -21,6 +22,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     "ipc": Ipc(),
     "ipc_async": IpcAsync(),
     "delta": Delta(),
+    "rsync": Rsync(),
 }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from wsm.strategies.shared_segment import MEMORY_DIRECTORY
 from wsm.strategies.snapshot_names import SHARED_DIRECTORY
@@ -60,3 +61,31 @@ class IpcAsyncConfig:
     connect_s: float = 60.0
     silence_s: float = 10.0
     memory_directory: str = MEMORY_DIRECTORY
+
+
+@dataclass(frozen=True)
+class RsyncConfig:
+    """How the ``rsync`` strategy reaches a trainer's versions.
+
+    Parameters
+    ----------
+    transport : str
+        ``checkpoint_transfer`` or ``mooncake``.
+    directory : str or None
+        Its ``version.yaml`` says which version a boot loads (FastDeploy: the model directory); None where
+        every command names one, or the transport knows the newest.
+    verify_checksum : bool
+        Whether a stream must bring its manifest, so that every tensor is verified; without it what a trainer
+        that does not know wsm sends is applied unverified, and the receipt says so.
+    keep : bool
+        Whether a released parameter may keep memory that CheckpointTransfer handed over, instead of a copy.
+        Only for builds that never write to it again.
+    rsync_config : mapping
+        For ``checkpoint_transfer``: FastDeploy's ``rsync_config``, as it is.
+    """
+
+    transport: str = "checkpoint_transfer"
+    directory: str | None = None
+    verify_checksum: bool = True
+    keep: bool = False
+    rsync_config: Mapping[str, Any] = field(default_factory=dict)

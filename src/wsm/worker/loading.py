@@ -11,40 +11,32 @@ from typing import Any
 
 from wsm.actions.base import ActionContext
 from wsm.config import WsmConfig
-from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.load import inspect, load
-from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.tensor import WeightTarget
 from wsm.strategies.version_file import MAX_VERSION
 from wsm.strategies.version_pins import VersionPins
 from wsm.worker.announced import FINDER, Find
 from wsm.worker.errors import OtherVersionError, UnversionedWeightsError
 from wsm.worker.execution import Load
-from wsm.worker.sources import source_for
+from wsm.worker.sources import Sources
 
 
-def load_function(config: WsmConfig) -> Load:
+def load_function(sources: Sources) -> Load:
     """Return ``load(context, target) -> facts`` for the configured strategy.
 
     The facts are ``version``, ``manifest_digest``, ``manifest_scope``, ``digest``, ``bytes``, ``tensors``,
-    ``files``, ``load_s``, ``peak_extra_bytes`` and ``adopted_bytes``.
-
-    Raises
-    ------
-    wsm.strategies.errors.UnknownStrategyError
-        If there is no such strategy: now, not at the first update.
+    ``files``, ``load_s``, ``sync_s``, ``apply_s``, ``peak_extra_bytes`` and ``adopted_bytes``.
     """
-    if config.strategy not in STRATEGIES:
-        raise UnknownStrategyError(name=config.strategy, known=sorted(STRATEGIES))
+    strategy = sources.strategy
 
     def load_version(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
-        source = source_for(config, context.rank)
+        source = sources.of(context.rank)
         if context.version is None:
-            _announced(source, config.strategy)
+            _announced(source, strategy)
         report = load(
             source,
             target,
-            name=config.strategy,
+            name=strategy,
             version=context.version,
             progress=lambda _done, _total: context.progress(),
             cancelled=context.cancelled,
@@ -58,6 +50,8 @@ def load_function(config: WsmConfig) -> Load:
             "tensors": report.tensors,
             "files": list(report.files),
             "load_s": report.seconds,
+            "sync_s": report.sync_s,
+            "apply_s": report.apply_s,
             "peak_extra_bytes": report.peak_extra_bytes,
             "adopted_bytes": report.adopted_bytes,
         }
@@ -65,13 +59,13 @@ def load_function(config: WsmConfig) -> Load:
     return load_version
 
 
-def find_function(config: WsmConfig) -> Find:
+def find_function(sources: Sources) -> Find:
     """Return what finds the announced version, as rank 0 does for the whole group.
 
     Raises (when it is called) :class:`wsm.worker.errors.UnversionedWeightsError` if nothing there says which
     version it is, and other errors of :func:`wsm.strategies.load.inspect`.
     """
-    return lambda: _announced(source_for(config, FINDER), config.strategy)
+    return lambda: _announced(sources.of(FINDER), sources.strategy)
 
 
 def pins_for(config: WsmConfig) -> VersionPins:

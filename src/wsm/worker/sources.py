@@ -1,6 +1,7 @@
 """From a configuration to the source that one rank loads from, for each strategy of the registry.
 
-Responsible for nothing else: it opens nothing, and knows no words, states or actions.
+Responsible for making each source once, and for letting go what it keeps between loads. It opens nothing
+itself, and knows no words, states or actions.
 """
 
 from __future__ import annotations
@@ -8,24 +9,56 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from wsm.config import WsmConfig
+from wsm.strategies.checkpoint_transfer import CheckpointTransferTransport
+from wsm.strategies.checkpoint_transfer_options import CheckpointTransferOptions
 from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.ipc import IpcSource
 from wsm.strategies.registry import STRATEGIES
+from wsm.strategies.rsync import RsyncSource
 from wsm.strategies.snapshot_source import SnapshotSource
 from wsm.strategies.stream_source import IpcAsyncSource
+from wsm.strategies.transport import KeptTransport, Transport
+from wsm.strategies.transport_errors import TransportUnknownError
 
 
-def source_for(config: WsmConfig, rank: int) -> object:
-    """Return where `rank` loads from with the configured strategy.
+class Sources:
+    """The sources of one worker process, each made once: some keep a connection between loads.
+
+    Parameters
+    ----------
+    config : WsmConfig
+        The group's configuration.
 
     Raises
     ------
     wsm.strategies.errors.UnknownStrategyError
-        If there is no such strategy.
+        If there is no such strategy: now, not at the first update.
     """
-    if config.strategy not in _SOURCES:
-        raise UnknownStrategyError(name=config.strategy, known=sorted(STRATEGIES))
-    return _SOURCES[config.strategy](config, rank)
+
+    def __init__(self, config: WsmConfig) -> None:
+        if config.strategy not in _SOURCES or config.strategy not in STRATEGIES:
+            raise UnknownStrategyError(name=config.strategy, known=sorted(STRATEGIES))
+        self._config = config
+        self._made: dict[int, object] = {}
+        _CHECKS.get(config.strategy, _nothing)(config)
+
+    @property
+    def strategy(self) -> str:
+        """The strategy that loads from these sources."""
+        return self._config.strategy
+
+    def of(self, rank: int) -> object:
+        """Return where `rank` loads from."""
+        if rank not in self._made:
+            self._made[rank] = _SOURCES[self.strategy](self._config, rank)
+        return self._made[rank]
+
+    def close(self) -> None:
+        """Let every connection go. Idempotent."""
+        for source in self._made.values():
+            if isinstance(source, RsyncSource):
+                source.transport.close()
+        self._made.clear()
 
 
 def _snapshot(config: WsmConfig, rank: int) -> SnapshotSource:
@@ -66,8 +99,47 @@ def _ipc_async(config: WsmConfig, rank: int) -> IpcAsyncSource:
     )
 
 
+def _rsync(config: WsmConfig, rank: int) -> RsyncSource:
+    rsync = config.rsync
+    build = _TRANSPORTS[rsync.transport]
+    return RsyncSource(
+        KeptTransport(rsync.transport, lambda: build(config, rank)),
+        rank=rank,
+        world_size=config.ranks,
+        directory=rsync.directory,
+    )
+
+
+def _checkpoint_transfer(config: WsmConfig, rank: int) -> Transport:  # noqa: ARG001 - it is told in open()
+    return CheckpointTransferTransport(
+        CheckpointTransferOptions.of(config.rsync.rsync_config),
+        verify_checksum=config.rsync.verify_checksum,
+        keep=config.rsync.keep,
+    )
+
+
+def _check_rsync(config: WsmConfig) -> None:
+    """Refuse options that no load could use, before there is a load."""
+    if config.rsync.transport not in _TRANSPORTS:
+        raise TransportUnknownError(name=config.rsync.transport, known=sorted(_TRANSPORTS))
+    CheckpointTransferOptions.of(config.rsync.rsync_config)
+
+
+def _nothing(_config: WsmConfig) -> None:
+    """Check nothing."""
+
+
+#: The transports of ``rsync``: how one is made for one rank.
+_TRANSPORTS: Mapping[str, Callable[[WsmConfig, int], Transport]] = {
+    "checkpoint_transfer": _checkpoint_transfer,
+}
+
+#: What is checked when a worker starts, besides what the configuration checks by itself.
+_CHECKS: Mapping[str, Callable[[WsmConfig], None]] = {"rsync": _check_rsync}
+
 _SOURCES: Mapping[str, Callable[[WsmConfig, int], object]] = {
     "ipc_snapshot": _snapshot,
     "ipc": _ipc,
     "ipc_async": _ipc_async,
+    "rsync": _rsync,
 }

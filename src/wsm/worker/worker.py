@@ -41,6 +41,7 @@ from wsm.worker.patience import Patience
 from wsm.worker.permit import StepPermit
 from wsm.worker.recording import Recorder
 from wsm.worker.reporting import Reporter
+from wsm.worker.sources import Sources
 from wsm.worker.watch import ActionWatch
 from wsm.worker.watchdog import Watchdog
 
@@ -115,6 +116,10 @@ class Worker:
         )
         plans = derive_plans(options)
         self._pins = VersionPins(None) if load is not None else pins_for(config)
+        sources, find = None, None
+        if load is None:
+            sources = Sources(config)
+            load, find = load_function(sources), find_function(sources)
         with ExitStack() as undo:
             recorder = Recorder(rank=rank, clock=clock, directory=config.journal_directory)
             undo.callback(recorder.close)
@@ -131,13 +136,11 @@ class Worker:
                     words=words,
                     runner=runner,
                     plans=plans,
-                    load=proven(load or load_function(config)),
+                    load=proven(load),
                     life=life,
                     clock=clock,
                     recorder=recorder,
-                    announced=AnnouncedVersion(
-                        attachment.segment, rank, find_function(config) if load is None else None
-                    ),
+                    announced=AnnouncedVersion(attachment.segment, rank, find),
                     watch=watch,
                     pins=self._pins,
                 ),
@@ -150,6 +153,7 @@ class Worker:
             driver.join()
             self._watchdog = Watchdog(words, watch, runner.groups, recorder, driver)
             undo.pop_all()
+        self._sources = sources
         self._recorder = recorder
         self._attachment = attachment
         self._driver = driver
@@ -284,6 +288,8 @@ class Worker:
         self._attachment.close()
         self._recorder.close()
         self._pins.close()
+        if self._sources is not None:
+            self._sources.close()
 
     def __enter__(self) -> Worker:
         return self

@@ -10,6 +10,7 @@ from delta_arrival import DeltaArrival
 from ipc_arrival import IpcArrival
 from snapshot_arrival import SnapshotArrival
 from stream_arrival import StreamArrival
+from transfer_arrival import TransferArrival
 from wrongs import Expected, Wrong
 
 from wsm.strategies.tensor import TensorSpec
@@ -44,9 +45,11 @@ class Arrival(Protocol):
         ...
 
 
+#: Every way that is tested, by what the tests call it; a strategy with several transports has several.
 ARRIVALS: Mapping[str, Callable[[Path], Arrival]] = {
     "delta": DeltaArrival,
     "ipc": IpcArrival,
     "ipc_async": StreamArrival,
     "ipc_snapshot": SnapshotArrival,
+    "rsync over checkpoint_transfer": TransferArrival,
 }

@@ -1,0 +1,135 @@
+"""A thread in which a package that wsm does not know inside runs, so that no wait for it is endless.
+
+A foreign call may block for ever, and may want an event loop that stays the same from its first call to its
+last; both are kept away from the loading thread. One call at a time, so what a call returned stays as it is
+until the next one begins. Knows no tensors and no transports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from wsm.clock import Clock
+from wsm.errors import InternalError
+from wsm.strategies.errors import LoadCancelledError
+from wsm.strategies.observer import LoadObserver
+
+# How long a wait lasts before cancellation is looked at again.
+_GLANCE_S = 0.02
+
+
+class CallExpiredError(Exception):
+    """A foreign call did not return in time; the thread is lost to it."""
+
+
+class ForeignThread:
+    """One thread for one foreign object, from its construction to its end.
+
+    It starts with the first call and ends with :meth:`end`. It is a daemon: a call that never returns does
+    not keep the process.
+
+    Parameters
+    ----------
+    name : str
+        For the thread's name.
+    clock : Clock
+        For deadlines.
+
+    Attributes
+    ----------
+    lost : bool
+        Whether a call has not returned in time; no further call is possible.
+    """
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        self.lost = False
+        self._name = name
+        self._clock = clock
+        self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def call(self, work: Callable[[], Any], *, until_ns: int, observer: LoadObserver) -> Any:
+        """Run `work` in the thread and return what it returns, awaited if that is awaitable. Blocks.
+
+        Parameters
+        ----------
+        work : callable
+            Called in the thread.
+        until_ns : int
+            When to give up, on the monotonic clock.
+        observer : LoadObserver
+            Asked for cancellation meanwhile.
+
+        Raises
+        ------
+        CallExpiredError
+            If it has not returned by then.
+        wsm.strategies.errors.LoadCancelledError
+            If the observer says so; the thread is lost then, too.
+        Exception
+            Whatever `work` raises.
+        """
+        if self.lost:
+            raise InternalError(f"the thread {self._name} is lost and is given a call")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._calls.put(work)
+        while True:
+            left_s = (until_ns - self._clock.monotonic_ns()) / 1e9
+            try:
+                answer, error = self._answers.get(timeout=max(0.0, min(left_s, _GLANCE_S)))
+                break
+            except Empty:
+                if observer.cancelled():
+                    self.lost = True
+                    raise LoadCancelledError(tensors_applied=0, tensors=0, touched=False) from None
+                if left_s <= 0:
+                    self.lost = True
+                    raise CallExpiredError from None
+        if error is not None:
+            raise error
+        return answer
+
+    def end(self, last: Callable[[], Any], *, wait_s: float) -> None:
+        """Run `last` in the thread, after the call that it may hang in, and end it. Idempotent.
+
+        Blocks up to `wait_s` seconds; a lost thread is not waited for.
+        """
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._calls.put(last)
+        self._calls.put(None)
+        if not self.lost:
+            self.lost = True
+            thread.join(wait_s)
+
+    def _run(self) -> None:
+        while (work := self._calls.get()) is not None:
+            try:
+                answer, error = self._finished(work()), None
+            except BaseException as raised:  # noqa: BLE001 - raised again by call(), in the loading thread
+                answer, error = None, raised
+            self._answers.put((answer, error))
+            del work, answer, error  # one of them may be all that holds a tensor
+        if self._loop is not None:
+            self._loop.close()
+
+    def _finished(self, answer: Any) -> Any:
+        if not inspect.isawaitable(answer):
+            return answer
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(_awaited(answer))
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer

@@ -1,0 +1,198 @@
+"""How versions arrive over CheckpointTransfer: the stand-in's sender, and senders that do something else."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from checkpoint_transfer import wire
+from checkpoint_transfer.sender import FakeSender
+from wrongs import BY_STATE, Expected, State, Wrong, wrong_state
+
+from wsm.strategies import errors, stream_errors, with_manifest, write_version
+from wsm.strategies.checkpoint_transfer import CheckpointTransferTransport
+from wsm.strategies.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.rsync import RsyncSource
+from wsm.strategies.stream_manifest import MANIFEST_TENSOR, StreamManifest
+from wsm.strategies.transport import KeptTransport
+
+HERE = Path(__file__).parent
+
+# A trainer that is killed when half of its buckets are sent.
+_DYING_TRAINER = """
+import sys
+sys.path[:0] = sys.argv[1:3]
+from checkpoint_transfer import wire
+from checkpoint_transfer.sender import FakeSender
+from wrongs import make_state
+from wsm.strategies import with_manifest
+sender = FakeSender(port=int(sys.argv[3]))
+sender.send(with_manifest(make_state(seed=1), version=3, rank=0, world_size=2), step_id="3", wrong="die")
+print("listening", flush=True)
+sys.stdin.read()
+"""
+
+
+class TransferArrival:
+    strategy = "rsync"
+    declared = False
+    impossible: Mapping[Wrong, str] = {}
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._sender: FakeSender | None = None
+        self._raw: tuple[socket.socket, threading.Thread] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port: int = probe.getsockname()[1]
+        self._kept: dict[float, KeptTransport] = {}
+        self._patience_s = 60.0
+
+    def publish(self, version: int, state: State) -> None:
+        self._patience_s = 60.0
+        if self._sender is not None:
+            self._sender.settle()
+        self._send(version, with_manifest(state, version=version, rank=0, world_size=2))
+
+    def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
+        if wrong in BY_STATE:
+            self.publish(version, wrong_state(state, wrong))
+            return BY_STATE[wrong]
+        return getattr(self, f"_{wrong.name.lower()}")(version, state)
+
+    def source(self) -> RsyncSource:
+        if self._patience_s not in self._kept:
+            self._kept[self._patience_s] = self._transport()
+        return RsyncSource(self._kept[self._patience_s], 0, world_size=2, directory=self._directory)
+
+    def _transport(self) -> KeptTransport:
+        options = CheckpointTransferOptions.of(
+            {
+                "redis_host": "127.0.0.1",
+                "redis_port": self._port,
+                "materialize_tensors": False,
+                "discover_timeout_s": self._patience_s,
+                "recv_bucket_timeout_s": self._patience_s,
+            }
+        )
+        return KeptTransport("checkpoint_transfer", lambda: CheckpointTransferTransport(options))
+
+    def close(self) -> None:
+        for kept in self._kept.values():
+            kept.close()
+        self._end_senders()
+
+    def _send(self, version: int, state: Any, wrong: str = "") -> None:
+        if self._process is not None or self._raw is not None:
+            self._end_senders()
+        if self._sender is None:
+            self._sender = FakeSender(port=self._port)
+        self._sender.send(state, step_id=str(version), wrong=wrong)
+        write_version(self._directory, version)
+
+    def _end_senders(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+        if self._raw is not None:
+            listener, thread = self._raw
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            thread.join()
+            self._raw = None
+        if self._process is not None:
+            with self._process:
+                self._process.kill()
+            self._process = None
+
+    def _change_manifest(self, version: int, state: State, /, **changes: Any) -> None:
+        sent = with_manifest(state, version=version, rank=0, world_size=2)
+        manifest = StreamManifest.decode(bytes(sent[MANIFEST_TENSOR]), peer="ourselves")
+        self._send(version, {**sent, MANIFEST_TENSOR: replace(manifest, **changes).encode()})
+
+    def _duplicate_name(self, version: int, state: State) -> Expected:
+        sent = with_manifest(state, version=version, rank=0, world_size=2)
+        self._send(version, [*sent.items(), ("embed.weight", state["embed.weight"])])
+        return Expected(errors.CoverageError, ("1 duplicate: 'embed.weight'",), may_touch=True)
+
+    def _other_version(self, version: int, state: State) -> Expected:
+        self._change_manifest(version, state, version=version + 1)
+        return Expected(errors.VersionMismatchError, (str(self._port), f"version {version + 1}"))
+
+    def _other_rank(self, version: int, state: State) -> Expected:
+        self._change_manifest(version, state, rank=1)
+        return Expected(errors.ShardIdentityError, (str(self._port), "rank 1", "rank 0"))
+
+    def _other_world(self, version: int, state: State) -> Expected:
+        self._change_manifest(version, state, world_size=1)
+        return Expected(errors.ShardIdentityError, (str(self._port), "world size 1", "world size 2"))
+
+    def _flipped_bit(self, version: int, state: State) -> Expected:
+        self._send(version, with_manifest(state, version=version, rank=0, world_size=2), "lie")
+        return Expected(errors.DigestMismatchError, ("'head.weight'", str(self._port)), may_touch=True)
+
+    def _flipped_bit_in_description(self, version: int, state: State) -> Expected:
+        sent = with_manifest(state, version=version, rank=0, world_size=2)
+        data = bytearray(bytes(sent[MANIFEST_TENSOR]))
+        data[data.index(b"BF16")] ^= 1
+        self._send(version, {**sent, MANIFEST_TENSOR: bytes(data)})
+        return Expected(errors.ManifestError, (str(self._port), "damaged or edited"))
+
+    def _truncated(self, version: int, state: State) -> Expected:
+        sent = with_manifest(state, version=version, rank=0, world_size=2)
+        del sent["head.weight"]
+        self._send(version, sent)
+        return Expected(errors.CoverageError, ("1 missing: 'head.weight'",), may_touch=True)
+
+    def _truncated_description(self, version: int, state: State) -> Expected:
+        sent = with_manifest(state, version=version, rank=0, world_size=2)
+        self._send(version, {**sent, MANIFEST_TENSOR: bytes(sent[MANIFEST_TENSOR])[:-7]})
+        return Expected(errors.ManifestError, (str(self._port), "not JSON"))
+
+    def _garbage(self, version: int, state: State) -> Expected:
+        listener = socket.create_server(("127.0.0.1", self._port))
+
+        def talk() -> None:
+            try:
+                while True:
+                    with listener.accept()[0] as connection:
+                        wire.receive(connection, bytearray())
+                        connection.sendall(b"no weights today, and no message either")
+            except OSError:
+                return
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        self._raw = (listener, thread)
+        return Expected(stream_errors.PeerFailedError, (str(self._port), "no length"))
+
+    def _empty(self, version: int, state: State) -> Expected:
+        self._change_manifest(version, state, tensors={})
+        return Expected(errors.EmptySnapshotError, (str(self._port),))
+
+    def _nothing_there(self, version: int, state: State) -> Expected:
+        return Expected(stream_errors.PeerFailedError, (str(self._port), "ConnectionRefusedError"))
+
+    def _peer_dies(self, version: int, state: State) -> Expected:
+        command = [sys.executable, "-c", _DYING_TRAINER, str(HERE), str(HERE.parents[1] / "standins")]
+        self._process = subprocess.Popen(
+            [*command, str(self._port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"listening\n"
+        return Expected(stream_errors.PeerFailedError, (str(self._port), "ConnectionError"), may_touch=True)
+
+    def _peer_silent(self, version: int, state: State) -> Expected:
+        self._send(version, with_manifest(state, version=version, rank=0, world_size=2), "silent")
+        self._patience_s = 0.3
+        return Expected(stream_errors.PeerSilentError, (str(self._port), "the first tensor was due"))
+
+    def _peer_endless(self, version: int, state: State) -> Expected:
+        self._send(version, with_manifest(state, version=version, rank=0, world_size=2), "endless")
+        return Expected(errors.CoverageError, ("1 duplicate: 'head.weight'",), may_touch=True)

@@ -1,0 +1,323 @@
+"""The adapter of CheckpointTransfer, against a stand-in that talks over real sockets."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+from checkpoint_transfer.sender import FakeSender
+from checkpoint_transfer.stream import FakeCheckpointTransfer
+from checkpoint_transfer.transfer import FakeUnifiedTransfer
+from small_model import State, contents, make_state
+
+from wsm.strategies import (
+    LoadReport,
+    ManifestScope,
+    MemoryTarget,
+    RsyncSource,
+    errors,
+    load,
+    stream_errors,
+    transport_errors,
+    with_manifest,
+)
+from wsm.strategies.checkpoint_transfer import CheckpointTransferTransport, Interface
+from wsm.strategies.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transport import KeptTransport
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def sender() -> Iterator[FakeSender]:
+    made = FakeSender(bucket_bytes=256)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def made() -> list[FakeCheckpointTransfer]:
+    """Every object of the package that the test makes the adapter construct."""
+    FakeCheckpointTransfer.made.clear()
+    FakeUnifiedTransfer.made.clear()
+    return FakeCheckpointTransfer.made
+
+
+@pytest.fixture
+def source(sender: FakeSender, made: list[FakeCheckpointTransfer]) -> Iterator[Callable[..., RsyncSource]]:
+    kept: list[KeptTransport] = []
+
+    def make(
+        *, rank: int = 0, world_size: int = 1, config: Mapping[str, Any] | None = None, **options: Any
+    ) -> RsyncSource:
+        rsync_config = {"redis_host": "127.0.0.1", "redis_port": sender.port, **(config or {})}
+
+        def build() -> CheckpointTransferTransport:
+            return CheckpointTransferTransport(CheckpointTransferOptions.of(rsync_config), **options)
+
+        kept.append(KeptTransport("checkpoint_transfer", build))
+        return RsyncSource(kept[-1], rank, world_size)
+
+    yield make
+    for transport in kept:
+        transport.close()
+
+
+class Model:
+    """A rank's memory, and whether it was tainted."""
+
+    def __init__(self, *, adopting: bool = False) -> None:
+        self.target = MemoryTarget((spec for spec, _ in make_state().values()), adopting=adopting)
+        self.tainted = 0
+
+    def load(self, source: RsyncSource, version: int | None, **options: Any) -> LoadReport:
+        return load(source, self.target, name="rsync", version=version, taint=self._taint, **options)
+
+    def holds(self, state: State) -> bool:
+        return contents(self.target) == {name: data for name, (_, data) in state.items()}
+
+    def _taint(self) -> None:
+        self.tainted += 1
+
+
+def described(state: State, version: int) -> dict[str, Any]:
+    return with_manifest(state, version=version, rank=0, world_size=1)
+
+
+def test_buffers_that_are_used_again_do_not_reach_the_weights(sender, source):
+    state = make_state(seed=1)
+    sender.send(described(state, 1), step_id="1")
+    model = Model()
+    report = model.load(source(config={"materialize_tensors": False, "num_buffers": 1}), 1)
+    assert model.holds(state)
+    assert (report.version, report.verified, report.tensors) == (1, len(state), len(state))
+    assert report.manifest_scope is ManifestScope.GROUP
+
+
+def test_what_the_load_cost_is_split_into_waiting_and_own_work(sender, source):
+    sender.send(described(make_state(), 1), step_id="1")
+    report = Model().load(source(), 1)
+    assert 0 < report.sync_s < report.seconds
+    assert report.sync_s + report.apply_s == pytest.approx(report.seconds)
+
+
+def test_the_object_is_made_once_and_made_anew_after_an_error(sender, source, made):
+    rsync = source()
+    model = Model()
+    for version in (1, 2):
+        sender.send(described(make_state(seed=version), version), step_id=str(version))
+        model.load(rsync, version)
+    assert [transfer.cleaned for transfer in made] == [False]
+    with pytest.raises(stream_errors.PeerFailedError, match="step 9 is not ready") as caught:
+        model.load(rsync, 9)
+    assert not caught.value.touched
+    assert [transfer.cleaned for transfer in made] == [True]
+    sender.send(described(make_state(seed=3), 3), step_id="3")
+    model.load(rsync, 3)
+    assert model.holds(make_state(seed=3))
+    assert [transfer.cleaned for transfer in made] == [True, False]
+    rsync.transport.close()
+    assert [transfer.cleaned for transfer in made] == [True, True]
+
+
+def test_a_released_model_keeps_the_memory_and_a_held_one_is_copied_into(sender, source):
+    rsync = source(keep=True)
+    model = Model(adopting=True)
+    sender.send(described(make_state(seed=1), 1), step_id="1")
+    boot = model.load(rsync, 1)
+    assert boot.adopted_bytes == boot.bytes
+    kept = {name: model.target.readable(name) for name in model.target.held()}
+    sender.send(described(make_state(seed=2), 2), step_id="2")
+    later = model.load(rsync, 2)
+    assert later.adopted_bytes == 0
+    assert model.holds(make_state(seed=2))
+    assert kept == {name: make_state(seed=2)[name][1] for name in kept}  # in place: captured addresses hold
+
+
+def test_without_leave_to_keep_it_a_released_model_gets_a_copy(sender, source):
+    sender.send(described(make_state(), 1), step_id="1")
+    assert Model(adopting=True).load(source(), 1).adopted_bytes == 0
+
+
+def test_a_stream_without_a_manifest_is_refused_before_anything_is_touched(sender, source):
+    sender.send(make_state(), step_id="1")
+    model = Model()
+    with pytest.raises(transport_errors.UnverifiedStreamError, match=r"'embed.weight' first.*with_manifest"):
+        model.load(source(), 1)
+    assert model.tainted == 0
+
+
+def test_a_stream_without_a_manifest_is_applied_unverified_if_that_was_configured(sender, source):
+    sender.send(make_state(seed=4), step_id="1")
+    model = Model()
+    report = model.load(source(verify_checksum=False), 1)
+    assert model.holds(make_state(seed=4))
+    assert (report.verified, report.manifest_scope) == (0, ManifestScope.LOADED)
+
+
+def test_a_tensor_that_the_manifest_describes_otherwise_is_refused(sender, source):
+    sent = described(make_state(), 1)
+    sent["head.weight"] = paddle.zeros([16, 8])
+    sender.send(sent, step_id="1")
+    model = Model()
+    with pytest.raises(transport_errors.UnpromisedTensorError, match=r"F32\[16, 8\].*F32\[8, 16\]") as caught:
+        model.load(source(), 1)
+    assert caught.value.touched
+    assert model.tainted == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ("silent", stream_errors.PeerSilentError, "the first tensor was due"),
+        ("truncate", stream_errors.PeerSilentError, "the next tensor was due"),
+        ("cut", stream_errors.PeerFailedError, "ConnectionError"),
+        ("lie", errors.DigestMismatchError, "corrupt"),
+    ],
+)
+def test_a_failing_sender_is_a_typed_error_within_its_deadline(sender, source, wrong, error, text):
+    limits = {"discover_timeout_s": 0.3, "recv_bucket_timeout_s": 0.3}
+    sender.send(described(make_state(), 1), step_id="1", wrong=wrong)
+    model = Model()
+    with pytest.raises(error, match=text) as caught:
+        model.load(source(config=limits), 1)
+    assert caught.value.touched == bool(model.tainted) == (wrong != "silent")
+    sender.send(described(make_state(seed=2), 2), step_id="2")
+    model.load(source(), 2)
+    assert model.holds(make_state(seed=2))
+
+
+def test_a_sender_that_always_sends_something_is_ended_by_the_limit_of_the_whole(sender, source):
+    sender.send(make_state(), step_id="1", wrong="dribble")
+    rsync = source(config={"session_total_timeout_s": 0.5}, verify_checksum=False)
+    with pytest.raises(transport_errors.TransferTooLongError, match="session_total_timeout_s") as caught:
+        Model().load(rsync, 1, allowed_unknown=["one more"])
+    assert caught.value.touched
+
+
+def test_a_cancelled_load_does_not_wait_for_a_silent_sender(sender, source):
+    sender.send(described(make_state(), 1), step_id="1", wrong="silent")
+    cancel = threading.Event()
+    threading.Timer(0.05, cancel.set).start()
+    with pytest.raises(errors.LoadCancelledError) as caught:
+        Model().load(source(), 1, cancelled=cancel.is_set)
+    assert not caught.value.touched
+
+
+def test_an_unnamed_version_without_a_directory_is_refused(source):
+    with pytest.raises(transport_errors.VersionUnnamedError, match="directory"):
+        Model().load(source(), None)
+
+
+@pytest.mark.parametrize("item", [7, ("w",), (3, b"bytes"), ("w", object())], ids=repr)
+def test_what_is_no_named_tensor_is_a_typed_error(source, monkeypatch, item):
+    class Strange(FakeCheckpointTransfer):
+        def receive_stream(self, step_id, verify_checksum):
+            yield item
+
+    monkeypatch.setattr("checkpoint_transfer.CheckpointTransfer", Strange, raising=False)
+    with pytest.raises(transport_errors.ForeignTensorError) as caught:
+        Model().load(source(verify_checksum=False), 1)
+    assert not caught.value.touched
+
+
+def test_a_package_that_is_missing_is_named_with_what_to_do(source, monkeypatch):
+    monkeypatch.setitem(sys.modules, "checkpoint_transfer", None)
+    with pytest.raises(transport_errors.TransportPackageError, match="not on PyPI"):
+        Model().load(source(), 1)
+
+
+def test_a_package_of_another_shape_is_no_attribute_error(source, monkeypatch):
+    monkeypatch.setitem(sys.modules, "checkpoint_transfer", SimpleNamespace())
+    with pytest.raises(transport_errors.TransportPackageError, match="has no CheckpointTransfer"):
+        Model().load(source(), 1)
+
+
+# -- FastDeploy's own scenarios (tests/rl/test_dynamic_weight_gdr.py, test_dynamic_weight_manager.py) -------
+
+
+def test_the_first_interface_gets_the_configuration_the_local_rank_and_the_number_of_ranks(
+    sender, source, made
+):
+    state = with_manifest(make_state(), version=1, rank=5, world_size=8)
+    sender.send(state, step_id="1", rank=5)
+    Model().load(source(rank=5, world_size=8, config={"etcd_server": "etcd:2379", "backend": "mooncake"}), 1)
+    (transfer,) = made
+    assert (transfer.rank, transfer.group_size) == (5, 8)
+    assert transfer.options == {"etcd_server": "etcd:2379", "backend": "mooncake"}
+    assert sender.asked[0]["step_id"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("interface", "asked_for"),
+    [(Interface.GPU_DIRECT, ("gpu_direct", 13, 3)), (Interface.IPC, ("ipc", 3, 2))],
+)
+def test_the_second_interface_gets_the_rank_that_its_backend_goes_by(sender, source, interface, asked_for):
+    backend, rank, qsize = asked_for
+    state = with_manifest(make_state(), version=1, rank=5, world_size=8)
+    sender.send(state, step_id="1", rank=rank)
+    config = {
+        "index": 1,
+        "group_size": 16,
+        "device_name": "mlx5_0",
+        "etcd_server": "dropped here",
+    }
+    rsync = source(rank=5, world_size=8, config=config, interface=interface, device_index=3)
+    Model().load(rsync, 1)
+    (transfer,) = FakeUnifiedTransfer.made
+    assert transfer.config.role.name == "INFERENCE"
+    assert transfer.config.phase1_backend.value == backend
+    assert (transfer.config.global_rank, transfer.config.group_size) == (rank, 16)
+    assert (transfer.config.device, transfer.config.qsize) == ("mlx5_0", qsize)
+    assert transfer.frameworks == ["paddle"]
+    rsync.transport.close()
+    assert transfer.cleaned  # in the event loop that it was initialized in, which the stand-in asserts
+
+
+def test_the_callers_mapping_is_not_changed():
+    config = {"device_name": "mlx5_0", "group_size": 4, "index": 1}
+    options = CheckpointTransferOptions.of(config)
+    assert config == {"device_name": "mlx5_0", "group_size": 4, "index": 1}
+    assert options.for_the_package == {"device": "mlx5_0"}
+    assert (options.group_size, options.index) == (4, 1)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"etcd_sever": "a"}, "did you mean 'etcd_server'"),
+        ({"gdr_prefetch_queue_size": 2}, "no effect in any release"),
+        ({"redis_port": "6379"}, "it must be int"),
+        ({"qsize": True}, "it must be int"),
+        ({"recv_bucket_timeout_s": 0}, "more than 0"),
+        ({"output_framework": "torch"}, "paddle tensors"),
+        ({3: 4}, "the options are"),
+    ],
+)
+def test_options_that_fastdeploy_would_drop_or_misread_are_refused(config, text):
+    with pytest.raises(transport_errors.TransportOptionError, match=text):
+        CheckpointTransferOptions.of(config)
+
+
+def test_the_trainer_may_hand_over_paddle_tensors_numpy_arrays_and_buffers(sender, source):
+    state = make_state(seed=6)
+    shown = {
+        "embed.weight": paddle.to_tensor(np.frombuffer(state["embed.weight"][1], np.float32).reshape(16, 8)),
+        "layer.0.bias": np.frombuffer(state["layer.0.bias"][1], np.float16),
+    }
+    sender.send(described({**state, **shown}, 1), step_id="1")
+    model = Model()
+    model.load(source(), 1)
+    assert model.holds(state)
+
+
+def test_there_is_no_manifest_of_nothing_or_of_itself():
+    for state in ({}, described(make_state(), 1)):
+        with pytest.raises(errors.TrainerTensorError, match=r"!wsm\.manifest"):
+            described(state, 1)
