@@ -56,6 +56,7 @@ def _round(group: GroupUnderFault, result: Result, chance: random.Random) -> Non
     before = prepare(operation, group, result)
     version = None if operation == "clear" else group.publish()
     fault = Fault(f"rank{rank}", "random", act)
+    group.orders.withdraw(fault.victim)  # who obeyed an earlier case's is another process
     mark = group.mark()
     pid = group.supervisor.pids()[rank]
     striker = _Striker(pid, act, delay_s)

@@ -126,6 +126,8 @@ def prepare(operation: str, group: GroupUnderFault, result: Result) -> int | Non
         return None
     if not group.status().serving:
         good_update(group, result)
+        if not group.running:
+            raise HangError(f"the group could not be made to serve before the case: {result.problems[-1]}")
     return group.status().version
 
 
