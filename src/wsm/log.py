@@ -49,6 +49,7 @@ ENGINE_WORD_ANSWERED: Final = "engine_word.answered"
 ENGINE_WORD_CONFLICT: Final = "engine_word.conflict"
 
 SNAPSHOT_PART_IGNORED: Final = "snapshot.part_ignored"
+SNAPSHOT_RESLICED: Final = "snapshot.resliced"
 SNAPSHOT_NOT_REMOVED: Final = "snapshot.not_removed"
 SHARED_MEMORY_ORPHANED: Final = "shared_memory.orphaned"
 STREAM_MESSAGE_IGNORED: Final = "stream.message_ignored"

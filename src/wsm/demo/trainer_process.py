@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from wsm.demo.errors import TrainerFailedError
 from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import shard
+from wsm.rollout.sharding import placements, shard
 from wsm.strategies.publish import publish_snapshot
 
 if TYPE_CHECKING:
@@ -247,6 +247,7 @@ def _publish(trainer: Trainer, version: int, settings: Mapping[str, Any]) -> dic
         version,
         {rank: shard(state, trainer.shape, rank, ranks) for rank in range(ranks)},
         part_bytes=PART_BYTES,
+        placements=placements(trainer.shape),
         durable=False,  # a demo that loses power is run again
     )
     return {

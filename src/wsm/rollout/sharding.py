@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from wsm.rollout.errors import ShardError
 from wsm.rollout.shape import ModelShape
+from wsm.strategies import placement
+from wsm.strategies.placement import Placement
 from wsm.strategies.tensor import TensorSpec
 
 Array = npt.NDArray[np.float32]
@@ -88,6 +90,11 @@ def shard_specs(shape: ModelShape, rank: int, ranks: int) -> dict[str, TensorSpe
         if extents is not None:
             specs[name] = TensorSpec(name, "F32", extents)
     return specs
+
+
+def placements(shape: ModelShape) -> dict[str, Placement]:
+    """Say of every parameter how it lies on the ranks, so that a group of another number can load it."""
+    return {name: _placement(layout, shape) for name, layout in parameter_table(shape).items()}
 
 
 def shard(full_state: Mapping[str, Array], shape: ModelShape, rank: int, ranks: int) -> dict[str, Array]:
@@ -180,6 +187,14 @@ def local_experts(shape: ModelShape, rank: int, ranks: int) -> range:
     """Return the experts that `rank` owns, by their ids in the full model."""
     count = shape.experts // ranks
     return range(rank * count, (rank + 1) * count)
+
+
+def _placement(layout: ParameterLayout, shape: ModelShape) -> Placement:
+    if layout.split is Split.EXPERT:
+        return placement.Member(layout.expert, shape.experts)
+    if layout.split is Split.REPLICATED:
+        return placement.Replicated()
+    return placement.split(layout.extents, -1 if layout.split is Split.COLUMNS else 0)
 
 
 def _block(shape: ModelShape, prefix: str, *, experts: int) -> Iterator[tuple[str, ParameterLayout]]:

@@ -38,7 +38,7 @@ from wsm.rollout.run_directory import (
     remove_run_directory,
     run_directory_path,
 )
-from wsm.rollout.sharding import initial_state, shard
+from wsm.rollout.sharding import initial_state, placements, shard
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.signals.segment import Segment
@@ -193,9 +193,10 @@ class RolloutSupervisor:
         """Load the announced version, or initial weights where the snapshot directory is empty."""
         directory = Path(self.config.group.snapshot.directory)
         if self.config.group.strategy == "ipc_snapshot" and _is_empty(directory):
-            full, ranks = initial_state(self.config.engine.shape, self.config.seed), self.config.group.ranks
-            shards = {rank: shard(full, self.config.engine.shape, rank, ranks) for rank in range(ranks)}
-            publish_snapshot(directory, INITIAL_VERSION, shards)
+            shape, ranks = self.config.engine.shape, self.config.group.ranks
+            full = initial_state(shape, self.config.seed)
+            shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
+            publish_snapshot(directory, INITIAL_VERSION, shards, placements=placements(shape))
         try:
             version = read_version(directory)
         except VersionFileMissingError:

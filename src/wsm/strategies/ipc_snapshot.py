@@ -1,7 +1,8 @@
 """The strategy ``ipc_snapshot``: one rank's shard from files, FastDeploy's names, safetensors inside.
 
 It puts together what :mod:`wsm.strategies.snapshot_lookup` finds and :mod:`wsm.strategies.shard_reader`
-has checked, and yields it as an offer. It applies nothing.
+has checked, and yields it as an offer; a version that was written for another number of ranks comes from
+:mod:`wsm.strategies.resliced_shard`. It applies nothing.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from wsm.strategies.errors import EmptySnapshotError
 from wsm.strategies.gc_pause import collector_paused
+from wsm.strategies.manifest_files import read_version_manifest
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.parallel_copy import default_threads
+from wsm.strategies.resliced_shard import open_resliced
 from wsm.strategies.shard_reader import OpenShard, open_shard
-from wsm.strategies.snapshot_lookup import locate
+from wsm.strategies.slice_reader import STAGING_BYTES
+from wsm.strategies.snapshot_lookup import locate, locate_published
 from wsm.strategies.snapshot_source import SnapshotSource
 
 
@@ -47,27 +52,54 @@ class IpcSnapshot:
             If there is nothing, or not what was asked for. Nothing was changed.
         """
         with ExitStack() as stack:
-            located = locate(source, version, stack)
-            with collector_paused():
-                shard = open_shard(located, source, stack)
-                tensors = _offered(shard)
-            if not tensors:
-                raise EmptySnapshotError(where=", ".join(file.path for file in shard.files))
-            digest, scope = _manifest_digest(shard)
-            yield Offer(
-                version=shard.version,
-                tensors=tensors,
-                files=tuple(file.path for file in shard.files),
-                manifest_digest=digest,
-                manifest_scope=scope,
-                ignored=located.files.ignored,
-                peak_extra_bytes=sum(file.memory_bytes for file in shard.files),
-                parallel=True,
-            )
+            offer = _resliced(source, version, stack) or _own_shard(source, version, stack)
+            if not offer.tensors:
+                raise EmptySnapshotError(where=", ".join(offer.files))
+            yield offer
 
     def preview(self, source: SnapshotSource, version: int | None) -> AbstractContextManager[Offer]:
         """Open to look only, which files do not mind."""
         return self.open(source, version)
+
+
+def _resliced(source: SnapshotSource, version: int | None, stack: ExitStack) -> Offer | None:
+    """Offer this rank's slices of a version for another number of ranks; None if it is for this one."""
+    if source.world_size is None:
+        return None
+    published = locate_published(source, version, stack)
+    whole = None if published is None else read_version_manifest(published.directory)
+    if published is None or whole is None or whole.world_size == source.world_size:
+        return None
+    with collector_paused():
+        shard = open_resliced(published, whole, source, source.world_size, stack)
+    return Offer(
+        version=whole.version,
+        tensors=shard.tensors,
+        files=shard.files,
+        manifest_digest=whole.digest,
+        manifest_scope=ManifestScope.GROUP,
+        peak_extra_bytes=STAGING_BYTES * default_threads(),
+        parallel=True,
+        read_bytes=shard.read_bytes,
+    )
+
+
+def _own_shard(source: SnapshotSource, version: int | None, stack: ExitStack) -> Offer:
+    located = locate(source, version, stack)
+    with collector_paused():
+        shard = open_shard(located, source, stack)
+        tensors = _offered(shard)
+    digest, scope = _manifest_digest(shard)
+    return Offer(
+        version=shard.version,
+        tensors=tensors,
+        files=tuple(file.path for file in shard.files),
+        manifest_digest=digest,
+        manifest_scope=scope,
+        ignored=located.files.ignored,
+        peak_extra_bytes=sum(file.memory_bytes for file in shard.files),
+        parallel=True,
+    )
 
 
 def _offered(shard: OpenShard) -> tuple[OfferedTensor, ...]:

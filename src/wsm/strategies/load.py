@@ -53,6 +53,8 @@ class LoadReport:
         The most tensor bytes that were held beside the target's.
     adopted_bytes : int
         How many of the bytes were not copied: the target keeps the memory that they came in.
+    read_bytes : int
+        How many bytes were read for the `bytes`: more where slices were proven by whole tensors.
     sync_s : float
         How many of the seconds were spent waiting for whoever brings the weights, where that is known.
     """
@@ -70,6 +72,7 @@ class LoadReport:
     seconds: float
     peak_extra_bytes: int
     adopted_bytes: int = 0
+    read_bytes: int = 0
     sync_s: float = 0.0
 
     @property
@@ -175,6 +178,7 @@ def load(
         seconds=(clock.monotonic_ns() - begun) / _NANOSECONDS,
         peak_extra_bytes=offer.peak_extra_bytes,
         adopted_bytes=applied.adopted,
+        read_bytes=applied.nbytes if offer.read_bytes is None else offer.read_bytes,
         sync_s=0.0 if offer.waited_s is None else offer.waited_s(),
     )
 

@@ -103,6 +103,8 @@ class Offer:
         Names that were looked at and left out, each with a warning in the log.
     peak_extra_bytes : int
         The most tensor bytes that are held beside the target's at any time.
+    read_bytes : int or None
+        Bytes that are read for the tensors, where that is more than they have; None if it is not.
     declared : bool
         Whether every name, dtype and shape is known before the first byte. If not, they are checked as they
         come, and what is wrong with any but the first leaves the target touched.
@@ -125,6 +127,7 @@ class Offer:
     peak_extra_bytes: int = 0
     declared: bool = True
     parallel: bool = False
+    read_bytes: int | None = None
     promised: tuple[TensorSpec, ...] | None = None
     waited_s: Callable[[], float] | None = None
 

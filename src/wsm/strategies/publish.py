@@ -11,6 +11,7 @@ from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
 from wsm.strategies.errors import IncompletePublicationError
+from wsm.strategies.placement import Placement
 from wsm.strategies.retention import KEEP_TWO, Retention
 from wsm.strategies.shard_writer import PART_BYTES
 from wsm.strategies.staged_version import StagedVersion
@@ -56,6 +57,7 @@ def publish_snapshot(
     *,
     device_ids: Mapping[int, int] | None = None,
     part_bytes: int = PART_BYTES,
+    placements: Mapping[str, Placement] | None = None,
     retain: Retention = KEEP_TWO,
     replace: bool = False,
     durable: bool = True,
@@ -75,6 +77,9 @@ def publish_snapshot(
         Per rank, the device id in its file names; the rank itself where not given.
     part_bytes : int
         Bytes of tensors in one part, unless a single tensor is larger.
+    placements : mapping of str to Placement, optional
+        How each tensor lies on the ranks (:mod:`wsm.strategies.placement`). With it, groups of another
+        number of ranks can load the version; without it, only groups of as many ranks as there are shards.
     retain : Retention
         Which older versions stay.
     replace : bool
@@ -88,7 +93,7 @@ def publish_snapshot(
     ------
     VersionExistsError, PublisherBusyError, StorageError
         If it cannot be published now. Nothing became visible.
-    IncompletePublicationError, TrainerTensorError, wsm.strategies.errors.VersionNumberError
+    IncompletePublicationError, TrainerTensorError, PlacementError, wsm.strategies.errors.VersionNumberError
         If what was handed over is no version. Nothing became visible.
     """
     if not shards or sorted(shards) != list(range(len(shards))):
@@ -100,7 +105,9 @@ def publish_snapshot(
     with StagedVersion(directory, version, world_size=len(shards), durable=durable) as staged:
         for rank, tensors in shards.items():
             device_id = rank if device_ids is None else device_ids.get(rank, rank)
-            staged.write_shard(rank, tensors, device_id=device_id, part_bytes=part_bytes)
+            staged.write_shard(
+                rank, tensors, device_id=device_id, part_bytes=part_bytes, placements=placements
+            )
         published = staged.commit(replace=replace, retain=retain)
     return PublishReport(
         version=version,

@@ -6,8 +6,8 @@ if the trainer's own are not contiguous. Makes nothing visible: :mod:`wsm.strate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from wsm.strategies import snapshot_names
@@ -15,6 +15,8 @@ from wsm.strategies.atomic_file import write_new
 from wsm.strategies.errors import IncompletePublicationError, StorageError
 from wsm.strategies.manifest import PartEntry, ShardManifest
 from wsm.strategies.part_metadata import PartMetadata
+from wsm.strategies.placement import Placement, whole_shape
+from wsm.strategies.placement_errors import PlacementError
 from wsm.strategies.safetensors_writer import file_order, write_safetensors
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.tensor_table import TensorEntry
@@ -38,12 +40,16 @@ class ShardPlan:
         Bytes of tensors in one part, unless a single tensor is larger.
     durable : bool
         Whether the files must survive a power cut once the call has returned.
+    placements : mapping of str to Placement
+        How each tensor lies on the ranks, for readers that are of another number; those of the tensors of
+        other ranks may be among them. Empty: the version is for its own number of ranks alone.
     """
 
     metadata: PartMetadata
     device_id: int
     part_bytes: int = PART_BYTES
     durable: bool = True
+    placements: Mapping[str, Placement] = field(default_factory=dict)
 
 
 def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> ShardManifest:
@@ -64,10 +70,13 @@ def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> Sh
         If a tensor is none.
     IncompletePublicationError
         If there is no tensor at all.
+    PlacementError
+        If a tensor is not placed although others are, or is not what its placement says.
     StorageError
         If the file system refuses.
     """
     specs = specs_of(tensors)
+    _check_placements(specs, plan)
     if not specs:
         raise IncompletePublicationError(
             version=plan.metadata.version, problem=f"the state dict of rank {plan.metadata.rank} is empty"
@@ -88,7 +97,10 @@ def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> Sh
         except OSError as error:
             raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
         parts.append(PartEntry(path.name, nbytes))
-        entries += [TensorEntry(spec, digest, index) for spec, digest in zip(group, digests, strict=True)]
+        entries += [
+            TensorEntry(spec, digest, index, plan.placements.get(spec.name))
+            for spec, digest in zip(group, digests, strict=True)
+        ]
     manifest = ShardManifest(
         version=plan.metadata.version,
         rank=plan.metadata.rank,
@@ -104,6 +116,16 @@ def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> Sh
     except OSError as error:
         raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
     return manifest
+
+
+def _check_placements(specs: Sequence[TensorSpec], plan: ShardPlan) -> None:
+    if not plan.placements:
+        return
+    for spec in specs:
+        if spec.name not in plan.placements:
+            raise PlacementError(tensor=spec.name, problem="has no placement, although others have one")
+        placement = plan.placements[spec.name]
+        whole_shape(spec.name, placement, spec.shape, plan.metadata.rank, plan.metadata.world_size)
 
 
 def cut_into_parts(specs: Sequence[TensorSpec], part_bytes: int) -> list[list[TensorSpec]]:

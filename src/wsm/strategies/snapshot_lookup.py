@@ -7,9 +7,11 @@ Knows names and places, no contents.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from wsm.strategies import snapshot_names
 from wsm.strategies.errors import SnapshotNotFoundError, VersionFileMissingError
@@ -27,12 +29,22 @@ from wsm.strategies.version_file import read_version
 # Each further attempt takes a publisher that retired a version between two of our system calls.
 _ATTEMPTS = 8
 
+_Found = TypeVar("_Found")
+
 
 @dataclass(frozen=True)
 class Located:
     """The files of a shard, and the version that they must hold (None: whichever they hold)."""
 
     files: ShardFiles
+    expected: int | None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A directory that may hold a whole version, and the version that it must be (None: whichever it is)."""
+
+    directory: SnapshotDirectory
     expected: int | None
 
 
@@ -55,18 +67,48 @@ def locate(source: SnapshotSource, version: int | None, stack: ExitStack) -> Loc
     wsm.strategies.errors.BadInputError
         If a place holds something unusable.
     """
+    found, wanted = _follow(source, version, lambda wanted: _find(source, wanted, stack))
+    if found is None:
+        raise _not_found(source, wanted)
+    # The shared directory has no version.yaml of ours, so only an explicit wish binds it.
+    return Located(found, version if found.place is Place.SHARED else wanted)
+
+
+def locate_published(source: SnapshotSource, version: int | None, stack: ExitStack) -> Published | None:
+    """Find the directory in which a version lies with the shards of all its ranks, whatever their number.
+
+    Parameters
+    ----------
+    source, version, stack
+        As in :func:`locate`.
+
+    Returns
+    -------
+    Published or None
+        None if there is no directory that could hold one.
+
+    Raises
+    ------
+    wsm.strategies.errors.BadInputError
+        If something there is unusable.
+    """
+    found, wanted = _follow(source, version, lambda wanted: _published(str(source.directory), wanted, stack))
+    return None if found is None else Published(found, wanted)
+
+
+def _follow(
+    source: SnapshotSource, version: int | None, find: Callable[[int | None], _Found | None]
+) -> tuple[_Found | None, int | None]:
+    """Look for a version with `find`; for the announced one again, if the announcement moves meanwhile."""
+    if version is not None:
+        return find(version), version
     announced = None
     for _ in range(_ATTEMPTS):
-        before = announced
-        announced = None if version is not None else announced_version(source.directory)
-        wanted = announced if version is None else version
-        found = _find(source, wanted, stack)
-        if found is not None:
-            # The shared directory has no version.yaml of ours, so only an explicit wish binds it.
-            return Located(found, version if found.place is Place.SHARED else wanted)
-        if version is not None or announced == before:
-            break
-    raise _not_found(source, wanted)
+        before, announced = announced, announced_version(source.directory)
+        found = find(announced)
+        if found is not None or announced == before:
+            return found, announced
+    return None, announced
 
 
 def announced_version(directory: Path | str) -> int | None:
@@ -100,6 +142,14 @@ def _find(source: SnapshotSource, wanted: int | None, stack: ExitStack) -> Shard
         return None
     shared = _open(str(source.shared_directory), stack)
     return None if shared is None else find_in_shared(shared, rank=source.rank, device_id=device_id)
+
+
+def _published(root: str, wanted: int | None, stack: ExitStack) -> SnapshotDirectory | None:
+    if wanted is not None:
+        directory = _open(_version_path(root, wanted), stack, boundary=root)
+        if directory is not None and directory.hold():
+            return directory
+    return _open(root, stack)
 
 
 def _open(path: str, stack: ExitStack, *, boundary: str | None = None) -> SnapshotDirectory | None:

@@ -25,7 +25,8 @@ class SnapshotSource:
         Physical device id in the file names; taken from the environment if not given
         (:mod:`wsm.strategies.device_id`).
     world_size : int, optional
-        Number of ranks that the shard must have been written for; not checked if not given.
+        Number of ranks of the group. A version that was written for another number is re-sliced, if it says
+        how its tensors are placed; without it, the rank's own shard is taken as it is.
     shared_directory : path or str, optional
         The last place to look; None looks nowhere else.
     allow_pickle : bool

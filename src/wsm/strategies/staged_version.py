@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from wsm.strategies.errors import (
 )
 from wsm.strategies.manifest import ShardManifest
 from wsm.strategies.part_metadata import PartMetadata
+from wsm.strategies.placement import Placement
 from wsm.strategies.publisher_lock import take_publisher_lock
 from wsm.strategies.retention import KEEP_TWO, Retention, bring_in, finish_removals, retire
 from wsm.strategies.shard_writer import PART_BYTES, ShardPlan, write_shard
@@ -99,10 +101,18 @@ class StagedVersion(AbstractContextManager["StagedVersion"]):
             self._release()
             raise StorageError(path=str(self.path), reason=error.strerror or str(error)) from error
 
-    def plan(self, rank: int, *, device_id: int | None = None, part_bytes: int = PART_BYTES) -> ShardPlan:
+    def plan(
+        self,
+        rank: int,
+        *,
+        device_id: int | None = None,
+        part_bytes: int = PART_BYTES,
+        placements: Mapping[str, Placement] | None = None,
+    ) -> ShardPlan:
         """Return what :func:`write_shard` needs to know to write the shard of `rank`."""
         metadata = PartMetadata(self.version, rank, self.world_size, self.publication)
-        return ShardPlan(metadata, rank if device_id is None else device_id, part_bytes, self._durable)
+        device_id = rank if device_id is None else device_id
+        return ShardPlan(metadata, device_id, part_bytes, self._durable, placements or {})
 
     def write_shard(
         self,
@@ -111,9 +121,11 @@ class StagedVersion(AbstractContextManager["StagedVersion"]):
         *,
         device_id: int | None = None,
         part_bytes: int = PART_BYTES,
+        placements: Mapping[str, Placement] | None = None,
     ) -> ShardManifest:
         """Write the shard of `rank`; see :func:`wsm.strategies.shard_writer.write_shard`. Blocks."""
-        return write_shard(self.path, tensors, self.plan(rank, device_id=device_id, part_bytes=part_bytes))
+        plan = self.plan(rank, device_id=device_id, part_bytes=part_bytes, placements=placements)
+        return write_shard(self.path, tensors, plan)
 
     def commit(self, *, replace: bool = False, retain: Retention = KEEP_TWO) -> Published:
         """Make the version visible, announce it, then remove versions that are no longer kept. Blocks.
@@ -135,7 +147,7 @@ class StagedVersion(AbstractContextManager["StagedVersion"]):
             manifest = self._seal(shards)
             final = self._versions / str(self.version)
             standing = standing_publication(final)
-            if standing is not None and standing[0].same_content(manifest):
+            if standing is not None and _is_the_same(standing, (manifest, shards)):
                 manifest, shards = standing
             else:
                 if final.exists() and not replace:
@@ -212,3 +224,15 @@ def standing_publication(path: Path) -> tuple[VersionManifest, tuple[ShardManife
     except (OSError, ManifestError):
         return None
     return (manifest, shards) if whole else None
+
+
+def _is_the_same(
+    standing: tuple[VersionManifest, tuple[ShardManifest, ...]],
+    staged: tuple[VersionManifest, tuple[ShardManifest, ...]],
+) -> bool:
+    """Whether two publications hold the same tensors and say the same about where they lie."""
+    ours, theirs = (
+        [{entry.spec.name: entry.placement for entry in shard.tensors} for shard in shards]
+        for _, shards in (staged, standing)
+    )
+    return standing[0].same_content(staged[0]) and ours == theirs

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from delta_arrival import DeltaArrival
 from ipc_arrival import IpcArrival
+from resliced_arrival import ReslicedArrival
 from snapshot_arrival import SnapshotArrival
 from stream_arrival import StreamArrival
 from transfer_arrival import TransferArrival
@@ -51,5 +52,6 @@ ARRIVALS: Mapping[str, Callable[[Path], Arrival]] = {
     "ipc": IpcArrival,
     "ipc_async": StreamArrival,
     "ipc_snapshot": SnapshotArrival,
+    "ipc_snapshot, resliced": ReslicedArrival,
     "rsync over checkpoint_transfer": TransferArrival,
 }

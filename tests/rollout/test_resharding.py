@@ -1,0 +1,65 @@
+"""A group of two ranks serves versions that were published for one, two and four, and says the same words."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
+from wsm.rollout.sharding import initial_state, placements, shard
+from wsm.rollout.supervisor import RolloutSupervisor
+from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, load, publish_snapshot
+
+pytestmark = [pytest.mark.paddle, pytest.mark.processes]
+
+MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 64, "experts": 4}
+PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8]]
+
+
+def publish(config: RolloutConfig, version: int, ranks: int, seed: int):
+    shape = config.engine.shape
+    full = initial_state(shape, seed)
+    shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
+    directory = config.group.snapshot.directory
+    return publish_snapshot(directory, version, shards, placements=placements(shape), durable=False)
+
+
+def test_versions_for_one_two_and_four_ranks_give_bit_equal_probabilities(tmp_path):
+    group = {"name": f"test-resharding-{os.getpid()}", "snapshot": {"directory": str(tmp_path)}}
+    config = rollout_config_from_mapping({"group": group, "model": MODEL})
+    assert config.group.ranks == 2
+    publish(config, 1, ranks=2, seed=3)
+    said, held = {}, {}
+    with RolloutSupervisor(config) as group, group.client() as client:
+        for version, ranks in ((1, 2), (2, 1), (3, 4)):
+            if version > 1:
+                publish(config, version, ranks, seed=3)
+                receipt = group.controller.update(version)
+                assert receipt.version == version
+                held[version] = [rank.digest for rank in receipt.ranks]
+            said[version] = [
+                (answer.tokens, answer.logprobs)
+                for answer in client.generate(PROMPTS, 12, temperature=1.0, seed=5)
+            ]
+            assert all(answer for answer, _ in said[version])
+    assert said[1] == said[2] == said[3]
+    assert held[2] == held[3]
+
+
+@pytest.mark.parametrize(("written", "read"), [(1, 2), (2, 4), (4, 1)])
+def test_what_each_rank_loads_is_its_shard_of_the_full_weights(tmp_path, written, read):
+    config = rollout_config_from_mapping(
+        {"group": {"name": "never-started"}, "model": {**MODEL, "activation": "swiglu"}}
+    )
+    shape = config.engine.shape
+    full = initial_state(shape, 9)
+    shards = {rank: shard(full, shape, rank, written) for rank in range(written)}
+    publish_snapshot(tmp_path, 1, shards, placements=placements(shape), durable=False)
+    for rank in range(read):
+        wanted = shard(full, shape, rank, read)
+        target = MemoryTarget(TensorSpec(name, "F32", array.shape) for name, array in wanted.items())
+        load(SnapshotSource(tmp_path, rank, device_id=0, world_size=read, shared_directory=None), target)
+        for name, array in wanted.items():
+            assert np.frombuffer(target.readable(name), np.float32).tobytes() == array.tobytes()
