@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,8 @@ from wsm.strategies.tensor import ITEM_BYTES
 class ReslicedArrival(SnapshotArrival):
     def publish(self, version: int, state: State, **options: object) -> Path:
         other = make_state(seed=version + 1000)
-        shards, placements = {}, {}
+        shards: dict[int, State] = {}
+        placements: dict[str, Placement] = {}
         for rank in range(4):
             shards[rank] = {}
             for name, (spec, data) in state.items():
@@ -31,11 +31,6 @@ class ReslicedArrival(SnapshotArrival):
                 shards[rank][name] = half(
                     spec, content if len(content) == len(data) else data, axis, rank % 2
                 )
-        return self._publish(version, shards, placements)
-
-    def _publish(
-        self, version: int, shards: Mapping[int, State], placements: Mapping[str, Placement]
-    ) -> Path:
         report = publish_snapshot(
             self._root,
             version,
