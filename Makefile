@@ -3,6 +3,7 @@
 #   make demo      run the RL loop on a live group of two ranks; results in demo-out/
 #   make test      linters, types, and all tests but the long ones (under 10 minutes on two cores)
 #   make test-slow the long ones: a million explored worlds, a slice of the campaign, groups under load
+#   make test-gpu-wheel  the tests on paddlepaddle-gpu 2.6.2, which needs no GPU for them (downloads 760 MB once)
 #   make bench     measure; table on the terminal, numbers in bench.json
 #   make models    check the Promela models within all their bounds (10 minutes, 2 x 6 GiB; needs spin and gcc)
 #   make campaign  kill, stop, tear and fill up real groups at every line of their journals (an hour)
@@ -33,7 +34,13 @@ export OMP_NUM_THREADS := 1
 # `make demo ARGUMENTS="--no-update --steps 10"`
 ARGUMENTS ?=
 
-.PHONY: help install demo test test-slow lint bench models explore campaign diagrams clean
+# Paddle 2.6.2 has wheels up to Python 3.12.
+GPU_WHEEL := .venv-gpu-wheel
+GPU_WHEEL_SUPPORTED := (3, 10) <= sys.version_info[:2] <= (3, 12)
+GPU_WHEEL_PYTHON ?= $(shell for candidate in "$(PYTHON)" python3.12 python3.11 python3.10; do \
+	"$$candidate" -c 'import sys; sys.exit(not ($(GPU_WHEEL_SUPPORTED)))' 2>/dev/null && echo "$$candidate" && break; done)
+
+.PHONY: help install demo test test-slow test-gpu-wheel lint bench models explore campaign diagrams clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +66,17 @@ test: lint
 test-slow: $(STAMP)
 	@$(BIN)/python -m pytest -m slow $(ARGUMENTS) </dev/null
 
+test-gpu-wheel: $(GPU_WHEEL)/.installed
+	@PYTHONPATH=src $(GPU_WHEEL)/bin/python -m pytest -p tests.gpu_wheel.plugin -m "not slow" $(ARGUMENTS) </dev/null
+
+$(GPU_WHEEL)/.installed: tests/gpu_wheel/requirements.txt
+	@test -n "$(GPU_WHEEL_PYTHON)" || { echo "paddlepaddle-gpu 2.6.2 needs Python 3.10 to 3.12, and none is on PATH; \
+	install one, or name it: make GPU_WHEEL_PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@"$(GPU_WHEEL)/bin/python" -c 'import pip' 2>/dev/null || "$(GPU_WHEEL_PYTHON)" -m venv --clear $(GPU_WHEEL)
+	@echo "installing paddlepaddle-gpu 2.6.2 into $(GPU_WHEEL) (once; it is 760 MB)"
+	@"$(GPU_WHEEL)/bin/python" -m pip install --quiet --requirement tests/gpu_wheel/requirements.txt </dev/null
+	@touch $@
+
 lint: $(STAMP)
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -81,5 +99,5 @@ diagrams: $(STAMP)
 	@$(BIN)/wsm diagrams
 
 clean:
-	rm -rf $(VENV) demo-out bench.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(GPU_WHEEL) demo-out bench.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests bench campaign models -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,6 +12,7 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F  # noqa: N812 - paddle's own convention
 
+from wsm.actions.backends.paddle_bytes import array_of
 from wsm.rollout.block_pool import SCRATCH_BLOCK
 from wsm.rollout.model import Attend
 from wsm.rollout.paged_cache import PagedKVCache
@@ -49,7 +50,7 @@ class StepInputs:
         self.mask = paddle.zeros([rows, 1, length, blocks * block_size])
         self.last = paddle.zeros([rows], dtype="int64")
         self._views = tuple(
-            np.from_dlpack(tensor)
+            array_of(tensor)
             for tensor in (self.tokens, self.positions, self.slots, self.tables, self.mask, self.last)
         )
 

@@ -53,10 +53,11 @@ class PagedKVCache:
     def rebuild(self) -> int:
         """Allocate an empty cache; return its bytes. Idempotent."""
         if not self._memory:
-            rows, size = self.pool.blocks * self.pool.block_size, self.pool.block_size * self.width
+            rows = self.pool.blocks * self.pool.block_size
+            by_block = [self.pool.blocks, self.pool.block_size * self.width]
             for _ in range(self._layers):
                 keys, values = paddle.zeros([rows, self.width]), paddle.zeros([rows, self.width])
-                self._memory.append(LayerCache(keys, values, keys.view([-1, size]), values.view([-1, size])))
+                self._memory.append(LayerCache(keys, values, keys.view(by_block), values.view(by_block)))
         return self.allocated_bytes()
 
     def release(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import paddle
 
+from wsm.actions.backends.paddle_bytes import array_of
 from wsm.rollout.errors import MixedVersionsError, PlanOverflowError
 from wsm.rollout.parallel import Communicator
 from wsm.rollout.parameters import Permit
@@ -33,7 +34,7 @@ class PlanChannel:
         self._ranks = ranks
         capacity = _HEADER + max_rows * (2 + max_blocks) + max_tokens
         self._tensor = paddle.zeros([capacity], dtype="int32")
-        self._words: Int32 = np.asarray(np.from_dlpack(self._tensor), np.int32)
+        self._words: Int32 = np.asarray(array_of(self._tensor), np.int32)
 
     def share(self, plan: StepPlan | None, permit: Permit) -> StepPlan:
         """Send rank 0's plan, return it on every rank. Collective over TP.

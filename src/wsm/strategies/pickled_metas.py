@@ -129,12 +129,12 @@ def _read(
 
 def _open_on_host(fields: tuple[Any, ...]) -> Any:
     paddle = _paddle(str(fields[0]))
-    return paddle.to_tensor(paddle.base.core.DenseTensor._new_shared_filename(fields))
+    return paddle.to_tensor(_dense_tensor(paddle)._new_shared_filename(fields))
 
 
 def _open_on_device(meta: TensorMeta, file: str, device_index: int | None) -> Any:
     paddle = _paddle(file)
-    shared = getattr(paddle.base.core.LoDTensor, "_new_shared_cuda", None)
+    shared = getattr(_dense_tensor(paddle), "_new_shared_cuda", None)
     if shared is None:
         raise DeviceMetaError(
             tensor=meta.spec.name, file=file, problem="this build of paddle has no CUDA; use a GPU build"
@@ -145,6 +145,12 @@ def _open_on_device(meta: TensorMeta, file: str, device_index: int | None) -> An
         return paddle.to_tensor(shared((fields[0].encode("latin-1"), *fields[1:6], index)))
     except Exception as error:  # whatever CUDA says
         raise DeviceMetaError(tensor=meta.spec.name, file=file, problem=str(error)) from error
+
+
+def _dense_tensor(paddle: Any) -> Any:
+    """Return paddle's class of tensors without gradients: LoDTensor in 2.6, both names in 3.3."""
+    core = paddle.base.core
+    return getattr(core, "LoDTensor", None) or core.DenseTensor
 
 
 def _paddle(file: str) -> Any:

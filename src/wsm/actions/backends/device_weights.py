@@ -123,7 +123,9 @@ class DeviceWeights(PaddleWeights):
         if paddle_name(source) != wanted:
             source = source.view(wanted)
         if paddle_name(source) != wanted or tuple(source.shape) != self._specs[name].shape:
-            raise AdoptionError(tensor=name, found=f"the bytes became {paddle_name(source)}{source.shape}")
+            raise AdoptionError(
+                tensor=name, found=f"the bytes became {paddle_name(source)}{list(source.shape)}"
+            )
         return source
 
     def copy_of(self, tensor: Any) -> memoryview:

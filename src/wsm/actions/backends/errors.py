@@ -41,7 +41,7 @@ class AdoptionError(GroupError):
     def __init__(self, *, tensor: str, found: str) -> None:
         super().__init__(
             f"tensor {tensor!r} did not adopt its new memory: {found}; this build of paddle shares buffers "
-            "differently from 3.3, report it with its version",
+            "differently from 2.6.2 and 3.3.1, report it with its version",
             tensor=tensor,
             found=found,
         )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from wsm.actions.backends.errors import AdoptionError
+from wsm.actions.backends.paddle_bytes import second_owner
 from wsm.actions.backends.paddle_dtypes import paddle_name
 from wsm.actions.errors import WeightsReleasedError
 from wsm.strategies.tensor import TensorSpec
@@ -111,8 +112,6 @@ class PaddleStaging:
         TensorChangedError, AdoptionError
             If the served tensor is not what it was, or its memory could not be held on to.
         """
-        import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
-
         for name, spec in self.specs().items():
             if not spec.nbytes:
                 continue
@@ -123,15 +122,14 @@ class PaddleStaging:
                 raise WeightsReleasedError(tensor=name)
             if paddle_name(staged) != paddle_name(tensor) or list(staged.shape) != list(tensor.shape):
                 raise AdoptionError(
-                    tensor=name, found=f"{paddle_name(staged)}{staged.shape} is staged for it"
+                    tensor=name, found=f"{paddle_name(staged)}{list(staged.shape)} is staged for it"
                 )
             if name in captured:
                 self._copies.append((name, staged, tensor))
                 continue
             # The flip itself would free what served before: an alias keeps it until nobody waits.
-            old = paddle.empty([0], dtype=tensor.dtype)
-            tensor._share_buffer_to(old)
-            if old._holder_size() != tensor._holder_size():
+            old = second_owner(tensor)
+            if not old._is_shared_buffer_with(tensor):
                 raise AdoptionError(tensor=name, found="its old memory has no second owner")
             self._old.append(old)
             self._flips.append((staged, tensor))
@@ -165,7 +163,7 @@ class PaddleStaging:
         return freed
 
     def _copy(self, staged: Any, tensor: Any) -> None:
-        import paddle  # noqa: PLC0415 - imported by make_ready long before
+        import paddle  # noqa: PLC0415 - imported with the first version long before
 
         with paddle.no_grad():
             tensor.copy_(staged, True)

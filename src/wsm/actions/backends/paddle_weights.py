@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from wsm.actions.backends import paddle_bytes
 from wsm.actions.backends.errors import AdoptionError, TensorChangedError, UnsupportedTensorError
 from wsm.actions.backends.paddle_dtypes import carrier_name, paddle_name, safetensors_name
 from wsm.actions.backends.paddle_staging import PaddleStaging
@@ -170,11 +171,7 @@ class PaddleWeights:
 
     def bytes_of(self, tensor: Any) -> memoryview:
         """Return the bytes of a tensor of this kind, writable; they stay valid as long as the view lives."""
-        tensor = tensor.detach()
-        carrier = carrier_name(paddle_name(tensor))
-        if carrier != paddle_name(tensor):
-            tensor = tensor.view(carrier)
-        return np.from_dlpack(tensor).reshape(-1).view(np.uint8).data
+        return paddle_bytes.bytes_of(tensor)
 
     def new_tensor(self, name: str) -> Any:
         """Return a paddle tensor like the named one, in new memory that nobody has written to.
@@ -196,26 +193,26 @@ class PaddleWeights:
 
     def _tensor_over(self, name: str, memory: np.ndarray[Any, Any]) -> Any:
         """Return a tensor like the named one that lives in `memory`, an array of its carrier."""
-        import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
-
         wanted = paddle_name(self.tensor(name))
-        source = paddle.utils.dlpack.from_dlpack(memory)
-        if paddle_name(source) != wanted:
-            source = source.view(wanted)
+        source = paddle_bytes.tensor_over(memory, wanted)
         if paddle_name(source) != wanted or tuple(source.shape) != self._specs[name].shape:
-            raise AdoptionError(tensor=name, found=f"the buffer became {paddle_name(source)}{source.shape}")
+            raise AdoptionError(
+                tensor=name, found=f"the buffer became {paddle_name(source)}{list(source.shape)}"
+            )
+        if int(source.data_ptr()) != memory.ctypes.data:
+            raise AdoptionError(tensor=name, found="paddle copied the buffer")
         return source
 
     def _expect_unchanged(self, name: str) -> None:
         tensor, before = self._tensors[name], self._specs[name]
         now = self._spec(name, tensor)
         # A shared buffer that is too small leaves the tensor its shape, and paddle reads past its end.
-        there = tensor._holder_size() - tensor._offset() if tensor._is_initialized() else before.nbytes
-        if now != before or there < before.nbytes:
+        whole = paddle_bytes.memory_is_enough(tensor) if tensor._is_initialized() else True
+        if now != before or not whole:
             raise TensorChangedError(
                 tensor=name,
                 expected=f"{before.dtype}{list(before.shape)}",
-                found=f"{now.dtype}{list(now.shape)} over {there} bytes",
+                found=f"{now.dtype}{list(now.shape)}{'' if whole else ' over too little memory'}",
             )
 
     def _spec(self, name: str, tensor: Any) -> TensorSpec:

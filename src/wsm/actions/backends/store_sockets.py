@@ -130,8 +130,10 @@ class StoreDeadline:
                 self.cut = f"not all members came within {self._seconds:.1f} s"
             if self.cut:
                 for connection in sockets_of(self._host, self._port):
-                    with contextlib.suppress(OSError):  # the peer has closed it already
-                        connection.shutdown(socket.SHUT_RDWR)
+                    # The listening socket stays: paddle 2.6 ends the process when it cannot accept any more.
+                    if _peer(connection) is not None:
+                        with contextlib.suppress(OSError):  # the peer has closed it already
+                            connection.shutdown(socket.SHUT_RDWR)
                 return
 
 

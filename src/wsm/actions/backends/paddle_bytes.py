@@ -1,0 +1,108 @@
+"""A paddle tensor's memory as bytes, and memory of numpy's as a tensor: the same on every paddle build.
+
+Responsible for the calls that differ. Paddle 2.6 has no ``__dlpack__`` and copies what comes as a DLPack
+capsule, and views by DLPack are read-only before numpy 2; so views go by address here and adopted memory by
+the constructor behind ``paddle.to_tensor``, both measured alike on paddlepaddle-gpu 2.6.2 and paddlepaddle
+3.3.1. It must not know models or names, and it checks no place: a view of device memory cannot be read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from wsm.actions.backends.paddle_dtypes import carrier_name, paddle_name
+
+
+class _Held:
+    """Bytes at an address, and whatever keeps them there; numpy's array interface, version 3."""
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, owner: Any, address: int, shape: tuple[int, ...], typestr: str) -> None:
+        self._owner = owner
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": shape,
+            "typestr": typestr,
+            "version": 3,
+        }
+
+
+def array_of(tensor: Any) -> np.ndarray[Any, Any]:
+    """Return a writable view of a contiguous tensor in host memory, in the dtype that carries its bytes.
+
+    The memory stays valid as long as the view, whatever becomes of the tensor.
+
+    Parameters
+    ----------
+    tensor : paddle.Tensor
+        Holds memory; of one element or more.
+    """
+    carrier = np.dtype(carrier_name(paddle_name(tensor)))
+    shape = tuple(int(extent) for extent in tensor.shape)
+    return np.asarray(_Held(second_owner(tensor), int(tensor.data_ptr()), shape, carrier.str))
+
+
+def bytes_of(tensor: Any) -> memoryview:
+    """Return the bytes of a contiguous tensor in host memory: flat, writable, format ``B``.
+
+    They stay valid as long as the view, whatever becomes of the tensor, which holds memory now.
+    """
+    length = math.prod(tensor.shape) * int(tensor.element_size())
+    return np.asarray(_Held(second_owner(tensor), int(tensor.data_ptr()), (length,), "|u1")).data
+
+
+def second_owner(tensor: Any) -> Any:
+    """Return a tensor of size zero that keeps the memory of `tensor` when that lets go of it.
+
+    An alias by ``detach()`` would be cleared together with it.
+    """
+    import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
+
+    owner = paddle.empty([0], dtype=tensor.dtype)
+    tensor._share_buffer_to(owner)
+    return owner
+
+
+def tensor_over(memory: np.ndarray[Any, Any], dtype: str) -> Any:
+    """Return a tensor on the CPU that lives in `memory`, an array of the carrier of `dtype`, and keeps it.
+
+    A source that is read-only is taken for writable by paddle; an empty one gets no memory at all. Where
+    paddle has copied, the tensor's ``data_ptr()`` is another address than the array's.
+    """
+    from paddle import CPUPlace  # noqa: PLC0415 - as above
+    from paddle.base import core  # noqa: PLC0415 - as above
+
+    tensor = core.eager.Tensor(
+        value=memory, place=CPUPlace(), persistable=False, zero_copy=True, name="", stop_gradient=True
+    )
+    return tensor if paddle_name(tensor) == dtype else tensor.view(dtype)
+
+
+def memory_is_enough(tensor: Any) -> bool:
+    """Whether the memory under a tensor is as large as its shape and dtype say.
+
+    Paddle does not look when memory is shared, and reads past the end of what is too short.
+    """
+    needed = math.prod(tensor.shape) * int(tensor.element_size())
+    if hasattr(tensor, "_holder_size"):
+        return int(tensor._holder_size()) - int(tensor._offset()) >= needed
+    # Paddle 2.6 does not tell the size, but compares it when a slice is taken.
+    whole = tensor if tensor.shape else _as_vector(tensor)
+    try:
+        whole._slice(0, whole.shape[0])
+    except RuntimeError:
+        return False
+    return True
+
+
+def _as_vector(scalar: Any) -> Any:
+    """Return the memory of a tensor without extents as one of a single element, which can be sliced."""
+    import paddle  # noqa: PLC0415 - as above
+
+    vector = paddle.empty([1], dtype=scalar.dtype)
+    scalar._share_buffer_to(vector)
+    return vector

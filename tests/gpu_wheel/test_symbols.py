@@ -1,0 +1,109 @@
+"""Every paddle symbol that the library uses exists in the installed build, or has its declared replacement.
+
+Runs on whatever build is installed: here the CPU build, under ``make test-gpu-wheel`` paddlepaddle-gpu 2.6.2.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from functools import reduce
+from typing import Any
+
+import pytest
+
+from tests.gpu_wheel.replacements import CPU, GPU_2_6, LACKING_IN_2_6, REPLACEMENTS
+from tests.gpu_wheel.used_symbols import EVERYDAY, Use, uses
+
+pytestmark = pytest.mark.paddle
+paddle = pytest.importorskip("paddle")
+
+MISSING = object()
+
+
+def this_build() -> set[str]:
+    """Under which names the replacements know the installed build."""
+    names = set() if paddle.is_compiled_with_cuda() else {CPU}
+    return names | ({GPU_2_6} if paddle.__version__.startswith("2.6.") else set())
+
+
+def resolved(symbol: str) -> Any:
+    """Return what a symbol names in the installed build, or MISSING."""
+    if symbol.startswith("Tensor."):
+        return getattr(paddle.Tensor, symbol.removeprefix("Tensor."), MISSING)
+    names = symbol.split(".")
+    for depth in range(len(names), 0, -1):
+        try:
+            module = importlib.import_module(".".join(names[:depth]))
+        except ImportError:
+            continue
+        return reduce(lambda owner, name: getattr(owner, name, MISSING), names[depth:], module)
+    return MISSING
+
+
+def found_uses() -> list[Use]:
+    return uses(frozenset(name for name in dir(paddle.Tensor) if not name.startswith("__")))
+
+
+def test_every_symbol_exists_or_is_known_to_be_missing_from_this_build() -> None:
+    missing = {use.symbol for use in found_uses() if resolved(use.symbol) is MISSING}
+    declared = {symbol for symbol, (builds, _) in REPLACEMENTS.items() if builds & this_build()}
+    assert missing == declared
+
+
+def test_every_call_fits_the_signature_of_what_it_calls() -> None:
+    """Where paddle's function has one; what is compiled has none, and the suite runs it."""
+    checked, wrong = 0, []
+    for use in found_uses():
+        target = resolved(use.symbol)
+        if use.call is None or target is MISSING:
+            continue
+        try:
+            signature = inspect.signature(target)
+        except (TypeError, ValueError):
+            continue
+        positional, keywords = use.call
+        # A compiled constructor names its parameters and hides which of them have defaults.
+        compiled = next(iter(signature.parameters), "") == "self" and inspect.isclass(target)
+        unbound = compiled or use.symbol.startswith("Tensor.")
+        bind = signature.bind_partial if compiled else signature.bind
+        try:
+            bind(*[None] * (positional + unbound), **dict.fromkeys(keywords))
+            checked += 1
+        except TypeError as error:
+            wrong.append(f"{use.file}:{use.line} {use.symbol}{signature}: {error}")
+    assert not wrong
+    assert checked > 50
+
+
+def test_every_replacement_is_of_a_symbol_that_is_used() -> None:
+    assert set(REPLACEMENTS) <= {use.symbol for use in found_uses()}
+
+
+@pytest.mark.parametrize(
+    "symbol", ["paddle.base.core.LoDTensor._new_shared_cuda", "paddle.device.cuda.memory_reserved"]
+)
+def test_the_calls_of_a_gpu_alone_are_among_the_symbols(symbol: str) -> None:
+    """They run nowhere here, so that the reading must not miss them."""
+    assert symbol in {use.symbol for use in found_uses()}
+
+
+def test_no_private_call_of_a_tensor_is_left_out_as_everyday() -> None:
+    assert not [name for name in EVERYDAY if name.startswith("_")]
+
+
+def test_what_cannot_run_on_the_wheel_says_why() -> None:
+    assert all(len(reason.split()) >= 3 for reason in LACKING_IN_2_6.values())
+
+
+def test_groups_that_cannot_be_restarted_are_refused_by_the_name_of_the_missing_call() -> None:
+    from wsm.actions.backends.device_groups import DeviceGroups  # noqa: PLC0415 - needs paddle first
+    from wsm.actions.backends.errors import CallMissingError  # noqa: PLC0415 - needs paddle first
+
+    lacks = resolved("paddle.distributed.shutdown_process_group") is MISSING
+    assert lacks == (GPU_2_6 in this_build())
+    if lacks:
+        with pytest.raises(CallMissingError, match="shutdown_process_group"):
+            DeviceGroups({})
+    else:
+        assert DeviceGroups({}).kinds() == ()
