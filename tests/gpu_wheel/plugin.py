@@ -1,7 +1,7 @@
 """What pytest needs to run the suite on the GPU wheel of paddle 2.6: ``-p tests.gpu_wheel.plugin``.
 
-It lets the wheel's one warning pass, expects the failures that :mod:`tests.gpu_wheel.replacements` declares,
-and lists them at the end, by name and with their reasons.
+It lets the wheel's one warning pass, and expects the failures that :mod:`tests.gpu_wheel.replacements`
+declares; pytest lists them at the end, by name and with their reasons.
 """
 
 from __future__ import annotations
@@ -33,9 +33,3 @@ def pytest_report_header() -> str:
     import paddle  # noqa: PLC0415 - a second of import time, after the warnings are filtered
 
     return f"paddle {paddle.__version__}, compiled with CUDA: {paddle.is_compiled_with_cuda()}"
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.section("what this build of paddle lacks")
-    for report in terminalreporter.stats.get("xfailed", []):
-        terminalreporter.line(f"{report.nodeid}: {report.wasxfail}")

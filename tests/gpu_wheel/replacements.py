@@ -36,4 +36,10 @@ LACKING_IN_2_6: dict[str, str] = {
     r"tests/strategies/test_pickled_metas\.py::test_(a_pickle_is_refused_u|an_allowed|its_version)": (
         "its metas of host memory have five fields, not the seven of FastDeploy's builds"
     ),
+    r"tests/strategies/test_ipc_metas\.py::test_the_numbers_are_those_of_paddle": (
+        "its metas of host memory have five fields, not the seven of FastDeploy's builds"
+    ),
+    r"tests/demo/test_trainer\.py::test_a_mixture_of_experts_can_be_trained": (
+        "it cannot go back through a gather of no rows, which an expert without tokens is"
+    ),
 }

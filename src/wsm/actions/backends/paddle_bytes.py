@@ -87,9 +87,10 @@ def memory_is_enough(tensor: Any) -> bool:
 
     Paddle does not look when memory is shared, and reads past the end of what is too short.
     """
-    needed = math.prod(tensor.shape) * int(tensor.element_size())
+    needed: int = math.prod(tensor.shape) * int(tensor.element_size())
     if hasattr(tensor, "_holder_size"):
-        return int(tensor._holder_size()) - int(tensor._offset()) >= needed
+        found: int = int(tensor._holder_size()) - int(tensor._offset())
+        return found >= needed
     # Paddle 2.6 does not tell the size, but compares it when a slice is taken.
     whole = tensor if tensor.shape else _as_vector(tensor)
     try:
