@@ -282,6 +282,54 @@ def test_a_target_that_is_written_elsewhere_gets_the_base_first(directory):
     assert target.most == 1
 
 
+class Watched(MemoryTarget):
+    """Remembers what was asked for to be written."""
+
+    def __init__(self, specs):
+        super().__init__(specs)
+        self.written_to: list[str] = []
+
+    def writable(self, name):
+        self.written_to.append(name)
+        return super().writable(name)
+
+
+def test_what_has_not_changed_is_not_written(directory):
+    directory.whole(1, A)
+    new = {**A, "layer.weight": B["layer.weight"]}
+    directory.delta(2, 1, new)
+    target = Watched(spec for spec, _ in A.values())
+    directory.load(1, target)
+    target.written_to.clear()
+    loaded = directory.load(2, target)
+    assert target.written_to == ["layer.weight"]
+    assert (loaded.tensors, loaded.verified) == (len(A), len(A))
+    assert loaded.digest == digest_of_state(new)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_threads_make_no_difference(directory, threads):
+    specs = [TensorSpec(f"large.{index}", "BF16", (512, 700)) for index in range(5)]
+    old = {spec.name: (spec, np.random.default_rng(4).bytes(spec.nbytes)) for spec in specs} | A
+    new = changed(old, 0.02, 6)
+    directory.whole(1, old)
+    directory.delta(2, 1, new, block_bytes=1 << 16)
+    for target in (holding(old), holding(new), released(old)):
+        load(directory.source(), target, name="delta", version=2, threads=threads)
+        assert holds(target, new)
+
+
+def test_a_failed_load_holds_on_to_no_memory_of_the_target(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    target = holding(C)
+    with pytest.raises(wrong.DeltaBaseError) as caught:
+        directory.load(2, target, fallback="refuse")
+    memory = target._memory["layer.weight"]
+    memory.append(0)  # a view of it that is still held would forbid this
+    assert caught.value.tensors
+
+
 # -- what is damaged ----------------------------------------------------------------------------------
 
 

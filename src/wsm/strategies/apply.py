@@ -123,6 +123,10 @@ class _Pass:
         tensor = next(tensors, None)
         while tensor is not None:
             self.go_on()
+            if tensor.stands:
+                self._stand(tensor)
+                tensor = next(tensors, None)
+                continue
             self._touch()
             kept = self._kept(tensor)
             if kept is None:
@@ -134,7 +138,7 @@ class _Pass:
 
     def run_on_threads(self, tensors: list[OfferedTensor], threads: int) -> Applied:
         """Large tensors on several threads, then the others on this one: they would wait for its lock."""
-        large = [tensor for tensor in tensors if tensor.spec.nbytes >= _SHARED_BYTES]
+        large = [tensor for tensor in tensors if _shared(tensor)]
         if len(large) < 2 or self._staged is not None:
             return self.run(iter(tensors))
         self._stop_if_cancelled()
@@ -148,7 +152,7 @@ class _Pass:
         copy_on_threads(jobs, threads, self)
         for job in jobs:
             self._take_in(job.tensor, job.digest, job.memory if job.kept else None)
-        return self.run(tensor for tensor in tensors if tensor.spec.nbytes < _SHARED_BYTES)
+        return self.run(tensor for tensor in tensors if not _shared(tensor))
 
     def go_on(self) -> None:
         """Stop where nobody wants the load any more; of :class:`wsm.strategies.tensor_copy.Steps`."""
@@ -163,6 +167,12 @@ class _Pass:
         if not self._touched:
             self._observer.taint()
             self._touched = True
+
+    def _stand(self, tensor: OfferedTensor) -> None:
+        """Count a tensor that is where it belongs already."""
+        self._verified += 1
+        self._digests.append((tensor.spec, tensor.digest or ""))
+        self.moved(tensor.spec.nbytes)
 
     def _take_in(self, tensor: OfferedTensor, digest: str, kept: memoryview | None) -> None:
         """Give the target what is complete and verified."""
@@ -208,3 +218,8 @@ class _Pass:
             raise LoadCancelledError(
                 tensors_applied=len(self._digests), tensors=self._tensors, touched=self._touched
             )
+
+
+def _shared(tensor: OfferedTensor) -> bool:
+    """Whether several threads gain by taking such tensors off each other."""
+    return tensor.spec.nbytes >= _SHARED_BYTES and not tensor.stands

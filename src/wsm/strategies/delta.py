@@ -41,7 +41,12 @@ class Delta:
         return self._open(source, version, observer, None)
 
     def open_over(
-        self, source: DeltaSource, version: int | None, observer: LoadObserver, target: WeightTarget
+        self,
+        source: DeltaSource,
+        version: int | None,
+        observer: LoadObserver,
+        target: WeightTarget,
+        threads: int,
     ) -> AbstractContextManager[Offer]:
         """Open for a target, which may hold the base. Blocks as long as a read of it, and of the deltas.
 
@@ -55,6 +60,8 @@ class Delta:
             Asked for cancellation while the target is read.
         target : WeightTarget
             What is going to be written; it is only read here.
+        threads : int
+            How many may read it, the calling one included.
 
         Raises
         ------
@@ -63,7 +70,7 @@ class Delta:
         wsm.strategies.errors.BadInputError
             If there is nothing, or it is damaged. Nothing was changed.
         """
-        return self._open(source, version, observer, target)
+        return self._open(source, version, observer, TargetBase(target, threads))
 
     @contextmanager
     def preview(self, source: DeltaSource, version: int | None) -> Iterator[Offer]:
@@ -81,19 +88,16 @@ class Delta:
 
     @contextmanager
     def _open(
-        self, source: DeltaSource, version: int | None, observer: LoadObserver, target: WeightTarget | None
+        self, source: DeltaSource, version: int | None, observer: LoadObserver, base: TargetBase | None
     ) -> Iterator[Offer]:
         number = _number(source, version)
-        base = None if target is None else TargetBase(target)
 
         def held(shard: DeltaShard) -> Held:
-            if target is None or base is None:
-                return None
-            specs = target.specs()
-            rows = [row.spec for row in shard.tensors if specs.get(row.spec.name) == row.spec]
-            return base.digests(rows, observer)
+            return None if base is None else base.digests([row.spec for row in shard.tensors], observer)
 
         with ExitStack() as stack:
+            if base is not None:
+                stack.callback(base.let_go)
             route = find_route(source, number, stack, held)
             for link in route.links:
                 link.verify(observer)
@@ -139,18 +143,21 @@ def _offer(route: Route, held: TargetBase | None) -> Offer:
         manifest_digest=last.manifest.digest,
         manifest_scope=ManifestScope.GROUP,
         peak_extra_bytes=3 * last.shard.block_bytes,
+        parallel=True,
     )
 
 
 def _tensor(
     row: DeltaTensor, links: Sequence[OpenDelta], base: BaseTensors | None, last: OpenDelta
 ) -> OfferedTensor:
+    in_place = isinstance(base, TargetBase) and base.in_place
     return OfferedTensor(
         row.spec,
         last.path,
         partial(_read, row, links, base),
         row.digest,
         piece_bytes=last.shard.block_bytes,
+        stands=in_place and not any(link.rows[row.spec.name].blocks for link in links),
     )
 
 

@@ -10,13 +10,15 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from wsm.errors import RefusedError
-from wsm.strategies.copying import CHUNK_BYTES
-from wsm.strategies.digest import running_digest
+from wsm.errors import InternalError, RefusedError
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
-from wsm.strategies.tensor import ServedTarget, TensorSpec, WeightTarget
+from wsm.strategies.parallel_copy import CopyJob, copy_on_threads
+from wsm.strategies.tensor import ServedTarget, StagedTarget, TensorSpec, WeightTarget
+
+# Smaller tensors are digested by the calling thread: others would wait for the interpreter's lock.
+_SHARED_BYTES = 1 << 18
 
 
 class BaseTensors(Protocol):
@@ -52,41 +54,63 @@ class TargetBase:
     Parameters
     ----------
     target : WeightTarget
-        The target that is going to be written.
+        The target that is going to be written; only read here.
+    threads : int
+        How many may read it, the calling one included.
+
+    Attributes
+    ----------
+    in_place : bool
+        Whether what is read here is what is going to be written.
     """
 
-    def __init__(self, target: WeightTarget) -> None:
+    def __init__(self, target: WeightTarget, threads: int) -> None:
+        self._target = target
+        self._threads = threads
+        self.in_place = not isinstance(target, ServedTarget)
         self._readable = target.served if isinstance(target, ServedTarget) else target.readable
+        # What is written elsewhere and moved (device memory) is read as a copy: one tensor's at a time.
+        self._copies = isinstance(target, StagedTarget)
         self._lock = threading.Lock()
-        # A target in device memory answers with a copy, so each view is kept until its tensor is done.
         self._views: dict[str, tuple[memoryview, int]] = {}
 
     def digests(self, specs: Iterable[TensorSpec], observer: LoadObserver) -> Mapping[str, str] | None:
-        """Return the digest of each tensor; None if one of them holds no memory. Blocks, one read of all.
+        """Return the digest of each of these tensors that the target has. Blocks, as long as a read of them.
+
+        Returns
+        -------
+        mapping of str to str, or None
+            By name; None if one of them holds no memory.
 
         Raises
         ------
         LoadCancelledError
             If the observer says so; nothing was touched.
         """
-        wanted = list(specs)
-        total = sum(spec.nbytes for spec in wanted)
-        found = {}
+        known = self._target.specs()
+        wanted = [spec for spec in specs if known.get(spec.name) == spec]
+        steps = _Looking(observer, tensors=len(wanted), nbytes=sum(spec.nbytes for spec in wanted))
+        jobs = []
+        digests: dict[str, str] = {}
         for spec in wanted:
+            steps.go_on()
             try:
                 view = self._view(spec)
             except RefusedError:  # released; each kind of target has an error of its own for it
                 return None
             if len(view) != spec.nbytes:
                 return None
-            digest = running_digest()
-            for begin in range(0, len(view), CHUNK_BYTES):
-                if observer.cancelled():
-                    raise LoadCancelledError(tensors_applied=0, tensors=len(wanted), touched=False)
-                digest.update(view[begin : begin + CHUNK_BYTES])
-                observer.progress(0, total)
-            found[spec.name] = digest.hexdigest()
-        return found
+            job = CopyJob(OfferedTensor(spec, "the weights that are there", _never_read), view, kept=True)
+            if self._copies or spec.nbytes < _SHARED_BYTES:
+                job.run(steps)
+                digests[spec.name] = job.digest
+            else:
+                jobs.append(job)
+            if not self._copies:
+                # Other threads must not ask the target, so all of its memory is known before they begin.
+                self._views[spec.name] = (view, spec.nbytes)
+        copy_on_threads(jobs, self._threads, steps)
+        return digests | {job.tensor.spec.name: job.digest for job in jobs}
 
     def read(self, spec: TensorSpec, offset: int, destination: memoryview) -> None:
         """Fill `destination` from the target, unless it is the target's own memory. Blocks."""
@@ -102,5 +126,29 @@ class TargetBase:
         if not same_memory(source, destination):
             destination[:] = source
 
+    def let_go(self) -> None:
+        """Hold on to no memory of the target any longer: it may be released now. Idempotent."""
+        self._views.clear()
+
     def _view(self, spec: TensorSpec) -> memoryview:
         return self._readable(spec.name) if spec.nbytes else memoryview(b"")
+
+
+class _Looking:
+    """A look at a target that takes long: shows that it goes on, and ends where it is no longer wanted."""
+
+    def __init__(self, observer: LoadObserver, *, tensors: int, nbytes: int) -> None:
+        self._observer = observer
+        self._tensors = tensors
+        self._nbytes = nbytes
+
+    def go_on(self) -> None:
+        if self._observer.cancelled():
+            raise LoadCancelledError(tensors_applied=0, tensors=self._tensors, touched=False)
+
+    def moved(self, _nbytes: int) -> None:
+        self._observer.progress(0, self._nbytes)
+
+
+def _never_read(_offset: int, _destination: memoryview) -> None:
+    raise InternalError("what is only looked at was read")

@@ -154,7 +154,7 @@ def load(
     strategy = strategy_for(name, source)
     observer = LoadObserver(taint=taint, progress=progress, cancelled=cancelled)
     wanted = None if version is None else check_version(version)
-    with _opened(strategy, source, wanted, observer, target) as offer:
+    with _opened(strategy, source, wanted, target, observer, threads=threads) as offer:
         applied = apply_tensors(
             offer.tensors,
             target,
@@ -184,10 +184,16 @@ def load(
 
 
 def _opened(
-    strategy: Strategy, source: object, version: int | None, observer: LoadObserver, target: WeightTarget
+    strategy: Strategy,
+    source: object,
+    version: int | None,
+    target: WeightTarget,
+    observer: LoadObserver,
+    *,
+    threads: int | None,
 ) -> AbstractContextManager[Offer]:
     if isinstance(strategy, OverTarget):
-        return strategy.open_over(source, version, observer, target)
+        return strategy.open_over(source, version, observer, target, threads or default_threads())
     return strategy.open(source, version, observer)
 
 

@@ -55,6 +55,8 @@ class OfferedTensor:
     memory : callable or None
         Returns the tensor's bytes (writable, format ``B``) in memory that may be kept for good: it stays
         valid as long as the view, and nobody else writes to it. None where bytes have to be copied.
+    stands : bool
+        Whether the target holds these very bytes already, digested for this load: they are left as they are.
     """
 
     spec: TensorSpec
@@ -64,6 +66,7 @@ class OfferedTensor:
     piece_bytes: int = 0
     witness: Callable[[int, RunningDigest], None] | None = None
     memory: Callable[[], memoryview] | None = None
+    stands: bool = False
 
     @classmethod
     def of_bytes(
@@ -188,9 +191,11 @@ class OverTarget(Protocol):
     """What a strategy implements besides, that brings changes of the version which a target holds."""
 
     def open_over(
-        self, source: Any, version: int | None, observer: LoadObserver, target: WeightTarget
+        self, source: Any, version: int | None, observer: LoadObserver, target: WeightTarget, threads: int
     ) -> AbstractContextManager[Offer]:
         """Open like :meth:`Strategy.open`, for a target that is read here and written by the applier only.
+
+        Up to `threads` threads may read it, the calling one included.
 
         Raises
         ------
