@@ -58,7 +58,7 @@ def _announce(group: RolloutSupervisor) -> None:
     name = group.config.group.name
     now = group.controller.status()
     pids = ", ".join(map(str, group.pids()))
-    click.echo(f"{name} serves version {now.version} on {len(now.ranks)} ranks (processes {pids})")
+    click.echo(f"{name} serves version {now.version} on {group.config.group.ranks} ranks (processes {pids})")
     click.echo(f"snapshots are loaded from {group.config.group.snapshot.directory}")
     click.echo(f"ranks log to {log_path(run_directory_path(name), 0)} and so on")
     click.echo(f"drive it: wsm status {name} | wsm clear {name} | wsm update {name}; Ctrl-C ends it")

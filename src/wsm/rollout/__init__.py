@@ -13,10 +13,13 @@ step_plan, plan_channel             what one step does, and how rank 0 tells the
 routing_replay                      which experts a request's tokens were sent to
 engine, runner                      all of it put together as :class:`wsm.actions.surfaces.Runner`
 worker_process, step_bell           one rank as a process, and how the others learn that rank 0 steps
+cache_process, host_blocks          the KV-cache process, where there is one, and what it holds
+process_life                        how all of these processes end
 frames, request_socket              messages on the request socket; connections and bytes
 request_service, client             what the messages mean; the other end of the socket
 config, run_directory               what a group is told; where its processes meet
 supervisor, load                    the owner of a group, from start to end; requests of its own
+keeper, deaths, restoring           what it does when one of its processes dies
 ==================================  ======================================================================
 
 Importing this package imports nothing else; the modules that compute import paddle.

@@ -17,6 +17,7 @@ import yaml
 
 from wsm.actions.surfaces import GroupKind
 from wsm.config import WsmConfig, config_from_mapping
+from wsm.controller.participants import CacheProcess
 from wsm.rollout.engine import EngineOptions, Limits
 from wsm.rollout.errors import RolloutConfigError
 from wsm.rollout.run_directory import SNAPSHOT_DIRECTORY, run_directory_path
@@ -120,8 +121,6 @@ class RolloutConfig:
         self.engine.shape.check_ranks(self.group.ranks)
         if not self.group.follow:
             self._refuse("group.follow", "must be true: all ranks but rank 0 follow it into its steps")
-        if self.group.kv_cache_process:
-            self._refuse("group.kv_cache_process", "must be false: its ranks hold their KV cache themselves")
         shape, load = self.engine.shape, self.load
         if self.engine.limits.max_step_tokens < self.engine.limits.max_batch:
             self._refuse("engine.max_step_tokens", "must not be less than max_batch")
@@ -134,6 +133,12 @@ class RolloutConfig:
             self._refuse("load", f"makes sequences longer than the context of {shape.context} tokens")
         if load is not None and load.concurrency > self.engine.limits.max_waiting:
             self._refuse("load.concurrency", "exceeds engine.max_waiting")
+
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """Who has a process: the ranks, then the KV-cache process where there is one."""
+        ranks = self.group.ranks
+        return (*range(ranks), *((CacheProcess(ranks),) if self.group.kv_cache_process else ()))
 
     @property
     def kinds(self) -> tuple[GroupKind, ...]:

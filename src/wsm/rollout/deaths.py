@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from wsm.controller.participants import who
 from wsm.rollout.config import RecoveryConfig
 
 
@@ -17,7 +18,7 @@ class Death:
     Parameters
     ----------
     rank, pid, epoch : int
-        Who, and in which epoch.
+        Who (the KV-cache process has a number, too), and in which epoch.
     code : int
         As ``subprocess`` gives it: what it exited with, or minus the signal that killed it.
     why : str
@@ -46,7 +47,7 @@ class Death:
         """Say it in one line, with the last line of the log where it ended by itself."""
         last = self.log.splitlines()[-1] if self.log and not self.why and self.code >= 0 else ""
         said = f"; the last it wrote: {last}" if last else ""
-        return f"rank {self.rank} (process {self.pid}) {self.cause} in epoch {self.epoch}{said}"
+        return f"{who(self.rank)} (process {self.pid}) {self.cause} in epoch {self.epoch}{said}"
 
 
 class RestartBudget:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from wsm.controller.participants import who
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
 
 
@@ -304,7 +305,7 @@ class RankExitedError(GroupError):
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         last = log.splitlines()[-1] if log else "nothing"
         super().__init__(
-            f"rank {rank} {how}; the last it wrote: {last}; start the group again",
+            f"{who(rank)} {how}; the last it wrote: {last}; start the group again",
             rank=rank,
             code=code,
             log=log,

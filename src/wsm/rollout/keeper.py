@@ -140,11 +140,15 @@ class GroupKeeper:
         if ended:
             return dict.fromkeys(ended, "")
         if broken and not self._is_leaving():
-            stopped = [rank for rank in range(self._config.group.ranks) if self._processes.stopped(rank)]
+            stopped = [rank for rank in self._processes.known() if self._processes.stopped(rank)]
             if stopped:
                 return dict.fromkeys(stopped, "it was stopped while the others waited for it in a step")
             return dict.fromkeys(broken, "its step raised")
         return self._hung()
+
+    def _named(self, participants: Collection[int]) -> list[int]:
+        """Return those as they call themselves: of a KV-cache process its number alone says nothing."""
+        return [one for one in self._processes.known() if one in participants]
 
     def _pin(self) -> None:
         """Keep what the group may have to load again. Its ranks do so, too, but all may die at once."""
@@ -169,7 +173,7 @@ class GroupKeeper:
     def _hung(self) -> dict[int, str]:
         """Return who keeps a decided command from its end for too long."""
         command, waiting = self._recovery.late()
-        late = [rank for rank in waiting if rank < self._config.group.ranks]
+        late = self._named(waiting)
         now, limit = time.monotonic(), self._config.recovery.hung_s
         if command != self._overdue[0]:
             self._overdue = command, now
@@ -261,7 +265,6 @@ class GroupKeeper:
         """
         began, limits = time.monotonic(), self._config.recovery
         while not self._closing.is_set():
-            # A participant that is no rank is started by whoever embeds it.
             missing = self._recovery.missing()
             ended = self._processes.ended()
             if ended:
@@ -269,7 +272,7 @@ class GroupKeeper:
             if not missing:
                 return {}
             late = {}
-            for rank in set(missing) & set(range(self._config.group.ranks)):
+            for rank in self._named(missing):
                 limit = self._start_s if rank in started else limits.rejoin_s
                 if time.monotonic() - started.get(rank, began) > limit:
                     late[rank] = f"it did not join the epoch within {limit:g} s"
@@ -286,8 +289,7 @@ class GroupKeeper:
             if ended:
                 return dict.fromkeys(ended, "")
             self._processes.wait(_LOOK_S)
-        ranks = set(self._recovery.left()) & set(range(self._config.group.ranks))
-        return dict.fromkeys(sorted(ranks), "it left its place in the group")
+        return dict.fromkeys(self._named(self._recovery.left()), "it left its place in the group")
 
     def _restore(self) -> dict[int, str]:
         """Make one attempt to load what the group is owed; return who has to be replaced before that."""

@@ -1,7 +1,8 @@
-"""The processes of a group's ranks: started, watched, killed and reaped, with their logs. Knows no words.
+"""The processes of a group: started, watched, killed and reaped, with their logs. Knows no words.
 
-All of them are started by one thread that lives as long as this object: each rank asks the kernel to be
-killed when the thread that started it is gone.
+They are those of its ranks, and its KV-cache process, where there is one, which counts as one more. All of
+them are started by one thread that lives as long as this object: each asks the kernel to be killed when the
+thread that started it is gone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from wsm import log
+from wsm.controller.participants import CacheProcess
 from wsm.rollout.run_directory import log_path, rotate_log
+
+#: What the KV-cache process runs.
+CACHE_MODULE = "wsm.rollout.cache_process"
 
 _END_S = 5.0
 
@@ -48,14 +53,18 @@ class RankProcesses:
         """Start the process of a rank, whose predecessor is reaped and leaves its log under another name."""
         rotate_log(self._run_directory, rank, epoch)
         process = self._starter.submit(self._spawn, rank).result()
-        self._processes[rank] = process
+        self._processes[rank] = process  # whose key says what it is, from the first time on
         with contextlib.suppress(OSError):  # without a pidfd it is looked at now and then
             self._descriptors[rank] = os.pidfd_open(process.pid)
         if epoch > 1:
             self._log.info(log.RANK_STARTED, rank=rank, pid=process.pid, epoch=epoch)
 
+    def known(self) -> list[int]:
+        """Return who has, or had, a process; the KV-cache process says what it is."""
+        return sorted(self._processes)
+
     def pids(self) -> list[int]:
-        """Return the process of each rank; of one that ended, the last that it had."""
+        """Return the process of each rank, the KV-cache process last; of one that ended, its last."""
         return [self._processes[rank].pid for rank in sorted(self._processes)]
 
     def pid(self, rank: int) -> int:
@@ -130,9 +139,10 @@ class RankProcesses:
             "GLOG_minloglevel": "1",
             "PYTHONWARNINGS": "ignore:No ccache found:UserWarning",
         }
+        module = CACHE_MODULE if isinstance(rank, CacheProcess) else self._module
         with log_path(self._run_directory, rank).open("wb") as output:
             return subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
-                [sys.executable, "-m", self._module, self._run_directory, str(rank), str(os.getpid())],
+                [sys.executable, "-m", module, self._run_directory, str(rank), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

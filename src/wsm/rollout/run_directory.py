@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from wsm.controller.participants import CacheProcess
 from wsm.signals.names import segment_path
 
 CONFIG_FILE: Final = "config.json"
@@ -31,8 +32,8 @@ def run_directory_path(name: str, directory: str | Path | None = None) -> Path:
 
 
 def log_path(run_directory: Path, rank: int) -> Path:
-    """Return where a rank's standard error goes."""
-    return run_directory / f"rank{rank}.log"
+    """Return where the standard error of a rank goes, or that of the KV-cache process."""
+    return run_directory / f"{_stem(rank)}.log"
 
 
 def rotate_log(run_directory: Path, rank: int, epoch: int) -> None:
@@ -40,8 +41,10 @@ def rotate_log(run_directory: Path, rank: int, epoch: int) -> None:
     path = log_path(run_directory, rank)
     if not path.exists():
         return
-    path.rename(_free_name(run_directory, f"rank{rank}.before-epoch{epoch}"))
-    kept = sorted(run_directory.glob(f"rank{rank}.before-epoch*.log"), key=lambda old: old.stat().st_mtime_ns)
+    path.rename(_free_name(run_directory, f"{_stem(rank)}.before-epoch{epoch}"))
+    kept = sorted(
+        run_directory.glob(f"{_stem(rank)}.before-epoch*.log"), key=lambda old: old.stat().st_mtime_ns
+    )
     for old in kept[:-_KEPT_LOGS]:
         old.unlink()
 
@@ -75,6 +78,10 @@ def log_tail(run_directory: Path, rank: int, lines: int = 15) -> str:
         return ""
     text = path.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
     return "\n".join(text.rstrip().splitlines()[-lines:])
+
+
+def _stem(rank: int) -> str:
+    return "kv-cache" if isinstance(rank, CacheProcess) else f"rank{rank}"
 
 
 def _free_name(run_directory: Path, stem: str) -> Path:

@@ -106,8 +106,8 @@ class RolloutSupervisor:
             undo.callback(request_socket_path(self.config.group.name).unlink, missing_ok=True)
             make_run_directory(self._run_directory, self.config.as_mapping())
             undo.callback(self._processes.end_all)
-            for rank in range(self.config.group.ranks):
-                self._processes.start(rank, epoch=1)
+            for participant in self.config.participants:
+                self._processes.start(participant, epoch=1)
             self.controller = undo.enter_context(
                 Controller(self.config.group.name, journal_directory=self.config.group.journal_directory)
             )
@@ -130,7 +130,7 @@ class RolloutSupervisor:
         return RolloutClient(self.config.group.name)
 
     def pids(self) -> list[int]:
-        """Return the process of each rank; a rank that is replaced gets another one."""
+        """Return the process of each rank, then the KV-cache process; who is replaced gets another one."""
         return self._processes.pids()
 
     @property

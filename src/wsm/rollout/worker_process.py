@@ -8,16 +8,13 @@ on SIGTERM between two steps, and with its supervisor, however that ends.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from wsm import log
@@ -26,6 +23,7 @@ from wsm.actions.backends.rendezvous import FileRendezvous
 from wsm.actions.options import PlanOptions
 from wsm.actions.weights import AddressContract
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
+from wsm.rollout.process_life import Stop, end_with
 from wsm.rollout.request_service import RequestService
 from wsm.rollout.request_socket import RequestSocket, request_socket_path
 from wsm.rollout.run_directory import CONFIG_FILE, RENDEZVOUS_DIRECTORY
@@ -36,18 +34,6 @@ from wsm.worker import HOLD, JOIN, Worker
 from wsm.worker.errors import NotServingError
 
 _IDLE_S = 0.1
-_PR_SET_PDEATHSIG = 1
-
-
-class Stop:
-    """Whether the process was asked to end; looked at between steps."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        signal.signal(signal.SIGTERM, self._ask)
-
-    def _ask(self, _number: int, _frame: FrameType | None) -> None:
-        self.asked = True
 
 
 @contextlib.contextmanager
@@ -94,7 +80,7 @@ def follow(worker: Worker, runner: RolloutRunner, bell: BellListener, stop: Stop
 def main(arguments: list[str]) -> None:
     """Run one rank until it is asked to end."""
     run_directory, rank = Path(arguments[0]), int(arguments[1])
-    _end_with(int(arguments[2]))
+    end_with(int(arguments[2]))
     stop = Stop()
     config = rollout_config_from_mapping(
         json.loads((run_directory / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -148,13 +134,6 @@ def _facts(worker: Worker, runner: RolloutRunner) -> Mapping[str, Any]:
     for draft in runner.auxiliaries:
         facts[draft.name] = {"guessed": draft.guessed, "agreed": draft.agreed}
     return facts
-
-
-def _end_with(supervisor: int) -> None:
-    """Ask the kernel to kill this process when its supervisor dies, which it might do without a word."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != supervisor:
-        sys.exit("the supervisor died before this rank began")
 
 
 if __name__ == "__main__":
