@@ -77,12 +77,16 @@ class SnapshotConfig:
         ``FLAGS_selected_gpus``), and the rank itself where there is neither.
     allow_pickle : bool
         Whether files in pickle format may be loaded, which runs code that they contain.
+    readahead_bytes : int
+        How far ahead of a load the kernel is asked to read, for files that are not in the page cache; 0
+        leaves it to the kernel.
     """
 
     directory: str = "."
     shared_directory: str = "/shared_ipc_meta"
     device_ids: Sequence[int] = ()
     allow_pickle: bool = False
+    readahead_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,12 @@ class WsmConfig:
                     problem=f"{len(ids)} ids for {self.ranks} ranks",
                     fix="give one per rank, or none",
                 )
+        if self.snapshot.readahead_bytes < 0:
+            raise ConfigurationError(
+                where="snapshot: readahead_bytes",
+                problem=f"is {self.snapshot.readahead_bytes}",
+                fix="give a number of bytes, or 0 to leave it to the kernel",
+            )
         if self.ipc.orphans not in ORPHANS:
             raise ConfigurationError(
                 where="ipc: orphans", problem=f"is {self.ipc.orphans!r}", fix="it must be copy or refuse"

@@ -17,6 +17,7 @@ from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.parallel_copy import default_threads
 from wsm.strategies.resliced_shard import open_resliced
+from wsm.strategies.shard_parts import read_ahead
 from wsm.strategies.shard_reader import OpenShard, open_shard
 from wsm.strategies.slice_reader import STAGING_BYTES
 from wsm.strategies.snapshot_lookup import locate, locate_published
@@ -88,6 +89,7 @@ def _own_shard(source: SnapshotSource, version: int | None, stack: ExitStack) ->
     located = locate(source, version, stack)
     with collector_paused():
         shard = open_shard(located, source, stack)
+        read_ahead(shard.files, source.readahead_bytes)
         tensors = _offered(shard)
     digest, scope = _manifest_digest(shard)
     return Offer(

@@ -7,7 +7,7 @@ Applies nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,8 +18,9 @@ from wsm.strategies.errors import ManifestMismatchError, VersionMismatchError
 from wsm.strategies.manifest import ShardManifest
 from wsm.strategies.manifest_files import read_shard_manifest, require_listed
 from wsm.strategies.offer import OfferedTensor
+from wsm.strategies.part_file import PartFile
 from wsm.strategies.reslice_plan import Assembly
-from wsm.strategies.shard_parts import check_content, common_metadata, open_parts
+from wsm.strategies.shard_parts import check_content, common_metadata, open_parts, read_ahead
 from wsm.strategies.slice_reader import Slice, SliceReader, SourceTensor
 from wsm.strategies.snapshot_lookup import Published
 from wsm.strategies.snapshot_source import SnapshotSource
@@ -80,11 +81,10 @@ def open_resliced(
     shards = [_manifest(published, whole, rank) for rank in range(whole.world_size)]
     assemblies = reslice_plan.plan(shards, source.rank, ranks, where=file)
     needed = sorted({rank for assembly in assemblies for rank in assembly.sources})
-    files: list[str] = []
-    readers: dict[int, dict[str, _Reader]] = {}
-    for rank in needed:
-        readers[rank] = _open_rank(published, whole.shards[rank].manifest, shards[rank], stack)
-        files += [published.directory.locate(part.file) for part in shards[rank].parts]
+    parts = {rank: _open_rank(published, whole.shards[rank].manifest, shards[rank], stack) for rank in needed}
+    for files in parts.values():  # side by side: each window has its own way through its rank's files
+        read_ahead(files, source.readahead_bytes // len(needed))
+    readers = {rank: _readers(files) for rank, files in parts.items()}
     read_bytes = sum(assembly.read_bytes for assembly in assemblies)
     _log.info(
         log.SNAPSHOT_RESLICED,
@@ -96,7 +96,7 @@ def open_resliced(
         read_bytes=read_bytes,
     )
     tensors = tuple(_offered(assembly, readers) for assembly in assemblies)
-    return ReslicedShard(tensors, tuple(files), read_bytes)
+    return ReslicedShard(tensors, tuple(part.path for files in parts.values() for part in files), read_bytes)
 
 
 def _manifest(published: Published, whole: VersionManifest, rank: int) -> ShardManifest:
@@ -112,14 +112,17 @@ def _manifest(published: Published, whole: VersionManifest, rank: int) -> ShardM
 
 def _open_rank(
     published: Published, name: str, manifest: ShardManifest, stack: ExitStack
-) -> dict[str, _Reader]:
-    """Open the parts of one rank; return how each of its tensors is read."""
+) -> tuple[PartFile, ...]:
     file = published.directory.locate(name)
     parts = open_parts(published.directory, [part.file for part in manifest.parts], manifest, stack)
     metadata = common_metadata(parts)
     if metadata is not None and (metadata.rank, metadata.world_size) != (manifest.rank, manifest.world_size):
         raise ManifestMismatchError(file=file, problem=f"the parts are of rank {metadata.rank}")
     check_content(file, manifest, metadata, parts)
+    return parts
+
+
+def _readers(parts: Iterable[PartFile]) -> dict[str, _Reader]:
     return {spec.name: (part.path, read_into) for part in parts for spec, read_into in part.readers()}
 
 

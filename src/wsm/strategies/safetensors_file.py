@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from wsm.strategies.errors import FileSizeError, UnreadableFileError
+from wsm.strategies.readahead import advise_needed
 from wsm.strategies.safetensors_header import PREFIX_BYTES, Header, header_length, parse_header
 from wsm.strategies.tensor import TensorSpec
 
@@ -51,6 +52,7 @@ class SafetensorsFile:
     def __init__(self, descriptor: int, path: str, expected: tuple[bytes, Header] | None = None) -> None:
         self.path = path
         self._descriptor = descriptor
+        self._reached: Callable[[int], None] | None = None
         try:
             self.nbytes = os.fstat(descriptor).st_size
             if expected is not None and self._begins_as(*expected):
@@ -85,6 +87,8 @@ class SafetensorsFile:
 
     def _read(self, begin: int, offset: int, destination: memoryview) -> None:
         position = begin + offset
+        if self._reached is not None:
+            self._reached(position)
         rest = destination
         while rest:
             try:
@@ -95,6 +99,14 @@ class SafetensorsFile:
                 raise FileSizeError(file=self.path, expected=self.nbytes, actual=position, touched=True)
             position += count
             rest = rest[count:]
+
+    def watch(self, reached: Callable[[int], None]) -> None:
+        """Have ``reached(position in the file)`` called before each read."""
+        self._reached = reached
+
+    def need_soon(self, offset: int, length: int) -> None:
+        """Ask for a stretch of the file, which will be read soon. Does not block."""
+        advise_needed(self._descriptor, offset, length)
 
     def close(self) -> None:
         """Close the file. Idempotent."""

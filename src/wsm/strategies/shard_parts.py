@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from wsm.strategies.errors import FileSizeError, ManifestMismatchError, MixedPartsError
 from wsm.strategies.manifest import ShardManifest
 from wsm.strategies.part_file import PartFile, open_part
 from wsm.strategies.part_metadata import PartMetadata
+from wsm.strategies.readahead import Readahead
+from wsm.strategies.safetensors_file import SafetensorsFile
 from wsm.strategies.safetensors_header import Header, lay_out
 from wsm.strategies.snapshot_directory import SnapshotDirectory
 from wsm.strategies.tensor import TensorSpec
@@ -53,6 +56,23 @@ def open_parts(
         )
         for name in names
     )
+
+
+def read_ahead(parts: Iterable[PartFile], window_bytes: int) -> None:
+    """Let the kernel bring in the parts, in this order, up to `window_bytes` before they are read; 0: not.
+
+    Pickles are in memory already.
+    """
+    files = [part for part in parts if isinstance(part, SafetensorsFile)]
+    if not window_bytes:
+        return
+
+    def advise(file: int, offset: int, length: int) -> None:
+        files[file].need_soon(offset, length)
+
+    ahead = Readahead([file.nbytes for file in files], window_bytes, advise)
+    for index, file in enumerate(files):
+        file.watch(partial(ahead.reached, index))
 
 
 def common_metadata(files: Sequence[PartFile]) -> PartMetadata | None:

@@ -31,6 +31,9 @@ class SnapshotSource:
         The last place to look; None looks nowhere else.
     allow_pickle : bool
         Whether files in pickle format may be read, and so run whatever their writer put into them.
+    readahead_bytes : int
+        How far ahead of the load the kernel is asked to read the parts, for files that are not in the page
+        cache; 0 leaves it to the kernel.
     """
 
     directory: Path | str
@@ -39,6 +42,7 @@ class SnapshotSource:
     world_size: int | None = None
     shared_directory: Path | str | None = SHARED_DIRECTORY
     allow_pickle: bool = False
+    readahead_bytes: int = 0
 
     def resolved_device_id(self, environment: Mapping[str, str] = os.environ) -> int:
         """Return the device id, from the environment if none was given.

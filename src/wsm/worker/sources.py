@@ -70,6 +70,7 @@ def _snapshot(config: WsmConfig, rank: int) -> SnapshotSource:
         world_size=config.ranks,
         shared_directory=snapshot.shared_directory,
         allow_pickle=snapshot.allow_pickle,
+        readahead_bytes=snapshot.readahead_bytes,
     )
 
 
