@@ -16,7 +16,8 @@ import xxhash
 import yaml
 
 from wsm.config_reading import ConfigurationError, build, connected_parts
-from wsm.strategies.source_config import ORPHANS, IpcAsyncConfig, IpcConfig, RsyncConfig
+from wsm.strategies.delta_source import FALLBACKS
+from wsm.strategies.source_config import ORPHANS, DeltaConfig, IpcAsyncConfig, IpcConfig, RsyncConfig
 
 __all__ = [
     "ENGINE_WORDS",
@@ -157,6 +158,8 @@ class WsmConfig:
         For ``ipc_async``, which needs its address.
     rsync : RsyncConfig
         For ``rsync``.
+    delta : DeltaConfig
+        For ``delta``.
     deadlines : Deadlines
         What a rank waits for, and how long.
     journal_directory : str or None
@@ -177,6 +180,7 @@ class WsmConfig:
     ipc: IpcConfig = field(default_factory=IpcConfig)
     ipc_async: IpcAsyncConfig = field(default_factory=IpcAsyncConfig)
     rsync: RsyncConfig = field(default_factory=RsyncConfig)
+    delta: DeltaConfig = field(default_factory=DeltaConfig)
     deadlines: Deadlines = field(default_factory=Deadlines)
     journal_directory: str | None = None
     engine_words: EngineWordsConfig = field(default_factory=EngineWordsConfig)
@@ -191,7 +195,8 @@ class WsmConfig:
         """
         if self.ranks < 1:
             raise ConfigurationError(where="ranks", problem=f"{self.ranks} ranks", fix="give at least 1")
-        for section, ids in (("snapshot", self.snapshot.device_ids), ("ipc", self.ipc.device_ids)):
+        for section in ("snapshot", "ipc", "delta"):
+            ids = getattr(self, section).device_ids
             if len(ids) not in (0, self.ranks):
                 raise ConfigurationError(
                     where=f"{section}: device_ids",
@@ -207,6 +212,12 @@ class WsmConfig:
         if self.ipc.orphans not in ORPHANS:
             raise ConfigurationError(
                 where="ipc: orphans", problem=f"is {self.ipc.orphans!r}", fix="it must be copy or refuse"
+            )
+        if self.delta.fallback not in FALLBACKS or self.delta.max_chain < 1:
+            raise ConfigurationError(
+                where="delta: fallback and max_chain",
+                problem=f"are {self.delta.fallback!r} and {self.delta.max_chain}",
+                fix=f"fallback must be one of {', '.join(FALLBACKS)}, max_chain at least 1",
             )
         if self.strategy == "ipc_async" and not self.ipc_async.address:
             raise ConfigurationError(
@@ -271,6 +282,7 @@ def config_from_mapping(content: Mapping[str, Any], *, where: str = "mapping") -
         "ipc": IpcConfig,
         "ipc_async": IpcAsyncConfig,
         "rsync": RsyncConfig,
+        "delta": DeltaConfig,
         "deadlines": Deadlines,
         "engine_words": EngineWordsConfig,
     }

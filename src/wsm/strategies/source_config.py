@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from wsm.strategies.delta_source import MAX_CHAIN
 from wsm.strategies.shared_segment import MEMORY_DIRECTORY
 from wsm.strategies.snapshot_names import SHARED_DIRECTORY
 
@@ -89,3 +90,25 @@ class RsyncConfig:
     verify_checksum: bool = True
     keep: bool = False
     rsync_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DeltaConfig:
+    """Where the ``delta`` strategy looks.
+
+    Parameters
+    ----------
+    directory : str
+        Holds ``deltas/{version}/``, and ``versions/{version}/`` for versions that are published whole.
+    device_ids : sequence of int
+        The device id in the names of each rank's whole files; empty: from the environment, as for snapshots.
+    fallback : str
+        ``full`` or ``refuse``: what a rank does that does not hold what a delta was made against.
+    max_chain : int
+        The most deltas that are put on top of each other.
+    """
+
+    directory: str = "."
+    device_ids: Sequence[int] = ()
+    fallback: str = "full"
+    max_chain: int = MAX_CHAIN

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from wsm.config import WsmConfig
 from wsm.strategies.checkpoint_transfer import CheckpointTransferTransport
 from wsm.strategies.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.delta_source import DeltaSource
 from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.ipc import IpcSource
 from wsm.strategies.registry import STRATEGIES
@@ -100,6 +101,18 @@ def _ipc_async(config: WsmConfig, rank: int) -> IpcAsyncSource:
     )
 
 
+def _delta(config: WsmConfig, rank: int) -> DeltaSource:
+    delta = config.delta
+    return DeltaSource(
+        delta.directory,
+        rank=rank,
+        device_id=delta.device_ids[rank] if delta.device_ids else None,
+        world_size=config.ranks,
+        fallback=delta.fallback,
+        max_chain=delta.max_chain,
+    )
+
+
 def _rsync(config: WsmConfig, rank: int) -> RsyncSource:
     rsync = config.rsync
     build = _TRANSPORTS[rsync.transport]
@@ -143,4 +156,5 @@ _SOURCES: Mapping[str, Callable[[WsmConfig, int], object]] = {
     "ipc": _ipc,
     "ipc_async": _ipc_async,
     "rsync": _rsync,
+    "delta": _delta,
 }
