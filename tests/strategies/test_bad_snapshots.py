@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -63,7 +66,99 @@ def link_outside(path):
     (path / PART0).symlink_to(outside / "part")
 
 
+def header(text: str, data: bytes = b"") -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode() + data
+
+
+def socket_at(path):
+    """A socket's name may have 108 bytes, so it is made under a short one."""
+    with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{short}/s")
+        Path(f"{short}/s").rename(path)
+
+
+U8 = '{"dtype":"U8","shape":[4],"data_offsets":'
+
 DAMAGES = {
+    "wrong magic": (
+        lambda path: (path / PART0).write_bytes(header("[]")),
+        errors.SafetensorsFormatError,
+        "does not begin with",
+    ),
+    "header longer than the file": (
+        lambda path: (path / PART0).write_bytes((1 << 20).to_bytes(8, "little") + b"{}"),
+        errors.SafetensorsFormatError,
+        "header of 1048576 bytes is longer than the file",
+    ),
+    "header of eight bytes of ones": (
+        lambda path: (path / PART0).write_bytes(b"\xff" * 64),
+        errors.SafetensorsFormatError,
+        "is larger than 100000000 bytes",
+    ),
+    "overlapping tensors": (
+        lambda path: (path / PART0).write_bytes(header(f'{{"a":{U8}[0,4]}},"b":{U8}[2,6]}}}}', b"123456")),
+        errors.SafetensorsFormatError,
+        "'b' overlaps the one before it",
+    ),
+    "tensor outside of the file": (
+        lambda path: (path / PART0).write_bytes(header(f'{{"a":{U8}[0,4]}}}}', b"12")),
+        errors.FileSizeError,
+        "truncated",
+    ),
+    "tensor far outside of the file": (
+        lambda path: (path / PART0).write_bytes(
+            header('{"a":{"dtype":"U8","shape":[1099511627776],"data_offsets":[0,1099511627776]}}')
+        ),
+        errors.FileSizeError,
+        "truncated",
+    ),
+    "duplicated name": (
+        lambda path: (path / PART0).write_bytes(header(f'{{"a":{U8}[0,4]}},"a":{U8}[4,8]}}}}', b"12345678")),
+        errors.SafetensorsFormatError,
+        "the key 'a' occurs twice",
+    ),
+    "part of another version": (
+        lambda path: (path / PART0).write_bytes(
+            (path / PART0).read_bytes().replace(b'"wsm.version":"1"', b'"wsm.version":"2"')
+        ),
+        errors.MixedPartsError,
+        "version",
+    ),
+    "sparse part of a terabyte": (
+        lambda path: os.truncate(path / PART0, 1 << 40),
+        errors.FileSizeError,
+        "longer than announced",
+    ),
+    "sparse manifest of a terabyte": (
+        lambda path: os.truncate(path / MANIFEST, 1 << 40),
+        errors.ManifestError,
+        "is larger than",
+    ),
+    "socket for a part": (
+        lambda path: replace_by(path / PART0, socket_at),
+        errors.UnreadableFileError,
+        PART0,
+    ),
+    "device for a part": (
+        lambda path: replace_by(path / PART0, lambda part: part.symlink_to("/dev/zero")),
+        errors.OutsideDirectoryError,
+        "/dev/zero",
+    ),
+    "pipe for a manifest": (
+        lambda path: replace_by(path / MANIFEST, os.mkfifo),
+        errors.NotARegularFileError,
+        "special file",
+    ),
+    "pipe for the version's manifest": (
+        lambda path: replace_by(path / WHOLE_MANIFEST, os.mkfifo),
+        errors.NotARegularFileError,
+        "special file",
+    ),
+    "manifest linked out of the directory": (
+        lambda path: replace_by(path / MANIFEST, lambda part: part.symlink_to("/etc/hostname")),
+        errors.OutsideDirectoryError,
+        "/etc/hostname",
+    ),
     "truncated part": (lambda path: truncate(path / PART0), errors.FileSizeError, PART0),
     "longer part": (lambda path: append(path / PART0), errors.FileSizeError, PART0),
     "empty part": (lambda path: (path / PART0).write_bytes(b""), errors.SafetensorsFormatError, "is empty"),
@@ -249,6 +344,55 @@ def test_a_file_that_shrinks_while_it_is_read_gives_an_error_and_no_signal(snaps
     with pytest.raises(errors.FileSizeError, match="truncated") as caught:
         load(snapshot.source(), target, progress=shrink)
     assert caught.value.touched
+
+
+def test_a_file_that_grows_while_it_is_read_gives_what_was_published(snapshot, held, bytes_of):
+    path = snapshot.publish(1)
+    target = snapshot.target()
+    load(snapshot.source(), target, progress=lambda *_: append(path / PART1))
+    assert held(target) == bytes_of()
+    with pytest.raises(errors.FileSizeError, match="longer than announced"):
+        load(snapshot.source(), target)
+
+
+def test_a_version_that_is_retired_while_it_is_read_gives_what_was_published(snapshot, held, bytes_of):
+    path = snapshot.publish(1)
+    target = snapshot.target()
+    load(snapshot.source(), target, progress=lambda *_: shutil.rmtree(path, ignore_errors=True))
+    assert not path.exists()
+    assert held(target) == bytes_of()
+
+
+ANNOUNCEMENTS = {
+    "pipe": (os.mkfifo, errors.NotARegularFileError, "special file"),
+    "directory": (Path.mkdir, errors.NotARegularFileError, "directory"),
+    "socket": (socket_at, errors.UnreadableFileError, "version.yaml"),
+    "link out": (
+        lambda path: path.symlink_to("/etc/hostname"),
+        errors.OutsideDirectoryError,
+        "/etc/hostname",
+    ),
+    "link to itself": (lambda path: path.symlink_to(path), errors.UnreadableFileError, "version.yaml"),
+    "terabyte": (
+        lambda path: path.touch() or os.truncate(path, 1 << 40),
+        errors.VersionFileError,
+        "is larger than",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ANNOUNCEMENTS)
+def test_what_stands_where_the_announcement_should_be_is_refused_and_never_waited_for(snapshot, held, what):
+    make, error, text = ANNOUNCEMENTS[what]
+    snapshot.publish(1)
+    announcement = snapshot.root / "version.yaml"
+    replace_by(announcement, make)
+    target = snapshot.served_target()
+    before = held(target)
+    with pytest.raises(error, match=text):
+        load(snapshot.source(), target)
+    assert held(target) == before
+    assert load(snapshot.source(), target, version=1).version == 1
 
 
 def test_another_model_is_refused_with_what_is_missing_and_unknown(snapshot, held):

@@ -76,9 +76,9 @@ def test_anything_else_is_refused_with_the_file_and_the_rule(tmp_path, text, pro
     assert "\n" not in str(caught.value)
 
 
-def test_a_directory_in_its_place_is_unreadable(tmp_path):
+def test_a_directory_in_its_place_is_refused(tmp_path):
     (tmp_path / "version.yaml").mkdir()
-    with pytest.raises(errors.UnreadableFileError):
+    with pytest.raises(errors.NotARegularFileError):
         read_version(tmp_path)
 
 

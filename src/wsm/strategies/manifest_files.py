@@ -5,10 +5,8 @@ Knows their names and how much they may hold, not what they are checked against.
 
 from __future__ import annotations
 
-import os
-
 from wsm.strategies import snapshot_names
-from wsm.strategies.errors import ManifestError, ManifestMismatchError, UnreadableFileError
+from wsm.strategies.errors import ManifestError, ManifestMismatchError
 from wsm.strategies.manifest import ShardManifest
 from wsm.strategies.snapshot_directory import SnapshotDirectory
 from wsm.strategies.version_manifest import VersionManifest
@@ -70,15 +68,9 @@ def require_listed(
 
 def _read(directory: SnapshotDirectory, name: str) -> bytes | None:
     try:
-        descriptor = directory.open(name)
+        data = directory.read(name, _MAX_BYTES)
     except FileNotFoundError:
         return None
-    path = directory.locate(name)
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            data = file.read(_MAX_BYTES + 1)
-        except OSError as error:
-            raise UnreadableFileError(file=path, reason=str(error)) from error
-    if len(data) > _MAX_BYTES:
-        raise ManifestError(file=path, problem=f"it is larger than {_MAX_BYTES} bytes")
+    if data is None:
+        raise ManifestError(file=directory.locate(name), problem=f"it is larger than {_MAX_BYTES} bytes")
     return data

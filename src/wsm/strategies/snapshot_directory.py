@@ -116,6 +116,25 @@ class SnapshotDirectory:
             raise NotARegularFileError(file=path, found="directory" if stat.S_ISDIR(mode) else "special file")
         return descriptor
 
+    def read(self, name: str, limit: int) -> bytes | None:
+        """Return the content of a small file; None if it is larger than `limit` bytes. Blocks.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such name, or it is a dangling link.
+        wsm.strategies.errors.BadInputError
+            As :meth:`open`, and if reading fails.
+        """
+        with os.fdopen(self.open(name), "rb") as file:
+            try:
+                if os.fstat(file.fileno()).st_size > limit:
+                    return None
+                data = file.read(limit + 1)
+            except OSError as error:
+                raise UnreadableFileError(file=self.locate(name), reason=str(error)) from error
+        return None if len(data) > limit else data
+
     def close(self) -> None:
         """Close the directory and let publishers retire it. Idempotent; files opened from it stay open."""
         if self._descriptor >= 0:

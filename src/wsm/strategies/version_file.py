@@ -8,18 +8,20 @@ into play. Knows nothing about snapshots.
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from pathlib import Path
 
 import yaml
 
 from wsm.strategies.atomic_file import replace_file
 from wsm.strategies.errors import (
+    NotARegularFileError,
     StorageError,
-    UnreadableFileError,
     VersionFileError,
     VersionFileMissingError,
     VersionNumberError,
 )
+from wsm.strategies.snapshot_directory import SnapshotDirectory
 from wsm.strategies.snapshot_names import VERSION_FILE
 
 #: The largest version: the committed-version word of a group has 40 bits for it.
@@ -49,20 +51,24 @@ def read_version(directory: Path | str) -> int:
     ------
     VersionFileMissingError
         If there is no such file.
-    UnreadableFileError
-        If it is there and cannot be read.
+    wsm.strategies.errors.BadInputError
+        If it is no regular file, leads out of the directory, or cannot be read.
     VersionFileError
         If it is no mapping with one ``step`` from 0 to :data:`MAX_VERSION`.
     """
-    path = Path(directory) / VERSION_FILE
+    path = f"{directory}/{VERSION_FILE}"
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise VersionFileMissingError(file=str(path)) from error
-    except (OSError, ValueError) as error:  # a NUL in the path gives the second
-        raise UnreadableFileError(file=str(path), reason=str(error)) from error
-    return parse_version(data, file=str(path))
+        opened = SnapshotDirectory(str(directory))
+    except (FileNotFoundError, NotARegularFileError) as error:
+        raise VersionFileMissingError(file=path) from error
+    with closing(opened):
+        try:
+            data = opened.read(VERSION_FILE, _MAX_BYTES)
+        except FileNotFoundError as error:
+            raise VersionFileMissingError(file=path) from error
+    if data is None:
+        raise VersionFileError(file=path, problem=f"is larger than {_MAX_BYTES} bytes")
+    return parse_version(data, file=path)
 
 
 def parse_version(data: bytes, *, file: str) -> int:
