@@ -88,6 +88,26 @@ def test_the_loop_thread_loads_nothing(rank, steered):
     assert steered.threads == {"wsm-stager-0"}
 
 
+def test_a_loop_that_stands_in_a_long_step_holds_up_no_staging(rank, steered):
+    """Everything up to PREPARED is done by the staging thread alone, once it has begun."""
+    steered.hold()
+    pending = rank.controller.begin_update(2, hot=True)
+    poll_until(rank, steered.inside.is_set)
+    with rank.worker.step() as permit:
+        steered.release()
+        patience = threading.Event()
+        for _ in range(6000):  # made ready for the flip, without one poll
+            if steered.target._ready:
+                break
+            patience.wait(0.01)
+        assert steered.target._ready
+        assert permit.version == 1
+    assert bytes(rank.runner.weights.readable("bias")) == bytes([1]) * 32
+    rank.run(pending)
+    assert pending.result().version == 2
+    assert replay(rank.worker.journal).impossible is None
+
+
 def test_there_and_back_again_is_equal_bit_by_bit(rank):
     first = digest(rank)
     receipts = [rank.update(version, hot=True) for version in (2, 1)]

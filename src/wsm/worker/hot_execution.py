@@ -8,7 +8,6 @@ leaves a rank of which nobody knows what it holds, so the caller must never let 
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +17,11 @@ from wsm.worker.errors import (
     ActionDeadlineError,
     CommandAbortedError,
     CommandIllegalError,
-    StagingExhaustedError,
     StagingUnfinishedError,
 )
 from wsm.worker.execution import Execution
 from wsm.worker.stager import Stager
+from wsm.worker.staging_run import Moment, StagingRun
 
 #: How long a command may be kept waiting for memory that an earlier staging is about to let go, in seconds.
 _REST_S = 0.05
@@ -45,7 +44,8 @@ class HotExecution(Execution):
         super().__init__(**options)
         self._stager = stager
         self._before = before
-        self._at = 0
+        self._staging = StagingRun(self.plan.staging, self._context, self._clock)
+        self._staging_begun = False
         self._running: Action | None = None
         self._since_ns = 0
         self._admission_ended = False
@@ -90,16 +90,20 @@ class HotExecution(Execution):
         Exception
             Whatever an action raised in the staging thread, with its traceback.
         """
-        while self._running is None or self._stager.ended():
-            if self._running is not None:
-                self._end_of(self._running)
-            if self._at == len(self.plan.staging):
-                self.doing = "decision"
-                return True
-            self._begin_next(self.plan.staging[self._at])
-        seconds = (self._clock.monotonic_ns() - self._since_ns) / 1e9
-        if seconds > self._running.deadline_s:
-            raise self._late(self._running)
+        if not self._staging_begun:
+            self._staging_begun = True
+            self.doing = self.plan.staging[0].name
+            self._stager.start(self._staging)
+        ended = self._stager.ended()  # first: whatever it tells has happened before
+        self._take_in(self._staging.news())
+        if ended:
+            self._end_of_staging()
+            self.doing = "decision"
+            return True
+        if self._running is not None:
+            seconds = (self._clock.monotonic_ns() - self._since_ns) / 1e9
+            if seconds > self._running.deadline_s:
+                raise self._late(self._running)
         return False
 
     def drained(self) -> bool:
@@ -154,6 +158,7 @@ class HotExecution(Execution):
     def stop_staging(self, wait_s: float = 0.0) -> None:
         """Stop staging and let go of what was staged. Waits up to `wait_s` seconds for that. Idempotent."""
         self._stager.cancel()
+        self._take_in(self._staging.news())
         if self._running is not None:
             stopped = CommandAbortedError(rank=self._context.rank, action=self._running.name)
             self._work.failed(self._running, stopped)
@@ -162,32 +167,25 @@ class HotExecution(Execution):
         if wait_s:
             self._stager.rest(wait_s)
 
-    def _begin_next(self, action: Action) -> None:
-        self.doing = action.name
-        action.precondition(self._context)
-        self._since_ns = self._work.started(action, beside=True)
-        self._running = action
-        self._stager.start(lambda: self._run_beside(action))
+    def _take_in(self, moments: Sequence[Moment]) -> None:
+        """Write down what the staging thread has begun and ended since the last look."""
+        for moment in moments:
+            if moment.is_end:
+                self._running = None
+                self._work.finished(moment.action, self._since_ns, ended_ns=moment.at_ns)
+            else:
+                self.doing = moment.action.name
+                self._work.started(moment.action, beside=True)
+                self._running, self._since_ns = moment.action, moment.at_ns
 
-    def _run_beside(self, action: Action) -> None:
-        try:
-            action.run(self._context)
-            action.probe(self._context)
-        except (MemoryError, OSError) as error:
-            if isinstance(error, OSError) and error.errno != errno.ENOMEM:
-                raise
-            cause = str(error) or type(error).__name__
-            raise StagingExhaustedError(rank=self._context.rank, action=action.name, cause=cause) from error
-
-    def _end_of(self, action: Action) -> None:
-        self._running = None
+    def _end_of_staging(self) -> None:
+        action, self._running = self._running, None
         try:
             self._stager.result()
         except BaseException as error:
-            self._work.failed(action, error)
+            if action is not None:
+                self._work.failed(action, error)
             raise
-        self._work.finished(action, self._since_ns)
-        self._at += 1
 
     def _late(self, action: Action) -> ActionDeadlineError:
         error = ActionDeadlineError(

@@ -83,10 +83,10 @@ class Performance:
         self._watch.ends()
         self._recorder.action_failed(action.name, error)
 
-    def finished(self, action: Action, began_ns: int) -> None:
-        """Take in that an action which began at `began_ns` is done, and probed."""
+    def finished(self, action: Action, began_ns: int, *, ended_ns: int | None = None) -> None:
+        """Take in that an action which began at `began_ns` is done, and probed; None: now."""
         self._watch.ends()
-        seconds = (self._clock.monotonic_ns() - began_ns) / 1e9
+        seconds = ((self._clock.monotonic_ns() if ended_ns is None else ended_ns) - began_ns) / 1e9
         self._seconds.append(ActionSeconds(action.name, seconds))
         self._recorder.action_finished(action.name, seconds)
 
