@@ -59,7 +59,7 @@ APPLICATIONS = ("rollout", "demo", "cli")
 MAY_NEED_PADDLE = ("actions.backends", "rollout", "demo")
 
 #: Strategies that may need paddle, also inside functions only.
-FOREIGN_HEAVY = ("paddle", "matplotlib", "zmq")
+FOREIGN_HEAVY = ("paddle", "matplotlib", "mooncake", "zmq")
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -54,6 +54,7 @@ SNAPSHOT_NOT_REMOVED: Final = "snapshot.not_removed"
 SHARED_MEMORY_ORPHANED: Final = "shared_memory.orphaned"
 STREAM_MESSAGE_IGNORED: Final = "stream.message_ignored"
 TRANSPORT_NOT_CLOSED: Final = "transport.not_closed"
+VERSION_TRANSFERRED: Final = "version.transferred"
 
 GROUPS_INTERRUPTED: Final = "groups.interrupted"
 

@@ -32,6 +32,11 @@ rsync, transport                      the strategy for versions over a transport
 checkpoint_transfer                   FastDeploy's closed package as a transport; its options in *_options
 tensor_stream, stream_manifest        tensors that come one by one, and the promise that travels first
 foreign_thread, foreign_tensors       what a package that wsm does not know runs in, and hands over
+mooncake_transport, mooncake_reader   the transport over Mooncake's engine, and its reads ahead
+mooncake_engine, mooncake_plan        the engine as wsm uses it; where tensors lie, and how they are read
+mooncake_publisher, mooncake_memory   the trainer's side; the memory that it lets ranks read
+mooncake_desk, mooncake_lease(s)      both ends of a lease on that memory
+mooncake_messages, mooncake_channel   what is said about it, and the connection
 observer, copying                     who follows a load; copying and digesting in one pass
 source_config                         what a configuration says about each source
 snapshot_source, snapshot_names       where to look, and what files are called
@@ -54,6 +59,9 @@ from wsm.strategies.ipc import IpcSource
 from wsm.strategies.load import LoadReport, Preview, inspect, load
 from wsm.strategies.manifest import ShardManifest
 from wsm.strategies.memory_target import MemoryTarget
+from wsm.strategies.mooncake_engine import EngineSettings
+from wsm.strategies.mooncake_publisher import MooncakePublisher, MooncakeReport
+from wsm.strategies.mooncake_transport import MooncakeTransport
 from wsm.strategies.offer import ManifestScope
 from wsm.strategies.publish import PublishReport, publish_snapshot
 from wsm.strategies.publish_delta import publish_delta
@@ -75,11 +83,15 @@ __all__ = [
     "BucketSender",
     "DeltaReport",
     "DeltaSource",
+    "EngineSettings",
     "IpcAsyncSource",
     "IpcSource",
     "LoadReport",
     "ManifestScope",
     "MemoryTarget",
+    "MooncakePublisher",
+    "MooncakeReport",
+    "MooncakeTransport",
     "Preview",
     "PublishReport",
     "Retention",

@@ -1,0 +1,256 @@
+"""How versions arrive in a publisher's memory, and publishers that say something else, or nothing."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
+
+from wsm.strategies import errors, mooncake_channel, stream_errors
+from wsm.strategies import mooncake_messages as say
+from wsm.strategies.digest import shard_digest
+from wsm.strategies.mooncake_channel import Channel
+from wsm.strategies.mooncake_engine import Engine, EngineSettings
+from wsm.strategies.mooncake_errors import TransferFailedError
+from wsm.strategies.mooncake_memory import PublishedMemory
+from wsm.strategies.mooncake_plan import Layout
+from wsm.strategies.mooncake_publisher import MooncakePublisher
+from wsm.strategies.mooncake_transport import MooncakeTransport
+from wsm.strategies.rsync import RsyncSource
+from wsm.strategies.transport import KeptTransport
+
+# A trainer that is killed when the rank says that it has applied everything.
+_DYING_PUBLISHER = """
+import os, signal, sys
+from wsm.strategies import mooncake_messages as say
+from wsm.strategies.mooncake_desk import Desk
+from wsm.strategies.mooncake_publisher import MooncakePublisher
+sys.path.insert(0, sys.argv[2])
+from wrongs import make_state
+answer = Desk._answer
+def dying(desk, visit, message):
+    if isinstance(message, say.Release):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer(desk, visit, message)
+Desk._answer = dying
+with MooncakePublisher(sys.argv[1]) as publisher:
+    publisher.publish(3, {0: make_state(seed=1), 1: make_state(seed=2)})
+    print("listening", flush=True)
+    sys.stdin.read()
+"""
+
+
+class RawDesk:
+    """Listens in a publisher's place, and answers each message with whatever bytes a test wants.
+
+    None ends the connection after that; memory of an engine of its own is what a Grant can speak of.
+    """
+
+    def __init__(self, address: str, answer: Callable[[say.Message], bytes | None]) -> None:
+        self._listening = mooncake_channel.listen(address)
+        self._listening.settimeout(0.01)
+        self._answer = answer
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped:
+            try:
+                connected, _ = self._listening.accept()
+            except TimeoutError:
+                continue
+            channel = Channel(connected, "the rank under test")
+            try:
+                while not self._stopped:
+                    message = channel.receive(0.01)
+                    if message is None:
+                        continue
+                    data = self._answer(message)
+                    if data is None:
+                        break
+                    connected.sendall(data)
+            except (stream_errors.PeerDiedError, OSError):
+                pass
+            channel.end()
+            channel.close()
+
+    def close(self) -> None:
+        self._stopped = True
+        self._thread.join()
+        self._listening.close()
+
+
+class MooncakeArrival:
+    strategy = "rsync"
+    declared = True
+    impossible: Mapping[Wrong, str] = {}
+
+    def __init__(self, directory: Path) -> None:
+        self._path = f"{directory}/publisher"
+        self._address = f"ipc://{self._path}"
+        self._connect_s = 60.0
+        self._transport = KeptTransport("mooncake", self._make)
+        self._publisher: MooncakePublisher | None = None
+        self._desk: RawDesk | None = None
+        self._engine: Engine | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def publish(self, version: int, state: State) -> None:
+        self._publish(version, {0: state, 1: make_state(seed=version + 1000)})
+
+    def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
+        if wrong in BY_STATE:
+            self.publish(version, wrong_state(state, wrong))
+            return BY_STATE[wrong]
+        return getattr(self, f"_{wrong.name.lower()}")(version, state)
+
+    def source(self) -> RsyncSource:
+        return RsyncSource(self._transport, 0, world_size=2)
+
+    def close(self) -> None:
+        self._transport.close()
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+        self._end_wrongs()
+
+    def _make(self) -> MooncakeTransport:
+        # Many spans in few buffers, so that most of a version is read while it is applied.
+        return MooncakeTransport(self._address, connect_s=self._connect_s, span_bytes=1 << 16, buffers=2)
+
+    def _publish(self, version: int, shards: Mapping[int, State]) -> None:
+        self._connect_s = 60.0
+        self._end_wrongs()
+        if self._publisher is None:
+            self._publisher = MooncakePublisher(self._address)
+        self._publisher.publish(version, shards)
+
+    def _end_wrongs(self) -> None:
+        if self._desk is not None:
+            self._desk.close()
+            self._desk = None
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+        if self._process is not None:
+            with self._process:
+                self._process.kill()
+            self._process = None
+
+    def _grant(self, version: int, state: State) -> say.Grant:
+        """A right Grant, over memory that can really be read."""
+        self._engine = Engine(EngineSettings())
+        layout, digests = PublishedMemory(self._engine).place({0: state})[0]
+        self._alive = state
+        shard = shard_digest((t.spec, each) for t, each in zip(layout.tensors, digests, strict=True))
+        return say.Grant(
+            version=version,
+            rank=0,
+            world_size=2,
+            publisher=secrets.token_hex(16),
+            session=self._engine.session,
+            lease_ms=60_000,
+            layout_digest=layout.digest(),
+            layout=layout,
+            digests=digests,
+            shards=(shard, shard),
+        )
+
+    def _answer(self, data: bytes | None) -> None:
+        """Answer everything a rank says with `data`."""
+        self._desk = RawDesk(self._address, lambda _message: data)
+
+    def _nothing_there(self, version: int, state: State) -> Expected:
+        self._connect_s = 0.3
+        return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
+
+    def _peer_silent(self, version: int, state: State) -> Expected:
+        self._connect_s = 0.3
+        self._answer(b"")
+        return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
+
+    def _peer_endless(self, version: int, state: State) -> Expected:
+        self._answer(say.to_bytes(self._grant(version, state)) * 3)
+        return Expected(stream_errors.PeerMessageError, (self._address, "it is a Grant, nothing was due"))
+
+    def _peer_dies(self, version: int, state: State) -> Expected:
+        command = [sys.executable, "-c", _DYING_PUBLISHER, self._address, str(Path(__file__).parent)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"listening\n"
+        return Expected(stream_errors.PeerDiedError, (self._address, "has ended"), may_touch=True)
+
+    def _duplicate_name(self, version: int, state: State) -> Expected:
+        grant = self._grant(version, state)
+        assert grant.layout is not None
+        tensors = (*grant.layout.tensors, grant.layout.tensors[0])
+        twice = replace(
+            grant,
+            layout=Layout(grant.layout.regions, tensors),
+            digests=(*grant.digests, grant.digests[0]),
+        )
+        self._answer(say.to_bytes(twice))
+        return Expected(stream_errors.PeerMessageError, (self._address, "'embed.weight' twice"))
+
+    def _other_version(self, version: int, state: State) -> Expected:
+        self.publish(version + 1, state)
+        return Expected(errors.VersionMismatchError, (self._address, f"version {version + 1}"))
+
+    def _other_rank(self, version: int, state: State) -> Expected:
+        self._answer(say.to_bytes(replace(self._grant(version, state), rank=1)))
+        return Expected(errors.ShardIdentityError, (self._address, "rank 1", "rank 0"))
+
+    def _other_world(self, version: int, state: State) -> Expected:
+        self._publish(version, {0: state})
+        return Expected(errors.ShardIdentityError, (self._address, "world size 1", "world size 2"))
+
+    def _flipped_bit(self, version: int, state: State) -> Expected:
+        spec, data = state["large.weight"]
+        changing = bytearray(data)
+        self.publish(version, {**state, "large.weight": (spec, changing)})
+        changing[2_000_000] ^= 1  # the trainer goes on before the version is withdrawn
+        return Expected(errors.DigestMismatchError, ("'large.weight'", self._address), may_touch=True)
+
+    def _flipped_bit_in_description(self, version: int, state: State) -> Expected:
+        data = bytearray(say.to_bytes(self._grant(version, state)))
+        data[99] ^= 1
+        self._answer(bytes(data))
+        return Expected(stream_errors.PeerMessageError, (self._address, "damaged on the way"))
+
+    def _truncated(self, version: int, state: State) -> Expected:
+        grant = self._grant(version, state)
+        assert grant.layout is not None
+        assert self._engine is not None
+        for region in grant.layout.regions:
+            self._engine.unregister(region.address)
+        self._answer(say.to_bytes(grant))
+        return Expected(TransferFailedError, (self._address, grant.session, "could not read"))
+
+    def _truncated_description(self, version: int, state: State) -> Expected:
+        data = [say.to_bytes(self._grant(version, state))[:-7], None]
+        self._connect_s = 0.3
+        self._desk = RawDesk(self._address, lambda _message: data.pop(0))
+        return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
+
+    def _garbage(self, version: int, state: State) -> Expected:
+        self._answer(b"no weights today, and no message either")
+        return Expected(stream_errors.PeerMessageError, (self._address, "begins with"))
+
+    def _empty(self, version: int, state: State) -> Expected:
+        nothing, digest = Layout((), ()), shard_digest([])
+        grant = replace(
+            self._grant(version, state),
+            layout=nothing,
+            layout_digest=nothing.digest(),
+            digests=(),
+            shards=(digest, digest),
+        )
+        self._answer(say.to_bytes(grant))
+        return Expected(errors.EmptySnapshotError, (self._address,))
