@@ -17,7 +17,14 @@ import yaml
 
 from wsm.config_reading import ConfigurationError, build, connected_parts
 from wsm.strategies.delta_source import FALLBACKS
-from wsm.strategies.source_config import ORPHANS, DeltaConfig, IpcAsyncConfig, IpcConfig, RsyncConfig
+from wsm.strategies.source_config import (
+    ORPHANS,
+    DeltaConfig,
+    IpcAsyncConfig,
+    IpcConfig,
+    MooncakeConfig,
+    RsyncConfig,
+)
 
 __all__ = [
     "ENGINE_WORDS",
@@ -160,6 +167,8 @@ class WsmConfig:
         For ``rsync``.
     delta : DeltaConfig
         For ``delta``.
+    mooncake : MooncakeConfig
+        For ``rsync`` over the transport ``mooncake``, which needs its address.
     deadlines : Deadlines
         What a rank waits for, and how long.
     journal_directory : str or None
@@ -181,6 +190,7 @@ class WsmConfig:
     ipc_async: IpcAsyncConfig = field(default_factory=IpcAsyncConfig)
     rsync: RsyncConfig = field(default_factory=RsyncConfig)
     delta: DeltaConfig = field(default_factory=DeltaConfig)
+    mooncake: MooncakeConfig = field(default_factory=MooncakeConfig)
     deadlines: Deadlines = field(default_factory=Deadlines)
     journal_directory: str | None = None
     engine_words: EngineWordsConfig = field(default_factory=EngineWordsConfig)
@@ -283,6 +293,7 @@ def config_from_mapping(content: Mapping[str, Any], *, where: str = "mapping") -
         "ipc_async": IpcAsyncConfig,
         "rsync": RsyncConfig,
         "delta": DeltaConfig,
+        "mooncake": MooncakeConfig,
         "deadlines": Deadlines,
         "engine_words": EngineWordsConfig,
     }

@@ -66,10 +66,7 @@ class PublishedMemory:
         MemoryRegistrationError
             If the engine does not take it.
         """
-        specs = {rank: specs_of(tensors) for rank, tensors in shards.items()}
-        for rank, of_rank in specs.items():
-            if not of_rank:
-                raise TrainerTensorError(tensor="", problem=f"rank {rank} has none")
+        specs = check_shards(shards)
         data = {
             rank: {spec.name: bytes_of(shards[rank], spec) for spec in of_rank if not self._packs_it(spec)}
             for rank, of_rank in specs.items()
@@ -137,6 +134,21 @@ class PublishedMemory:
             placed.append(Placed(spec, region, offset))
             digests.append(digest.hexdigest())
         return Layout(tuple(Region(*each) for each in ranges), tuple(placed)), tuple(digests)
+
+
+def check_shards(shards: Mapping[int, TrainerTensors]) -> dict[int, list[TensorSpec]]:
+    """Return the specs of every rank's tensors; nothing is copied.
+
+    Raises
+    ------
+    TrainerTensorError
+        If one of them is no tensor in an accepted form, or a rank has none.
+    """
+    specs = {rank: specs_of(tensors) for rank, tensors in shards.items()}
+    for rank, of_rank in specs.items():
+        if not of_rank:
+            raise TrainerTensorError(tensor="", problem=f"rank {rank} has none")
+    return specs
 
 
 def merged(ranges: Sequence[_Range]) -> list[_Range]:

@@ -21,7 +21,7 @@ from wsm.strategies.mooncake_desk import Desk, Publication
 from wsm.strategies.mooncake_engine import Engine, EngineSettings
 from wsm.strategies.mooncake_errors import EngineSettingsError, PublicationHeldError
 from wsm.strategies.mooncake_leases import Leases
-from wsm.strategies.mooncake_memory import PACKED_BELOW, PublishedMemory
+from wsm.strategies.mooncake_memory import PACKED_BELOW, PublishedMemory, check_shards
 from wsm.strategies.mooncake_plan import Layout
 from wsm.strategies.sealed_json import content_digest
 from wsm.strategies.trainer_tensors import TrainerTensors
@@ -151,6 +151,7 @@ class MooncakePublisher:
             raise IncompletePublicationError(
                 version=version, problem=f"shards were given for ranks {sorted(shards)}"
             )
+        check_shards(shards)
         self.withdraw(wait_s=wait_s)
         placed = self._memory.place(shards)
         digests = {rank: _digest(*placed[rank]) for rank in sorted(placed)}

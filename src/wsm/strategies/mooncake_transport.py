@@ -18,6 +18,7 @@ from wsm import log
 from wsm.strategies import mooncake_messages as say
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import EmptySnapshotError
+from wsm.strategies.mooncake_channel import parse_address
 from wsm.strategies.mooncake_engine import Engine, EngineSettings
 from wsm.strategies.mooncake_errors import EngineSettingsError, TransferFailedError
 from wsm.strategies.mooncake_lease import RankLease
@@ -88,6 +89,11 @@ class MooncakeTransport:
     ----------
     costs : TransferCosts or None
         Of the last load that succeeded.
+
+    Raises
+    ------
+    EngineSettingsError
+        If the address, or a size, cannot be.
     """
 
     name = "mooncake"
@@ -105,6 +111,7 @@ class MooncakeTransport:
         for field, value in (("span_bytes", span_bytes), ("buffers", buffers)):
             if value < 1:
                 raise EngineSettingsError(field=field, value=value, problem="is less than one")
+        parse_address(address)
         self.costs: TransferCosts | None = None
         self._address = address
         self._settings = settings or EngineSettings()
@@ -259,6 +266,7 @@ class MooncakeTransport:
             manifest_digest=manifest_digest(grant.version, grant.shards),
             manifest_scope=ManifestScope.GROUP,
             peak_extra_bytes=self._span_bytes * self._count,
+            waited_s=None if reader is None else lambda: reader.waited_s,
         )
 
 

@@ -71,7 +71,7 @@ class RsyncConfig:
     Parameters
     ----------
     transport : str
-        ``checkpoint_transfer`` or ``mooncake``.
+        ``checkpoint_transfer`` or ``mooncake``, which has a section of its own.
     directory : str or None
         Its ``version.yaml`` says which version a boot loads (FastDeploy: the model directory); None where
         every command names one, or the transport knows the newest.
@@ -112,3 +112,31 @@ class DeltaConfig:
     device_ids: Sequence[int] = ()
     fallback: str = "full"
     max_chain: int = MAX_CHAIN
+
+
+@dataclass(frozen=True)
+class MooncakeConfig:
+    """How ``rsync`` reaches a :class:`wsm.strategies.MooncakePublisher`, if its transport is ``mooncake``.
+
+    Parameters
+    ----------
+    address : str
+        The publisher's, one for all ranks: ``tcp://IPv4:port`` or ``ipc:///absolute/path``.
+    connect_s : float
+        Seconds to wait for it to have a version.
+    silence_s : float
+        Seconds that it may say nothing, and that no read may end.
+    host : str
+        The IPv4 address of this host that the publisher's engine reaches ours at.
+    protocol : str
+        ``tcp``; or ``rdma``, which has not been run by us.
+    device : str
+        RDMA devices, separated by commas; empty for all.
+    """
+
+    address: str = ""
+    connect_s: float = 60.0
+    silence_s: float = 10.0
+    host: str = "127.0.0.1"
+    protocol: str = "tcp"
+    device: str = ""

@@ -14,6 +14,8 @@ from wsm.strategies.checkpoint_transfer_options import CheckpointTransferOptions
 from wsm.strategies.delta_source import DeltaSource
 from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.ipc import IpcSource
+from wsm.strategies.mooncake_engine import EngineSettings
+from wsm.strategies.mooncake_transport import MooncakeTransport
 from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.rsync import RsyncSource
 from wsm.strategies.snapshot_source import SnapshotSource
@@ -132,11 +134,21 @@ def _checkpoint_transfer(config: WsmConfig, rank: int) -> Transport:  # noqa: AR
     )
 
 
+def _mooncake(config: WsmConfig, rank: int) -> Transport:  # noqa: ARG001 - it is told in open()
+    mooncake = config.mooncake
+    return MooncakeTransport(
+        mooncake.address,
+        settings=EngineSettings(mooncake.host, mooncake.protocol, mooncake.device),
+        connect_s=mooncake.connect_s,
+        silence_s=mooncake.silence_s,
+    )
+
+
 def _check_rsync(config: WsmConfig) -> None:
     """Refuse options that no load could use, before there is a load."""
     if config.rsync.transport not in _TRANSPORTS:
         raise TransportUnknownError(name=config.rsync.transport, known=sorted(_TRANSPORTS))
-    CheckpointTransferOptions.of(config.rsync.rsync_config)
+    _TRANSPORTS[config.rsync.transport](config, 0)  # which connects to nobody yet
 
 
 def _nothing(_config: WsmConfig) -> None:
@@ -146,6 +158,7 @@ def _nothing(_config: WsmConfig) -> None:
 #: The transports of ``rsync``: how one is made for one rank.
 _TRANSPORTS: Mapping[str, Callable[[WsmConfig, int], Transport]] = {
     "checkpoint_transfer": _checkpoint_transfer,
+    "mooncake": _mooncake,
 }
 
 #: What is checked when a worker starts, besides what the configuration checks by itself.

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from delta_arrival import DeltaArrival
 from ipc_arrival import IpcArrival
+from mooncake_arrival import MooncakeArrival
 from resliced_arrival import ReslicedArrival
 from snapshot_arrival import SnapshotArrival
 from stream_arrival import StreamArrival
@@ -54,4 +55,5 @@ ARRIVALS: Mapping[str, Callable[[Path], Arrival]] = {
     "ipc_snapshot": SnapshotArrival,
     "ipc_snapshot, resliced": ReslicedArrival,
     "rsync over checkpoint_transfer": TransferArrival,
+    "rsync over mooncake": MooncakeArrival,
 }

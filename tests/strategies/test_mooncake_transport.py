@@ -1,0 +1,410 @@
+"""Versions in a publisher's memory: read while it changes, ends, or belongs to somebody who is gone."""
+
+from __future__ import annotations
+
+import gc
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from wsm.strategies import (
+    EngineSettings,
+    LoadReport,
+    MemoryTarget,
+    MooncakePublisher,
+    MooncakeTransport,
+    RsyncSource,
+    TensorSpec,
+    errors,
+    inspect,
+    load,
+    mooncake_engine,
+    stream_errors,
+)
+from wsm.strategies.mooncake_engine import Engine, address_of
+from wsm.strategies.mooncake_errors import (
+    LeaseLostError,
+    MemoryRegistrationError,
+    MooncakeMissingError,
+    PublicationHeldError,
+)
+from wsm.strategies.transport import KeptTransport
+
+pytestmark = pytest.mark.processes
+
+SIZES = {"norm": 64, "large": 3 << 20, "nothing": 0, "bias": 4096, "larger": 5 << 20}
+SPECS = [TensorSpec(name, "U8", (nbytes,)) for name, nbytes in SIZES.items()]
+TOTAL = sum(SIZES.values())
+#: Most of a version is on the other side while the first tensors are applied.
+SMALL = {"span_bytes": 1 << 16, "buffers": 2}
+
+# A trainer in a process of its own; says its address and waits to be told to end.
+_TRAINER = """
+import sys
+import numpy as np
+from wsm.strategies import MooncakePublisher
+from wsm.strategies.digest import digest_of
+sizes = eval(sys.argv[2])
+with MooncakePublisher(sys.argv[1]) as publisher:
+    publisher.publish(1, {0: {name: np.full(n, 7, np.uint8) for name, n in sizes.items()}})
+    print("published", flush=True)
+    sys.stdin.read()
+"""
+
+# A rank that dies while it reads; says so before.
+_DYING_RANK = """
+import os, signal, sys
+from wsm.strategies import MemoryTarget, MooncakeTransport, RsyncSource, TensorSpec, load
+def die(done, total):
+    os.kill(os.getpid(), signal.SIGKILL)
+specs = [TensorSpec(name, "U8", (n,)) for name, n in eval(sys.argv[2]).items()]
+source = RsyncSource(MooncakeTransport(sys.argv[1], span_bytes=1 << 16, buffers=2))
+load(source, MemoryTarget(specs), name="rsync", progress=die)
+"""
+
+
+def make_state(seed: int) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return {name: generator.integers(0, 256, nbytes, np.uint8) for name, nbytes in SIZES.items()}
+
+
+class Rank:
+    """Rank 0, with a transport that it keeps."""
+
+    def __init__(self, address: str, **options: object) -> None:
+        self.made: list[MooncakeTransport] = []
+        self.transport = KeptTransport("mooncake", lambda: self._make(address, options))
+        self.target = MemoryTarget(SPECS)
+
+    def load(self, version: int | None = None, **options: object) -> LoadReport:
+        return load(RsyncSource(self.transport), self.target, name="rsync", version=version, **options)
+
+    def holds(self, state: dict[str, np.ndarray]) -> bool:
+        return all(self.target.readable(name) == data.tobytes() for name, data in state.items())
+
+    def _make(self, address: str, options: dict[str, object]) -> MooncakeTransport:
+        self.made.append(MooncakeTransport(address, **options))
+        return self.made[-1]
+
+
+def when(reached: int, then: Callable[[], None]) -> Callable[[int, int], None]:
+    """A progress callback that does something once so many bytes are applied."""
+    todo = [then]
+
+    def progress(done: int, _total: int) -> None:
+        if done >= reached and todo:
+            todo.pop()()
+
+    return progress
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[MooncakePublisher]:
+    with MooncakePublisher(f"ipc://{tmp_path}/p") as made:
+        yield made
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., Rank]]:
+    made: list[Rank] = []
+
+    def make(address: str, **options: object) -> Rank:
+        made.append(Rank(address, **options))
+        return made[-1]
+
+    yield make
+    for rank in made:
+        rank.transport.close()
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    address = f"ipc://{tmp_path}/t"
+    command = [sys.executable, "-c", _TRAINER, address, repr(SIZES)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"published\n"
+            yield process, address
+        finally:
+            process.kill()
+
+
+def test_what_was_set_up_for_the_first_load_serves_the_later_ones(publisher, ranks):
+    rank, state = ranks(publisher.address), make_state(1)
+    first = publisher.publish(1, {0: state})
+    report = rank.load(1)
+    assert rank.holds(state)
+    assert (report.manifest_digest, report.digest) == (first.manifest_digest, first.digests[0])
+    (transport,) = rank.made
+    assert transport.costs is not None
+    assert transport.costs.first
+    for version in (2, 3):
+        publisher.withdraw()
+        state["large"] += 1
+        state["bias"] += 1
+        assert publisher.publish(version, {0: state}).regions == first.regions
+        rank.load(version)
+        assert rank.holds(state)
+        assert not transport.costs.first
+        assert (transport.costs.version, transport.costs.bytes) == (version, TOTAL)
+    assert rank.made == [transport]
+
+
+def test_the_costs_of_a_load_add_up_and_the_report_says_how_long_it_waited(publisher, ranks):
+    rank = ranks(publisher.address, **SMALL)
+    publisher.publish(1, {0: make_state(1)})
+    report = rank.load(1)
+    costs = rank.made[0].costs
+    assert costs is not None
+    assert costs.total_s == pytest.approx(costs.connect_s + costs.sync_s + costs.apply_s)
+    assert report.sync_s == costs.sync_s <= report.seconds
+
+
+def test_tensors_that_share_memory_or_move_between_versions_are_published_all_the_same(publisher, ranks):
+    rank = ranks(publisher.address, **SMALL)
+    flat = np.arange(TOTAL, dtype=np.uint32).view(np.uint8)
+    for version, begin in ((1, 0), (2, 777)):
+        # Overlapping views of one buffer, as tied parameters and flat buffers are.
+        state = {name: flat[begin : begin + nbytes] for name, nbytes in SIZES.items()}
+        publisher.publish(version, {0: state, 1: state})
+        rank.load(version)
+        assert rank.holds(state)
+
+
+def test_a_version_is_not_withdrawn_while_a_rank_reads_it(publisher, ranks):
+    rank, state = ranks(publisher.address, **SMALL), make_state(1)
+    publisher.publish(1, {0: state})
+    seen: list[BaseException] = []
+
+    def withdraw() -> None:
+        with pytest.raises(PublicationHeldError, match=r"read by ranks \[0\]") as caught:
+            publisher.withdraw(wait_s=0.05)
+        seen.append(caught.value)
+
+    rank.load(1, progress=when(1 << 20, withdraw))
+    assert rank.holds(state)
+    assert seen[0].retryable
+    publisher.withdraw()
+    with pytest.raises(stream_errors.PeerFailedError, match="no version is published"):
+        ranks(publisher.address, connect_s=0.05).load(1)
+
+
+def test_publishing_waits_for_who_reads_the_version_before(publisher, ranks):
+    rank, a, b = ranks(publisher.address, **SMALL), make_state(1), make_state(2)
+    publisher.publish(1, {0: a})
+    publishing = threading.Thread(target=publisher.publish, args=(2, {0: b}))
+    rank.load(1, progress=when(1 << 20, publishing.start))
+    assert rank.holds(a)
+    publishing.join()
+    rank.load(2)
+    assert rank.holds(b)
+
+
+def test_a_revoked_lease_ends_the_load_with_the_reason(publisher, ranks):
+    rank, state = ranks(publisher.address, **SMALL), make_state(1)
+    publisher.publish(1, {0: state})
+    with pytest.raises(stream_errors.PeerFailedError, match="version 1 was withdrawn") as caught:
+        rank.load(1, progress=when(1 << 20, lambda: publisher.withdraw(revoke=True)))
+    assert caught.value.touched
+    publisher.publish(2, {0: state})
+    rank.load(2)
+    assert rank.holds(state)
+    assert len(rank.made) == 2  # what was in flight went with the transport
+
+
+def test_a_context_that_fails_takes_the_version_back_from_who_reads_it(publisher, ranks):
+    rank, state = ranks(publisher.address, **SMALL), make_state(1)
+
+    def fail() -> None:
+        raise ArithmeticError("the trainer's own")
+
+    with (
+        pytest.raises(ArithmeticError),
+        publisher.publishing(1, {0: state}),
+    ):
+        rank.load(1, progress=when(1 << 20, fail))
+    with publisher.publishing(2, {0: state}):
+        rank.load(2)
+    assert rank.holds(state)
+
+
+def test_a_rank_that_was_silent_for_longer_than_its_lease_hears_that_it_lost_it(tmp_path, ranks):
+    state = make_state(1)
+    with MooncakePublisher(f"ipc://{tmp_path}/p", lease_s=0.05) as publisher:
+        publisher.publish(1, {0: state})
+        # The load stands still until the publisher waits for nobody any more.
+        with pytest.raises((LeaseLostError, stream_errors.PeerFailedError), match=r"lease") as caught:
+            ranks(publisher.address).load(1, progress=when(TOTAL, lambda: publisher.withdraw(wait_s=60)))
+        assert caught.value.touched
+
+
+def test_a_rank_that_reads_on_keeps_its_lease(tmp_path, ranks):
+    state = make_state(1)
+    with MooncakePublisher(f"ipc://{tmp_path}/p", lease_s=30.0) as publisher:
+        publisher.publish(1, {0: state})
+        rank = ranks(publisher.address, **SMALL)
+        rank.load(1)
+        assert rank.holds(state)
+
+
+def test_a_rank_that_dies_gives_its_lease_back(publisher):
+    publisher.publish(1, {0: make_state(1)})
+    command = [sys.executable, "-c", _DYING_RANK, publisher.address, repr(SIZES)]
+    assert subprocess.run(command, check=False, timeout=100).returncode == -signal.SIGKILL
+    publisher.withdraw(wait_s=60)
+
+
+def test_a_trainer_that_is_killed_while_it_is_read_is_a_typed_error(trainer, ranks, tmp_path):
+    process, address = trainer
+    rank = ranks(address, **SMALL)
+
+    def kill() -> None:
+        process.kill()
+        process.wait()
+
+    with pytest.raises(stream_errors.PeerDiedError, match="has ended") as caught:
+        rank.load(1, progress=when(1 << 20, kill))
+    assert caught.value.touched
+    with MooncakePublisher(address) as publisher:  # at the same path
+        state = make_state(3)
+        publisher.publish(2, {0: state})
+        rank.load(2)
+        assert rank.holds(state)
+
+
+def test_a_trainer_that_stops_while_it_is_read_is_a_typed_error_within_the_deadline(trainer, ranks):
+    process, address = trainer
+    rank = ranks(address, silence_s=0.5, **SMALL)
+    with pytest.raises(stream_errors.PeerSilentError, match=r"said nothing for 0\.5") as caught:
+        rank.load(1, progress=when(1 << 20, lambda: process.send_signal(signal.SIGSTOP)))
+    assert caught.value.touched
+
+
+def test_a_load_of_a_stopped_trainer_can_be_cancelled(trainer, ranks):
+    process, address = trainer
+    rank = ranks(address, silence_s=60.0, **SMALL)
+    stopped = threading.Event()
+
+    def stop() -> None:
+        process.send_signal(signal.SIGSTOP)
+        stopped.set()
+
+    with pytest.raises(errors.LoadCancelledError) as caught:
+        rank.load(1, progress=when(1 << 20, stop), cancelled=stopped.is_set)
+    assert caught.value.touched
+
+
+def test_what_is_looked_at_is_not_read_and_takes_no_engine(publisher, ranks, monkeypatch):
+    publisher.publish(4, {0: make_state(1)})
+    monkeypatch.setattr(mooncake_engine, "_engine_class", lambda: pytest.fail("an engine was started"))
+    rank = ranks(publisher.address)
+    preview = inspect(RsyncSource(rank.transport), name="rsync", target=rank.target)
+    assert (preview.version, preview.bytes) == (4, TOTAL)
+    publisher.withdraw(wait_s=0)
+
+
+def test_bad_tensors_leave_what_is_published_in_place(publisher, ranks):
+    state = make_state(1)
+    publisher.publish(1, {0: state})
+    with pytest.raises(errors.TrainerTensorError):
+        publisher.publish(2, {0: {"w": object()}})
+    with pytest.raises(errors.IncompletePublicationError):
+        publisher.publish(2, {1: state})
+    rank = ranks(publisher.address)
+    rank.load(1)
+    assert rank.holds(state)
+
+
+def test_only_one_publisher_listens_at_an_address(publisher):
+    with pytest.raises(stream_errors.AddressBusyError):
+        MooncakePublisher(publisher.address)
+
+
+def test_an_engine_on_loopback_cannot_be_reached_from_elsewhere_nor_by_inheritance():
+    own = psutil.Process()
+    engine = Engine(EngineSettings())
+    listening = [c for c in own.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.fd > 0]
+    ours = [
+        c
+        for c in listening
+        if c.laddr.ip in {str(ipaddress.IPv4Address(0)), "::"} and c.laddr.port in range(12001, 18001)
+    ]
+    assert len(ours) == 2
+    for connection in ours:
+        assert not os.get_inheritable(connection.fd)
+        with socket.socket(fileno=os.dup(connection.fd)) as found:
+            device = found.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
+        assert device.rstrip(b"\0") == b"lo"
+    engine.close()
+
+
+def test_closing_an_engine_ends_what_is_in_flight_before_the_memory_is_anybody_elses():
+    source = memoryview(bytearray(b"\7") * (1 << 20))
+    reading, serving = Engine(EngineSettings()), Engine(EngineSettings())
+    serving.register(address_of(source), len(source))
+    memory = memoryview(bytearray(1 << 20))
+    assert reading.find(serving.session, address_of(source), 60.0)
+    for _ in range(8):
+        assert reading.read(serving.session, address_of(source), memory)
+    reading.close()
+    memory[:] = bytes(len(memory))
+    serving.close()
+    assert not any(memory)
+
+
+def test_an_engine_that_is_not_there_or_does_not_let_us_read_is_told_apart():
+    reading, serving = Engine(EngineSettings()), Engine(EngineSettings())
+    source = memoryview(bytearray(4096))
+    assert reading.find(serving.session, address_of(source), 60.0) is False
+    serving.register(address_of(source), len(source))
+    with pytest.raises(MemoryRegistrationError):
+        serving.register(address_of(source), 10)
+    assert reading.find(serving.session, address_of(source), 60.0) is True
+    serving.unregister(address_of(source))
+    assert reading.find("127.0.0.1:1", address_of(source), 60.0) is False
+    reading.close()
+    serving.close()
+
+
+def test_a_missing_system_library_is_named_with_what_to_install(monkeypatch):
+    class Broken:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "mooncake.engine":
+                raise ImportError(
+                    "libibverbs.so.1: cannot open shared object file: No such file or directory"
+                )
+
+    monkeypatch.delitem(sys.modules, "mooncake.engine", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(MooncakeMissingError, match=r"libibverbs\.so\.1.*apt-get install libibverbs1"):
+        Engine(EngineSettings())
+
+
+def test_many_loads_leave_no_thread_and_no_descriptor(tmp_path):
+    def held() -> tuple[int, int]:
+        gc.collect()
+        return psutil.Process().num_fds(), psutil.Process().num_threads()
+
+    def once() -> None:
+        with MooncakePublisher(f"ipc://{tmp_path}/p") as publisher:
+            publisher.publish(1, {0: make_state(1)})
+            rank = Rank(publisher.address)
+            rank.load(1)
+            rank.transport.close()
+
+    once()
+    before = held()
+    for _ in range(3):
+        once()
+    assert held() <= before
