@@ -168,7 +168,9 @@ def aftermath(
     told_ns = group.told_ns(f"rank {fault.victim.removeprefix('rank')} ", mark)
     if group.supervisor.recoveries > mark.recoveries:
         result.recovered_s = (time.monotonic_ns() - fired.at_ns) / 1e9
-        result.require(told_ns, f"the supervisor did not tell of the death of {fault.victim}: {group.told}")
+        # Who lies lives on; the rank that it left alone in a collective may be the one that ends.
+        told = told_ns or fault.act in (Act.LIE, Act.DENY)
+        result.require(told, f"the supervisor did not tell of the death of {fault.victim}: {group.told}")
         if fault.act is Act.KILL and result.detected_ms is None and told_ns is not None:
             result.detected_ms = (told_ns - fired.at_ns) / 1e6
 
