@@ -164,7 +164,7 @@ class WsmConfig:
     ipc_async : IpcAsyncConfig
         For ``ipc_async``, which needs its address.
     rsync : RsyncConfig
-        For ``rsync``.
+        For ``rsync`` and ``gdr``.
     delta : DeltaConfig
         For ``delta``.
     mooncake : MooncakeConfig

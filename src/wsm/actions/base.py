@@ -59,6 +59,8 @@ class ActionContext:
         (``version``, ``manifest_digest``, ``digest``, ``bytes``, ``tensors``). None where nothing is loaded.
     progress : callable
         To be called at least once a second by long work; shows that the rank is alive.
+    transfer_mode : str or None
+        By which way the version travels; None for the configured one.
     cancelled : callable
         True once the group has decided against the command; long work ends with an error of its own then.
 
@@ -87,6 +89,7 @@ class ActionContext:
     load: Callable[[ActionContext, WeightTarget], Mapping[str, Any]] | None = None
     progress: Callable[[], None] = _no_progress
     cancelled: Callable[[], bool] = bool
+    transfer_mode: str | None = None
     staged: StagedWeights | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     weights_touched: bool = False

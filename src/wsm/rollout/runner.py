@@ -34,6 +34,7 @@ from wsm.rollout.sampling import choose
 from wsm.rollout.scheduler import Scheduler
 from wsm.rollout.sharding import shard_specs
 from wsm.rollout.step_plan import StepPlan
+from wsm.rollout.weight_loader import ShardLoader, loaders_for
 
 
 class Groups(ProcessGroupSurface, Protocol):
@@ -72,6 +73,7 @@ class RolloutRunner:
         self._parameters = Parameters(shard_specs(shape, rank, ranks))
         self.groups = groups
         self.rank = rank
+        self._ranks = ranks
         self._tensor_parallel = self._communicator(GroupKind.TP, ranks)
         self._channel = PlanChannel(
             self._tensor_parallel,
@@ -142,6 +144,10 @@ class RolloutRunner:
             if leads:
                 self._choose(plan, permit, inputs, hidden, drafted)
         return plan.rows
+
+    def loaders(self) -> Sequence[ShardLoader]:
+        """Return what takes a whole checkpoint's tensors, for strategies that bring one."""
+        return loaders_for(self.options.shape, self.rank, self._ranks)
 
     # -- the parts of a step --------------------------------------------------------------------
 

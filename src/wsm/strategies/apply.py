@@ -31,6 +31,7 @@ class Applied:
     """What was applied: bytes, tensors, how many of them had a promised digest, and the digest of all.
 
     `adopted` counts the bytes that were not copied: the target keeps the memory that they came in.
+    `extra_bytes` is what was held at most beside the target and the source's own memory.
     """
 
     nbytes: int
@@ -38,6 +39,7 @@ class Applied:
     verified: int
     digest: str
     adopted: int = 0
+    extra_bytes: int = 0
 
 
 def apply_tensors(

@@ -88,18 +88,20 @@ def _mismatch_message(
 class DigestMismatchError(BadInputError):
     """Bytes that were applied are not those that the manifest promised.
 
-    Found in the pass that copies, so the target was touched and must not serve.
+    Found in the pass that copies, so the target was touched and must not serve; only loaders of models get
+    bytes that were verified first.
     """
 
-    def __init__(self, *, tensor: str, origin: str, expected: str, actual: str) -> None:
+    def __init__(self, *, tensor: str, origin: str, expected: str, actual: str, touched: bool = True) -> None:
         super().__init__(
             f"tensor {tensor!r} of {origin} is corrupt: digest {actual} instead of {expected}; "
-            "the target's weights are not whole; publish the snapshot again and load it",
+            + ("the target's weights are not whole; " if touched else "")
+            + "publish the snapshot again and load it",
             tensor=tensor,
             origin=origin,
             expected=expected,
             actual=actual,
-            touched=True,
+            touched=touched,
         )
 
 

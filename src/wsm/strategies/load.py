@@ -6,13 +6,15 @@ early calls :func:`inspect`. Knows no states and no words; what a failed load me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from wsm.clock import Clock, SystemClock
 from wsm.strategies.apply import apply_tensors
 from wsm.strategies.coverage import check_coverage
+from wsm.strategies.feeding import feed_loaders
+from wsm.strategies.loaders import ModelLoader
 from wsm.strategies.observer import LoadObserver, never_cancelled, no_progress, no_taint
 from wsm.strategies.offer import ManifestScope, Offer, OverTarget, Strategy
 from wsm.strategies.parallel_copy import default_threads
@@ -111,6 +113,7 @@ def load(
     progress: Callable[[int, int], None] = no_progress,
     cancelled: Callable[[], bool] = never_cancelled,
     threads: int | None = None,
+    loaders: Sequence[ModelLoader] = (),
     clock: Clock | None = None,
 ) -> LoadReport:
     """Load one version into `target`: every tensor exactly once, or an error. Blocks. Not collective.
@@ -138,6 +141,9 @@ def load(
         How many copy and digest, the calling one included, where the strategy can be read in parallel; by
         default :func:`wsm.strategies.parallel_copy.default_threads`. Whatever is called back, is called
         from the calling thread.
+    loaders : sequence of ModelLoader
+        How the models take a checkpoint's tensors, the main one first; used by strategies that bring such
+        (``gdr``), which apply by name where there are none.
     clock : Clock, optional
         For the seconds in the report.
 
@@ -155,15 +161,18 @@ def load(
     observer = LoadObserver(taint=taint, progress=progress, cancelled=cancelled)
     wanted = None if version is None else check_version(version)
     with _opened(strategy, source, wanted, target, observer, threads=threads) as offer:
-        applied = apply_tensors(
-            offer.tensors,
-            target,
-            observer,
-            declared=offer.declared,
-            promised=offer.promised,
-            allowed_unknown=allowed_unknown,
-            threads=(threads or default_threads()) if offer.parallel else 1,
-        )
+        if loaders and offer.chunk_tensors is not None:
+            applied = feed_loaders(offer, loaders, target, observer, allowed_unknown=allowed_unknown)
+        else:
+            applied = apply_tensors(
+                offer.tensors,
+                target,
+                observer,
+                declared=offer.declared,
+                promised=offer.promised,
+                allowed_unknown=allowed_unknown,
+                threads=(threads or default_threads()) if offer.parallel else 1,
+            )
     return LoadReport(
         strategy=name,
         version=offer.version,
@@ -176,7 +185,7 @@ def load(
         files=offer.files,
         ignored=offer.ignored,
         seconds=(clock.monotonic_ns() - begun) / _NANOSECONDS,
-        peak_extra_bytes=offer.peak_extra_bytes,
+        peak_extra_bytes=offer.peak_extra_bytes + applied.extra_bytes,
         adopted_bytes=applied.adopted,
         read_bytes=applied.nbytes if offer.read_bytes is None else offer.read_bytes,
         sync_s=0.0 if offer.waited_s is None else offer.waited_s(),

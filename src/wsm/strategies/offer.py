@@ -57,6 +57,9 @@ class OfferedTensor:
         valid as long as the view, and nobody else writes to it. None where bytes have to be copied.
     stands : bool
         Whether the target holds these very bytes already, digested for this load: they are left as they are.
+    data : memoryview or None
+        The bytes where they lie, for whoever looks at them before the next tensor is asked for; None where
+        they have to be read.
     """
 
     spec: TensorSpec
@@ -67,6 +70,7 @@ class OfferedTensor:
     witness: Callable[[int, RunningDigest], None] | None = None
     memory: Callable[[], memoryview] | None = None
     stands: bool = False
+    data: memoryview | None = None
 
     @classmethod
     def of_bytes(
@@ -119,6 +123,9 @@ class Offer:
         None where nobody promised anything.
     waited_s : callable or None
         Returns the seconds that the load has waited for whoever brings the tensors, to be asked at its end.
+    chunk_tensors : int or None
+        Set where the tensors are a checkpoint's, for the loaders of the models: how many an auxiliary model
+        gets at once. None where they are the target's own.
     """
 
     version: int | None
@@ -133,6 +140,7 @@ class Offer:
     read_bytes: int | None = None
     promised: tuple[TensorSpec, ...] | None = None
     waited_s: Callable[[], float] | None = None
+    chunk_tensors: int | None = None
 
     @property
     def known(self) -> tuple[OfferedTensor, ...] | None:

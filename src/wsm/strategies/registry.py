@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from wsm.strategies.delta import Delta
 from wsm.strategies.errors import SourceTypeError, UnknownStrategyError
+from wsm.strategies.gdr import Gdr
 from wsm.strategies.ipc import Ipc
 from wsm.strategies.ipc_async import IpcAsync
 from wsm.strategies.ipc_snapshot import IpcSnapshot
@@ -23,6 +24,7 @@ STRATEGIES: Mapping[str, Strategy] = {
     "ipc_async": IpcAsync(),
     "delta": Delta(),
     "rsync": Rsync(),
+    "gdr": Gdr(),
 }
 
 

@@ -66,7 +66,7 @@ class IpcAsyncConfig:
 
 @dataclass(frozen=True)
 class RsyncConfig:
-    """How the ``rsync`` strategy reaches a trainer's versions.
+    """How the strategies ``rsync`` and ``gdr`` reach a trainer's versions.
 
     Parameters
     ----------
@@ -81,6 +81,8 @@ class RsyncConfig:
     keep : bool
         Whether a released parameter may keep memory that CheckpointTransfer handed over, instead of a copy.
         Only for builds that never write to it again.
+    transfer_mode : str
+        For ``gdr``: ``host``, ``ipc`` or ``gpu_direct``, where the command does not say.
     rsync_config : mapping
         For ``checkpoint_transfer``: FastDeploy's ``rsync_config``, as it is.
     """
@@ -89,6 +91,7 @@ class RsyncConfig:
     directory: str | None = None
     verify_checksum: bool = True
     keep: bool = False
+    transfer_mode: str = "host"
     rsync_config: Mapping[str, Any] = field(default_factory=dict)
 
 

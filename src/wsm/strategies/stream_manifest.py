@@ -38,8 +38,9 @@ class StreamManifest:
     ----------
     version : int
         The version that it belongs to.
-    rank, world_size : int
-        Whose shard it is, of how many.
+    rank, world_size : int or None
+        Whose shard it is, of how many; both None where it is the whole model, which every rank's loaders cut
+        for themselves.
     publication : str
         Whatever the trainer's ranks agree on for one publication; may be empty.
     tensors : mapping of str to (TensorSpec, str)
@@ -47,8 +48,8 @@ class StreamManifest:
     """
 
     version: int
-    rank: int
-    world_size: int
+    rank: int | None
+    world_size: int | None
     publication: str
     tensors: Mapping[str, tuple[TensorSpec, str]]
 
@@ -95,11 +96,12 @@ class StreamManifest:
         file = f"the manifest from {peer}"
         fields = sealed_json.unseal(data, file=file, form=_FORMAT, layout=_LAYOUT)
         reader = FieldReader(fields, file)
+        whole = reader.absent("rank") and reader.absent("world_size")
         rows = [_tensor(FieldReader(row, file)) for row in reader.rows("tensors")]
         manifest = cls(
             version=reader.count("version", MAX_VERSION),
-            rank=reader.count("rank"),
-            world_size=reader.count("world_size"),
+            rank=None if whole else reader.count("rank"),
+            world_size=None if whole else reader.count("world_size"),
             publication=reader.text("publication"),
             tensors={spec.name: (spec, digest) for spec, digest in rows},
         )
@@ -107,7 +109,7 @@ class StreamManifest:
             raise ManifestError(file=file, problem="it lists a tensor twice")
         if MANIFEST_TENSOR in manifest.tensors:
             raise ManifestError(file=file, problem="it lists itself")
-        if manifest.rank >= manifest.world_size:
+        if manifest.rank is not None and manifest.rank >= (manifest.world_size or 0):
             raise ManifestError(
                 file=file, problem=f"it is of rank {manifest.rank} of {manifest.world_size} ranks"
             )
@@ -117,7 +119,12 @@ class StreamManifest:
 
 
 def with_manifest(
-    state: Mapping[str, Any], *, version: int, rank: int, world_size: int, publication: str = ""
+    state: Mapping[str, Any],
+    *,
+    version: int,
+    rank: int | None = None,
+    world_size: int | None = None,
+    publication: str = "",
 ) -> dict[str, Any]:
     """Return `state` with its manifest as the first tensor, for any transport that moves tensors.
 
@@ -127,9 +134,12 @@ def with_manifest(
     Parameters
     ----------
     state : mapping of str to tensor
-        One rank's shard: paddle tensors, numpy arrays, contiguous buffers or ``(TensorSpec, buffer)`` pairs.
-    version, rank, world_size : int
+        One rank's shard, or the whole model: paddle tensors, numpy arrays, contiguous buffers or
+        ``(TensorSpec, buffer)`` pairs.
+    version : int
         What it is.
+    rank, world_size : int, optional
+        Whose shard of how many; neither for the whole model.
     publication : str
         The same for all ranks of one publication, if the trainer's ranks can agree on something.
 
@@ -143,6 +153,8 @@ def with_manifest(
     wsm.strategies.errors.VersionNumberError, TrainerTensorError
         If `version` is none, or there is something else than tensors, or nothing.
     """
+    if (rank is None) is not (world_size is None):
+        raise TrainerTensorError(tensor=MANIFEST_TENSOR, problem="it is given a rank or a world size alone")
     if not state or MANIFEST_TENSOR in state:
         problem = "there is no other tensor" if not state else "it is in the state dict already"
         raise TrainerTensorError(tensor=MANIFEST_TENSOR, problem=problem)

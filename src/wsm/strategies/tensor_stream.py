@@ -147,7 +147,7 @@ class TensorStream:
             ("rank", self._rank, manifest.rank),
             ("world size", self._world_size, manifest.world_size),
         ):
-            if expected is not None and expected != found:
+            if expected is not None and found is not None and expected != found:
                 raise ShardIdentityError(file=self._peer, field=field, expected=expected, found=found)
         if not manifest.tensors:
             raise EmptySnapshotError(where=self._peer)
@@ -185,7 +185,12 @@ class TensorStream:
 
         keep = self._keep and not data.readonly
         return OfferedTensor(
-            spec, f"{name!r} from {self._peer}", read_into, digest, memory=(lambda: data) if keep else None
+            spec,
+            f"{name!r} from {self._peer}",
+            read_into,
+            digest,
+            memory=(lambda: data) if keep else None,
+            data=data,
         )
 
     def _pair(self, item: Any) -> tuple[str, Any]:

@@ -6,12 +6,13 @@ and actions, no words and no states.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from wsm.actions.base import ActionContext
 from wsm.config import WsmConfig
 from wsm.strategies.load import inspect, load
+from wsm.strategies.loaders import ModelLoader
 from wsm.strategies.tensor import WeightTarget
 from wsm.strategies.version_file import MAX_VERSION
 from wsm.strategies.version_pins import VersionPins
@@ -19,6 +20,15 @@ from wsm.worker.announced import FINDER, Find
 from wsm.worker.errors import OtherVersionError, UnversionedWeightsError
 from wsm.worker.execution import Load
 from wsm.worker.sources import Sources
+
+
+@runtime_checkable
+class LoadingRunner(Protocol):
+    """What a runner implements besides, whose models take a checkpoint's tensors by loaders of their own."""
+
+    def loaders(self) -> Sequence[ModelLoader]:
+        """Return the main model's, then those of the auxiliary models; known without any memory held."""
+        ...
 
 
 def load_function(sources: Sources) -> Load:
@@ -30,7 +40,7 @@ def load_function(sources: Sources) -> Load:
     strategy = sources.strategy
 
     def load_version(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
-        source = sources.of(context.rank)
+        source = sources.of(context.rank, context.transfer_mode)
         if context.version is None:
             _announced(source, strategy)
         report = load(
@@ -40,6 +50,7 @@ def load_function(sources: Sources) -> Load:
             version=context.version,
             progress=lambda _done, _total: context.progress(),
             cancelled=context.cancelled,
+            loaders=context.runner.loaders() if isinstance(context.runner, LoadingRunner) else (),
         )
         return {
             "version": report.version if report.version is not None else context.version,

@@ -7,12 +7,14 @@ itself, and knows no words, states or actions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from wsm.config import WsmConfig
 from wsm.strategies.checkpoint_transfer import CheckpointTransferTransport
 from wsm.strategies.checkpoint_transfer_options import CheckpointTransferOptions
 from wsm.strategies.delta_source import DeltaSource
 from wsm.strategies.errors import UnknownStrategyError
+from wsm.strategies.gdr import GdrSource
 from wsm.strategies.ipc import IpcSource
 from wsm.strategies.mooncake_engine import EngineSettings
 from wsm.strategies.mooncake_transport import MooncakeTransport
@@ -20,6 +22,7 @@ from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.rsync import RsyncSource
 from wsm.strategies.snapshot_source import SnapshotSource
 from wsm.strategies.stream_source import IpcAsyncSource
+from wsm.strategies.transfer_modes import INTERFACES, check_transfer_mode
 from wsm.strategies.transport import KeptTransport, Transport
 from wsm.strategies.transport_errors import TransportUnknownError
 
@@ -42,7 +45,7 @@ class Sources:
         if config.strategy not in _SOURCES or config.strategy not in STRATEGIES:
             raise UnknownStrategyError(name=config.strategy, known=sorted(STRATEGIES))
         self._config = config
-        self._made: dict[int, object] = {}
+        self._made: dict[tuple[int, str | None], object] = {}
         _CHECKS.get(config.strategy, _nothing)(config)
 
     @property
@@ -50,11 +53,23 @@ class Sources:
         """The strategy that loads from these sources."""
         return self._config.strategy
 
-    def of(self, rank: int) -> object:
-        """Return where `rank` loads from."""
-        if rank not in self._made:
-            self._made[rank] = _SOURCES[self.strategy](self._config, rank)
-        return self._made[rank]
+    def of(self, rank: int, mode: str | None = None) -> object:
+        """Return where `rank` loads from, in the transfer mode that a command asked for.
+
+        Raises
+        ------
+        wsm.strategies.transport_errors.TransferModeError
+            If the strategy has no such mode, or it is not available here.
+        """
+        config = self._config
+        if mode is None and self.strategy == "gdr":
+            mode = config.rsync.transfer_mode
+        if mode is not None:
+            check_transfer_mode(mode, self.strategy, config.rsync.transport)
+            config = replace(config, rsync=replace(config.rsync, transfer_mode=mode))
+        if (rank, mode) not in self._made:
+            self._made[rank, mode] = _SOURCES[self.strategy](config, rank)
+        return self._made[rank, mode]
 
     def close(self) -> None:
         """Let every connection go. Idempotent."""
@@ -126,9 +141,22 @@ def _rsync(config: WsmConfig, rank: int) -> RsyncSource:
     )
 
 
+def _gdr(config: WsmConfig, rank: int) -> GdrSource:
+    plain = _rsync(config, rank)
+    options = CheckpointTransferOptions.of(config.rsync.rsync_config)
+    return GdrSource(
+        plain.transport,
+        rank,
+        plain.world_size,
+        plain.directory,
+        chunk_tensors=options.mtp_chunk_size,
+    )
+
+
 def _checkpoint_transfer(config: WsmConfig, rank: int) -> Transport:  # noqa: ARG001 - it is told in open()
     return CheckpointTransferTransport(
         CheckpointTransferOptions.of(config.rsync.rsync_config),
+        interface=INTERFACES[config.rsync.transfer_mode],
         verify_checksum=config.rsync.verify_checksum,
         keep=config.rsync.keep,
     )
@@ -148,6 +176,8 @@ def _check_rsync(config: WsmConfig) -> None:
     """Refuse options that no load could use, before there is a load."""
     if config.rsync.transport not in _TRANSPORTS:
         raise TransportUnknownError(name=config.rsync.transport, known=sorted(_TRANSPORTS))
+    if config.rsync.transfer_mode not in INTERFACES:
+        check_transfer_mode(config.rsync.transfer_mode, config.strategy, config.rsync.transport)
     _TRANSPORTS[config.rsync.transport](config, 0)  # which connects to nobody yet
 
 
@@ -162,7 +192,7 @@ _TRANSPORTS: Mapping[str, Callable[[WsmConfig, int], Transport]] = {
 }
 
 #: What is checked when a worker starts, besides what the configuration checks by itself.
-_CHECKS: Mapping[str, Callable[[WsmConfig], None]] = {"rsync": _check_rsync}
+_CHECKS: Mapping[str, Callable[[WsmConfig], None]] = {"rsync": _check_rsync, "gdr": _check_rsync}
 
 _SOURCES: Mapping[str, Callable[[WsmConfig, int], object]] = {
     "ipc_snapshot": _snapshot,
@@ -170,4 +200,5 @@ _SOURCES: Mapping[str, Callable[[WsmConfig, int], object]] = {
     "ipc_async": _ipc_async,
     "rsync": _rsync,
     "delta": _delta,
+    "gdr": _gdr,
 }

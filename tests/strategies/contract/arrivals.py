@@ -12,7 +12,7 @@ from mooncake_arrival import MooncakeArrival
 from resliced_arrival import ReslicedArrival
 from snapshot_arrival import SnapshotArrival
 from stream_arrival import StreamArrival
-from transfer_arrival import TransferArrival
+from transfer_arrival import GdrArrival, TransferArrival
 from wrongs import Expected, Wrong
 
 from wsm.strategies.tensor import TensorSpec
@@ -54,6 +54,7 @@ ARRIVALS: Mapping[str, Callable[[Path], Arrival]] = {
     "ipc_async": StreamArrival,
     "ipc_snapshot": SnapshotArrival,
     "ipc_snapshot, resliced": ReslicedArrival,
+    "gdr": GdrArrival,
     "rsync over checkpoint_transfer": TransferArrival,
     "rsync over mooncake": MooncakeArrival,
 }

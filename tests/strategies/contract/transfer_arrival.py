@@ -18,6 +18,7 @@ from wrongs import BY_STATE, Expected, State, Wrong, wrong_state
 from wsm.strategies import errors, stream_errors, with_manifest, write_version
 from wsm.strategies.checkpoint_transfer import CheckpointTransferTransport
 from wsm.strategies.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.gdr import GdrSource
 from wsm.strategies.rsync import RsyncSource
 from wsm.strategies.stream_manifest import MANIFEST_TENSOR, StreamManifest
 from wsm.strategies.transport import KeptTransport
@@ -43,6 +44,7 @@ class TransferArrival:
     strategy = "rsync"
     declared = False
     impossible: Mapping[Wrong, str] = {}
+    _source = RsyncSource
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -69,7 +71,7 @@ class TransferArrival:
     def source(self) -> RsyncSource:
         if self._patience_s not in self._kept:
             self._kept[self._patience_s] = self._transport()
-        return RsyncSource(self._kept[self._patience_s], 0, world_size=2, directory=self._directory)
+        return self._source(self._kept[self._patience_s], 0, world_size=2, directory=self._directory)
 
     def _transport(self) -> KeptTransport:
         options = CheckpointTransferOptions.of(
@@ -196,3 +198,10 @@ class TransferArrival:
     def _peer_endless(self, version: int, state: State) -> Expected:
         self._send(version, with_manifest(state, version=version, rank=0, world_size=2), "endless")
         return Expected(errors.CoverageError, ("1 duplicate: 'head.weight'",), may_touch=True)
+
+
+class GdrArrival(TransferArrival):
+    """The same for a target without loaders, which gets the tensors by name."""
+
+    strategy = "gdr"
+    _source = GdrSource

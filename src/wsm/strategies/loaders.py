@@ -1,0 +1,138 @@
+"""What a model implements that takes a checkpoint's tensors in its own way: fused, split, transposed.
+
+FastDeploy's models have ``load_weights(iterator)``; this is that protocol with its promises spoken: what the
+loader takes is known beforehand, it writes into the parameters' own memory, and it says when each is whole.
+Knows no strategies and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from wsm.errors import BadInputError, InternalError
+from wsm.strategies.tensor import StagedTarget, TensorSpec, WeightTarget
+
+
+class LoaderContractError(InternalError):
+    """A model's loader did not do what it said. Its weights are touched."""
+
+    def __init__(self, *, loader: str, problem: str, touched: bool = True) -> None:
+        super().__init__(
+            f"the loader of {loader} broke its contract: {problem}; correct the model's load_weights",
+            loader=loader,
+            problem=problem,
+            touched=touched,
+        )
+
+
+class NoAuxiliaryTensorsError(BadInputError):
+    """An auxiliary model takes no tensor of the stream, so it would go on with old weights."""
+
+    def __init__(self, *, loader: str) -> None:
+        super().__init__(
+            f"the auxiliary model {loader} takes no tensor of the stream; its names match none, correct "
+            "where its layers begin, or leave the model out",
+            loader=loader,
+        )
+
+
+class ParameterMemory:
+    """The memory of a model's parameters, while loaders write into it.
+
+    Parameters
+    ----------
+    target : WeightTarget
+        The parameters.
+    """
+
+    def __init__(self, target: WeightTarget) -> None:
+        self._target = target
+        self._staged = target if isinstance(target, StagedTarget) else None
+        self._specs = target.specs()
+        self._open: dict[str, memoryview] = {}
+        self._whole: set[str] = set()
+        self._loader = "the model"
+
+    def memory(self, name: str) -> memoryview:
+        """Return the bytes of a parameter (C order, writable, format ``B``), the same until it is complete.
+
+        Host memory of a target in device memory is moved when the parameter is complete.
+
+        Raises
+        ------
+        LoaderContractError
+            If there is no such parameter, or it is complete already.
+        """
+        found = self._open.get(name)
+        if found is not None:
+            return found
+        if name not in self._specs:
+            raise LoaderContractError(loader=self._loader, problem=f"there is no parameter {name!r}")
+        if name in self._whole:
+            raise LoaderContractError(loader=self._loader, problem=f"it wrote {name!r} twice")
+        if self._staged is None:
+            self._open[name] = self._target.writable(name)
+        else:  # it holds the bytes of one parameter at a time, and loaders have several open
+            self._open[name] = memoryview(bytearray(self._specs[name].nbytes))
+        return self._open[name]
+
+    def complete(self, name: str) -> None:
+        """Say that every byte of a parameter was written.
+
+        Raises
+        ------
+        LoaderContractError
+            If it was never open.
+        """
+        if name not in self._open:
+            raise LoaderContractError(
+                loader=self._loader, problem=f"it completed {name!r} without writing it"
+            )
+        memory = self._open.pop(name)
+        if self._staged is not None:
+            self._target.writable(name)[:] = memory
+            self._staged.written(name)
+        self._whole.add(name)
+
+    def used_by(self, loader: str) -> None:
+        """Say who writes now, for messages."""
+        self._loader = loader
+
+    def check(self) -> None:
+        """See that every parameter is complete.
+
+        Raises
+        ------
+        LoaderContractError
+            If one is not.
+        """
+        left = [name for name in self._specs if name not in self._whole]
+        if left:
+            shown = ", ".join(map(repr, left[:5]))
+            raise LoaderContractError(
+                loader="the model", problem=f"{len(left)} parameters were not completed: {shown}"
+            )
+
+
+class ModelLoader(Protocol):
+    """One model's way to take tensors of a stream. The first of a runner is the main model's."""
+
+    @property
+    def name(self) -> str:
+        """What messages call the model."""
+        ...
+
+    def takes(self) -> Mapping[str, TensorSpec]:
+        """Every tensor that it needs, under the stream's name; known without any memory held."""
+        ...
+
+    def load_weights(
+        self, tensors: Iterable[tuple[TensorSpec, memoryview]], parameters: ParameterMemory
+    ) -> None:
+        """Write tensors where they belong, until the iterable ends. Blocks.
+
+        The main model gets the whole stream in one call; an auxiliary one gets it in several, some tensors
+        each. The bytes (read-only, flat) are valid until the next tensor is asked for. They are verified.
+        """
+        ...
