@@ -6,6 +6,7 @@ in device memory come as a copy on the host. paddle is used where its tensors ar
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,24 @@ from wsm.strategies.paddle_state import PADDLE_DTYPES
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer_tensors import bytes_of, specs_of
 
-# paddle's DLPack refuses these; their bytes travel as integers of the same width.
-_CARRIERS = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e5m2": "int8"}
+
+class _Held:
+    """The memory of a paddle tensor, by numpy's array interface: DLPack takes neither every dtype nor build.
+
+    A tensor of size zero shares it, so that it stays when the package lets go of its own.
+    """
+
+    __slots__ = ("__array_interface__", "_owner")
+
+    def __init__(self, tensor: Any, nbytes: int) -> None:
+        self._owner = sys.modules["paddle"].empty([0], dtype=tensor.dtype)
+        tensor._share_buffer_to(self._owner)
+        self.__array_interface__ = {
+            "data": (int(tensor.data_ptr()), False),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
 
 
 def foreign_bytes(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
@@ -38,18 +55,11 @@ def foreign_bytes(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
         return spec, memoryview(b"")
     if not value._is_initialized():
         raise TrainerTensorError(tensor=name, problem="it holds no memory")
-    value = value.detach()
     if not value.is_contiguous():
         value = value.contiguous()
-    if dtype in _CARRIERS:
-        value = value.view(_CARRIERS[dtype])
     if not value.place.is_cpu_place():
-        array = value.numpy()
-    elif dtype == "bool":
-        array = np.from_dlpack(value.view("uint8"))  # numpy takes no booleans from DLPack in every build
-    else:
-        array = np.from_dlpack(value)
-    return spec, array.reshape(-1).view(np.uint8).data
+        return spec, value.numpy().reshape(-1).view(np.uint8).data
+    return spec, np.asarray(_Held(value, spec.nbytes)).data
 
 
 def is_paddle_tensor(value: Any) -> bool:

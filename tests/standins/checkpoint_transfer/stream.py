@@ -13,6 +13,7 @@ import paddle
 
 from checkpoint_transfer import wire
 from checkpoint_transfer.sender import FakeSender
+from wsm.actions.backends.paddle_bytes import tensor_over
 from wsm.strategies.tensor import ITEM_BYTES
 
 _PADDLE = {
@@ -101,5 +102,4 @@ def _tensor(row: Mapping[str, Any], payload: memoryview) -> Any:
         return paddle.empty(list(shape), dtype=name or carrier)
     nbytes = math.prod(shape) * ITEM_BYTES[row["dtype"]]
     array = np.frombuffer(payload[row["at"] : row["at"] + nbytes], np.dtype(carrier)).reshape(shape)
-    tensor = paddle.utils.dlpack.from_dlpack(array)
-    return tensor if name is None else tensor.view(name)
+    return tensor_over(array, name or carrier)
