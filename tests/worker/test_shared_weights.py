@@ -10,7 +10,7 @@ from living_group import shard_of
 
 from wsm import Outcome
 from wsm.errors import WsmError
-from wsm.strategies import BucketSender, SharedTensors, with_manifest, write_version
+from wsm.strategies import BucketSender, MooncakePublisher, SharedTensors, with_manifest, write_version
 from wsm.strategies.stream_manifest import MANIFEST_TENSOR, StreamManifest
 
 pytestmark = pytest.mark.processes
@@ -186,4 +186,40 @@ def test_a_group_boots_by_version_yaml_and_is_updated_by_version_over_a_transpor
     finally:
         sender.close()
     group.assert_steps_are_pure([1, 2, 3, 4])
+    group.assert_journals_are_possible()
+
+
+def test_a_group_reads_its_versions_from_registered_memory(make_group, tmp_path):
+    address = f"ipc://{tmp_path}/publisher"
+    group = make_group(
+        config={
+            "strategy": "rsync",
+            "rsync": {"transport": "mooncake"},
+            "mooncake": {"address": address, "connect_s": 5.0},
+        },
+        load=0.5,
+    )
+    with MooncakePublisher(address) as publisher:
+
+        def publishing(version):
+            shards = {rank: shard_of(version, rank) for rank in range(group.ranks)}
+            return publisher.publishing(version, shards)
+
+        with publishing(1) as published:
+            group.published[1] = published
+            group.start()
+            with group.controller() as controller:
+                assert controller.update().version == 1  # a boot: the publisher says which
+            group.await_steps()
+        with group.controller() as controller:
+            for version in (2, 3):
+                with publishing(version) as group.published[version]:
+                    receipt = controller.update(version, hot=version == 3)
+                assert receipt.manifest_digest == group.published[version].manifest_digest
+                group.await_steps()
+            with publishing(4), pytest.raises(WsmError, match="version 9 was asked for"):
+                controller.update(9)
+            group.await_steps()
+        group.stop()
+    group.assert_steps_are_pure([1, 2, 3])
     group.assert_journals_are_possible()

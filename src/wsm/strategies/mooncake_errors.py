@@ -18,7 +18,7 @@ class MooncakeMissingError(RefusedError):
     def __init__(self, *, reason: str, missing: Sequence[str]) -> None:
         what = (
             f"system libraries are missing: {listed(missing)} "
-            "(Debian: apt-get install libibverbs1 librdmacm1 libnuma1 liburing2)"
+            "(Debian: apt-get install libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4)"
             if missing
             else "install wsm[mooncake]"
         )
