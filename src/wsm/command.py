@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from wsm.errors import BadInputError
+from wsm.errors import BadInputError, RefusedError
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag, WeightState
 
 #: Kind under which arguments stand in their payload slot.
@@ -33,6 +33,17 @@ class TagsError(BadInputError):
     def __init__(self, *, tags: str) -> None:
         known = ", ".join(tag.value for tag in Tag)
         super().__init__(f"the tags are {tags}; name one or several of {known}, each once", tags=tags)
+
+
+class PartialUpdateRefusedError(RefusedError):
+    """A partial update relies on weights that are not there whole, or are somewhere else."""
+
+    def __init__(self, *, why: str) -> None:
+        super().__init__(
+            f"a partial update keeps the tensors that it does not bring, and {why}; nothing was changed: "
+            "update with a whole version",
+            why=why,
+        )
 
 
 def parse_tags(text: str) -> frozenset[Tag]:
@@ -96,6 +107,9 @@ class CommandArguments:
     restores : bool
         Whether this update restores what the group served before it lost a rank. If it is aborted, the group
         is owed that still, until another command is given.
+    partial : bool
+        Whether tensors may be missing in the version, which then keep what they hold. Only for a group that
+        serves: what was let go or half written, only a whole version brings back.
     """
 
     request_id: str
@@ -108,6 +122,7 @@ class CommandArguments:
     reload: bool = False
     clears: bool = False
     restores: bool = False
+    partial: bool = False
 
     def to_bytes(self) -> bytes:
         """Return the JSON text that goes into the slot."""
@@ -123,6 +138,7 @@ class CommandArguments:
                 "reload": self.reload,
                 "clears": self.clears,
                 "restores": self.restores,
+                "partial": self.partial,
             }
         ).encode()
 
@@ -142,7 +158,7 @@ class CommandArguments:
             before = None if content["before"] is None else WeightState[content["before"]]
             hot_fallback = HotFallback(content["hot_fallback"])
             tags = checked_tags([Tag(value) for value in content["tags"]])
-            flags = {name: content[name] for name in ("reload", "clears", "restores")}
+            flags = {name: content[name] for name in ("reload", "clears", "restores", "partial")}
         except (ValueError, KeyError, TypeError, TagsError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
         if not isinstance(request_id, str) or not (version is None or type(version) is int):

@@ -157,6 +157,8 @@ class WsmConfig:
         :class:`wsm.CacheParticipant`: the group waits for it as for a rank.
     strategy : str
         How weights arrive; a name in the registry of :mod:`wsm.strategies`.
+    load_threads : int
+        How many threads of a rank copy and digest; 0: two where there are two cores.
     snapshot : SnapshotConfig
         For ``ipc_snapshot``.
     ipc : IpcConfig
@@ -185,6 +187,7 @@ class WsmConfig:
     follow: bool = True
     kv_cache_process: bool = False
     strategy: str = "ipc_snapshot"
+    load_threads: int = 0
     snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
     ipc: IpcConfig = field(default_factory=IpcConfig)
     ipc_async: IpcAsyncConfig = field(default_factory=IpcAsyncConfig)
@@ -205,6 +208,10 @@ class WsmConfig:
         """
         if self.ranks < 1:
             raise ConfigurationError(where="ranks", problem=f"{self.ranks} ranks", fix="give at least 1")
+        if self.load_threads < 0:
+            raise ConfigurationError(
+                where="load_threads", problem=f"is {self.load_threads}", fix="give 1 or more, or 0"
+            )
         for section in ("snapshot", "ipc", "delta"):
             ids = getattr(self, section).device_ids
             if len(ids) not in (0, self.ranks):

@@ -61,6 +61,9 @@ class Receipt:
         What the command was about.
     missing : tuple of str
         What the group lacks for serving now, by tags; empty: it serves.
+    partial : bool
+        Whether tensors were allowed to be missing in the version; the fact ``not_loaded`` of each rank's
+        report names those that were, and kept what they held.
     """
 
     request_id: str
@@ -79,6 +82,7 @@ class Receipt:
     fallback: str | None = None
     tags: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    partial: bool = False
 
     def to_mapping(self) -> Mapping[str, Any]:
         """Return plain values, ready for JSON."""
@@ -107,7 +111,9 @@ class Receipt:
         if len(self.missing) == 1 or self.outcome is Outcome.ALREADY_HELD:
             what = self._sentence_of_a_half()
         loaded = sum(report.bytes for report in self.ranks)
-        amount = f", {loaded / 2**20:.1f} MiB on {len(self.ranks)} ranks" if self.loaded else ""
+        kept = sum(int(report.facts.get("kept_tensors", 0)) for report in self.ranks)
+        rest = f", {kept} tensors kept as they were" if self.partial else ""
+        amount = f", {loaded / 2**20:.1f} MiB on {len(self.ranks)} ranks{rest}" if self.loaded else ""
         staged = f", staged for {self.staging_s * 1e3:.1f} ms while serving" if self.hot else ""
         took = f"{self.seconds * 1e3:.1f} ms"
         return f"{what} (epoch {self.epoch}, sequence {self.sequence}{amount}, {took}{staged})"

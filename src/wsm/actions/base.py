@@ -53,6 +53,8 @@ class ActionContext:
     kept_digest : str or None
         Digest of the weights that computed the blocks which a clear of the weights alone has kept; None where
         the cache holds no such blocks.
+    partial : bool
+        Whether the version may lack tensors, which then keep what they hold.
     load : callable or None
         ``load(context, target) -> mapping``: runs the configured strategy into `target` (which is
         ``runner.weights``, watched for the first byte that is touched) and returns facts for the receipt
@@ -86,6 +88,7 @@ class ActionContext:
     from_normal: bool = True
     boots: bool = False
     kept_digest: str | None = None
+    partial: bool = False
     load: Callable[[ActionContext, WeightTarget], Mapping[str, Any]] | None = None
     progress: Callable[[], None] = _no_progress
     cancelled: Callable[[], bool] = bool

@@ -116,6 +116,11 @@ def clear(name: str, kv_policy: str, **options: Any) -> None:
 )
 @click.option("--force", is_flag=True, help="Load even if the group holds that version already.")
 @click.option(
+    "--partial",
+    is_flag=True,
+    help="Let tensors be missing in the version: they keep what they hold. Only for a group that serves.",
+)
+@click.option(
     "--hot",
     is_flag=True,
     help="Stage the version in memory of its own while the old one serves, and stop only to switch.",

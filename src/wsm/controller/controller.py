@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import final
 
 from wsm.clock import Clock, SystemClock
-from wsm.command import CommandArguments, checked_tags
+from wsm.command import CommandArguments, PartialUpdateRefusedError, checked_tags
 from wsm.config import EngineWordsConfig
 from wsm.controller.access import GroupAccess
 from wsm.controller.errors import HotFallbackError, TagsContradictError
@@ -136,6 +136,7 @@ class Controller:
         in_flight: InFlightPolicy | None = None,
         kv_policy: KVPolicy = KVPolicy.DROP,
         force: bool = False,
+        partial: bool = False,
         deadline_s: float = 300.0,
         settle_s: float = SETTLE_S,
         wait_s: float = 0.0,
@@ -163,6 +164,9 @@ class Controller:
             serves, and KEEP_IN_FLIGHT only where requests in flight are kept.
         force : bool
             Load even if the group holds that version already; only with the weights among the tags.
+        partial : bool
+            Whether the version may lack tensors, which then keep what they hold; only for a group that
+            serves, and not hot. The receipt says so, and each rank's report names them.
         deadline_s, settle_s, wait_s, request_id
             As :meth:`clear`.
 
@@ -174,6 +178,8 @@ class Controller:
 
         Raises
         ------
+        wsm.command.PartialUpdateRefusedError
+            If a partial update would rely on weights that do not serve, or is to be hot. Nothing was written.
         NothingServedError, HotFallbackError
             If a hot update cannot be one, or its fallback is unknown. Nothing was written.
         wsm.command.TagsError, TagsContradictError
@@ -195,6 +201,7 @@ class Controller:
             in_flight=in_flight,
             kv_policy=kv_policy,
             force=force,
+            partial=partial,
             deadline_s=deadline_s,
             settle_s=settle_s,
             wait_s=wait_s,
@@ -242,6 +249,7 @@ class Controller:
         in_flight: InFlightPolicy | None = None,
         kv_policy: KVPolicy = KVPolicy.DROP,
         force: bool = False,
+        partial: bool = False,
         deadline_s: float = 300.0,
         settle_s: float = SETTLE_S,
         wait_s: float = 0.0,
@@ -258,6 +266,10 @@ class Controller:
             raise TagsContradictError(tags=named(wanted), argument="version", why="no weights are loaded")
         if force and Tag.WEIGHTS not in wanted:
             raise TagsContradictError(tags=named(wanted), argument="force", why="no weights are loaded")
+        if partial and Tag.WEIGHTS not in wanted:
+            raise TagsContradictError(tags=named(wanted), argument="partial", why="no weights are loaded")
+        if partial and hot:
+            raise PartialUpdateRefusedError(why="a hot update stages every tensor anew")
         arguments = CommandArguments(
             request_id or uuid.uuid4().hex,
             version,
@@ -266,6 +278,7 @@ class Controller:
             hot_fallback=_fallback(hot_fallback),
             tags=wanted,
             reload=force,
+            partial=partial,
         )
         return self._opening.begin(
             Order(

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from wsm.clock import Clock
-from wsm.command import CommandArguments
+from wsm.command import CommandArguments, PartialUpdateRefusedError
 from wsm.config import EngineWordsConfig
 from wsm.controller import admission, fallback
 from wsm.controller.access import GroupAccess
@@ -119,7 +119,10 @@ class Opening:
         view = self._group.view()
         command = decide.next_command(view, order.operation)
         admission.require_equal_plans(self._group, command.epoch)
-        return view, admission.require_one_state(view, order.operation, order.arguments.tags)
+        held = admission.require_one_state(view, order.operation, order.arguments.tags)
+        if order.arguments.partial and not held.serving:
+            raise PartialUpdateRefusedError(why=f"every rank is {held.as_whole.name}")
+        return view, held
 
     def _complete_inherited(self, settle_s: float) -> None:
         """Bring a command to its end that another controller left open; the role proves that it is gone."""

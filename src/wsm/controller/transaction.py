@@ -277,6 +277,7 @@ class Transaction:
             fallback=self._fallback,
             tags=named(self._arguments.tags),
             missing=named(missing),
+            partial=self._arguments.partial,
         )
         self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
         self._note(entry.COMMAND_OVER, outcome=receipt.sentence())

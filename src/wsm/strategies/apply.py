@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from wsm.strategies.coverage import RunningCoverage, check_coverage
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import LoadCancelledError, TargetContractError
-from wsm.strategies.gc_pause import collector_paused
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.parallel_copy import CopyJob, copy_on_threads
+from wsm.strategies.partial import check_kept, digests_of_kept
 from wsm.strategies.tensor import AdoptingTarget, StagedTarget, TensorSpec, WeightTarget
 from wsm.strategies.tensor_copy import copy_tensor, digest_tensor
 
@@ -30,6 +30,7 @@ _SHARED_BYTES = 1 << 18
 class Applied:
     """What was applied: bytes, tensors, how many of them had a promised digest, and the digest of all.
 
+    `missing` names the tensors that a partial load did not bring; their bytes count in `digest` all the same.
     `adopted` counts the bytes that were not copied: the target keeps the memory that they came in.
     `extra_bytes` is what was held at most beside the target and the source's own memory.
     """
@@ -40,6 +41,7 @@ class Applied:
     digest: str
     adopted: int = 0
     extra_bytes: int = 0
+    missing: tuple[str, ...] = ()
 
 
 def apply_tensors(
@@ -50,6 +52,7 @@ def apply_tensors(
     declared: bool = True,
     promised: Collection[TensorSpec] | None = None,
     allowed_unknown: Collection[str] = (),
+    partial: bool = False,
     threads: int = 1,
 ) -> Applied:
     """Check everything, then copy everything into `target`. Blocks until done.
@@ -68,6 +71,8 @@ def apply_tensors(
         What will come though it is not declared, in whatever order; checked before the first one comes.
     allowed_unknown : collection of str
         Offered names that are left out if the target does not have them.
+    partial : bool
+        Whether tensors may be missing; those keep their bytes, which they must hold.
     threads : int
         How many may copy and digest, the calling one included; more than one only for tensors of an offer
         that may be read in parallel, and only if the target takes bytes where they belong.
@@ -76,22 +81,30 @@ def apply_tensors(
     ------
     CoverageError, DtypeMismatchError, ShapeMismatchError
         Before the target was touched, if `declared` or promised; else their ``touched`` says whether it was.
+    PartialLoadRefusedError
+        If a tensor that is not brought holds no bytes. Nothing was touched.
     LoadCancelledError, DigestMismatchError, TargetContractError
         Their ``touched`` says whether it was. So does that of whatever ``read_into`` raises.
     """
     specs = target.specs()
     if not declared:
         if promised is not None:
-            rows = ((spec, "its manifest") for spec in promised)
-            check_coverage(rows, specs, allowed_unknown=allowed_unknown)
-        coming = _as_they_come(tensors, RunningCoverage(specs, allowed_unknown=allowed_unknown))
+            rows = [(spec, "its manifest") for spec in promised]
+            check_coverage(rows, specs, allowed_unknown=allowed_unknown, partial=partial)
+        if partial:
+            known = () if promised is None else {spec.name for spec in promised}
+            check_kept(target, [name for name in specs if name not in known])
+        coverage = RunningCoverage(specs, allowed_unknown=allowed_unknown, partial=partial)
         total = sum(spec.nbytes for spec in specs.values())
-        return _Pass(target, observer, tensors=len(specs), nbytes=total).run(coming)
-    with collector_paused():
-        tensors = tuple(tensors)
-        check_coverage(((t.spec, t.origin) for t in tensors), specs, allowed_unknown=allowed_unknown)
-        chosen = [tensor for tensor in tensors if tensor.spec.name in specs]
-        total = sum(tensor.spec.nbytes for tensor in chosen)
+        return _Pass(target, observer, tensors=len(specs), nbytes=total).run(_as_they_come(tensors, coverage))
+    tensors = tuple(tensors)
+    rows = [(tensor.spec, tensor.origin) for tensor in tensors]
+    check_coverage(rows, specs, allowed_unknown=allowed_unknown, partial=partial)
+    if partial:
+        offered = {tensor.spec.name for tensor in tensors}
+        check_kept(target, [name for name in specs if name not in offered])
+    chosen = [tensor for tensor in tensors if tensor.spec.name in specs]
+    total = sum([tensor.spec.nbytes for tensor in chosen])
     one_pass = _Pass(target, observer, tensors=len(chosen), nbytes=total)
     return one_pass.run(iter(chosen)) if threads < 2 else one_pass.run_on_threads(chosen, threads)
 
@@ -121,7 +134,7 @@ class _Pass:
         self._digests: list[tuple[TensorSpec, str]] = []
 
     def run(self, tensors: Iterator[OfferedTensor]) -> Applied:
-        self._stop_if_cancelled()
+        self.go_on()
         tensor = next(tensors, None)
         while tensor is not None:
             self.go_on()
@@ -129,7 +142,8 @@ class _Pass:
                 self._stand(tensor)
                 tensor = next(tensors, None)
                 continue
-            self._touch()
+            if not self._touched:
+                self._touch()
             kept = self._kept(tensor)
             if kept is None:
                 self._take_in(tensor, copy_tensor(tensor, self._memory(tensor.spec), self), None)
@@ -143,7 +157,7 @@ class _Pass:
         large = [tensor for tensor in tensors if _shared(tensor)]
         if len(large) < 2 or self._staged is not None:
             return self.run(iter(tensors))
-        self._stop_if_cancelled()
+        self.go_on()
         self._touch()
         jobs = []
         for tensor in large:
@@ -158,7 +172,10 @@ class _Pass:
 
     def go_on(self) -> None:
         """Stop where nobody wants the load any more; of :class:`wsm.strategies.tensor_copy.Steps`."""
-        self._stop_if_cancelled()
+        if self._observer.cancelled():
+            raise LoadCancelledError(
+                tensors_applied=len(self._digests), tensors=self._tensors, touched=self._touched
+            )
 
     def moved(self, nbytes: int) -> None:
         """Report a chunk; of :class:`wsm.strategies.tensor_copy.Steps`."""
@@ -166,9 +183,8 @@ class _Pass:
         self._observer.progress(self._done, self._total)
 
     def _touch(self) -> None:
-        if not self._touched:
-            self._observer.taint()
-            self._touched = True
+        self._observer.taint()
+        self._touched = True
 
     def _stand(self, tensor: OfferedTensor) -> None:
         """Count a tensor that is where it belongs already."""
@@ -187,14 +203,20 @@ class _Pass:
         self._digests.append((tensor.spec, digest))
 
     def _applied(self) -> Applied:
-        with collector_paused():
-            return Applied(
-                nbytes=self._done,
-                tensors=len(self._digests),
-                verified=self._verified,
-                digest=shard_digest(self._digests),
-                adopted=self._adopted,
-            )
+        rest = []
+        specs = self._target.specs()
+        if len(self._digests) < len(specs):
+            loaded = {spec.name for spec, _ in self._digests}
+            missing = [name for name in specs if name not in loaded]
+            rest = digests_of_kept(self._target, missing, self.go_on)
+        return Applied(
+            nbytes=self._done,
+            tensors=len(self._digests),
+            verified=self._verified,
+            digest=shard_digest([*self._digests, *rest]),
+            adopted=self._adopted,
+            missing=tuple(spec.name for spec, _ in rest),
+        )
 
     def _kept(self, tensor: OfferedTensor) -> memoryview | None:
         """Return the source's own memory if the target will keep it instead of a copy."""
@@ -214,12 +236,6 @@ class _Pass:
         if problem:
             raise TargetContractError(tensor=spec.name, problem=problem)
         return memory
-
-    def _stop_if_cancelled(self) -> None:
-        if self._observer.cancelled():
-            raise LoadCancelledError(
-                tensors_applied=len(self._digests), tensors=self._tensors, touched=self._touched
-            )
 
 
 def _shared(tensor: OfferedTensor) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsm.errors import BadInputError, GroupError, InternalError
+from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
 from wsm.strategies.file_errors import listed
 
 
@@ -83,6 +83,18 @@ def _mismatch_message(
     return (
         f"{len(mismatches)} tensors of another {kind}: {details}{whole}; publish this model's own state dict"
     )
+
+
+class PartialLoadRefusedError(RefusedError):
+    """A partial load would leave tensors without the bytes that it does not bring. Nothing was changed."""
+
+    def __init__(self, *, tensor: str, reason: str) -> None:
+        super().__init__(
+            f"a partial load leaves {tensor!r} as it is, and it cannot stay: {reason}; "
+            "load a whole version first",
+            tensor=tensor,
+            reason=reason,
+        )
 
 
 class DigestMismatchError(BadInputError):

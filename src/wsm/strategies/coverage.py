@@ -7,7 +7,7 @@ lists everything that is wrong; where they are not, each is compared as it comes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from wsm.strategies.errors import CoverageError, DtypeMismatchError, ShapeMismatchError
 from wsm.strategies.tensor import TensorSpec
@@ -18,6 +18,7 @@ def check_coverage(
     wanted: Mapping[str, TensorSpec],
     *,
     allowed_unknown: Collection[str] = (),
+    partial: bool = False,
 ) -> None:
     """Compare what is offered with what a model has.
 
@@ -29,6 +30,8 @@ def check_coverage(
         The model's tensors by name.
     allowed_unknown : collection of str
         Names that may be offered although the model does not have them.
+    partial : bool
+        Whether names may be missing; one at least must be offered.
 
     Raises
     ------
@@ -40,8 +43,12 @@ def check_coverage(
         If a tensor has another shape.
     """
     rows = list(offered)
+    if _is_covered(rows, wanted):
+        return
     counts = Counter(spec.name for spec, _ in rows)
     missing = [name for name in wanted if name not in counts]
+    if partial and len(missing) < len(wanted):
+        missing = []
     unknown = [name for name in counts if name not in wanted and name not in allowed_unknown]
     duplicate = [name for name, count in counts.items() if count > 1]
     if missing or unknown or duplicate:
@@ -63,6 +70,17 @@ def check_coverage(
         raise ShapeMismatchError(mismatches=shapes)
 
 
+def _is_covered(rows: Sequence[tuple[TensorSpec, str]], wanted: Mapping[str, TensorSpec]) -> bool:
+    """Whether nothing is wrong, found in one pass; it is the usual case, and models have many tensors."""
+    if len(rows) != len(wanted) or len({spec.name for spec, _ in rows}) != len(rows):
+        return False
+    for spec, _ in rows:
+        model = wanted.get(spec.name)
+        if model is None or spec.dtype != model.dtype or spec.shape != model.shape:
+            return False
+    return True
+
+
 class RunningCoverage:
     """The same comparison for tensors that are known only as they come.
 
@@ -72,9 +90,18 @@ class RunningCoverage:
         The model's tensors by name.
     allowed_unknown : collection of str
         Names that may come although the model does not have them.
+    partial : bool
+        Whether not all need to come.
     """
 
-    def __init__(self, wanted: Mapping[str, TensorSpec], *, allowed_unknown: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        wanted: Mapping[str, TensorSpec],
+        *,
+        allowed_unknown: Collection[str] = (),
+        partial: bool = False,
+    ) -> None:
+        self._partial = partial
         self._wanted = wanted
         self._allowed_unknown = allowed_unknown
         self._seen: set[str] = set()
@@ -108,8 +135,10 @@ class RunningCoverage:
         Raises
         ------
         CoverageError
-            If some are missing; ``touched`` if any was admitted.
+            If some are missing, or all; ``touched`` if any was admitted.
         """
+        if self._partial and self._seen:
+            return
         missing = [name for name in self._wanted if name not in self._seen]
         if missing:
             raise CoverageError(missing=missing, touched=bool(self._seen))

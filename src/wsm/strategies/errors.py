@@ -16,6 +16,7 @@ from wsm.strategies.apply_errors import (
     DigestMismatchError,
     DtypeMismatchError,
     LoadCancelledError,
+    PartialLoadRefusedError,
     ShapeMismatchError,
     TargetContractError,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "OutsideDirectoryError",
     "PaddleMissingError",
     "PartSequenceError",
+    "PartialLoadRefusedError",
     "PickleContentError",
     "PickleRefusedError",
     "PublisherBusyError",

@@ -23,7 +23,6 @@ from wsm.strategies.errors import (
     UnreadableFileError,
     VersionMismatchError,
 )
-from wsm.strategies.gc_pause import collector_paused
 from wsm.strategies.ipc_metas import HOST, IpcMetas, TensorMeta, is_metas_file, metas_name
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
@@ -128,9 +127,7 @@ class Ipc:
             If the trainer has ended and the source refuses orphans. Nothing was changed.
         """
         with ExitStack() as stack:
-            with collector_paused():
-                offer = _found(source, version, stack)
-            yield offer
+            yield _found(source, version, stack)
 
     def preview(self, source: IpcSource, version: int | None) -> AbstractContextManager[Offer]:
         """Open to look only, which the memory does not mind."""
@@ -240,18 +237,17 @@ def _offer(data: bytes, file: str, source: IpcSource, version: int | None, held:
 def _from_segment(
     meta: TensorMeta, metas: IpcMetas, segment: AttachedSegment, *, adopt: bool
 ) -> OfferedTensor:
-    begin, end = meta.offset, meta.offset + meta.spec.nbytes
     return OfferedTensor(
         meta.spec,
         segment.path,
-        partial(_read_from, segment, begin),
+        partial(segment.read_from, meta.offset),
         metas.digests[meta.spec.name],
-        memory=(lambda: segment.memory()[begin:end]) if adopt else None,
+        memory=partial(_memory, segment, meta) if adopt else None,
     )
 
 
-def _read_from(segment: AttachedSegment, begin: int, offset: int, destination: memoryview) -> None:
-    segment.read_into(begin + offset, destination)
+def _memory(segment: AttachedSegment, meta: TensorMeta) -> memoryview:
+    return segment.memory()[meta.offset : meta.offset + meta.spec.nbytes]
 
 
 def _check_identity(file: str, metas: IpcMetas, source: IpcSource, version: int | None) -> None:

@@ -8,10 +8,10 @@ FastDeploy's files lack. Pure: no file is touched here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from wsm.strategies import sealed_json
@@ -19,7 +19,7 @@ from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.manifest_fields import FieldReader, is_plain_file_name
 from wsm.strategies.strict_json import is_count, is_text
-from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.version_file import MAX_VERSION
 
 #: The device of a meta whose memory is host memory.
@@ -104,17 +104,39 @@ class TensorMeta:
         ManifestError
             If they are not those of a dense tensor whose dtype wsm moves.
         """
-        problem = _problem(name, fields)
-        if problem:
-            raise ManifestError(file=file, problem=f"its meta of {name!r} {problem}")
-        handle, offset, _, kind, dims, _, device = fields[:_FIELDS]
-        return cls(TensorSpec(name, _DTYPES[kind], tuple(dims)), handle, offset, device)
+        if not is_text(name):
+            raise ManifestError(file=file, problem=f"the name {name!r} cannot be written out again")
+        if not _is_dense(fields):
+            raise ManifestError(file=file, problem=f"its meta of {name!r} {_problem(fields)}")
+        handle, offset, nbytes, kind, dims, _, device = fields[:_FIELDS]
+        spec = TensorSpec(name, _DTYPES[kind], tuple(dims))
+        if spec.nbytes != nbytes:
+            problem = f"its meta of {name!r} has {nbytes} bytes, which is not what its dims and type take"
+            raise ManifestError(file=file, problem=problem)
+        return cls(spec, handle, offset, device)
 
 
-def _problem(name: str, fields: Any) -> str | None:
-    """Say why `fields` are not those of a dense tensor; None if they are."""
-    if not is_text(name):
-        return "has a name that cannot be written out again"
+def _is_dense(fields: Any) -> bool:
+    """Whether `fields` are those of a dense tensor; asked for every tensor, so the reason is found later."""
+    if type(fields) not in (list, tuple) or len(fields) < _FIELDS:
+        return False
+    handle, offset, nbytes, kind, dims, lod, device = fields[:_FIELDS]
+    return (
+        isinstance(handle, str)
+        and handle != ""
+        and type(offset) is type(nbytes) is type(kind) is type(device) is int
+        and offset >= 0
+        and nbytes >= 0
+        and kind in _DTYPES
+        and isinstance(dims, (list, tuple))
+        and all(type(extent) is int and extent >= 0 for extent in dims)
+        and not lod
+        and device >= HOST
+    )
+
+
+def _problem(fields: Any) -> str:
+    """Say why `fields` are not those of a dense tensor."""
     if not isinstance(fields, (list, tuple)) or len(fields) < _FIELDS:
         return f"is not a list of {_FIELDS} fields"
     handle, offset, nbytes, kind, dims, lod, device = fields[:_FIELDS]
@@ -124,14 +146,9 @@ def _problem(name: str, fields: Any) -> str | None:
         (not is_count(kind) or kind not in _DTYPES, f"has the type {kind!r}, which is none that wsm moves"),
         (not isinstance(dims, (list, tuple)) or not all(map(is_count, dims)), f"has the dims {dims!r}"),
         (bool(lod), "has levels of detail, so it is no dense tensor"),
-        (type(device) is not int or device < HOST, f"has the device {device!r}"),
+        (True, f"has the device {device!r}"),
     )
-    for wrong, problem in faults:
-        if wrong:
-            return problem
-    if math.prod(dims) * ITEM_BYTES[_DTYPES[kind]] != nbytes:
-        return f"has {nbytes} bytes, which is not what its dims and type take"
-    return None
+    return next(problem for wrong, problem in faults if wrong)
 
 
 @dataclass(frozen=True)
@@ -206,7 +223,6 @@ class IpcMetas:
         fields = sealed_json.unseal(data, file=file, form=_FORMAT, layout=_LAYOUT)
         reader = FieldReader(fields, file)
         rows = reader.mapping("metas")
-        digests = reader.within("digests")
         found = cls(
             version=reader.count("version", MAX_VERSION),
             rank=reader.count("rank"),
@@ -217,10 +233,10 @@ class IpcMetas:
             tensors=tuple(
                 sorted(
                     (TensorMeta.of_fields(name, rows[name], file=file) for name in rows),
-                    key=lambda meta: (meta.handle, meta.offset),
+                    key=attrgetter("handle", "offset"),
                 )
             ),
-            digests={name: digests.digest(name) for name in reader.mapping("digests")},
+            digests=reader.digests("digests"),
         )
         found._check(file)
         return found
@@ -232,8 +248,9 @@ class IpcMetas:
             raise ManifestError(file=file, problem="it has not one digest for each tensor")
         if self.tensors and self.group[self.rank] != self.content_digest:
             raise ManifestError(file=file, problem="its group digest is not that of its tensors")
+        sizes = self.segments
         for meta in self.tensors:
-            if meta.device == HOST and meta.offset + meta.spec.nbytes > self.segments.get(meta.handle, -1):
+            if meta.device == HOST and meta.offset + meta.spec.nbytes > sizes.get(meta.handle, -1):
                 raise ManifestError(
                     file=file, problem=f"{meta.spec.name!r} lies outside of its segment {meta.handle!r}"
                 )

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from wsm.strategies.errors import EmptySnapshotError
-from wsm.strategies.gc_pause import collector_paused
 from wsm.strategies.manifest_files import read_version_manifest
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
@@ -71,8 +70,7 @@ def _resliced(source: SnapshotSource, version: int | None, stack: ExitStack) -> 
     whole = None if published is None else read_version_manifest(published.directory)
     if published is None or whole is None or whole.world_size == source.world_size:
         return None
-    with collector_paused():
-        shard = open_resliced(published, whole, source, source.world_size, stack)
+    shard = open_resliced(published, whole, source, source.world_size, stack)
     return Offer(
         version=whole.version,
         tensors=shard.tensors,
@@ -87,10 +85,9 @@ def _resliced(source: SnapshotSource, version: int | None, stack: ExitStack) -> 
 
 def _own_shard(source: SnapshotSource, version: int | None, stack: ExitStack) -> Offer:
     located = locate(source, version, stack)
-    with collector_paused():
-        shard = open_shard(located, source, stack)
-        read_ahead(shard.files, source.readahead_bytes)
-        tensors = _offered(shard)
+    shard = open_shard(located, source, stack)
+    read_ahead(shard.files, source.readahead_bytes)
+    tensors = _offered(shard)
     digest, scope = _manifest_digest(shard)
     return Offer(
         version=shard.version,

@@ -18,6 +18,7 @@ from wsm.strategies.loaders import ModelLoader
 from wsm.strategies.observer import LoadObserver, never_cancelled, no_progress, no_taint
 from wsm.strategies.offer import ManifestScope, Offer, OverTarget, Strategy
 from wsm.strategies.parallel_copy import default_threads
+from wsm.strategies.rare_collections import rare_collections
 from wsm.strategies.registry import strategy_for
 from wsm.strategies.tensor import WeightTarget
 from wsm.strategies.version_file import check_version
@@ -55,6 +56,10 @@ class LoadReport:
         The most tensor bytes that were held beside the target's.
     adopted_bytes : int
         How many of the bytes were not copied: the target keeps the memory that they came in.
+    partial : bool
+        Whether tensors were allowed to be missing.
+    missing : tuple of str
+        Names of those that were, and kept their bytes.
     read_bytes : int
         How many bytes were read for the `bytes`: more where slices were proven by whole tensors.
     sync_s : float
@@ -74,6 +79,8 @@ class LoadReport:
     seconds: float
     peak_extra_bytes: int
     adopted_bytes: int = 0
+    partial: bool = False
+    missing: tuple[str, ...] = ()
     read_bytes: int = 0
     sync_s: float = 0.0
 
@@ -109,6 +116,7 @@ def load(
     name: str = "ipc_snapshot",
     version: int | None = None,
     allowed_unknown: Collection[str] = (),
+    partial: bool = False,
     taint: Callable[[], None] = no_taint,
     progress: Callable[[int, int], None] = no_progress,
     cancelled: Callable[[], bool] = never_cancelled,
@@ -130,6 +138,8 @@ def load(
         The version that must be there; without it, the newest that the source announces.
     allowed_unknown : collection of str
         Names that the source may hold and the target does not have.
+    partial : bool, optional
+        Whether tensors of the target may be missing there. They stay as they are, and must hold their bytes.
     taint : callable, optional
         Called once before the target's memory is asked for; from then on its weights are not whole until
         this function has returned.
@@ -152,6 +162,8 @@ def load(
     wsm.strategies.errors.BadInputError
         If the source is not what it must be, see :mod:`wsm.strategies.errors`; the target is untouched
         unless ``touched`` is true on the error.
+    PartialLoadRefusedError
+        If a tensor that is missing there holds no bytes. Nothing was changed.
     LoadCancelledError
         If `cancelled` said so; its ``touched`` says whether the target was changed.
     """
@@ -160,7 +172,8 @@ def load(
     strategy = strategy_for(name, source)
     observer = LoadObserver(taint=taint, progress=progress, cancelled=cancelled)
     wanted = None if version is None else check_version(version)
-    with _opened(strategy, source, wanted, target, observer, threads=threads) as offer:
+    opened = _opened(strategy, source, wanted, target, observer, threads=threads)
+    with rare_collections(), opened as offer:
         if loaders and offer.chunk_tensors is not None:
             applied = feed_loaders(offer, loaders, target, observer, allowed_unknown=allowed_unknown)
         else:
@@ -171,6 +184,7 @@ def load(
                 declared=offer.declared,
                 promised=offer.promised,
                 allowed_unknown=allowed_unknown,
+                partial=partial,
                 threads=(threads or default_threads()) if offer.parallel else 1,
             )
     return LoadReport(
@@ -187,6 +201,8 @@ def load(
         seconds=(clock.monotonic_ns() - begun) / _NANOSECONDS,
         peak_extra_bytes=offer.peak_extra_bytes + applied.extra_bytes,
         adopted_bytes=applied.adopted,
+        partial=partial,
+        missing=applied.missing,
         read_bytes=applied.nbytes if offer.read_bytes is None else offer.read_bytes,
         sync_s=0.0 if offer.waited_s is None else offer.waited_s(),
     )
@@ -229,7 +245,8 @@ def inspect(
         As :func:`load` does before it touches the target.
     """
     strategy = strategy_for(name, source)
-    with strategy.preview(source, None if version is None else check_version(version)) as offer:
+    wanted = None if version is None else check_version(version)
+    with rare_collections(), strategy.preview(source, wanted) as offer:
         known = offer.known
         if target is not None and known is not None:
             check_coverage(

@@ -12,6 +12,7 @@ from wsm.strategies.digest import DIGEST_LENGTH
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.strict_json import is_count, is_text
 
+_HEXADECIMAL = re.compile("[0-9a-f]*")
 _DIGEST = re.compile(f"[0-9a-f]{{{DIGEST_LENGTH}}}")
 
 
@@ -61,6 +62,18 @@ class FieldReader:
         if not _DIGEST.fullmatch(value):
             raise self.refuse(name, "a digest")
         return value
+
+    def digests(self, name: str) -> dict[str, str]:
+        """Return an object of digests; all at once, because there are as many as tensors."""
+        found = self.mapping(name)
+        values = list(found.values())
+        if (
+            set(map(type, values)) - {str}
+            or set(map(len, values)) - {DIGEST_LENGTH}
+            or not _HEXADECIMAL.fullmatch("".join(values))
+        ):
+            raise self.refuse(name, "an object of digests")
+        return found
 
     def file_name(self, name: str) -> str:
         """Return a plain file name, which leads into no other directory."""

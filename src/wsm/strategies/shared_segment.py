@@ -180,6 +180,10 @@ class AttachedSegment:
             offset += count
             rest = rest[count:]
 
+    def read_from(self, begin: int, offset: int, destination: memoryview) -> None:
+        """Fill `destination` from `offset` of what begins at `begin` on; as :meth:`read_into`."""
+        self.read_into(begin + offset, destination)
+
     def shared_memory(self) -> memoryview:
         """Return its bytes, read-only, as the owner writes them; if it cut the file short, we would die."""
         return memoryview(mmap.mmap(self._descriptor, self.nbytes, access=mmap.ACCESS_READ))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 #: Bytes per element of every dtype that wsm moves, under safetensors' names.
@@ -56,7 +57,7 @@ class TensorSpec:
         fields["dtype"] = dtype
         fields["shape"] = shape
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the tensor in C order."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]

@@ -211,6 +211,7 @@ class ExecutionFactory:
             from_normal=self._life.serving,
             boots=not self.booted,
             kept_digest=self.holding.kept_digest,
+            partial=arguments.partial,
             # What is not loaded now is reported as it was when it was loaded.
             facts=dict(self._facts) if Tag.WEIGHTS in arguments.tags else self._facts_without_a_load(),
             load=self._load,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from wsm.actions.base import ActionContext
+from wsm.command import PartialUpdateRefusedError
 from wsm.config import WsmConfig
 from wsm.strategies.load import inspect, load
 from wsm.strategies.loaders import ModelLoader
@@ -35,12 +36,15 @@ def load_function(sources: Sources) -> Load:
     """Return ``load(context, target) -> facts`` for the configured strategy.
 
     The facts are ``version``, ``manifest_digest``, ``manifest_scope``, ``digest``, ``bytes``, ``tensors``,
-    ``files``, ``load_s``, ``sync_s``, ``apply_s``, ``peak_extra_bytes`` and ``adopted_bytes``.
+    ``files``, ``load_s``, ``sync_s``, ``apply_s``, ``peak_extra_bytes``, ``adopted_bytes``, ``partial``,
+    and how many and which tensors a partial version did not bring: ``kept_tensors``, ``not_loaded``.
     """
     strategy = sources.strategy
 
     def load_version(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
         source = sources.of(context.rank, context.transfer_mode)
+        if context.partial and (not context.from_normal or context.weights_touched):
+            raise PartialUpdateRefusedError(why=f"rank {context.rank} holds none that serve")
         if context.version is None:
             _announced(source, strategy)
         report = load(
@@ -51,6 +55,8 @@ def load_function(sources: Sources) -> Load:
             progress=lambda _done, _total: context.progress(),
             cancelled=context.cancelled,
             loaders=context.runner.loaders() if isinstance(context.runner, LoadingRunner) else (),
+            threads=sources.threads,
+            partial=context.partial,
         )
         return {
             "version": report.version if report.version is not None else context.version,
@@ -65,6 +71,9 @@ def load_function(sources: Sources) -> Load:
             "apply_s": report.apply_s,
             "peak_extra_bytes": report.peak_extra_bytes,
             "adopted_bytes": report.adopted_bytes,
+            "partial": report.partial,
+            "kept_tensors": len(report.missing),
+            "not_loaded": list(report.missing),
         }
 
     return load_version

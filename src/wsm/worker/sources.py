@@ -53,6 +53,11 @@ class Sources:
         """The strategy that loads from these sources."""
         return self._config.strategy
 
+    @property
+    def threads(self) -> int | None:
+        """How many threads of a rank copy and digest; None where a load decides."""
+        return self._config.load_threads or None
+
     def of(self, rank: int, mode: str | None = None) -> object:
         """Return where `rank` loads from, in the transfer mode that a command asked for.
 

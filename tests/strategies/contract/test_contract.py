@@ -195,6 +195,16 @@ def test_a_target_that_fails_ends_the_load_and_the_next_one_works(arrival):
     assert rank.holds(A)
 
 
+def test_a_part_of_the_tensors_arrives_where_that_is_asked_for(arrival):
+    part = {name: B[name] for name in B if name != "layer.0.bias"}
+    arrival.publish(1, part)
+    rank = Rank(arrival, serving=A)
+    report = rank.load(1, partial=True)
+    assert rank.holds({**A, **part})
+    assert (report.partial, report.missing, report.tensors) == (True, ("layer.0.bias",), len(part))
+    assert report.digest == digest_of_state({**A, **part})
+
+
 def test_what_is_allowed_by_name_is_left_out(arrival):
     state = {**A, "stranger": (A["steps"][0].__class__("stranger", "U8", (3,)), b"abc")}
     arrival.publish(1, state)
