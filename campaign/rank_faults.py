@@ -162,15 +162,17 @@ def aftermath(
     fired = group.fired(fault) or Fired(time.monotonic_ns(), pid or 0)
     if fault.act in (Act.STOP, Act.FREEZE) and group.await_standing(fired.pid):
         os.kill(fired.pid, signal.SIGCONT if fault.act is Act.STOP else signal.SIGKILL)
-    if fault.act in _DEADLY or (fault.act is Act.RAISE and fault.point == "step"):
+    deadly = fault.act in _DEADLY or (fault.act is Act.RAISE and fault.point == "step")
+    if deadly:
         group.until(lambda: group.supervisor.recoveries > mark.recoveries, "the supervisor replaces the rank")
     group.until(group.is_whole, "every rank is there, and done with the command")
     told_ns = group.told_ns(f"rank {fault.victim.removeprefix('rank')} ", mark)
     if group.supervisor.recoveries > mark.recoveries:
         result.recovered_s = (time.monotonic_ns() - fired.at_ns) / 1e9
-        # Who lies lives on; the rank that it left alone in a collective may be the one that ends.
-        told = told_ns or fault.act in (Act.LIE, Act.DENY)
-        result.require(told, f"the supervisor did not tell of the death of {fault.victim}: {group.told}")
+        # Who fails in an action lives on; whom it left alone in a collective may be the one that ends.
+        result.require(
+            told_ns or not deadly, f"the supervisor did not tell of the death of {fault.victim}: {group.told}"
+        )
         if fault.act is Act.KILL and result.detected_ms is None and told_ns is not None:
             result.detected_ms = (told_ns - fired.at_ns) / 1e6
 

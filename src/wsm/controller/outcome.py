@@ -20,6 +20,7 @@ from wsm.controller.participants import who
 from wsm.controller.status import read_status
 from wsm.errors import WsmError
 from wsm.protocol.decide import waiting_on
+from wsm.protocol.park import any_broken
 from wsm.protocol.view import View
 from wsm.report import WITHOUT_WEIGHTS, FailureReport, RankReport, ReportFormatError
 from wsm.signals.word import CommandWord, StatusCode, StatusWord
@@ -86,6 +87,8 @@ class Situation:
         What everybody was doing.
     lost : tuple of int
         Whose processes were gone.
+    broken : tuple of int
+        Of these, whose last step had raised: mostly because another rank left it alone in a collective.
     hangs : tuple of Hang
         Who had been in an action for longer than it may take.
     deadline_s : float
@@ -97,6 +100,7 @@ class Situation:
     late: Mapping[int, str] = field(default_factory=dict)
     doing: Mapping[int, str] = field(default_factory=dict)
     lost: tuple[int, ...] = ()
+    broken: tuple[int, ...] = ()
     hangs: tuple[Hang, ...] = ()
     deadline_s: float = 0.0
     gave_up: bool = False
@@ -134,6 +138,11 @@ def _holding_up(group: GroupView, view: View, rank: int, late: Mapping[int, str]
     return None
 
 
+def broken(view: View, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Return those of the ranks whose last step raised."""
+    return tuple(rank for rank in ranks if any_broken(view.steps[rank : rank + 1], epoch=view.command.epoch))
+
+
 def doings(group: GroupView, view: View) -> dict[int, str]:
     """Say what every rank that is not done with the command is doing."""
     return {
@@ -161,7 +170,7 @@ def aborted(
     found.sort(key=lambda cause: (cause[0].error in _ECHOES, cause[0].error in _WAITS))
     if found and found[0][0].error in _ECHOES:
         found = []  # no rank failed of itself: the controller had decided before
-    if then.lost:
+    if set(then.lost) - set(then.broken) or (then.lost and not found):
         return RankLostError(operation=operation, ranks=then.lost, group=now)
     if then.hangs:
         reported = {failure.rank: failure for failure, _ in (cause for _, cause in causes if cause)}
@@ -187,7 +196,10 @@ def aborted(
             cause=failure.message + _held_up(failure, then),
             no_room=failure.no_room,
             remote_traceback=failure.traceback,
-            others={other.rank: other.message for other, _ in found[1:]},
+            others={
+                **{other.rank: other.message for other, _ in found[1:]},
+                **dict.fromkeys(then.lost, "its process is gone"),
+            },
             group=now,
         )
     prepared = reports(group, command, StatusCode.PREPARED)

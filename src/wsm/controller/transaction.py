@@ -206,6 +206,7 @@ class Transaction:
             late=outcome.late(self._group, view),
             doing=outcome.doings(self._group, view),
             lost=tuple(company.lost),
+            broken=outcome.broken(view, company.lost),
             hangs=tuple(company.hangs),
             deadline_s=self._deadline_s,
             gave_up=self._gave_up,
@@ -223,7 +224,10 @@ class Transaction:
         waiting = decide.waiting_on(view)
         lost = tuple(rank for rank in self._company.lost if rank in waiting)
         self._situation = replace(
-            self._situation, lost=lost, hangs=self._situation.hangs or tuple(self._company.hangs)
+            self._situation,
+            lost=lost,
+            broken=outcome.broken(view, lost),
+            hangs=self._situation.hangs or tuple(self._company.hangs),
         )
         if lost or view.command.operation.is_abort:
             raise self._aborted()
