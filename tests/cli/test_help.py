@@ -16,6 +16,7 @@ COMMANDS = (
     "demo",
     "inspect",
     "convert",
+    "delta",
     "digest",
     "diff",
     "verify",

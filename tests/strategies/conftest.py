@@ -15,7 +15,7 @@ from wsm.strategies import MemoryTarget, SnapshotSource, publish_snapshot
 # The program of a receiving rank is both run as a process and read by tests.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from small_model import State, contents, make_state
+from small_state import State, contents, make_state
 
 
 class Snapshot:

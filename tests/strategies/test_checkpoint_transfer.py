@@ -14,7 +14,7 @@ import pytest
 from checkpoint_transfer.sender import FakeSender
 from checkpoint_transfer.stream import FakeCheckpointTransfer
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
-from small_model import State, contents, make_state
+from small_state import State, contents, make_state
 
 from wsm.strategies import (
     LoadReport,

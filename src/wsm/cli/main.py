@@ -22,6 +22,7 @@ _COMMANDS: Final = {
     "demo": LazyCommand("wsm.cli.demo", "demo", "Run an RL loop that trains a policy while it is served."),
     "inspect": LazyCommand("wsm.cli.snapshots", "inspect", "Show what a rank would load from a directory."),
     "convert": LazyCommand("wsm.cli.snapshots", "convert", "Turn pickle files into safetensors files."),
+    "delta": LazyCommand("wsm.cli.deltas", "delta", "Put the change between two versions beside them."),
     "digest": LazyCommand("wsm.cli.digests", "digest", "Read what files or a group hold, as digests."),
     "diff": LazyCommand("wsm.cli.digests", "diff", "Show in which tensors two of them differ."),
     "verify": LazyCommand("wsm.cli.digests", "verify", "Hold bytes against the digests promised for them."),

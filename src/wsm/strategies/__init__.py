@@ -25,6 +25,7 @@ delta_reader                          one rank's delta, opened and checked
 delta_blocks, delta_codec             how a change is cut into blocks; their bytes
 delta_shard, delta_manifest           what a rank's delta, and that of all ranks, consists of
 publish_delta, delta_report           its trainer's side, and what became of it
+delta_between                         the delta between two versions that are published already
 staged_delta, delta_writer            made visible at once; one rank's blocks
 published, publisher_lock             what a directory holds; one publisher at a time
 inventory                             what files and shared memory really hold, and how two of them differ
@@ -53,6 +54,7 @@ convert, paddle_state                 pickles turned into safetensors, by those 
 """
 
 from wsm.strategies.bucket_sender import BucketSender, Sending, SendReport
+from wsm.strategies.delta_between import delta_between
 from wsm.strategies.delta_report import DeltaReport
 from wsm.strategies.delta_source import DeltaSource
 from wsm.strategies.ipc import IpcSource
@@ -106,6 +108,7 @@ __all__ = [
     "TensorSpec",
     "VersionManifest",
     "WeightTarget",
+    "delta_between",
     "inspect",
     "load",
     "publish_delta",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
 from wsm.strategies.delta import Delta
-from wsm.strategies.delta_blocks import BLOCK_BYTES
+from wsm.strategies.delta_blocks import BLOCK_BYTES, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES
 from wsm.strategies.delta_errors import DeltaModelError, DeltaPublishedBaseError
 from wsm.strategies.delta_names import DELTAS_DIRECTORY
 from wsm.strategies.delta_report import DeltaReport
@@ -74,7 +74,7 @@ def publish_delta(
     device_ids : mapping of int to int, optional
         Per rank, the device id in the names of whole files; the rank itself where not given.
     block_bytes : int
-        Bytes of a tensor that are compressed together: a power of two from 4096 to 2**24.
+        Bytes of a tensor that are compressed together: a multiple of 4096 up to 2**24.
     retain : Retention
         Which older deltas stay, apart from those that lead from a whole version to this one.
     replace : bool
@@ -104,8 +104,6 @@ def publish_delta(
             problem=f"states were given for ranks {ranks}"
             + ("" if base is None else f", bases for ranks {sorted(base)}"),
         )
-    if version == base_version:
-        raise IncompletePublicationError(version=version, problem="it cannot be its own base")
     clock = clock or SystemClock()
     begun = clock.monotonic_ns()
     devices = {rank: (device_ids or {}).get(rank, rank) for rank in ranks}
@@ -156,12 +154,17 @@ def write_rank(
     DeltaModelError
         If they are not.
     IncompletePublicationError
-        If there is no tensor.
+        If there is no tensor, or the plan is none.
     """
-    if not specs:
-        raise IncompletePublicationError(
-            version=plan.version, problem=f"the state dict of rank {plan.rank} is empty"
-        )
+    problem = None
+    if plan.version == plan.base_version:
+        problem = "it cannot be its own base"
+    elif not MIN_BLOCK_BYTES <= plan.block_bytes <= MAX_BLOCK_BYTES or plan.block_bytes % MIN_BLOCK_BYTES:
+        problem = f"a block cannot stand for {plan.block_bytes} bytes"
+    elif not specs:
+        problem = f"the state dict of rank {plan.rank} is empty"
+    if problem:
+        raise IncompletePublicationError(version=plan.version, problem=problem)
     ours, theirs = {spec.name: spec for spec in specs}, {name: row.spec for name, row in base.items()}
     different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     if different:

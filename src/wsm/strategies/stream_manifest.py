@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from wsm.strategies import sealed_json
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.errors import ManifestError, TrainerTensorError
@@ -163,6 +161,8 @@ def with_manifest(
         spec, data = foreign_bytes(name, value)
         tensors[name] = (spec, digest_of(data))
     manifest = StreamManifest(check_version(version), rank, world_size, publication, tensors)
+    import numpy as np  # noqa: PLC0415 - the command line's quick questions do without
+
     return {MANIFEST_TENSOR: np.frombuffer(manifest.encode(), np.uint8), **state}
 
 
