@@ -10,6 +10,7 @@ from rich.console import Console
 from bench.__main__ import Row, pause_rows, show
 from bench.acceptance import measure_acceptance
 from bench.cycle import measure_cycles
+from bench.delta import measure_deltas
 from bench.detection import measure_deaths, measure_stops
 from bench.hot import measure_pauses
 from bench.loading import Model, measure_loading
@@ -67,6 +68,13 @@ def test_every_strategy_is_measured_beside_a_plain_copy() -> None:
         "ipc_async",
     ]
     assert all(each.ms.samples == 2 and each.of_memcpy > 0 for each in found)
+
+
+def test_a_delta_is_measured_beside_the_whole_version() -> None:
+    found = measure_deltas(1 << 22, 2, tensors=2)
+    assert [cost.changed for cost in found] == [0.01, 0.03, 0.1]
+    assert 0 < found[0].stored < found[1].stored < found[2].stored < 0.5
+    assert all(cost.load_ms.least > 0 and cost.whole_ms.least > 0 and cost.publish_ms > 0 for cost in found)
 
 
 def test_the_table_fits_80_columns_and_says_which_aims_are_missed() -> None:

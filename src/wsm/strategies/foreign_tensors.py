@@ -9,8 +9,6 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import numpy as np
-
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.paddle_state import PADDLE_DTYPES
 from wsm.strategies.tensor import TensorSpec
@@ -57,6 +55,8 @@ def foreign_bytes(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
         raise TrainerTensorError(tensor=name, problem="it holds no memory")
     if not value.is_contiguous():
         value = value.contiguous()
+    import numpy as np  # noqa: PLC0415 - paddle has brought it; the command line's quick questions do without
+
     if not value.place.is_cpu_place():
         return spec, value.numpy().reshape(-1).view(np.uint8).data
     return spec, np.asarray(_Held(value, spec.nbytes)).data
