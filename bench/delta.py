@@ -46,8 +46,8 @@ class DeltaCost:
     publish_ms : float
         Milliseconds in which the trainer compared, compressed and wrote it.
     load_ms : Distribution
-        Milliseconds of a load over the base: the base read and verified, the change put into place, the result
-        verified.
+        Milliseconds of a load over the base: that read and verified, the change put into place, and the
+        result verified.
     whole_ms : Distribution
         Milliseconds of a load of the same version from its whole files, in turns with the other.
     """
