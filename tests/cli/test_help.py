@@ -15,6 +15,7 @@ COMMANDS = (
     "update",
     "demo",
     "inspect",
+    "plan",
     "convert",
     "delta",
     "digest",

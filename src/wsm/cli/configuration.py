@@ -32,18 +32,28 @@ def read_group_config(file: Path, group: str) -> WsmConfig:
     wsm.errors.BadInputError
         If it cannot be used.
     """
-    content = _mapping_in(file)
-    if _ROLLOUT_SECTIONS & content.keys():
-        from wsm.rollout.config import load_rollout_config  # noqa: PLC0415 - only where such a file is given
-
-        section = content.get("group")
-        has_name = isinstance(section, dict) and "name" in section
-        config = load_rollout_config(file, name=None if has_name else group).group
-    else:
-        config = load_config(file)
+    config = read_config(file, group)
     if config.name != group:
         raise ForeignConfigurationError(file=str(file), found=config.name, group=group)
     return config
+
+
+def read_config(file: Path, group: str = "group") -> WsmConfig:
+    """Read a configuration of either kind; `group` is the group's name where the file has none.
+
+    Raises
+    ------
+    wsm.errors.BadInputError
+        If it cannot be used.
+    """
+    content = _mapping_in(file)
+    if not _ROLLOUT_SECTIONS & content.keys():
+        return load_config(file)
+    from wsm.rollout.config import load_rollout_config  # noqa: PLC0415 - only where such a file is given
+
+    section = content.get("group")
+    has_name = isinstance(section, dict) and "name" in section
+    return load_rollout_config(file, name=None if has_name else group).group
 
 
 def _mapping_in(file: Path) -> dict[str, Any]:

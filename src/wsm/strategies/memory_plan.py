@@ -1,0 +1,102 @@
+"""How much memory a load takes in each of its phases, from what a source says before a byte has moved.
+
+Pure arithmetic over a preview: nothing is opened, measured or reserved here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wsm.errors import NoRoomError
+from wsm.strategies.load import Preview
+
+
+class LoadWay(enum.Enum):
+    """Over what a version is loaded."""
+
+    IN_PLACE = "in place"
+    AFTER_A_CLEAR = "after a clear"
+    HOT = "hot"
+
+
+@dataclass(frozen=True)
+class MemoryPhase:
+    """One phase of one rank's load; all numbers are bytes of tensors.
+
+    Parameters
+    ----------
+    name : str
+        What happens in it.
+    held : int
+        What the rank holds of the model when it begins.
+    read : int
+        What it reads from the source.
+    taken : int
+        What it takes besides what is held, at most.
+    """
+
+    name: str
+    held: int
+    read: int
+    taken: int
+
+    @property
+    def peak(self) -> int:
+        """The most that is held at any time."""
+        return self.held + self.taken
+
+
+class LoadMemoryError(NoRoomError):
+    """A load would take more memory than there is. Nothing was changed."""
+
+    def __init__(self, *, way: LoadWay, phase: str, needed: int, available: int, ranks: int) -> None:
+        super().__init__(
+            f"a load {way.value} does not fit: {phase!r} takes {needed} bytes besides for {ranks} ranks, and "
+            f"{available} are available; free memory, clear first, or give it fewer ranks per host",
+            way=way,
+            phase=phase,
+            needed=needed,
+            available=available,
+            ranks=ranks,
+        )
+
+
+def plan_memory(preview: Preview, way: LoadWay) -> tuple[MemoryPhase, ...] | None:
+    """Return the phases of one rank's load; None if the source says only as it comes what it brings.
+
+    Parameters
+    ----------
+    preview : Preview
+        What :func:`wsm.strategies.load.inspect` has found; the model has its tensors.
+    way : LoadWay
+        Over what it is loaded.
+    """
+    model, beside = preview.bytes, preview.peak_extra_bytes
+    if model is None:
+        return None
+    if way is LoadWay.IN_PLACE:
+        return (MemoryPhase("overwrite", model, model, beside),)
+    if way is LoadWay.AFTER_A_CLEAR:
+        return (MemoryPhase("fill", 0, model, model + beside),)
+    return (
+        MemoryPhase("stage", model, model, model + beside),
+        MemoryPhase("flip", 2 * model, 0, 0),
+        MemoryPhase("let go", 2 * model, 0, 0),
+    )
+
+
+def admit(phases: Sequence[MemoryPhase], way: LoadWay, *, available: int, ranks: int) -> None:
+    """See that every phase fits into memory that `ranks` ranks share, all of them loading at once.
+
+    Raises
+    ------
+    LoadMemoryError
+        If one does not.
+    """
+    begun = phases[0].held
+    for phase in phases:
+        needed = ranks * (phase.peak - begun)
+        if needed > available:
+            raise LoadMemoryError(way=way, phase=phase.name, needed=needed, available=available, ranks=ranks)
