@@ -17,7 +17,16 @@ from wsm.config import (
 from wsm.controller import Controller, EngineBridge, GroupStatus, Pending
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError, WsmError
 from wsm.receipt import Outcome, Receipt
-from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, KVState, Tag, WeightState
+from wsm.states.vocabulary import (
+    ALL_TAGS,
+    HotFallback,
+    InFlightPolicy,
+    KVPolicy,
+    KVState,
+    Tag,
+    TransferMode,
+    WeightState,
+)
 from wsm.worker import HOLD, JOIN, SERVE, CacheParticipant, StepPermit, Turn, Worker
 
 __version__ = "0.1.0"
@@ -48,6 +57,7 @@ __all__ = [
     "SnapshotConfig",
     "StepPermit",
     "Tag",
+    "TransferMode",
     "Turn",
     "WeightState",
     "Worker",

@@ -10,7 +10,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from wsm.errors import BadInputError, RefusedError
-from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag, WeightState
+from wsm.states.vocabulary import (
+    ALL_TAGS,
+    HotFallback,
+    InFlightPolicy,
+    KVPolicy,
+    Tag,
+    TransferMode,
+    WeightState,
+)
 
 #: Kind under which arguments stand in their payload slot.
 ARGUMENTS_KIND = 1
@@ -110,6 +118,8 @@ class CommandArguments:
     partial : bool
         Whether tensors may be missing in the version, which then keep what they hold. Only for a group that
         serves: what was let go or half written, only a whole version brings back.
+    transfer_mode : TransferMode or None
+        By which way the version travels; None: as configured.
     """
 
     request_id: str
@@ -123,6 +133,7 @@ class CommandArguments:
     clears: bool = False
     restores: bool = False
     partial: bool = False
+    transfer_mode: TransferMode | None = None
 
     def to_bytes(self) -> bytes:
         """Return the JSON text that goes into the slot."""
@@ -139,6 +150,7 @@ class CommandArguments:
                 "clears": self.clears,
                 "restores": self.restores,
                 "partial": self.partial,
+                "transfer_mode": None if self.transfer_mode is None else self.transfer_mode.value,
             }
         ).encode()
 
@@ -158,6 +170,7 @@ class CommandArguments:
             before = None if content["before"] is None else WeightState[content["before"]]
             hot_fallback = HotFallback(content["hot_fallback"])
             tags = checked_tags([Tag(value) for value in content["tags"]])
+            mode = None if content["transfer_mode"] is None else TransferMode(content["transfer_mode"])
             flags = {name: content[name] for name in ("reload", "clears", "restores", "partial")}
         except (ValueError, KeyError, TypeError, TagsError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
@@ -165,4 +178,14 @@ class CommandArguments:
             raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")
         if not all(type(flag) is bool for flag in flags.values()):
             raise CommandArgumentsError(problem=", ".join(f"{name} {flag!r}" for name, flag in flags.items()))
-        return cls(request_id, version, in_flight, kv_policy, before, hot_fallback, tags, **flags)
+        return cls(
+            request_id,
+            version,
+            in_flight,
+            kv_policy,
+            before,
+            hot_fallback,
+            tags,
+            **flags,
+            transfer_mode=mode,
+        )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from checkpoint_transfer.sender import FakeSender
 
+from wsm import Outcome, Tag, TransferMode
 from wsm.errors import WsmError
 from wsm.rollout.config import rollout_config_from_mapping
 from wsm.rollout.shape import ModelShape
@@ -75,6 +76,15 @@ def test_a_group_serves_what_its_loaders_made_of_a_checkpoint(tmp_path, monkeypa
                     for answer in client.generate(PROMPTS, 12, temperature=1.0, seed=5)
                 ]
             assert said[1] == said[3] != said[2]
+            with pytest.raises(WsmError, match="'gpu_direct' cannot be used: paddle is built without CUDA"):
+                supervisor.controller.update(3, force=True, transfer_mode="gpu_direct")
+            with pytest.raises(WsmError, match="half of a fused parameter"):
+                supervisor.controller.update(3, force=True, partial=True)
+            # FastDeploy's gdr_release_cache: the cache and graphs make room for the time of the update
+            supervisor.controller.clear(tags=[Tag.KV_CACHE])
+            send(4, seed=4)
+            receipt = supervisor.controller.update(4, transfer_mode=TransferMode.HOST)
+            assert receipt.outcome is Outcome.UPDATED
             with pytest.raises(WsmError, match="step 9 is not ready"):
                 supervisor.controller.update(9)
             assert client.generate(PROMPTS, 2)

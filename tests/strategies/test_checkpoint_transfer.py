@@ -297,6 +297,7 @@ def test_the_callers_mapping_is_not_changed():
         ({"qsize": True}, "it must be int"),
         ({"recv_bucket_timeout_s": 0}, "more than 0"),
         ({"output_framework": "torch"}, "paddle tensors"),
+        ({"gdr_release_cache": True}, "clear the tag kv_cache before the update"),
         ({3: 4}, "the options are"),
     ],
 )

@@ -20,7 +20,7 @@ from typing import Any
 
 from wsm.actions.staging_surface import StagedWeights
 from wsm.actions.surfaces import Runner
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy, TransferMode
 from wsm.strategies.tensor import WeightTarget
 
 
@@ -61,7 +61,7 @@ class ActionContext:
         (``version``, ``manifest_digest``, ``digest``, ``bytes``, ``tensors``). None where nothing is loaded.
     progress : callable
         To be called at least once a second by long work; shows that the rank is alive.
-    transfer_mode : str or None
+    transfer_mode : TransferMode or None
         By which way the version travels; None for the configured one.
     cancelled : callable
         True once the group has decided against the command; long work ends with an error of its own then.
@@ -92,7 +92,7 @@ class ActionContext:
     load: Callable[[ActionContext, WeightTarget], Mapping[str, Any]] | None = None
     progress: Callable[[], None] = _no_progress
     cancelled: Callable[[], bool] = bool
-    transfer_mode: str | None = None
+    transfer_mode: TransferMode | None = None
     staged: StagedWeights | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     weights_touched: bool = False

@@ -18,7 +18,7 @@ from wsm.cli.options import Seconds, Tags, Version, config_option, json_option
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.controller import Controller, Pending
 from wsm.receipt import Receipt
-from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy
+from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, TransferMode
 
 
 def _command_options(deadline_s: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -142,8 +142,20 @@ def clear(name: str, kv_policy: str, **options: Any) -> None:
     help="KV blocks that the old weights computed: forget them all (drop), go on with them all, prefixes "
     "too (keep), or with those of running requests alone (keep-in-flight, needs --in-flight keep).",
 )
+@click.option(
+    "--transfer-mode",
+    type=click.Choice([mode.value for mode in TransferMode]),
+    help="By which way the version travels, for the strategy gdr. Default: as the ranks are configured.",
+)
 @_command_options(deadline_s=300.0)
-def update(name: str, version: int | None, hot_fallback: str, kv_policy: str, **options: Any) -> None:
+def update(
+    name: str,
+    version: int | None,
+    hot_fallback: str,
+    kv_policy: str,
+    transfer_mode: str | None,
+    **options: Any,
+) -> None:
     """Load a version on every rank of the group NAME, and serve it.
 
     A cleared group loads into fresh memory; a serving one stops at the same step on all ranks and loads in
@@ -162,6 +174,7 @@ def update(name: str, version: int | None, hot_fallback: str, kv_policy: str, **
             version,
             hot_fallback=HotFallback(hot_fallback.replace("-", "_")),
             kv_policy=KVPolicy(kv_policy),
+            transfer_mode=transfer_mode,
             **shared,
         )
 

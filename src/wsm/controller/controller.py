@@ -15,7 +15,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments, PartialUpdateRefusedError, checked_tags
 from wsm.config import EngineWordsConfig
 from wsm.controller.access import GroupAccess
-from wsm.controller.errors import HotFallbackError, TagsContradictError
+from wsm.controller.errors import HotFallbackError, TagsContradictError, UnknownTransferModeError
 from wsm.controller.opening import Opening
 from wsm.controller.order import Order
 from wsm.controller.pending import Pending
@@ -23,7 +23,7 @@ from wsm.controller.status import GroupStatus, read_status
 from wsm.controller.transaction import SETTLE_S
 from wsm.receipt import Receipt, named
 from wsm.signals.word import Operation
-from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag
+from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag, TransferMode
 from wsm.strategies.version_file import check_version
 
 
@@ -137,6 +137,7 @@ class Controller:
         kv_policy: KVPolicy = KVPolicy.DROP,
         force: bool = False,
         partial: bool = False,
+        transfer_mode: TransferMode | str | None = None,
         deadline_s: float = 300.0,
         settle_s: float = SETTLE_S,
         wait_s: float = 0.0,
@@ -167,6 +168,9 @@ class Controller:
         partial : bool
             Whether the version may lack tensors, which then keep what they hold; only for a group that
             serves, and not hot. The receipt says so, and each rank's report names them.
+        transfer_mode : TransferMode or str or None
+            By which way the version travels, for the strategy ``gdr``; None: as configured. Ranks refuse one
+            that is not available to them, before anything is touched.
         deadline_s, settle_s, wait_s, request_id
             As :meth:`clear`.
 
@@ -180,8 +184,8 @@ class Controller:
         ------
         wsm.command.PartialUpdateRefusedError
             If a partial update would rely on weights that do not serve, or is to be hot. Nothing was written.
-        NothingServedError, HotFallbackError
-            If a hot update cannot be one, or its fallback is unknown. Nothing was written.
+        NothingServedError, HotFallbackError, UnknownTransferModeError
+            If a hot update cannot be one, or its fallback or the mode is unknown. Nothing was written.
         wsm.command.TagsError, TagsContradictError
             If the tags are none, or do not go with the other arguments. Nothing was written.
         MixedGroupError
@@ -202,6 +206,7 @@ class Controller:
             kv_policy=kv_policy,
             force=force,
             partial=partial,
+            transfer_mode=transfer_mode,
             deadline_s=deadline_s,
             settle_s=settle_s,
             wait_s=wait_s,
@@ -250,6 +255,7 @@ class Controller:
         kv_policy: KVPolicy = KVPolicy.DROP,
         force: bool = False,
         partial: bool = False,
+        transfer_mode: TransferMode | str | None = None,
         deadline_s: float = 300.0,
         settle_s: float = SETTLE_S,
         wait_s: float = 0.0,
@@ -279,6 +285,7 @@ class Controller:
             tags=wanted,
             reload=force,
             partial=partial,
+            transfer_mode=None if transfer_mode is None else _transfer_mode(transfer_mode),
         )
         return self._opening.begin(
             Order(
@@ -324,3 +331,11 @@ def _fallback(asked: HotFallback | str) -> HotFallback:
         return HotFallback(asked)
     except ValueError:
         raise HotFallbackError(value=asked, allowed=[each.value for each in HotFallback]) from None
+
+
+def _transfer_mode(asked: TransferMode | str) -> TransferMode:
+    try:
+        return TransferMode(asked)
+    except ValueError:
+        allowed = [each.value for each in TransferMode]
+        raise UnknownTransferModeError(value=asked, allowed=allowed) from None

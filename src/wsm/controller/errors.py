@@ -257,6 +257,17 @@ class HotFallbackError(BadInputError):
         )
 
 
+class UnknownTransferModeError(BadInputError):
+    """A transfer mode is none of those that there are."""
+
+    def __init__(self, *, value: object, allowed: Sequence[str]) -> None:
+        super().__init__(
+            f"transfer_mode is {value!r}; say one of {', '.join(allowed)}",
+            value=value,
+            allowed=tuple(allowed),
+        )
+
+
 class TagsContradictError(BadInputError):
     """The tags of a command and another argument of it do not go together."""
 

@@ -128,6 +128,17 @@ class HotFallback(enum.Enum):
     IN_PLACE = "in_place"
 
 
+class TransferMode(enum.Enum):
+    """By which way a version travels to the ranks in one update, where the strategy leaves a choice (gdr).
+
+    HOST: through host memory. IPC: shared device memory of this node. GPU_DIRECT: from the network into it.
+    """
+
+    HOST = "host"
+    IPC = "ipc"
+    GPU_DIRECT = "gpu_direct"
+
+
 class PlanName(enum.Enum):
     """The plans that :mod:`wsm.actions` derives, by name; what is in them is not known here.
 

@@ -45,7 +45,7 @@ _OF_THE_CALLER: Mapping[str, tuple[type, ...]] = {
     "index": (int,),
     "output_framework": (str,),
     "gdr_mtp_chunk_size": (int,),
-    "gdr_release_cache": (bool,),
+    "gdr_release_cache": (bool,),  # refused if true, see _check
 }
 #: Of an early revision (FastDeploy#7951), without effect in every released one.
 _DROPPED = (
@@ -78,8 +78,6 @@ class CheckpointTransferOptions:
         What the package holds in buffers.
     mtp_chunk_size : int
         Tensors per chunk for auxiliary models.
-    release_cache : bool
-        Whether KV cache and graphs are given back for the time of an update.
     """
 
     for_the_package: Mapping[str, Any]
@@ -90,7 +88,6 @@ class CheckpointTransferOptions:
     total_s: float = 600.0
     buffer_bytes: int = 2 * 512 * _MEBIBYTE
     mtp_chunk_size: int = 16
-    release_cache: bool = False
 
     @property
     def meeting_point(self) -> str:
@@ -125,7 +122,6 @@ class CheckpointTransferOptions:
             total_s=own.get("session_total_timeout_s", cls.total_s),
             buffer_bytes=own.get("num_buffers", 2) * own.get("bucket_size_mb", 512) * _MEBIBYTE,
             mtp_chunk_size=own.get("gdr_mtp_chunk_size", cls.mtp_chunk_size),
-            release_cache=own.get("gdr_release_cache", cls.release_cache),
         )
 
 
@@ -147,5 +143,12 @@ def _check(key: object, value: object) -> None:
         raise TransportOptionError(option=key, problem=f"is {value!r}", fix=f"it must be {names}")
     if key in _POSITIVE and isinstance(value, (int, float)) and not value > 0:
         raise TransportOptionError(option=key, problem=f"is {value!r}", fix="it must be more than 0")
+    if key == "gdr_release_cache" and value:
+        raise TransportOptionError(
+            option=key,
+            problem="is a command of its own here",
+            fix="clear the tag kv_cache before the update; that gives back the cache and graphs, and the "
+            "update brings them again",
+        )
     if key == "output_framework" and value != "paddle":
         raise TransportOptionError(option=key, problem=f"is {value!r}", fix="wsm applies paddle tensors")

@@ -14,7 +14,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.strategies.apply import apply_tensors
 from wsm.strategies.coverage import check_coverage
 from wsm.strategies.feeding import feed_loaders
-from wsm.strategies.loaders import ModelLoader
+from wsm.strategies.loaders import ModelLoader, PartialFeedError
 from wsm.strategies.observer import LoadObserver, never_cancelled, no_progress, no_taint
 from wsm.strategies.offer import ManifestScope, Offer, OverTarget, Strategy
 from wsm.strategies.parallel_copy import default_threads
@@ -175,6 +175,8 @@ def load(
     opened = _opened(strategy, source, wanted, target, observer, threads=threads)
     with rare_collections(), opened as offer:
         if loaders and offer.chunk_tensors is not None:
+            if partial:
+                raise PartialFeedError
             applied = feed_loaders(offer, loaders, target, observer, allowed_unknown=allowed_unknown)
         else:
             applied = apply_tensors(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from wsm.errors import BadInputError, InternalError
+from wsm.errors import BadInputError, InternalError, RefusedError
 from wsm.strategies.tensor import StagedTarget, TensorSpec, WeightTarget
 
 
@@ -34,6 +34,16 @@ class NoAuxiliaryTensorsError(BadInputError):
             f"the auxiliary model {loader} takes no tensor of the stream; its names match none, correct "
             "where its layers begin, or leave the model out",
             loader=loader,
+        )
+
+
+class PartialFeedError(RefusedError):
+    """A partial update was asked of models with loaders, which build parameters out of several tensors."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a partial update cannot go through the loaders of models: what is missing may be half of a fused "
+            "parameter; bring a whole version, or name a strategy that applies by name"
         )
 
 

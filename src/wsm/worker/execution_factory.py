@@ -208,6 +208,7 @@ class ExecutionFactory:
             version=arguments.version,
             in_flight=arguments.in_flight,
             kv_policy=arguments.kv_policy,
+            transfer_mode=arguments.transfer_mode,
             from_normal=self._life.serving,
             boots=not self.booted,
             kept_digest=self.holding.kept_digest,

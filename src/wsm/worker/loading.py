@@ -42,7 +42,7 @@ def load_function(sources: Sources) -> Load:
     strategy = sources.strategy
 
     def load_version(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
-        source = sources.of(context.rank, context.transfer_mode)
+        source = sources.of(context.rank, context.transfer_mode and context.transfer_mode.value)
         if context.partial and (not context.from_normal or context.weights_touched):
             raise PartialUpdateRefusedError(why=f"rank {context.rank} holds none that serve")
         if context.version is None:

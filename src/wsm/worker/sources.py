@@ -181,7 +181,7 @@ def _check_rsync(config: WsmConfig) -> None:
     """Refuse options that no load could use, before there is a load."""
     if config.rsync.transport not in _TRANSPORTS:
         raise TransportUnknownError(name=config.rsync.transport, known=sorted(_TRANSPORTS))
-    if config.rsync.transfer_mode not in INTERFACES:
+    if config.rsync.transfer_mode != "host":
         check_transfer_mode(config.rsync.transfer_mode, config.strategy, config.rsync.transport)
     _TRANSPORTS[config.rsync.transport](config, 0)  # which connects to nobody yet
 

@@ -1,0 +1,60 @@
+"""Which transfer modes there are for whom, on a machine without a device."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsm.config import config_from_mapping
+from wsm.strategies.transfer_modes import INTERFACES, check_transfer_mode
+from wsm.strategies.transport_errors import (
+    TransferModeError,
+    TransportOptionError,
+    TransportUnknownError,
+)
+from wsm.worker.sources import Sources
+
+
+@pytest.mark.parametrize(
+    ("mode", "strategy", "transport", "text"),
+    [
+        ("host", "ipc", "checkpoint_transfer", "the strategy ipc has no transfer modes; available are none"),
+        ("rdma", "gdr", "checkpoint_transfer", "there is no such mode; available are host"),
+        ("gpu_direct", "gdr", "mooncake", "mooncake has its own"),
+        ("ipc", "gdr", "checkpoint_transfer", "paddle is built without CUDA; available are host"),
+    ],
+)
+def test_a_mode_that_is_not_available_is_refused_with_those_that_are(mode, strategy, transport, text):
+    with pytest.raises(TransferModeError, match=text):
+        check_transfer_mode(mode, strategy, transport)
+
+
+def test_the_mode_host_is_there_for_everybody_who_has_modes():
+    check_transfer_mode("host", "gdr", "mooncake")
+    assert "host" in INTERFACES
+
+
+def sources(strategy, **rsync):
+    return Sources(config_from_mapping({"name": "g", "ranks": 2, "strategy": strategy, "rsync": rsync}))
+
+
+@pytest.mark.parametrize(
+    ("rsync", "error"),
+    [
+        ({"transport": "rdma"}, TransportUnknownError),
+        ({"transfer_mode": "gpu_direct"}, TransferModeError),
+        ({"rsync_config": {"etcd": "a:1"}}, TransportOptionError),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["rsync", "gdr"])
+def test_what_no_load_could_use_is_refused_when_the_worker_starts(strategy, rsync, error):
+    with pytest.raises(error):
+        sources(strategy, **rsync)
+
+
+def test_a_source_is_made_once_for_each_mode():
+    made = sources("gdr", rsync_config={"gdr_mtp_chunk_size": 3})
+    assert made.of(0) is made.of(0, "host")
+    assert made.of(0) is not made.of(1)
+    assert made.of(0).chunk_tensors == 3
+    with pytest.raises(TransferModeError):
+        made.of(0, "gpu_direct")
