@@ -42,8 +42,8 @@ class PartialFeedError(RefusedError):
 
     def __init__(self) -> None:
         super().__init__(
-            "a partial update cannot go through the loaders of models: what is missing may be half of a fused "
-            "parameter; bring a whole version, or name a strategy that applies by name"
+            "a partial update cannot go through the loaders of models: what is missing may be half of a "
+            "fused parameter; bring a whole version, or name a strategy that applies by name"
         )
 
 
