@@ -54,10 +54,30 @@ def test_the_form_follows_from_how_much_has_changed():
         return encode(memoryview(base), memoryview(changed_bytes(base, part, 2)), 2)[0].kind
 
     assert kind(0.0) is BlockKind.SAME
-    assert kind(0.01) is BlockKind.OVERWRITE
+    assert kind(0.01) in {BlockKind.OVERWRITE, BlockKind.SPARSE_XOR}
+    assert kind(0.2) is BlockKind.SPARSE_XOR
     assert kind(0.9) is BlockKind.XOR  # the high bytes are as they were
     foreign = np.random.default_rng(4).bytes(1 << 18)
     assert encode(memoryview(base), memoryview(foreign), 2)[0].kind is BlockKind.FULL
+
+
+def test_elements_that_are_set_to_one_value_are_overwritten():
+    base = np.random.default_rng(3).bytes(1 << 18)
+    new = np.frombuffer(base, "<u2").copy()
+    new[::50] = 0
+    block, data = encode(memoryview(base), memoryview(new).cast("B"), 2)
+    assert block.kind is BlockKind.OVERWRITE
+    assert patched(base, block, data, 2) == new.tobytes()
+
+
+def test_small_steps_take_less_than_the_elements_that_they_change():
+    base = np.random.default_rng(3).integers(0, 1 << 16, 1 << 18, np.uint16)
+    new = base.copy()
+    new[np.random.default_rng(4).random(len(base)) < 0.1] += 1
+    block, data = encode(memoryview(base).cast("B"), memoryview(new).cast("B"), 2)
+    assert block.kind is BlockKind.SPARSE_XOR
+    assert block.stored < base.nbytes * 0.1
+    assert patched(base.tobytes(), block, data, 2) == new.tobytes()
 
 
 def test_a_sparse_change_is_small():
@@ -93,7 +113,7 @@ def test_a_block_may_be_put_into_place_in_any_parts(item, count, seed, part, cut
 
 @settings(deadline=None, max_examples=300)
 @given(
-    kind=st.sampled_from([BlockKind.OVERWRITE, BlockKind.XOR]),
+    kind=st.sampled_from([BlockKind.OVERWRITE, BlockKind.XOR, BlockKind.SPARSE_XOR]),
     item=st.sampled_from(ITEMS),
     data=st.binary(max_size=300),
     decoded=st.integers(0, 4096),
@@ -109,7 +129,6 @@ def test_any_bytes_are_a_block_or_a_typed_error(kind, item, data, decoded):
 @settings(deadline=None, max_examples=300)
 @given(item=st.sampled_from(ITEMS), plain=st.binary(min_size=1, max_size=600))
 def test_no_position_leads_out_of_the_block(item, plain):
-    block = Block(BlockKind.OVERWRITE, 0, len(plain))
     packed = zstandard.compress(plain, 1)
     block = Block(BlockKind.OVERWRITE, len(packed), len(plain))
     if table_problem([block], nbytes=4096, block_bytes=4096, item=item) is not None:
@@ -154,6 +173,7 @@ def test_a_flipped_bit_of_a_compressed_block_is_found():
     [
         ([SAME_BLOCK], "1 blocks instead of 2"),
         ([SAME_BLOCK, Block(BlockKind.SAME, 1, 0)], "block 1 holds bytes although it changes nothing"),
+        ([Block(BlockKind.SPARSE_XOR, 9, 6 * 2049), SAME_BLOCK], "declares 12294 bytes of positions"),
         ([SAME_BLOCK, Block(BlockKind.FULL, 4096, 4096)], "declares 4096 bytes instead of 904"),
         ([Block(BlockKind.FULL, 4000, 4096), SAME_BLOCK], "has 4000 bytes instead of 4096"),
         ([Block(BlockKind.XOR, 10, 1 << 40), SAME_BLOCK], "block 0 declares 1099511627776 bytes"),

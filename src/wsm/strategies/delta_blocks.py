@@ -16,7 +16,7 @@ BLOCK_BYTES = 1 << 20
 MIN_BLOCK_BYTES = 1 << 12
 MAX_BLOCK_BYTES = 1 << 24
 
-#: Bytes of one position in an OVERWRITE block.
+#: Bytes of one position in a block that lists them.
 POSITION_BYTES = 4
 
 
@@ -24,13 +24,20 @@ class BlockKind(enum.IntEnum):
     """What a block holds.
 
     SAME: nothing, the bytes are those of the base. FULL: the new bytes as they are. OVERWRITE: positions and
-    values of the changed elements, compressed. XOR: base and new bytes exclusive-or, compressed.
+    values of the changed elements, compressed. XOR: base and new bytes exclusive-or, compressed. SPARSE_XOR:
+    positions of the changed elements, and their old and new values exclusive-or, compressed; the smallest for
+    the small steps of training, which change few bits of few elements.
     """
 
     SAME = 0
     FULL = 1
     OVERWRITE = 2
     XOR = 3
+    SPARSE_XOR = 4
+
+
+#: Kinds that list positions.
+SPARSE = frozenset({BlockKind.OVERWRITE, BlockKind.SPARSE_XOR})
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ def table_problem(blocks: Sequence[Block], *, nbytes: int, block_bytes: int, ite
 def _block_problem(block: Block, length: int, item: int) -> str | None:
     if block.kind is BlockKind.SAME:
         return "holds bytes although it changes nothing" if block.stored or block.decoded else None
-    if block.kind is BlockKind.OVERWRITE:
+    if block.kind in SPARSE:
         count, rest = divmod(block.decoded, POSITION_BYTES + item)
         if rest or not 0 < count <= length // item:
             return f"declares {block.decoded} bytes of positions and values for {length} bytes"

@@ -8,6 +8,7 @@ and zstandard, so it is imported only where a delta is written or read. Knows no
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,10 @@ from wsm.strategies.delta_blocks import MAX_BLOCK_BYTES, POSITION_BYTES, SAME_BL
 #: zstd's fastest ordinary level: the others cost more time than their bytes do on any network with GPUs.
 LEVEL = 1
 
-# Above this part of changed elements positions cost more than zeros do, below the other the reverse.
-_OVERWRITE_BELOW = 0.25
-_XOR_ABOVE = 0.04
+# Up to this part of changed elements positions cost less than zeros do.
+_SPARSE_UP_TO = 0.4
+# Up to this part values are tried as they are, too: smaller where elements are set to one value.
+_OVERWRITE_UP_TO = 0.05
 # A block that does not shrink below this part of itself is stored as it is: quicker to read.
 _WORTH = 0.875
 
@@ -53,17 +55,21 @@ def encode(base: memoryview, new: memoryview, item: int) -> tuple[Block, bytes |
     best = Block(BlockKind.FULL, len(new), len(new))
     data: bytes | memoryview = new
     limit = int(len(new) * _WORTH)
-    if part <= _OVERWRITE_BELOW:
-        gaps = np.diff(changed, prepend=-1).astype("<u4") - np.uint32(1)
-        plain = _planes(gaps) + _planes(now[changed])
+    for kind, plain in _candidates(changed, part, old, now):
         packed = _compressor().compress(plain)
-        if len(packed) <= limit:
-            best, data = Block(BlockKind.OVERWRITE, len(packed), len(plain)), packed
-    if part >= _XOR_ABOVE:
-        packed = _compressor().compress(_planes(old ^ now))
         if len(packed) <= limit and len(packed) < best.stored:
-            best, data = Block(BlockKind.XOR, len(packed), len(new)), packed
+            best, data = Block(kind, len(packed), len(plain)), packed
     return best, data
+
+
+def _candidates(changed: Any, part: float, old: Any, now: Any) -> Iterator[tuple[BlockKind, bytes]]:
+    if part > _SPARSE_UP_TO:
+        yield BlockKind.XOR, _planes(old ^ now)
+        return
+    positions = _planes(np.diff(changed, prepend=-1).astype("<u4") - np.uint32(1))
+    yield BlockKind.SPARSE_XOR, positions + _planes(old[changed] ^ now[changed])
+    if part <= _OVERWRITE_UP_TO:
+        yield BlockKind.OVERWRITE, positions + _planes(now[changed])
 
 
 @dataclass(frozen=True)
@@ -93,21 +99,29 @@ class Patch:
                 first = (plane - begin) % self.item
                 lane = here[first :: self.item]
                 at = (begin + first) // self.item
-                np.bitwise_xor(lane, self.planes[plane, at : at + len(lane)], out=lane)
+                change = self.planes[plane, at : at + len(lane)]
+                if change.any():  # high bytes seldom change
+                    np.bitwise_xor(lane, change, out=lane)
         else:
-            self._overwrite(here, begin)
+            self._apply_sparse(here, begin)
 
-    def _overwrite(self, here: _Bytes, begin: int) -> None:
+    def _apply_sparse(self, here: _Bytes, begin: int) -> None:
         item = self.item
         if begin % item == 0 and len(here) % item == 0:
             low, high = np.searchsorted(self.positions, (begin // item, (begin + len(here)) // item))
             values = np.ascontiguousarray(self.planes[:, low:high].T).reshape(-1).view(_UNSIGNED[item])
-            here.view(_UNSIGNED[item])[self.positions[low:high] - begin // item] = values
+            self._put(here.view(_UNSIGNED[item]), self.positions[low:high] - begin // item, values)
             return
         for plane in range(item):  # an edge lies within an element
             where = self.positions * item + plane - begin
             inside = (where >= 0) & (where < len(here))
-            here[where[inside]] = self.planes[plane, inside]
+            self._put(here, where[inside], self.planes[plane, inside])
+
+    def _put(self, here: Any, where: Any, values: Any) -> None:
+        if self.kind is BlockKind.SPARSE_XOR:
+            here[where] ^= values  # no position is there twice
+        else:
+            here[where] = values
 
 
 def decode(block: Block, data: bytes | memoryview, *, length: int, item: int) -> Patch:
