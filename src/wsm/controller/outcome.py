@@ -198,7 +198,7 @@ def aborted(
             remote_traceback=failure.traceback,
             others={
                 **{other.rank: other.message for other, _ in found[1:]},
-                **dict.fromkeys(then.lost, "its process is gone"),
+                **dict.fromkeys((*then.lost, *then.broken), "its process is gone"),
             },
             group=now,
         )

@@ -223,10 +223,13 @@ class Transaction:
             return
         waiting = decide.waiting_on(view)
         lost = tuple(rank for rank in self._company.lost if rank in waiting)
+        broken = outcome.broken(view, lost)
+        # A step that raised after the decision raised over it: whoever caused that one is to blame for both.
+        to_blame = lost if self._situation.lost or set(lost) - set(broken) else ()
         self._situation = replace(
             self._situation,
-            lost=lost,
-            broken=outcome.broken(view, lost),
+            lost=to_blame,
+            broken=broken,
             hangs=self._situation.hangs or tuple(self._company.hangs),
         )
         if lost or view.command.operation.is_abort:
