@@ -122,7 +122,12 @@ def test_a_tensor_that_was_not_staged_keeps_the_rank_from_being_ready(runner, ma
 def test_a_flip_that_was_not_done_is_found(captured, runner, make_context):
     context = make_context()
     StageWeights().run(context)
+    with pytest.raises(PostconditionError, match="make_flip_ready"):
+        MakeFlipReady().probe(context)
+    with pytest.raises(PostconditionError, match="flip_weights"):
+        FlipWeights().probe(context)
     context.staged.make_ready(captured)
+    MakeFlipReady().probe(context)
     with pytest.raises(PostconditionError, match="flip_weights"):
         FlipWeights().probe(context)
     FlipWeights().run(context)

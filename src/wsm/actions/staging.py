@@ -132,3 +132,14 @@ class MakeFlipReady(Action):
         captured = captured_names(context.runner, self._contract)
         context.facts["tensors_copied_in_place"] = len(captured)
         staged_weights(context, self.name).make_ready(captured)
+
+    def probe(self, context: ActionContext) -> None:
+        """See that a flip would flip, while the old version can still be kept.
+
+        Raises
+        ------
+        PostconditionError
+            If it would not.
+        """
+        if not staged_weights(context, self.name).is_ready():
+            raise PostconditionError(action=self.name, expected="a flip that is prepared", found="none")

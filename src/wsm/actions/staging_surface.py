@@ -34,6 +34,10 @@ class StagedWeights(WeightTarget, Protocol):
         """
         ...
 
+    def is_ready(self) -> bool:
+        """Whether :meth:`make_ready` has succeeded, so that a flip would flip every tensor."""
+        ...
+
     def flip(self) -> None:
         """Make the staged version the served one. Takes a time that does not depend on how large it is.
 

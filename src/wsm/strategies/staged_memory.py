@@ -27,7 +27,7 @@ class StagedMemory:
         self._served = served
         self._beside: dict[str, bytearray | memoryview] = {}
         self._captured: frozenset[str] = frozenset()
-        self._ready: dict[str, bytearray | memoryview] = {}
+        self._ready: dict[str, bytearray | memoryview] | None = None
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Return every tensor by name."""
@@ -80,6 +80,10 @@ class StagedMemory:
         self._captured = captured
         self._ready = dict(self._beside)
 
+    def is_ready(self) -> bool:
+        """Whether :meth:`make_ready` was done."""
+        return self._ready is not None
+
     def flip(self) -> None:
         """Swap the memory of every tensor; copy the bytes of captured ones."""
         for name, spec in self._specs.items():
@@ -92,15 +96,16 @@ class StagedMemory:
 
     def unflipped(self) -> str | None:
         """Return the first tensor that does not serve what was staged for it; None if all do."""
-        for name, memory in self._ready.items():
-            served = self._served.get(name, b"")
-            if memory and not (served == memory if name in self._captured else served is memory):
+        ready = self._ready or {}
+        for name, spec in self._specs.items():
+            served, staged = self._served.get(name), ready.get(name)
+            if spec.nbytes and not (served == staged if name in self._captured else served is staged):
                 return name
         return None
 
     def give_back(self) -> int:
         """Let go of what does not serve; return its bytes."""
-        self._ready.clear()
+        self._ready = None
         freed = sum(len(memory) for memory in self._beside.values())
         self._beside.clear()
         return freed

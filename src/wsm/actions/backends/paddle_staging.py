@@ -56,6 +56,7 @@ class PaddleStaging:
         self._flips: list[tuple[Any, Any]] = []
         self._copies: list[tuple[str, Any, Any]] = []
         self._addresses: list[tuple[str, Any, int]] = []
+        self._is_ready = False
         self._old: list[Any] = []
 
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -135,6 +136,12 @@ class PaddleStaging:
             self._flips.append((staged, tensor))
             self._addresses.append((name, tensor, staged.data_ptr()))
 
+        self._is_ready = True
+
+    def is_ready(self) -> bool:
+        """Whether every staged tensor is paired with the one whose place it takes."""
+        return self._is_ready
+
     def flip(self) -> None:
         """Share the staged memory into every parameter, and copy the bytes of captured ones."""
         for staged, tensor in self._flips:
@@ -146,8 +153,8 @@ class PaddleStaging:
 
     def unflipped(self) -> str | None:
         """Return the first parameter that was not copied, or lies elsewhere than staged; None if all do."""
-        for name, _, _ in self._copies:
-            return name
+        if self._copies or not self._is_ready:
+            return next((name for name, spec in self.specs().items() if spec.nbytes), None)
         return next((name for name, tensor, address in self._addresses if tensor.data_ptr() != address), None)
 
     def give_back(self) -> int:
@@ -156,6 +163,7 @@ class PaddleStaging:
         self._flips.clear()
         self._copies.clear()
         self._addresses.clear()
+        self._is_ready = False
         while self._staged:
             self._staged.popitem()
         while self._old:
