@@ -7,6 +7,7 @@
 #   make bench     measure; table on the terminal, numbers in bench.json
 #   make models    check the Promela models within all their bounds (about an hour, 2 x 6 GiB; needs spin and gcc)
 #   make campaign  kill, stop, tear and fill up real groups at every line of their journals (an hour)
+#   make fuzz      throw damaged bytes at everything that reads bytes of others, for a minute
 #   make explore   try every order of events of small groups: more than ten million worlds (up to half an hour)
 #   make lint      linters and types alone
 #   make diagrams  write diagrams/ anew from the transition tables
@@ -40,7 +41,7 @@ GPU_WHEEL_SUPPORTED := (3, 10) <= sys.version_info[:2] <= (3, 12)
 GPU_WHEEL_PYTHON ?= $(shell for candidate in "$(PYTHON)" python3.12 python3.11 python3.10; do \
 	"$$candidate" -c 'import sys; sys.exit(not ($(GPU_WHEEL_SUPPORTED)))' 2>/dev/null && echo "$$candidate" && break; done)
 
-.PHONY: help install demo test test-slow test-gpu-wheel lint bench models explore campaign diagrams clean
+.PHONY: help install demo test test-slow test-gpu-wheel lint bench models explore campaign fuzz diagrams clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -95,9 +96,14 @@ explore: $(STAMP)
 campaign: $(STAMP)
 	@$(BIN)/python -m campaign $(ARGUMENTS)
 
+fuzz: $(STAMP)
+	@"$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]' </dev/null || \
+		echo "atheris cannot be installed here; Hypothesis draws alone" >&2
+	@$(BIN)/python -m fuzz $(ARGUMENTS)
+
 diagrams: $(STAMP)
 	@$(BIN)/wsm diagrams
 
 clean:
-	rm -rf $(VENV) $(GPU_WHEEL) demo-out bench.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests bench campaign models -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) $(GPU_WHEEL) demo-out fuzz-out bench.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests bench campaign fuzz models -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -31,8 +31,9 @@ VAGUE = {
 }
 EVENT_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 
+TOOLS = ("bench", "campaign", "fuzz")
 FILES = sorted(
-    [*SOURCE.rglob("*.py"), *(REPOSITORY / "bench").glob("*.py"), *(REPOSITORY / "campaign").glob("*.py")]
+    [*SOURCE.rglob("*.py"), *(path for name in TOOLS for path in (REPOSITORY / name).glob("*.py"))]
 )
 
 

@@ -1,0 +1,97 @@
+"""``python -m fuzz --seconds 60``: fuzz every format, one process each, and say what came of it.
+
+Exit status: 0 if no format broke its promise, 1 if one did, 2 for wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import secrets
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fuzz.formats import all_formats
+from fuzz.invariant import BrokenInvariantError, check
+
+#: On top of the search: imports, instrumentation, and what is being drawn when the time is over.
+_GRACE_S = 120
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Fuzz what was asked for; return the exit status."""
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    formats = all_formats()
+    unknown = [name for name in asked.only if name not in formats]
+    if unknown:
+        parser.error(f"no format is called {unknown[0]!r}; they are {', '.join(formats)}")
+    if asked.replay is not None:
+        return _replay(asked.only, asked.replay)
+    names = asked.only or list(formats)
+    how = "guided by coverage (atheris)" if _guided() else "drawn by Hypothesis (atheris is not installed)"
+    sys.stdout.write(f"{len(names)} formats, {asked.seconds:g} s in all, seed {asked.seed}, {how}\n")
+    broken = [name for name in names if not _search(name, asked.seconds / len(names), asked.seed, asked.out)]
+    sys.stdout.write(f"{len(names) - len(broken)} of {len(names)} formats keep their promise\n")
+    return 1 if broken else 0
+
+
+def _guided() -> bool:
+    return importlib.util.find_spec("atheris") is not None
+
+
+def _search(name: str, seconds: float, seed: int, out: Path) -> bool:
+    found = out / name.replace(" ", "-").replace(",", "")
+    module = "fuzz.guided" if _guided() else "fuzz.searching"
+    command = [sys.executable, "-m", module, name, str(seconds), str(seed), str(found)]
+    try:
+        done = subprocess.run(  # noqa: S603 - this very package
+            command, capture_output=True, text=True, timeout=seconds + _GRACE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        sys.stdout.write(f"{name}: BROKEN, it does not come to an end\n")
+        return False
+    if done.returncode == 0:
+        sys.stdout.write(f"{name}: {_count(done.stdout, done.stderr)}\n")
+        return True
+    sys.stdout.write(f"{name}: BROKEN\n{done.stderr[-4000:]}\n")
+    return False
+
+
+def _count(output: str, errors: str) -> str:
+    """Return how much was tried, in the words of whoever drew it."""
+    for line in errors.splitlines():
+        if line.startswith("stat::number_of_executed_units:"):
+            return f"{line.split()[-1]} inputs"
+    return output.strip()
+
+
+def _replay(names: Sequence[str], file: Path) -> int:
+    if len(names) != 1:
+        sys.stderr.write("say with --only which format the input is for\n")
+        return 2
+    try:
+        value = check(all_formats()[names[0]], file.read_bytes())
+    except BrokenInvariantError as error:
+        sys.stdout.write(f"{error}\n")
+        return 1
+    sys.stdout.write("it is a value\n" if value else "it is refused with a typed error\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all formats together")
+    parser.add_argument("--only", action="append", default=[], metavar="FORMAT", help="this format alone")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1 << 31), help="where drawing begins")
+    parser.add_argument(
+        "--out", type=Path, default=Path("fuzz-out"), help="where atheris keeps what it finds"
+    )
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="read one input again")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""The formats that are sealed JSON documents: manifests of shards, versions, deltas and streams, and metas.
+
+Fuzzed is the JSON; it is sealed anew, its content digests made right where that can be done, so that the
+checks behind the seal are reached. The bare documents, seal and all, are fuzzed as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from fuzz.invariant import Format
+from wsm.strategies.delta_blocks import Block, BlockKind
+from wsm.strategies.delta_manifest import DeltaManifest
+from wsm.strategies.delta_shard import DeltaShard, DeltaTensor
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.ipc_metas import IpcMetas, TensorMeta
+from wsm.strategies.manifest import PartEntry, ShardManifest
+from wsm.strategies.placement import Member, Placement, Replicated, Segment, Split
+from wsm.strategies.sealed_json import seal
+from wsm.strategies.stream_manifest import StreamManifest
+from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.tensor_table import TensorEntry
+from wsm.strategies.version_manifest import ShardEntry, VersionManifest
+
+_DIGEST = digest_of(b"x")
+_SPECS = (TensorSpec("a", "F32", (2, 4)), TensorSpec("b", "BF16", (3,)), TensorSpec("c", "I64", ()))
+
+
+def sealed_formats() -> list[Format]:
+    """Return two formats per kind of document: sealed anew, and as they lie in a file."""
+    found = []
+    for name, kind, sample, digests in (
+        ("shard manifest", ShardManifest, _shard(), _digests_of_shard),
+        ("version manifest", VersionManifest, _version(), _no_digests),
+        ("ipc metas", IpcMetas, _metas(), _no_digests),
+        ("delta shard", DeltaShard, _delta(), _digests_of_delta),
+        ("delta manifest", DeltaManifest, DeltaManifest.of([_delta()]), _no_digests),
+    ):
+        form = Format(
+            name=name,
+            reader=kind.decode,
+            decode=partial(kind.decode, file="fuzzed"),
+            encode=kind.encode,
+            samples=(_unsealed(sample.encode()),),
+            dress=partial(_dress, digests=digests),
+        )
+        found += [form, replace(form, name=f"{name}, bare", samples=(sample.encode(),), dress=bytes)]
+    stream = StreamManifest(3, 0, 1, "p", {spec.name: (spec, _DIGEST) for spec in _SPECS})
+    found.append(
+        Format(
+            name="stream manifest",
+            reader=StreamManifest.decode,
+            decode=partial(StreamManifest.decode, peer="a peer"),
+            encode=StreamManifest.encode,
+            samples=(_unsealed(stream.encode()),),
+            dress=partial(_dress, digests=_digests_of_stream),
+        )
+    )
+    return found
+
+
+def _shard() -> ShardManifest:
+    placements: tuple[Placement, ...] = (Split(1, (Segment(8, 2), Segment(8))), Replicated(), Member(1, 2))
+    tensors = (
+        TensorEntry(spec, _DIGEST, index // 2, placement)
+        for index, (spec, placement) in enumerate(zip(_SPECS, placements, strict=True))
+    )
+    specs = (TensorSpec("a", "F32", (2, 8)), *_SPECS[1:])
+    entries = tuple(entry._replace(spec=spec) for entry, spec in zip(tensors, specs, strict=True))
+    return ShardManifest(3, 1, 2, 1, "p", (PartEntry("x", 90), PartEntry("y", 80)), entries)
+
+
+def _version() -> VersionManifest:
+    return VersionManifest(3, "p", (ShardEntry("m", _DIGEST, _DIGEST),) * 2)
+
+
+def _metas() -> IpcMetas:
+    return IpcMetas(
+        version=3,
+        rank=0,
+        world_size=2,
+        publication="p",
+        group=(shard_digest((spec, _DIGEST) for spec in _SPECS), _DIGEST),
+        segments={"wsm-ipc.x": 192},
+        tensors=tuple(TensorMeta(spec, "wsm-ipc.x", 64 * index) for index, spec in enumerate(_SPECS)),
+        digests={spec.name: _DIGEST for spec in _SPECS},
+    )
+
+
+def _delta() -> DeltaShard:
+    blocks = (Block(BlockKind.FULL, 32, 32),)
+    changed = DeltaTensor(_SPECS[0], _DIGEST, digest_of(b"y"), _DIGEST, blocks)
+    same = tuple(DeltaTensor(spec, _DIGEST, _DIGEST, digest_of(b"")) for spec in _SPECS[1:])
+    return DeltaShard(4, 3, 0, 1, "p", 1 << 16, 32, (changed, *same))
+
+
+def _unsealed(document: bytes) -> bytes:
+    fields = json.loads(document)
+    del fields["digest"]
+    return json.dumps(fields).encode()
+
+
+def _dress(drawn: bytes, digests: Callable[[dict[str, Any]], dict[str, str]]) -> bytes:
+    """Seal what is a JSON object; leave the rest as it is."""
+    try:
+        fields = json.loads(drawn)
+    except (ValueError, RecursionError):
+        return drawn
+    if not isinstance(fields, dict):
+        return drawn
+    with suppress(Exception):  # fields that make no sense have no digest; the reader must say so
+        fields.update(digests(fields))
+    fields.pop("digest", None)
+    try:
+        return seal(fields)
+    except (ValueError, RecursionError):  # what json reads and cannot write, such as huge integers
+        return drawn
+
+
+def _no_digests(_: dict[str, Any]) -> dict[str, str]:
+    return {}
+
+
+def _digests_of_shard(fields: dict[str, Any]) -> dict[str, str]:
+    kinds = fields["kinds"]
+    rows = [
+        (TensorSpec(name, kinds[kind]["dtype"], tuple(kinds[kind]["shape"])), digest)
+        for name, kind, digest in fields["tensors"]
+    ]
+    return {"content_digest": shard_digest(rows)}
+
+
+def _digests_of_delta(fields: dict[str, Any]) -> dict[str, str]:
+    return {
+        field: shard_digest((_spec(row), row[digest]) for row in fields["tensors"])
+        for field, digest in (("base_digest", "base_digest"), ("content_digest", "digest"))
+    }
+
+
+def _digests_of_stream(fields: dict[str, Any]) -> dict[str, str]:
+    return {"content_digest": shard_digest((_spec(row), row["digest"]) for row in fields["tensors"])}
+
+
+def _spec(row: dict[str, Any]) -> TensorSpec:
+    return TensorSpec(row["name"], row["dtype"], tuple(row["shape"]))
