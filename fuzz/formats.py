@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from fuzz.invariant import Format
 from fuzz.sealed import sealed_formats
 from wsm.errors import BadInputError, GroupError
-from wsm.strategies import bucket_frames, bucket_messages
+from wsm.strategies import bucket_frames, bucket_messages, mooncake_messages
 from wsm.strategies.bucket_frames import Frame
 from wsm.strategies.delta_blocks import Block, BlockKind, table_problem
 from wsm.strategies.delta_codec import BlockError
 from wsm.strategies.delta_codec import decode as unfold
 from wsm.strategies.delta_codec import encode as fold
 from wsm.strategies.digest import digest_of
+from wsm.strategies.mooncake_plan import Layout, Placed, Region
 from wsm.strategies.part_metadata import PartMetadata
 from wsm.strategies.safetensors_header import PREFIX_BYTES, Header, build_header, header_length, parse_header
 from wsm.strategies.tensor import TensorSpec
@@ -28,7 +29,16 @@ _METADATA = PartMetadata(3, 0, 2, "p")
 
 def all_formats() -> Mapping[str, Format]:
     """Return every format by its name."""
-    formats = [_header(), _metadata(), _version(), *_messages(), _frame(), _block(), *sealed_formats()]
+    formats = [
+        _header(),
+        _metadata(),
+        _version(),
+        _bucket_message(),
+        _mooncake_message(),
+        _frame(),
+        _block(),
+        *sealed_formats(),
+    ]
     return {form.name: form for form in formats}
 
 
@@ -114,7 +124,7 @@ def _in_a_frame(drawn: bytes) -> bytes:
     return head + bytes.fromhex(digest_of(head + drawn[1:])) + drawn[1:]
 
 
-def _messages() -> list[Format]:
+def _bucket_message() -> Format:
     say = bucket_messages
     messages = (
         say.Init(3, 0, 2, "p", "wsm-buckets.x", 2, 1 << 12, _SPECS),
@@ -122,23 +132,47 @@ def _messages() -> list[Format]:
         say.Bucket(0, (digest_of(b""),)),
         say.Abort("failed", "DigestMismatchError", "it is corrupt", 3),
     )
-    samples = []
-    for message in messages:
-        data = say.to_bytes(message, 7)
-        samples.append(
-            bytes([bucket_frames.decode(data, peer="x").kind]) + data[bucket_frames.HEADER_BYTES :]
-        )
-    return [
-        Format(
-            name="bucket message",
-            reader=say.from_bytes,
-            decode=partial(say.from_bytes, peer="a peer"),
-            encode=lambda read: say.to_bytes(read[1], read[0]),
-            samples=tuple(samples),
-            dress=_in_a_frame,
-            errors=(BadInputError, GroupError),
-        )
-    ]
+    return Format(
+        name="bucket message",
+        reader=say.from_bytes,
+        decode=partial(say.from_bytes, peer="a peer"),
+        encode=lambda read: say.to_bytes(read[1], read[0]),
+        samples=tuple(_out_of_its_frame(say.to_bytes(message, 7)) for message in messages),
+        dress=_in_a_frame,
+        errors=(BadInputError, GroupError),
+    )
+
+
+def _mooncake_message() -> Format:
+    say = mooncake_messages
+    digests = (digest_of(b""),) * len(_SPECS)
+    placed = tuple(Placed(spec, 0, 64 * index) for index, spec in enumerate(_SPECS))
+    grant = say.Grant(
+        version=3,
+        rank=0,
+        world_size=2,
+        publisher=digests[0],
+        session="127.0.0.1:1234",
+        lease_ms=1000,
+        layout_digest=digests[0],
+        layout=Layout((Region(1 << 12, 1 << 12),), placed),
+        digests=digests,
+        shards=digests[:2],
+    )
+    messages = (grant, say.Ask(0, 2, None, look=False, known_layout=None), say.Refuse("version", "no", 2))
+    return Format(
+        name="mooncake message",
+        reader=say.from_bytes,
+        decode=partial(say.from_bytes, peer="a peer"),
+        encode=say.to_bytes,
+        samples=tuple(_out_of_its_frame(say.to_bytes(message)) for message in messages),
+        dress=_in_a_frame,
+        errors=(BadInputError, GroupError),
+    )
+
+
+def _out_of_its_frame(data: bytes) -> bytes:
+    return bytes([bucket_frames.decode(data, peer="x").kind]) + data[bucket_frames.HEADER_BYTES :]
 
 
 def _frame() -> Format:
