@@ -30,6 +30,8 @@ staged_delta, delta_writer            made visible at once; one rank's blocks
 published, publisher_lock             what a directory holds; one publisher at a time
 inventory                             what files and shared memory really hold, and how two of them differ
 rsync, transport                      the strategy for versions over a transport, and what one is
+gdr, transfer_modes                   the same for a whole checkpoint; by which way it travels
+feeding, loaders, auxiliary_names     a checkpoint fed to models' own loaders; which names are MTP's
 checkpoint_transfer                   FastDeploy's closed package as a transport; its options in *_options
 tensor_stream, stream_manifest        tensors that come one by one, and the promise that travels first
 foreign_thread, foreign_tensors       what a package that wsm does not know runs in, and hands over
@@ -57,6 +59,7 @@ from wsm.strategies.bucket_sender import BucketSender, Sending, SendReport
 from wsm.strategies.delta_between import delta_between
 from wsm.strategies.delta_report import DeltaReport
 from wsm.strategies.delta_source import DeltaSource
+from wsm.strategies.gdr import GdrSource
 from wsm.strategies.ipc import IpcSource
 from wsm.strategies.load import LoadReport, Preview, inspect, load
 from wsm.strategies.manifest import ShardManifest
@@ -86,6 +89,7 @@ __all__ = [
     "DeltaReport",
     "DeltaSource",
     "EngineSettings",
+    "GdrSource",
     "IpcAsyncSource",
     "IpcSource",
     "LoadReport",

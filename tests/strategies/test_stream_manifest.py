@@ -1,0 +1,76 @@
+"""Any bytes in place of a stream's manifest are a typed error, or the manifest that was written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wsm.strategies import TensorSpec, errors, with_manifest
+from wsm.strategies.sealed_json import seal
+from wsm.strategies.stream_manifest import MANIFEST_TENSOR, StreamManifest
+
+STATE = {
+    "a": (TensorSpec("a", "F32", (2, 3)), bytes(24)),
+    "b": (TensorSpec("b", "BF16", ()), b"ab"),
+}
+WRITTEN = bytes(with_manifest(STATE, version=7, rank=1, world_size=2, publication="p")[MANIFEST_TENSOR])
+FIELDS = {key: value for key, value in json.loads(WRITTEN).items() if key != "digest"}
+
+
+def test_what_was_written_is_read_back():
+    manifest = StreamManifest.decode(WRITTEN, peer="the trainer")
+    assert (manifest.version, manifest.rank, manifest.world_size, manifest.publication) == (7, 1, 2, "p")
+    assert [spec for spec, _ in manifest.tensors.values()] == [spec for spec, _ in STATE.values()]
+    assert manifest.encode() == WRITTEN
+
+
+def test_a_whole_model_names_no_rank():
+    data = bytes(with_manifest(STATE, version=7)[MANIFEST_TENSOR])
+    manifest = StreamManifest.decode(data, peer="the trainer")
+    assert (manifest.rank, manifest.world_size) == (None, None)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_no_manifest(data):
+    with pytest.raises(errors.ManifestError, match="the trainer"):
+        StreamManifest.decode(data, peer="the trainer")
+
+
+@given(st.integers(0, len(WRITTEN) - 1), st.integers(1, 255))
+def test_a_changed_byte_is_noticed(position, change):
+    data = bytearray(WRITTEN)
+    data[position] ^= change
+    try:
+        manifest = StreamManifest.decode(bytes(data), peer="the trainer")
+    except errors.ManifestError:
+        return
+    assert manifest.encode() == WRITTEN  # the change was in blanks
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(FIELDS)), JSON)
+def test_a_sealed_document_with_another_value_is_an_error_or_a_manifest(field, value):
+    try:
+        data = seal({**FIELDS, field: value})
+    except (ValueError, UnicodeEncodeError):
+        return
+    try:
+        manifest = StreamManifest.decode(data, peer="the trainer")
+    except errors.ManifestError:
+        return
+    assert StreamManifest.decode(manifest.encode(), peer="the trainer") == manifest
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(1, None), (None, 2)])
+def test_a_rank_without_a_world_or_a_world_without_a_rank_cannot_be_written(rank, world_size):
+    with pytest.raises(errors.TrainerTensorError):
+        with_manifest(STATE, version=7, rank=rank, world_size=world_size)
