@@ -9,8 +9,17 @@ from snapshots_of_incidents import OTHER, SPEC, is_untouched, publish, served_ta
 
 from wsm import Outcome
 from wsm.controller.errors import RankFailedError
-from wsm.strategies import MemoryTarget, StagedVersion, TensorSpec, errors, inspect
+from wsm.strategies import (
+    DeltaSource,
+    MemoryTarget,
+    StagedVersion,
+    TensorSpec,
+    errors,
+    inspect,
+    publish_delta,
+)
 from wsm.strategies import load as load_snapshot
+from wsm.strategies.delta_errors import DeltaBaseError
 from wsm.strategies.registry import STRATEGIES, strategy_for
 from wsm.worker.errors import NotServingError
 
@@ -42,6 +51,35 @@ def test_tokenspeed_1373_an_empty_list_of_tensors_is_no_success(tmp_path):
     file.write_bytes((2).to_bytes(8, "little") + b"{}")
     with pytest.raises(errors.EmptySnapshotError):
         load_snapshot(source(tmp_path), served_target())
+
+
+def test_nemo_rl_3274_a_delta_is_never_applied_to_what_half_of_it_has_left(tmp_path):
+    base, new = shard(3), shard(5)
+    publish(tmp_path, {0: base})
+    publish_delta(tmp_path, 2, 1, {0: new}, crossover=2.0, durable=False)
+    target = MemoryTarget((SPEC, OTHER))
+    refusing = DeltaSource(tmp_path, 0, device_id=0, fallback="refuse")
+    load_snapshot(refusing, target, name="delta", version=1)
+    begun = []
+    with pytest.raises(errors.LoadCancelledError) as caught:
+        load_snapshot(
+            refusing,
+            target,
+            name="delta",
+            version=2,
+            taint=lambda: begun.append(True),
+            cancelled=lambda: bool(begun) and bytes(target.readable(SPEC.name)) == new[SPEC.name][1],
+        )
+    assert caught.value.touched
+    left = {spec.name: bytes(target.readable(spec.name)) for spec in (SPEC, OTHER)}
+    assert left == {SPEC.name: new[SPEC.name][1], OTHER.name: base[OTHER.name][1]}
+    with pytest.raises(DeltaBaseError):
+        load_snapshot(refusing, target, name="delta", version=2)
+    assert left == {spec.name: bytes(target.readable(spec.name)) for spec in (SPEC, OTHER)}
+    load_snapshot(DeltaSource(tmp_path, 0, device_id=0), target, name="delta", version=2)
+    assert {spec.name: bytes(target.readable(spec.name)) for spec in (SPEC, OTHER)} == {
+        name: data for name, (_, data) in new.items()
+    }
 
 
 # -- one registry -----------------------------------------------------------------------------------
