@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from wsm.actions import names
+from wsm.actions.cuda_graphs import CaptureMainGraphs
 from wsm.actions.errors import (
     PlanOrderError,
     PostconditionError,
@@ -76,6 +77,41 @@ def test_captured_graphs_find_the_new_bytes_at_the_old_addresses(hot, runner, ma
     assert set(bytes(runner.weights.buffers["head"])) == {2}
     assert context.facts["tensors_copied_in_place"] == 3
     assert runner.graphs.captured()
+
+
+class OfTheHead:
+    """Graphs that say that they use one tensor."""
+
+    def __init__(self, graphs):
+        self.drop, self.capture, self.captured = graphs.drop, graphs.capture, graphs.captured
+
+    def captured_tensors(self):
+        return ["head"]
+
+
+def test_graphs_that_name_their_tensors_have_only_those_copied(runner, make_context):
+    runner.graphs = OfTheHead(runner.graphs)
+    runner.auxiliaries[0].graphs = None
+    contract = AddressContract()
+    CaptureMainGraphs(capture_is_collective=False, contract=contract).run(make_context())
+    for kept in (contract, None):
+        context, addresses = make_context(), dict(runner.weights.addresses())
+        StageWeights().run(context)
+        MakeFlipReady(kept).run(context)
+        FlipWeights(kept).run(context)
+        FlipWeights(kept).probe(context)
+        now = runner.weights.addresses()
+        assert now["head"] == addresses["head"]
+        assert now["embedding"] != addresses["embedding"]
+        assert context.facts["tensors_copied_in_place"] == 1
+
+
+def test_one_captured_graph_that_names_nothing_may_use_any_tensor(runner, make_context):
+    runner.graphs = OfTheHead(runner.graphs)  # the draft model's graphs do not say
+    context = make_context()
+    StageWeights().run(context)
+    MakeFlipReady().run(context)
+    assert context.facts["tensors_copied_in_place"] == 3
 
 
 def test_only_what_the_contract_recorded_is_copied(runner, make_context):

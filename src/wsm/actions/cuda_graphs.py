@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
-from wsm.actions.surfaces import GraphSurface, require
+from wsm.actions.surfaces import GraphSurface, NamingGraphs, require
 from wsm.actions.weights import AddressContract
 
 
@@ -56,7 +56,10 @@ class _Graphs(Action):
             graphs.capture()
             context.progress()
         if self._contract is not None:
-            self._contract.record(context.runner.weights)
+            named = [graphs for graphs in self._surfaces(context) if isinstance(graphs, NamingGraphs)]
+            all_say = len(named) == len(list(self._surfaces(context)))
+            names_used = {name for graphs in named for name in graphs.captured_tensors()}
+            self._contract.record(context.runner.weights, names_used if all_say else None)
 
     def _expect(self, context: ActionContext, *, captured: bool) -> None:
         wrong = sum(graphs.captured() is not captured for graphs in self._surfaces(context))

@@ -9,20 +9,22 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError, PreconditionError
-from wsm.actions.surfaces import Runner
+from wsm.actions.surfaces import NamingGraphs, Runner
 from wsm.actions.weights import AddressContract
 
 
 def captured_names(runner: Runner, contract: AddressContract | None) -> frozenset[str]:
     """Return the tensors whose addresses something has captured: these are copied, not flipped.
 
-    Where graphs are captured and nobody recorded which tensors they use, they may use any.
+    Where graphs are captured and neither they nor anybody else says which tensors they use, they may use any.
     """
     recorded = frozenset() if contract is None else contract.captured
     surfaces = [runner.graphs, *(auxiliary.graphs for auxiliary in runner.auxiliaries)]
-    if recorded or not any(graphs is not None and graphs.captured() for graphs in surfaces):
-        return recorded
-    return frozenset(runner.weights.specs())
+    held = [graphs for graphs in surfaces if graphs is not None and graphs.captured()]
+    named = [graphs for graphs in held if isinstance(graphs, NamingGraphs)]
+    if not recorded and len(named) < len(held):
+        return frozenset(runner.weights.specs())
+    return recorded.union(*(graphs.captured_tensors() for graphs in named))
 
 
 class FlipWeights(Action):

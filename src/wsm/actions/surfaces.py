@@ -11,7 +11,7 @@ step for it. Nothing here imports paddle or knows about words, states or command
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from wsm.actions.errors import SurfaceMissingError
@@ -43,6 +43,19 @@ class GraphSurface(Protocol):
 
     def captured(self) -> bool:
         """Whether any graph is held."""
+        ...
+
+
+@runtime_checkable
+class NamingGraphs(GraphSurface, Protocol):
+    """Graphs that say which tensors they use; a hot update then copies those alone into place.
+
+    Without it they may use any: all are copied while the group stands still, unless an
+    :class:`wsm.actions.weights.AddressContract` says which.
+    """
+
+    def captured_tensors(self) -> Collection[str]:
+        """Names, among the weights' specs, of the tensors whose addresses are captured now."""
         ...
 
 

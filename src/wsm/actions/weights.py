@@ -7,7 +7,7 @@ strategy does) nor whether the loaded ones are right (:mod:`wsm.actions.verify` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol, runtime_checkable
 
 from wsm.actions import names
@@ -159,9 +159,10 @@ class AddressContract:
     def __init__(self) -> None:
         self._captured: dict[str, int] = {}
 
-    def record(self, weights: object) -> None:
-        """Remember where everything lies now."""
-        self._captured = dict(weights.addresses()) if isinstance(weights, AddressedWeights) else {}
+    def record(self, weights: object, names: Collection[str] | None = None) -> None:
+        """Remember where these tensors lie now; None: all of them."""
+        now = weights.addresses() if isinstance(weights, AddressedWeights) else {}
+        self._captured = {name: at for name, at in now.items() if names is None or name in names}
 
     @property
     def captured(self) -> frozenset[str]:
