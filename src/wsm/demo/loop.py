@@ -202,7 +202,8 @@ class _Loop:
                 if not error.retryable or time.monotonic() > deadline:
                     raise
             self._group.check()
-            time.sleep(_LOOK_S)
+            self._group.wait_until_whole(max(deadline - time.monotonic(), 0.0))
+            time.sleep(_LOOK_S)  # what else a command can meet is the role of another process: no event
 
     def _train_only(
         self,

@@ -232,6 +232,7 @@ class RolloutClient:
                     raise
                 broken = isinstance(error, RolloutUnreachableError)
                 self.retries += 1
+            # There is nothing to wait on: a group that recovers has no socket, or one that refuses.
             time.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_S)
 

@@ -20,6 +20,7 @@ from typing import final
 from wsm import log
 from wsm.controller import Controller, EngineBridge
 from wsm.controller.errors import EpochEndedError, RankLostError
+from wsm.controller.group_view import GroupView
 from wsm.controller.recovery import Recovery
 from wsm.group_segment import own_group
 from wsm.protocol.errors import CommandOpenError
@@ -113,7 +114,7 @@ class RolloutSupervisor:
             )
             self._wait_until_attached()
             self._keep(segment, undo)
-            receipt = self._boot()
+            receipt = self._boot(segment)
             self._log.info(log.GROUP_STARTED, ranks=self.config.group.ranks, version=receipt.version)
             self._host(undo)
             self._undo = undo.pop_all()
@@ -173,7 +174,7 @@ class RolloutSupervisor:
             if time.monotonic() > deadline:
                 missing = [rank.rank for rank in self.controller.status().ranks if rank.life != "alive"]
                 raise GroupNotReadyError(group=self.config.group.name, ranks=missing, seconds=self._start_s)
-            time.sleep(_LOOK_S)
+            self._processes.wait(_LOOK_S)  # an end is seen at once; joining wakes nobody
 
     def _keep(self, segment: Segment, undo: contextlib.ExitStack) -> None:
         recovery = Recovery(segment)
@@ -189,7 +190,7 @@ class RolloutSupervisor:
         undo.callback(self._keeper.close)
         self._keeper.start()
 
-    def _boot(self) -> Receipt:
+    def _boot(self, segment: Segment) -> Receipt:
         """Load the announced version, or initial weights where the snapshot directory is empty."""
         directory = Path(self.config.group.snapshot.directory)
         if self.config.group.strategy == "ipc_snapshot" and _is_empty(directory):
@@ -207,7 +208,7 @@ class RolloutSupervisor:
                 receipt = self.controller.update(version)
             if receipt is None:
                 # A rank died while the group booted. Nothing was served before, so nothing is restored.
-                self._wait_until_recovered()
+                self._wait_until_recovered(segment)
         return receipt
 
     def _host(self, undo: contextlib.ExitStack) -> None:
@@ -226,10 +227,14 @@ class RolloutSupervisor:
             self.load = LoadGenerator(name, self.config.load, vocabulary).start()
             undo.callback(self.load.close)
 
-    def _wait_until_recovered(self) -> None:
-        while not self._all_there():
-            self.check()
-            time.sleep(_LOOK_S)
+    def _wait_until_recovered(self, segment: Segment) -> None:
+        with contextlib.closing(GroupView(segment)) as group:
+            while True:
+                watches = group.watches()
+                if self._all_there():
+                    return
+                self.check()
+                group.wait(watches, _LOOK_S)  # for who joins; the role that a recovery holds is no word
 
     def _all_there(self) -> bool:
         now = self.controller.status()

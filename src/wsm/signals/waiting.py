@@ -121,7 +121,7 @@ def wait(
             if left <= 0 or cancelled():
                 return False
             if how is WaitMode.SLEEP or not watches:
-                time.sleep(min(pause, left))
+                time.sleep(min(pause, left))  # this kernel wakes nobody, or there is no word to watch
                 pause = min(pause * 2, cap)
             else:
                 _sleep_on_words(segment, watches, min(left, cap), how, also)

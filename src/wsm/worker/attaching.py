@@ -132,7 +132,7 @@ def _attach(config: WsmConfig, rank: int, directory: str | Path | None) -> Attac
                 seconds=waited,
                 waiting_for=f"the segment of group {config.name!r} (run {config.run_id or 'any'})",
             )
-        time.sleep(pause)
+        time.sleep(pause)  # there is no word to wait on before there is a segment
         pause = min(pause * 2, _LONGEST_PAUSE_S)
 
 

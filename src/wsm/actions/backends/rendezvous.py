@@ -138,6 +138,7 @@ class FileRendezvous:
             waited = time.monotonic() - began
             if waited >= timeout_s or interrupted():
                 raise RendezvousTimeoutError(incarnation=incarnation, leader=leader, seconds=waited)
+            # A file that appears wakes nobody without inotify, and this directory may be on a file server.
             time.sleep(min(pause, timeout_s - waited))
             pause = min(pause * 2, _LONGEST_WAIT_S)
 
