@@ -138,15 +138,13 @@ SegmentTruncatedError, HeaderChecksumError
                 raise
             _remove(path)
             return None
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(memory.close)
             if everybody is not None and not _anybody_on_record(memory, header):
                 _remove(path)
-                memory.close()
                 return None
             _check_adoptable(memory, header, wanted)
-        except BaseException:
-            memory.close()
-            raise
+            undo.pop_all()
         return memory, header
 
 
@@ -175,13 +173,12 @@ def attach_consistently(path: Path) -> tuple[SharedFile, Header, LockFile]:
     """
     while True:
         memory, header = map_segment(path)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(memory.close)
             lock_file = open_lock_file(lock_path(path))
             if lock_file is None and not memory.is_replaced():
                 lock_file = create_lock_file(lock_path(path))  # somebody removed it by hand
-        except BaseException:
-            memory.close()
-            raise
+            undo.pop_all()
         if lock_file is not None and not memory.is_replaced():
             return memory, header, lock_file
         # Its owner was removing or replacing both files just now.

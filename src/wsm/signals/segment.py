@@ -307,7 +307,7 @@ class Segment:
         self.words.release()
         try:
             self._memory.close()
-        except BaseException:
+        except SegmentBusyError:
             self.words = self._memory.cast("Q")
             if owner is not None:
                 write_occupant(self.words, self.layout.owner, Occupant(owner, present=True))

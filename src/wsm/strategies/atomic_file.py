@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import suppress
 from pathlib import Path
 
 
@@ -50,10 +49,8 @@ def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
     try:
         write_new(temporary, data, durable=durable)
         temporary.replace(path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)  # there is none where it became `path`
     if durable:
         sync_directory(path.parent)
 

@@ -249,12 +249,13 @@ class BucketSender:
             daemon=True,
         )
         thread.start()
+        wanted = False
         try:
             yield sending
-        except BaseException:
-            sending.cancel()
-            raise
+            wanted = True
         finally:
+            if not wanted:
+                sending.cancel()
             thread.join()
         sending.result()
 
