@@ -17,7 +17,8 @@ from campaign.case import Case
 from campaign.catalogue import command_of
 from campaign.environment import victims_environment
 from campaign.fault import Act, Fault
-from campaign.group import GroupUnderFault, HangError
+from campaign.group import GroupUnderFault
+from campaign.playing import played
 from campaign.rank_faults import finish, prepare
 from campaign.result import Result
 from wsm.controller.errors import CommandWithdrawnError
@@ -55,16 +56,7 @@ def cases(kind: str, ranks: int) -> list[Case]:
 
 def play(case: Case, group: GroupUnderFault) -> Result:
     """Play one case."""
-    result = Result(str(case))
-    began = time.monotonic()
-    try:
-        _play(case, group, result)
-    except HangError as hang:
-        result.problems.append(f"hang: {hang}")
-        result.outcome = "hang"
-        result.leftovers += group.stop()
-    result.seconds = time.monotonic() - began
-    return result
+    return played(case, group, _play)
 
 
 def _play(case: Case, group: GroupUnderFault, result: Result) -> None:

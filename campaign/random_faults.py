@@ -16,7 +16,8 @@ import time
 from campaign.case import Case
 from campaign.catalogue import command_of
 from campaign.fault import Act, Fault
-from campaign.group import GroupUnderFault, HangError
+from campaign.group import GroupUnderFault
+from campaign.playing import played
 from campaign.rank_faults import STOPPED_DEADLINE_S, aftermath, finish, judge_answer, judge_group, prepare
 from campaign.result import Result
 
@@ -34,19 +35,14 @@ def cases(kind: str, ranks: int) -> list[Case]:
 
 def play(case: Case, group: GroupUnderFault) -> Result:
     """Play one case."""
-    result = Result(str(case))
+    return played(case, group, _play)
+
+
+def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     chance = random.Random(str(case))  # noqa: S311 - a case must be the same every time
-    began = time.monotonic()
-    try:
-        for _ in range(_ROUNDS):
-            _round(group, result, chance)
-        finish(group, result)
-    except HangError as hang:
-        result.problems.append(f"hang: {hang}")
-        result.outcome = "hang"
-        result.leftovers += group.stop()
-    result.seconds = time.monotonic() - began
-    return result
+    for _ in range(_ROUNDS):
+        _round(group, result, chance)
+    finish(group, result)
 
 
 def _round(group: GroupUnderFault, result: Result, chance: random.Random) -> None:

@@ -18,6 +18,7 @@ from campaign.case import Case
 from campaign.catalogue import command_of
 from campaign.fault import Act, Fault, Fired
 from campaign.group import Answer, GroupUnderFault, HangError, Mark
+from campaign.playing import played
 from campaign.result import Result, named_ranks
 from wsm.controller.errors import CommandRefusedError, RankLostError, UnsettledError
 from wsm.errors import WsmError
@@ -43,19 +44,7 @@ _MAX_MESSAGE = 300
 
 def play(case: Case, group: GroupUnderFault) -> Result:
     """Play one case on a group that is in any state; the group serves a good version afterwards."""
-    result = Result(str(case))
-    began = time.monotonic()
-    try:
-        if case.operation == "boot":
-            _play_boot(case, group, result)
-        else:
-            _play_command(case, group, result)
-    except HangError as hang:
-        result.problems.append(f"hang: {hang}")
-        result.outcome = result.outcome or "hang"
-        result.leftovers += group.stop()
-    result.seconds = time.monotonic() - began
-    return result
+    return played(case, group, _play_boot if case.operation == "boot" else _play_command)
 
 
 def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:

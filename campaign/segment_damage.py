@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import mmap
 import random
-import time
 
 from campaign.case import Case
 from campaign.group import GroupUnderFault, HangError
+from campaign.playing import played
 from campaign.rank_faults import finish, good_update, prepare
 from campaign.result import Result, named_ranks
 from wsm.errors import WsmError
@@ -34,16 +34,7 @@ def cases(kind: str, ranks: int) -> list[Case]:
 
 def play(case: Case, group: GroupUnderFault) -> Result:
     """Play one case."""
-    result = Result(str(case))
-    began = time.monotonic()
-    try:
-        _play(case, group, result)
-    except HangError as hang:
-        result.problems.append(f"hang: {hang}")
-        result.outcome = "hang"
-        result.leftovers += group.stop()
-    result.seconds = time.monotonic() - began
-    return result
+    return played(case, group, _play)
 
 
 def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
