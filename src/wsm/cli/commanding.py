@@ -21,14 +21,16 @@ from wsm.receipt import Receipt
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, TransferMode
 
 
-def _command_options(deadline_s: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return what both commands take besides their own options."""
+def _command_options(
+    deadline_s: float, *, in_flight: str = "abort"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return what both commands take besides their own options; `in_flight` names that one's default."""
     options = (
         click.argument("name"),
         click.option(
             "--in-flight",
             type=click.Choice([policy.value for policy in InFlightPolicy]),
-            show_default="abort; keep for a hot update",
+            show_default=in_flight,
             help="Running requests: end them with what they have (abort), let them finish first (drain), "
             "or set them aside and continue them (keep).",
         ),
@@ -147,7 +149,7 @@ def clear(name: str, kv_policy: str, **options: Any) -> None:
     type=click.Choice([mode.value for mode in TransferMode]),
     help="By which way the version travels, for the strategy gdr. Default: as the ranks are configured.",
 )
-@_command_options(deadline_s=300.0)
+@_command_options(deadline_s=300.0, in_flight="abort; keep for a hot update")
 def update(
     name: str,
     version: int | None,

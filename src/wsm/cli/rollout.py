@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option("--name", help="The group's name; may stand in the file instead.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Number of ranks, one process each.  [default: 2]")
-@config_option("Sections group, model, engine, load and seed; every option has a default.")
+@config_option("Sections group, model, engine, load, recovery and seed; every option has a default.")
 def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> None:
     """Start a group of ranks that generate text, and keep it running until Ctrl-C or SIGTERM.
 

@@ -33,7 +33,11 @@ def _dead(status: GroupStatus) -> str | None:
         return None
     if len(dead) == len(status.ranks):
         return "every rank is dead; start the group again"
-    return f"{_names(dead)} {_verb(dead, 'is', 'are')} dead, and the group needs every rank; start it again"
+    supervised = status.owner_pid is not None and status.owner_pid not in {rank.pid for rank in status.ranks}
+    again = "start the group again"
+    if supervised:
+        again = f"its supervisor (process {status.owner_pid}) replaces it; if that is gone, {again}"
+    return f"{_names(dead)} {_verb(dead, 'is', 'are')} dead, and the group needs every rank; {again}"
 
 
 def _stopped(status: GroupStatus) -> str | None:
