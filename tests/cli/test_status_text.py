@@ -49,7 +49,11 @@ def group(
 
 CASES = {
     "serving": (group(), "serves version 7"),
-    "one dead": (group(one={"life": "dead"}), "rank 1 is dead"),
+    "one dead": (group(one={"life": "dead"}), "its supervisor (process 50) replaces it"),
+    "one dead, owned by rank 0": (
+        replace(group(one={"life": "dead"}), owner_pid=100),
+        "the group needs every rank; start the group again",
+    ),
     "all dead": (group(both={"life": "dead"}), "every rank is dead"),
     "nobody came": (group(both={"life": "never", "pid": None}, over=False), "no rank has attached"),
     "one is missing": (group(one={"life": "never", "pid": None}), "rank 1 has not attached"),

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import final
 
 from wsm.signals import ownership
-from wsm.signals.errors import NotOwnerError, ParticipantError, WorldSizeError
+from wsm.signals.errors import NotOwnerError, ParticipantError, SegmentBusyError, WorldSizeError
 from wsm.signals.header import Header
 from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, write_occupant
 from wsm.signals.layout import layout_of
