@@ -85,6 +85,20 @@ def _mismatch_message(
     )
 
 
+class NotFiniteError(BadInputError):
+    """A tensor holds NaN or infinity although its manifest promises neither. Its target was touched."""
+
+    def __init__(self, *, tensor: str, origin: str, index: int) -> None:
+        super().__init__(
+            f"tensor {tensor!r} of {origin} is not finite from element {index} on (in C order), although its "
+            "manifest says finite; the target's weights are not whole; publish a version without NaN",
+            tensor=tensor,
+            origin=origin,
+            index=index,
+            touched=True,
+        )
+
+
 class PartialLoadRefusedError(RefusedError):
     """A partial load would leave tensors without the bytes that it does not bring. Nothing was changed."""
 

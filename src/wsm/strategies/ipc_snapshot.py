@@ -104,8 +104,9 @@ def _own_shard(source: SnapshotSource, version: int | None, stack: ExitStack) ->
 def _offered(shard: OpenShard) -> tuple[OfferedTensor, ...]:
     entries = () if shard.manifest is None else shard.manifest.tensors
     promised = {spec.name: digest for spec, digest, _, _ in entries}
+    finite = shard.manifest is not None and shard.manifest.finite
     return tuple(
-        OfferedTensor(spec, file.path, read_into, promised.get(spec.name))
+        OfferedTensor(spec, file.path, read_into, promised.get(spec.name), finite=finite)
         for file in shard.files
         for spec, read_into in file.readers()
     )

@@ -52,6 +52,8 @@ class ShardManifest:
         The files, in the order in which they are loaded.
     tensors : tuple of TensorEntry
         The tensors, in the order in which they lie in the files.
+    finite : bool
+        Whether the publisher promises that there is neither NaN nor infinity in them; loads refuse both then.
     """
 
     version: int
@@ -61,6 +63,7 @@ class ShardManifest:
     publication: str
     parts: tuple[PartEntry, ...]
     tensors: tuple[TensorEntry, ...]
+    finite: bool = False
 
     @cached_property
     def content_digest(self) -> str:
@@ -86,7 +89,8 @@ class ShardManifest:
             If it is damaged, of an unknown layout, or contradicts itself. Any bytes give this or a manifest.
         """
         fields = sealed_json.unseal(data, file=file, form=_FORMAT, layout=_LAYOUT)
-        if fields.keys() != _FIELDS:
+        # A promise that is not made is not written, so that documents without it stay what they were.
+        if fields.keys() - {"finite"} != _FIELDS or fields.get("finite", True) is not True:
             different = sorted(ascii(name) for name in fields.keys() ^ _FIELDS)
             raise ManifestError(file=file, problem=f"these fields are unknown or missing: {different[:6]}")
         reader = FieldReader(fields, file)
@@ -99,6 +103,7 @@ class ShardManifest:
             publication=reader.text("publication"),
             parts=tuple(part for part, _ in parts),
             tensors=decode_rows(reader, [count for _, count in parts]),
+            finite="finite" in fields,
         )
         manifest._check(file)
         if fields["content_digest"] != manifest.content_digest:
@@ -122,6 +127,7 @@ class ShardManifest:
                 {"file": part.file, "bytes": part.nbytes, "tensors": held[index]}
                 for index, part in enumerate(self.parts)
             ],
+            **({"finite": True} if self.finite else {}),
             **encode_rows(self.tensors),
         }
 

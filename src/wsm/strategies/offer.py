@@ -60,6 +60,8 @@ class OfferedTensor:
     data : memoryview or None
         The bytes where they lie, for whoever looks at them before the next tensor is asked for; None where
         they have to be read.
+    finite : bool
+        Whether NaN and infinity in it are refused. Pieces must hold whole elements then.
     """
 
     spec: TensorSpec
@@ -70,6 +72,7 @@ class OfferedTensor:
     witness: Callable[[int, RunningDigest], None] | None = None
     memory: Callable[[], memoryview] | None = None
     stands: bool = False
+    finite: bool = False
     data: memoryview | None = None
 
     @classmethod

@@ -58,6 +58,7 @@ def publish_snapshot(
     device_ids: Mapping[int, int] | None = None,
     part_bytes: int = PART_BYTES,
     placements: Mapping[str, Placement] | None = None,
+    finite: bool = False,
     retain: Retention = KEEP_TWO,
     replace: bool = False,
     durable: bool = True,
@@ -80,6 +81,8 @@ def publish_snapshot(
     placements : mapping of str to Placement, optional
         How each tensor lies on the ranks (:mod:`wsm.strategies.placement`). With it, groups of another
         number of ranks can load the version; without it, only groups of as many ranks as there are shards.
+    finite : bool
+        Whether NaN and infinity are refused: here, before anything became visible, and by every load.
     retain : Retention
         Which older versions stay.
     replace : bool
@@ -106,7 +109,12 @@ def publish_snapshot(
         for rank, tensors in shards.items():
             device_id = rank if device_ids is None else device_ids.get(rank, rank)
             staged.write_shard(
-                rank, tensors, device_id=device_id, part_bytes=part_bytes, placements=placements
+                rank,
+                tensors,
+                device_id=device_id,
+                part_bytes=part_bytes,
+                placements=placements,
+                finite=finite,
             )
         published = staged.commit(replace=replace, retain=retain)
     return PublishReport(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from wsm.strategies import snapshot_names
 from wsm.strategies.atomic_file import write_new
-from wsm.strategies.errors import IncompletePublicationError, StorageError
+from wsm.strategies.errors import IncompletePublicationError, StorageError, TrainerTensorError
+from wsm.strategies.finite import first_not_finite
 from wsm.strategies.manifest import PartEntry, ShardManifest
 from wsm.strategies.part_metadata import PartMetadata
 from wsm.strategies.placement import Placement, whole_shape
@@ -43,6 +44,8 @@ class ShardPlan:
     placements : mapping of str to Placement
         How each tensor lies on the ranks, for readers that are of another number; those of the tensors of
         other ranks may be among them. Empty: the version is for its own number of ranks alone.
+    finite : bool
+        Whether NaN and infinity are refused, here and by every load.
     """
 
     metadata: PartMetadata
@@ -50,6 +53,7 @@ class ShardPlan:
     part_bytes: int = PART_BYTES
     durable: bool = True
     placements: Mapping[str, Placement] = field(default_factory=dict)
+    finite: bool = False
 
 
 def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> ShardManifest:
@@ -67,7 +71,7 @@ def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> Sh
     Raises
     ------
     TrainerTensorError
-        If a tensor is none.
+        If a tensor is none, or not finite although it is to be.
     IncompletePublicationError
         If there is no tensor at all.
     PlacementError
@@ -90,7 +94,7 @@ def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> Sh
             nbytes, digests = write_safetensors(
                 path,
                 group,
-                (bytes_of(tensors, spec) for spec in group),
+                (_bytes_of(tensors, spec, plan) for spec in group),
                 plan.metadata.encode(),
                 durable=plan.durable,
             )
@@ -109,6 +113,7 @@ def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> Sh
         publication=plan.metadata.publication,
         parts=tuple(parts),
         tensors=tuple(entries),
+        finite=plan.finite,
     )
     path = directory / snapshot_names.shard_manifest_name(base)
     try:
@@ -116,6 +121,14 @@ def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> Sh
     except OSError as error:
         raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
     return manifest
+
+
+def _bytes_of(tensors: TrainerTensors, spec: TensorSpec, plan: ShardPlan) -> memoryview:
+    data = bytes_of(tensors, spec)
+    bad = first_not_finite(spec.dtype, data) if plan.finite else None
+    if bad is not None:
+        raise TrainerTensorError(tensor=spec.name, problem=f"element {bad} is not finite, and it must be")
+    return data
 
 
 def _check_placements(specs: Sequence[TensorSpec], plan: ShardPlan) -> None:

@@ -108,11 +108,12 @@ class StagedVersion(AbstractContextManager["StagedVersion"]):
         device_id: int | None = None,
         part_bytes: int = PART_BYTES,
         placements: Mapping[str, Placement] | None = None,
+        finite: bool = False,
     ) -> ShardPlan:
         """Return what :func:`write_shard` needs to know to write the shard of `rank`."""
         metadata = PartMetadata(self.version, rank, self.world_size, self.publication)
         device_id = rank if device_id is None else device_id
-        return ShardPlan(metadata, device_id, part_bytes, self._durable, placements or {})
+        return ShardPlan(metadata, device_id, part_bytes, self._durable, placements or {}, finite)
 
     def write_shard(
         self,
@@ -122,9 +123,12 @@ class StagedVersion(AbstractContextManager["StagedVersion"]):
         device_id: int | None = None,
         part_bytes: int = PART_BYTES,
         placements: Mapping[str, Placement] | None = None,
+        finite: bool = False,
     ) -> ShardManifest:
         """Write the shard of `rank`; see :func:`wsm.strategies.shard_writer.write_shard`. Blocks."""
-        plan = self.plan(rank, device_id=device_id, part_bytes=part_bytes, placements=placements)
+        plan = self.plan(
+            rank, device_id=device_id, part_bytes=part_bytes, placements=placements, finite=finite
+        )
         return write_shard(self.path, tensors, plan)
 
     def commit(self, *, replace: bool = False, retain: Retention = KEEP_TWO) -> Published:

@@ -10,8 +10,10 @@ from typing import Protocol
 
 from wsm.strategies.copying import CHUNK_BYTES
 from wsm.strategies.digest import running_digest
-from wsm.strategies.errors import DigestMismatchError
+from wsm.strategies.errors import DigestMismatchError, NotFiniteError
+from wsm.strategies.finite import first_not_finite
 from wsm.strategies.offer import OfferedTensor
+from wsm.strategies.tensor import ITEM_BYTES
 
 
 class Steps(Protocol):
@@ -31,28 +33,33 @@ def copy_tensor(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> str:
 
     Raises
     ------
-    DigestMismatchError
-        If that is not the promised one.
+    DigestMismatchError, NotFiniteError
+        If that is not what was promised.
     """
     length = len(memory)
     digest = running_digest()
+    bad = None
     if length <= (tensor.piece_bytes or CHUNK_BYTES) and length <= CHUNK_BYTES:
         # Most tensors of most models are small, and what is done for each of them adds up.
         if length:
             tensor.read_into(0, memory)
             digest.update(memory)
+            if tensor.finite:
+                bad = _first_bad(tensor, 0, memory, None)
             if tensor.witness is not None:
                 tensor.witness(length, digest)
             steps.moved(length)
-        return _verified(tensor, digest.hexdigest())
+        return _verified(tensor, digest.hexdigest(), bad)
     for begin, end in _chunks(length, tensor.piece_bytes, steps):
         chunk = memory[begin:end]
         tensor.read_into(begin, chunk)
         digest.update(chunk)
+        if tensor.finite:
+            bad = _first_bad(tensor, begin, chunk, bad)
         if tensor.witness is not None:
             tensor.witness(end, digest)
         steps.moved(end - begin)
-    return _verified(tensor, digest.hexdigest())
+    return _verified(tensor, digest.hexdigest(), bad)
 
 
 def digest_tensor(tensor: OfferedTensor, kept: memoryview, steps: Steps) -> str:
@@ -60,23 +67,38 @@ def digest_tensor(tensor: OfferedTensor, kept: memoryview, steps: Steps) -> str:
 
     Raises
     ------
-    DigestMismatchError
-        If it is not the promised one.
+    DigestMismatchError, NotFiniteError
+        If it is not what was promised.
     """
     digest = running_digest()
+    bad = None
     for begin, end in _chunks(len(kept), tensor.piece_bytes, steps):
-        digest.update(kept[begin:end])
+        chunk = kept[begin:end]
+        digest.update(chunk)
+        if tensor.finite:
+            bad = _first_bad(tensor, begin, chunk, bad)
         if tensor.witness is not None:
             tensor.witness(end, digest)
         steps.moved(end - begin)
-    return _verified(tensor, digest.hexdigest())
+    return _verified(tensor, digest.hexdigest(), bad)
 
 
-def _verified(tensor: OfferedTensor, digest: str) -> str:
+def _first_bad(tensor: OfferedTensor, begin: int, chunk: memoryview, known: int | None) -> int | None:
+    """Return the index of the first element that is not finite, of the chunks up to this one."""
+    if known is not None:
+        return known
+    found = first_not_finite(tensor.spec.dtype, chunk)
+    return None if found is None else found + begin // ITEM_BYTES[tensor.spec.dtype]
+
+
+def _verified(tensor: OfferedTensor, digest: str, bad: int | None) -> str:
+    """Damage is told before NaN, which damage may look like."""
     if tensor.digest is not None and digest != tensor.digest:
         raise DigestMismatchError(
             tensor=tensor.spec.name, origin=tensor.origin, expected=tensor.digest, actual=digest
         )
+    if bad is not None:
+        raise NotFiniteError(tensor=tensor.spec.name, origin=tensor.origin, index=bad)
     return digest
 
 
