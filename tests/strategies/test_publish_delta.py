@@ -78,6 +78,25 @@ def test_publishing_the_same_delta_again_is_no_second_publication(directory):
     assert holds(target, C)
 
 
+def test_one_number_never_means_two_contents(directory):
+    directory.whole(1, A)
+    directory.whole(2, C)
+    with pytest.raises(errors.VersionExistsError):
+        directory.delta(2, 1, B, replace=True)
+    directory.delta(3, 1, B)
+    with pytest.raises(errors.VersionExistsError):
+        directory.delta(3, 1, C, crossover=0.0)
+    assert directory.delta(3, 1, C, crossover=0.0, replace=True).whole == "size"
+    target = holding(A)
+    directory.load(3, target)
+    assert holds(target, C)
+    directory.delta(4, 3, B)
+    directory.whole(4, C)  # by a publisher that knows no deltas
+    with pytest.raises(errors.ManifestMismatchError, match="holds other tensors"):
+        directory.load(4, target)
+    assert holds(target, C)
+
+
 def test_one_publisher_at_a_time_whatever_it_publishes(directory):
     directory.whole(1, A)
     with StagedVersion(directory.path, 2, world_size=1), pytest.raises(errors.PublisherBusyError):

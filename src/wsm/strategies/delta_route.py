@@ -17,10 +17,10 @@ from wsm.strategies.delta_reader import OpenDelta, open_delta
 from wsm.strategies.delta_shard import DeltaShard
 from wsm.strategies.delta_source import DeltaSource
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.errors import SnapshotNotFoundError
+from wsm.strategies.errors import ManifestMismatchError, SnapshotNotFoundError
 from wsm.strategies.ipc_snapshot import IpcSnapshot
 from wsm.strategies.offer import Offer
-from wsm.strategies.published import version_with_digest
+from wsm.strategies.published import content_digests, version_with_digest
 from wsm.strategies.snapshot_names import VERSIONS_DIRECTORY
 from wsm.strategies.snapshot_source import SnapshotSource
 
@@ -102,6 +102,7 @@ def find_route(
         if whole is None:
             raise DeltaNotFoundError(version=version, rank=source.rank, looked_at=places(source, version))
         return Route((), whole, None)
+    _check_one_content(source, links[-1])
     holds = held(links[-1].shard)
     if holds is not None:
         for index in range(len(links), -1, -1):
@@ -147,6 +148,17 @@ def places(source: DeltaSource, version: int) -> list[str]:
     """Return where `version` is looked for, for messages."""
     root = source.directory
     return [f"{root}/{DELTAS_DIRECTORY}/{version}", f"{root}/{VERSIONS_DIRECTORY}/{version}"]
+
+
+def _check_one_content(source: DeltaSource, link: OpenDelta) -> None:
+    """Refuse a number under which two things are published, since nobody can say which was meant."""
+    whole = content_digests(source.directory, link.shard.version, deltas=False)
+    ours = tuple(entry.content_digest for entry in link.manifest.shards)
+    if whole is not None and len(whole) == len(ours) and whole != ours:
+        raise ManifestMismatchError(
+            file=link.path,
+            problem=f"the whole version {link.shard.version} beside it holds other tensors; remove one",
+        )
 
 
 def _joint(links: Sequence[OpenDelta], index: int) -> tuple[int, str]:

@@ -119,6 +119,8 @@ def publish_delta(
         if whole is None:
             manifest, retired = staged.commit(shards, announce=True, replace=replace, retain=retain)
             path, digest = f"{directory}/{DELTAS_DIRECTORY}/{version}", manifest.digest
+        else:
+            staged.make_way(shards, replace=replace)
     if whole is not None:
         published = publish_snapshot(
             directory,

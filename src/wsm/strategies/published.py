@@ -31,12 +31,15 @@ def delta_manifest(root: Path | str, version: int) -> DeltaManifest | None:
     return None
 
 
-def content_digests(root: Path | str, version: int) -> tuple[str, ...] | None:
-    """Return the digest of each rank's tensors of a version, whole or not; None if it is not there."""
+def content_digests(root: Path | str, version: int, *, deltas: bool = True) -> tuple[str, ...] | None:
+    """Return the digest of each rank's tensors of a version; None if it is not there.
+
+    A version that is published whole, or, if `deltas`, as a delta.
+    """
     whole = whole_manifest(root, version)
     if whole is not None:
         return tuple(shard.content_digest for shard in whole.shards)
-    delta = delta_manifest(root, version)
+    delta = delta_manifest(root, version) if deltas else None
     return None if delta is None else tuple(shard.content_digest for shard in delta.shards)
 
 

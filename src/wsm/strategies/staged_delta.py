@@ -20,7 +20,7 @@ from wsm.strategies.delta_manifest import DeltaManifest
 from wsm.strategies.delta_names import DELTA_MANIFEST, DELTAS_DIRECTORY
 from wsm.strategies.delta_shard import DeltaShard
 from wsm.strategies.errors import StorageError, VersionExistsError
-from wsm.strategies.published import chain_to, delta_manifest
+from wsm.strategies.published import chain_to, content_digests, delta_manifest
 from wsm.strategies.publisher_lock import take_publisher_lock
 from wsm.strategies.retention import Retention, bring_in, finish_removals, retire
 from wsm.strategies.snapshot_names import VERSIONS_DIRECTORY
@@ -99,7 +99,8 @@ class StagedDelta(AbstractContextManager["StagedDelta"]):
         Raises
         ------
         VersionExistsError
-            If another delta leads to the version and `replace` is false.
+            If another delta leads to the version and `replace` is false, or the whole version is there and
+            holds other tensors.
         StorageError
             If the file system refuses.
         """
@@ -113,6 +114,11 @@ class StagedDelta(AbstractContextManager["StagedDelta"]):
             else:
                 if final.exists() and not replace:
                     raise VersionExistsError(version=self.version, path=str(final))
+                whole = content_digests(self._directory, self.version, deltas=False)
+                if whole not in (None, tuple(shard.content_digest for shard in shards)):
+                    raise VersionExistsError(
+                        version=self.version, path=str(self._directory / VERSIONS_DIRECTORY)
+                    )
                 bring_in(self.path, final)
                 if self._durable:
                     sync_directory(self._deltas)
@@ -123,6 +129,22 @@ class StagedDelta(AbstractContextManager["StagedDelta"]):
         needed = chain_to(self._directory, self.version, _MAX_KEPT_CHAIN)
         kept = Retention(retain.keep, {*retain.protect, *needed})
         return manifest, retire(self._deltas, self.version, kept)
+
+    def make_way(self, shards: Sequence[DeltaShard], *, replace: bool) -> None:
+        """See that no delta leads to other tensors under this number, now published whole instead. Blocks.
+
+        Raises
+        ------
+        VersionExistsError
+            If one does, and `replace` is false.
+        """
+        standing = delta_manifest(self._directory, self.version)
+        if standing is None or standing.same_content(DeltaManifest.of(shards)):
+            return
+        final = self._deltas / str(self.version)
+        if not replace:
+            raise VersionExistsError(version=self.version, path=str(final))
+        shutil.rmtree(final, ignore_errors=True)
 
     def discard(self) -> None:
         """Remove what was staged, if it was not committed, and let other publishers in. Idempotent."""
