@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import ipaddress
 import os
@@ -33,6 +34,7 @@ from wsm.strategies import (
 )
 from wsm.strategies.mooncake_engine import Engine, address_of
 from wsm.strategies.mooncake_errors import (
+    EngineExposedError,
     LeaseLostError,
     MemoryRegistrationError,
     MooncakeMissingError,
@@ -331,22 +333,47 @@ def test_only_one_publisher_listens_at_an_address(publisher):
         MooncakePublisher(publisher.address)
 
 
-def test_an_engine_on_loopback_cannot_be_reached_from_elsewhere_nor_by_inheritance():
-    own = psutil.Process()
-    engine = Engine(EngineSettings())
-    listening = [c for c in own.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.fd > 0]
-    ours = [
-        c
-        for c in listening
-        if c.laddr.ip in {str(ipaddress.IPv4Address(0)), "::"} and c.laddr.port in range(12001, 18001)
+def device_of(descriptor: int) -> bytes:
+    with socket.socket(fileno=os.dup(descriptor)) as found:
+        device = found.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
+    return device.rstrip(b"\0")
+
+
+def listening_everywhere() -> list[int]:
+    return [
+        connection.fd
+        for connection in psutil.Process().net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+        and connection.laddr.ip in {str(ipaddress.IPv4Address(0)), "::"}
+        and connection.laddr.port in range(12001, 18001)
     ]
-    assert len(ours) == 2
-    for connection in ours:
-        assert not os.get_inheritable(connection.fd)
-        with socket.socket(fileno=os.dup(connection.fd)) as found:
-            device = found.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
-        assert device.rstrip(b"\0") == b"lo"
+
+
+def test_an_engine_on_loopback_cannot_be_reached_from_elsewhere_nor_by_inheritance():
+    engine = Engine(EngineSettings())
+    descriptors = listening_everywhere()
+    assert len(descriptors) == 2
+    assert not any(map(os.get_inheritable, descriptors))
+    assert {device_of(descriptor) for descriptor in descriptors} == {b"lo"}
     engine.close()
+
+
+def test_an_engine_that_cannot_be_kept_to_this_host_is_refused(monkeypatch):
+    monkeypatch.setattr(mooncake_engine, "_PORTS", range(1, 2))
+    with pytest.raises(EngineExposedError, match="only 0 of the two"):
+        Engine(EngineSettings())
+
+
+def test_sockets_that_are_not_the_engines_stay_as_they_are():
+    with socket.socket() as foreign:
+        for port in range(12001, 18001):
+            with contextlib.suppress(OSError):
+                foreign.bind(("", port))
+                break
+        foreign.listen()
+        engine = Engine(EngineSettings())
+        assert device_of(foreign.fileno()) == b""
+        engine.close()
 
 
 def test_closing_an_engine_ends_what_is_in_flight_before_the_memory_is_anybody_elses():

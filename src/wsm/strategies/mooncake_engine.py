@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wsm.strategies.mooncake_errors import (
+    EngineExposedError,
     EngineSettingsError,
     EngineStartError,
     MemoryRegistrationError,
@@ -40,7 +41,9 @@ from wsm.strategies.mooncake_errors import (
 )
 
 #: What the engine can be asked for. Only ``tcp`` has been run by us; ``rdma`` takes hardware.
-PROTOCOLS = ("tcp", "rdma")  # How long a wait lasts before a read is looked at again.
+PROTOCOLS = ("tcp", "rdma")  # One for handshakes, one for data.
+_LISTENING = 2
+# How long a wait lasts before a read is looked at again.
 _GLANCE_S = 0.0005
 # struct timeval: how long the engine waits for a handshake before it looks whether it is to end.
 _ACCEPT_TIME = struct.pack("@ll", 0, 50_000)
@@ -107,11 +110,13 @@ class Engine:
         If it cannot be imported.
     EngineStartError
         If it does not start.
+    EngineExposedError
+        If it cannot be kept to this host.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
-        made = _engine_class()()
+        made, others = _engine_class()(), set(_sockets().values())
         code = made.initialize(settings.host, "P2PHANDSHAKE", settings.protocol, settings.device)
         if code != 0:
             raise EngineStartError(
@@ -119,7 +124,10 @@ class Engine:
             )
         self._engine: Any = made
         self.session = f"{settings.host}:{made.get_rpc_port()}"
-        _seclude(loopback=settings.loopback)
+        found = _seclude(others, loopback=settings.loopback)
+        if settings.loopback and settings.protocol == "tcp" and found < _LISTENING:
+            self.close()
+            raise EngineExposedError(found=found, ports=(_PORTS.start, _PORTS.stop - 1))
 
     def register(self, address: int, nbytes: int) -> None:
         """Let peers read memory, which must stay there until it is unregistered. Blocks.
@@ -209,21 +217,33 @@ def _engine_class() -> Any:
     return TransferEngine
 
 
-def _seclude(*, loopback: bool) -> None:
+def _seclude(others: set[int], *, loopback: bool) -> int:
     """Keep the engine's listening sockets from child processes, from delaying its end, and, if `loopback`,
-    from other hosts.
+    from other hosts; `others` are the process's own. Returns how many were found.
     """
+    count = 0
+    for descriptor, inode in _sockets().items():
+        if inode in others:
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+            if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                continue
+            address, port = found.getsockname()[:2]
+            if address in ("::", "0.0.0.0") and port in _PORTS:  # noqa: S104 - what the engine bound, to be narrowed
+                os.set_inheritable(descriptor, False)
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ACCEPT_TIME)
+                if loopback:
+                    found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+                count += 1
+    return count
+
+
+def _sockets() -> dict[int, int]:
+    """Return the descriptors of this process that are sockets, with their inodes."""
+    found = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - descriptors, not files
         with suppress(OSError):  # the one that lists them is gone by now
-            descriptor = int(name)
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(descriptor)) as found:
-                if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    continue
-                address, port = found.getsockname()[:2]
-                if address in ("::", "0.0.0.0") and port in _PORTS:  # noqa: S104 - what the engine bound, to be narrowed
-                    os.set_inheritable(descriptor, False)
-                    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ACCEPT_TIME)
-                    if loopback:
-                        found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found[int(name)] = status.st_ino
+    return found

@@ -50,6 +50,19 @@ class EngineStartError(RefusedError):
         )
 
 
+class EngineExposedError(RefusedError):
+    """The transfer engine was to be reached from this host only, and listens where that cannot be seen to."""
+
+    def __init__(self, *, found: int, ports: tuple[int, int]) -> None:
+        super().__init__(
+            f"only {found} of the two sockets that the transfer engine listens on were found at ports "
+            f"{ports[0]} to {ports[1]}, so they cannot be kept to this host; unset MC_MIN_RPC_PORT and "
+            "MC_MAX_RPC_PORT, or give the address of this host instead of a loopback one",
+            found=found,
+            ports=ports,
+        )
+
+
 class MemoryRegistrationError(RefusedError):
     """The transfer engine does not take memory."""
 

@@ -40,7 +40,7 @@ REASONS = ("empty", "version", "rank", "world_size", "failed")
 _FIRST_KIND = 64
 _MAX_COUNT = (1 << 63) - 1
 _MAX_TEXT = 1 << 16
-_HEX = re.compile(r"[0-9a-f]+")
+_DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
 _SESSION = re.compile(r"[0-9.]{7,15}:[0-9]{1,5}")
 
 
@@ -240,12 +240,13 @@ def _session(value: Any) -> Any:
 
 
 def _digest(value: Any) -> Any:
-    fits = isinstance(value, str) and len(value) == DIGEST_LENGTH and _HEX.fullmatch(value)
-    return value if fits else _WRONG
+    return value if isinstance(value, str) and _DIGEST.fullmatch(value) else _WRONG
 
 
 def _digests(value: Any) -> Any:
-    if not isinstance(value, list) or any(_digest(entry) is _WRONG for entry in value):
+    if not isinstance(value, list) or not all(
+        isinstance(entry, str) and _DIGEST.fullmatch(entry) for entry in value
+    ):
         return _WRONG
     return tuple(value)
 

@@ -65,8 +65,11 @@ class SpanReader:
         self._free = list(buffers)
         self._flying: dict[int, tuple[int, memoryview]] = {}
         self._arrived: dict[int, memoryview] = {}
+        self._held = -1
+        self._span = memoryview(b"")
         self._wanted = 0
         self._next = 0
+        self._kept_s = 0.0
         self._lock = threading.Lock()
 
     def begin(self) -> None:
@@ -96,7 +99,9 @@ class SpanReader:
             done = 0
             while done < len(destination):
                 index, begin = self._plan.where(region, offset + done)
-                span = self._fetch(index)
+                # Most small tensors lie in the span of the one before.
+                span = self._span if index == self._held else self._fetch(index)
+                self._keep()
                 part = span[begin : begin + len(destination) - done]
                 destination[done : done + len(part)] = part
                 done += len(part)
@@ -104,11 +109,11 @@ class SpanReader:
     def drain(self) -> None:
         """Wait until the engine lets go of every buffer: reads that nobody consumed. Blocks."""
         with self._lock:
-            self._wanted = len(self._plan.spans)
+            self._wanted, self._held = len(self._plan.spans), -1
             self._wait_until(lambda: not self._flying)
 
     def _fetch(self, index: int) -> memoryview:
-        self._wanted = index
+        self._wanted, self._held = index, -1
         for old in [old for old in self._arrived if old < index]:
             self._free.append(self._arrived.pop(old))
         if index not in self._arrived and index not in self._flying:
@@ -118,10 +123,16 @@ class SpanReader:
         self._begin_reads()
         if index not in self._arrived:
             self._wait_until(lambda: index in self._arrived)
-        else:
+        self._held = index
+        self._span = self._arrived[index][: self._plan.spans[index].nbytes]
+        return self._span
+
+    def _keep(self) -> None:
+        """Look after the lease, but no more often than is of use: it costs more than a small tensor."""
+        now_s = time.monotonic()
+        if now_s - self._kept_s > _GLANCE_S:
+            self._kept_s = now_s
             self._lease.keep()
-        span = self._plan.spans[index]
-        return self._arrived[index][: span.nbytes]
 
     def _begin_reads(self) -> None:
         spans = self._plan.spans

@@ -69,6 +69,16 @@ class TransferCosts:
     first: bool
 
 
+@dataclass(frozen=True)
+class _KnownLayout:
+    """A layout, and what follows from it: kept as long as the publisher keeps to it."""
+
+    digest: str
+    layout: Layout
+    plan: ReadPlan
+    order: tuple[int, ...]
+
+
 class MooncakeTransport:
     """One rank's way to a :class:`wsm.strategies.mooncake_publisher.MooncakePublisher`.
 
@@ -122,7 +132,7 @@ class MooncakeTransport:
         self._engine: Engine | None = None
         self._buffers: tuple[memoryview, ...] = ()
         self._publisher = ""
-        self._layout: tuple[str, Layout, ReadPlan] | None = None
+        self._layout: _KnownLayout | None = None
 
     @contextmanager
     def open(
@@ -142,16 +152,16 @@ class MooncakeTransport:
         """
         begun_s = time.monotonic()
         with closing(RankLease(self._address, observer, silence_s=self._silence_s)) as lease:
-            grant, layout, plan = self._ask(lease, say.Ask(rank, world_size, version, False, self._known()))
-            first = self._meet(grant, layout, lease)
+            grant, known = self._ask(lease, say.Ask(rank, world_size, version, False, self._known()))
+            first = self._meet(grant, known.layout, lease)
             assert self._engine is not None  # noqa: S101 - for the type checker: _meet has seen to it
             reader = SpanReader(
-                self._engine, grant.session, plan, self._buffers, lease, silence_s=self._silence_s
+                self._engine, grant.session, known.plan, self._buffers, lease, silence_s=self._silence_s
             )
             try:
                 reader.begin()
                 connected_s, reader.waited_s = time.monotonic() - begun_s, 0.0
-                yield self._offer(grant, layout, lease.peer, reader)
+                yield self._offer(grant, known, lease.peer, reader)
                 reader.drain()
                 lease.release()
             except BaseException:
@@ -161,7 +171,7 @@ class MooncakeTransport:
             self.costs = TransferCosts(
                 version=grant.version,
                 rank=rank,
-                bytes=sum(t.spec.nbytes for t in layout.tensors),
+                bytes=sum(t.spec.nbytes for t in known.layout.tensors),
                 connect_s=connected_s,
                 sync_s=reader.waited_s,
                 apply_s=total_s - connected_s - reader.waited_s,
@@ -174,8 +184,8 @@ class MooncakeTransport:
     def preview(self, version: int | None, rank: int, *, world_size: int | None = None) -> Iterator[Offer]:
         """Ask to look only: no lease, no engine."""
         with closing(RankLease(self._address, UNOBSERVED, silence_s=self._silence_s)) as lease:
-            grant, layout, _ = self._ask(lease, say.Ask(rank, world_size, version, True, self._known()))
-            yield self._offer(grant, layout, lease.peer, None)
+            grant, known = self._ask(lease, say.Ask(rank, world_size, version, True, self._known()))
+            yield self._offer(grant, known, lease.peer, None)
 
     def close(self) -> None:
         """Let the engine and the buffers go. Idempotent."""
@@ -186,19 +196,22 @@ class MooncakeTransport:
         self._publisher, self._layout = "", None
 
     def _known(self) -> str | None:
-        return None if self._layout is None else self._layout[0]
+        return None if self._layout is None else self._layout.digest
 
-    def _ask(self, lease: RankLease, ask: say.Ask) -> tuple[say.Grant, Layout, ReadPlan]:
+    def _ask(self, lease: RankLease, ask: say.Ask) -> tuple[say.Grant, _KnownLayout]:
         """Get a grant, and its layout and plan; those of the last load if they are still right."""
         grant = lease.ask(ask, self._connect_s)
         if grant.layout is not None:
             if grant.layout.digest() != grant.layout_digest:
                 raise PeerMessageError(peer=lease.peer, problem="its layout does not have its digest")
             plan = ReadPlan(grant.layout.regions, self._span_bytes)
-            self._layout = (grant.layout_digest, grant.layout, plan)
-        if self._layout is None or grant.layout_digest != self._layout[0]:
+            self._layout = _KnownLayout(
+                grant.layout_digest, grant.layout, plan, tuple(in_reading_order(grant.layout.tensors))
+            )
+        if self._layout is None or grant.layout_digest != self._layout.digest:
             raise PeerMessageError(peer=lease.peer, problem="it leaves out a layout that we do not know")
-        _, layout, plan = self._layout
+        known = self._layout
+        layout = known.layout
         if not layout.tensors:
             raise EmptySnapshotError(where=lease.peer)
         if len(grant.digests) != len(layout.tensors):
@@ -208,7 +221,7 @@ class MooncakeTransport:
         digest = shard_digest((t.spec, each) for t, each in zip(layout.tensors, grant.digests, strict=True))
         if digest != grant.shards[grant.rank]:
             raise PeerMessageError(peer=lease.peer, problem="its digests do not add up to that of the shard")
-        return grant, layout, plan
+        return grant, known
 
     def _meet(self, grant: say.Grant, layout: Layout, lease: RankLease) -> bool:
         """Have an engine that knows the publisher's; whether that had to be done."""
@@ -243,22 +256,16 @@ class MooncakeTransport:
             raise PeerSilentError(peer=peer, waited_s=self._silence_s, expected="its memory")
         raise TransferFailedError(peer=peer, nbytes=1, touched=False)
 
-    def _offer(self, grant: say.Grant, layout: Layout, peer: str, reader: SpanReader | None) -> Offer:
+    def _offer(self, grant: say.Grant, known: _KnownLayout, peer: str, reader: SpanReader | None) -> Offer:
         def nothing(_region: int, _offset: int, _destination: memoryview) -> None:
             raise PeerMessageError(peer=peer, problem="nothing is read in a preview")
 
         copy = nothing if reader is None else reader.copy
         tensors = []
-        for index in in_reading_order(layout.tensors):
-            placed = layout.tensors[index]
-            tensors.append(
-                OfferedTensor(
-                    placed.spec,
-                    peer,
-                    partial(_read, copy, placed.region, placed.offset),
-                    digest=grant.digests[index],
-                )
-            )
+        for index in known.order:
+            placed = known.layout.tensors[index]
+            read_into = partial(_read, copy, placed.region, placed.offset)
+            tensors.append(OfferedTensor(placed.spec, peer, read_into, digest=grant.digests[index]))
         return Offer(
             version=grant.version,
             tensors=tuple(tensors),
