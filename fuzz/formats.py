@@ -201,7 +201,7 @@ def _block() -> Format:
             raise BlockError("no block")
         item = 1 << data[1] % 4
         length = int.from_bytes(data[2:4], "little") // item * item
-        block = Block(BlockKind(data[0] % 4), len(data) - 6, int.from_bytes(data[4:6], "little"))
+        block = Block(BlockKind(data[0] % len(BlockKind)), len(data) - 6, int.from_bytes(data[4:6], "little"))
         problem = table_problem([block], nbytes=length, block_bytes=1 << 16, item=item)
         if problem or not length:
             raise BlockError(str(problem))

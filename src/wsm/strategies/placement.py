@@ -113,6 +113,9 @@ def runs(tensor: str, placement: Placement, shape: Shape, rank: int, ranks: int)
             begin += segment.extent
         return tuple(found)
     if isinstance(placement, Member):
+        if placement.index >= placement.of:
+            problem = f"is member {placement.index} of {placement.of}, counted from 0"
+            raise PlacementError(tensor=tensor, problem=problem)
         if placement.of % ranks:
             raise _indivisible(tensor, f"{placement.of} members", ranks)
         if placement.index // (placement.of // ranks) != rank:
