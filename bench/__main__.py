@@ -1,4 +1,4 @@
-"""``python -m bench [--quick]``: run every measurement, print one table, write ``bench.json``."""
+"""``python -m bench [--quick]``: run every measurement, print two tables, write ``bench.json``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bench.cycle import measure_cycles
 from bench.detection import measure_deaths, measure_stops
 from bench.hot import measure_pauses
 from bench.legacy import measure_cycles as measure_legacy_cycles
-from bench.loading import Model, measure_loading
+from bench.loading import as_plain, loading_table, measured
 from bench.measure import Distribution
 from bench.rank_process import STEP_S
 from bench.serving import measure_serving
@@ -32,10 +32,8 @@ AIM_CYCLE_MS = 5.0
 AIM_KILLED_MS = 10.0
 AIM_STOPPED_MS = 50.0
 AIM_HOT_PAUSE_MS = 2.0
-AIM_SMALL_US = 15.0
 
 _MIB = 1 << 20
-_SMALL_TENSORS = 10_000
 
 
 @dataclass(frozen=True)
@@ -104,21 +102,6 @@ def pause_rows(sizes: Sequence[tuple[int, int]]) -> list[Row]:
     return rows
 
 
-def loading_rows(mib: int, repeats: int) -> list[Row]:
-    """Measure whole loads of a few large tensors and of many small ones, beside copying as many bytes."""
-    large = measure_loading(Model(16, mib * _MIB // 16), repeats)
-    rows = [
-        _row(f"{found.way}, {mib} MiB", "ms", found.ms, note=f"{found.of_memcpy:.2f} of a memcpy")
-        for found in large
-    ]
-    many = Model(_SMALL_TENSORS, 1024)
-    for found in measure_loading(many, repeats):
-        if not found.way.startswith("memcpy"):
-            per_tensor = found.ms.p50 * 1e3 / many.count
-            rows.append(Row(f"{found.way}, small tensors", "us each", per_tensor, aim=AIM_SMALL_US))
-    return rows
-
-
 def detection_rows(samples: int) -> list[Row]:
     """Measure how long it takes until a dead or a stopped rank is named; p90 beside the median."""
     killed, stopped = measure_deaths(samples), measure_stops(samples)
@@ -149,7 +132,7 @@ def show(rows: list[Row], console: Console) -> None:
 def main() -> None:
     """Run the bench."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer samples: half a minute instead of one")
+    parser.add_argument("--quick", action="store_true", help="fewer samples: two minutes instead of five")
     parser.add_argument("--out", type=Path, default=Path("bench.json"), help="where the numbers go")
     options = parser.parse_args()
     console = Console(highlight=False)
@@ -166,13 +149,16 @@ def main() -> None:
         *cycle_rows(commands, legacy),
         *detection_rows(5 if options.quick else 20),
         *pause_rows(sizes),
-        *loading_rows(64 if options.quick else 256, 3 if options.quick else 10),
     ]
     show(rows, console)
+    console.print()
+    loads = list(measured((64,) if options.quick else (256, 1024, 4096), 3 if options.quick else 7, console))
+    console.print(loading_table(loads))
     content = {
         "machine": _machine(load),
         "seconds": round(time.monotonic() - began, 1),
         "rows": [asdict(row) for row in rows],
+        "loading": as_plain(loads),
     }
     options.out.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     console.print(f"numbers in {options.out}, {content['seconds']} s")

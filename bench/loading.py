@@ -1,173 +1,153 @@
-"""How fast each strategy loads, beside the speed at which this machine copies memory, in one run.
+"""``python -m bench.loading``: every way to load, side by side with plain copies, and with the aims.
 
-Everything is warm: source and target have been touched before, files are in the page cache. Every load is a
-whole one (coverage, copy, digest of every byte). The trainer that streams is a process of its own.
+What is warm has been touched before, files are in the page cache; what is cold has been taken out of it.
+Sizes for which this machine has no memory are left out, and it is said so.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+from rich.console import Console
+from rich.table import Table
 
-from bench.measure import Distribution
-from wsm.strategies import (
-    IpcAsyncSource,
-    IpcSource,
-    MemoryTarget,
-    SharedTensors,
-    SnapshotSource,
-    TensorSpec,
-    load,
-    publish_snapshot,
+from bench.loading_measure import Case, Loading, measure
+from bench.loading_model import Model
+from wsm.actions.backends.available_memory import available_bytes
+
+_MIB = 1 << 20
+
+#: Source, target, copy and what a trainer holds: as often is a model in memory while it is measured.
+COPIES_IN_MEMORY = 6
+
+# Larger models, and cold ones, are loaded this often at most: a load takes a second or more.
+_MANY_LOADS_MIB, _FEW_LOADS = 512, 3
+
+# A part or two buckets, and 64 MiB: the most that a load may take beside the model.
+_PART_MIB, _BUCKETS_MIB = 64 + 64, 2 * 8 + 64
+
+WARM = (
+    Case("memcpy, two threads"),
+    Case("paddle.load and set_value"),
+    Case("FastDeploy's part loop"),
+    Case("ipc_snapshot", aim=1.0, extra_aim_mib=_PART_MIB),
+    Case("ipc_snapshot, one thread", aim=0.75, extra_aim_mib=_PART_MIB),
+    Case("ipc_snapshot", digests=False),
+    Case("ipc, copied", aim=1.0, extra_aim_mib=_PART_MIB),
+    Case("ipc, copied", digests=False),
+    Case("ipc, kept", extra_aim_mib=_PART_MIB),
+    Case("ipc_async", aim=0.7, extra_aim_mib=_BUCKETS_MIB),
+    Case("ipc_async", digests=False),
 )
+COLD = (Case("FastDeploy's part loop", cold=True), Case("ipc_snapshot", cold=True))
+SMALL = tuple(Case(way) for way in ("ipc_snapshot", "ipc, copied", "ipc, kept", "ipc_async"))
+
+#: Many small tensors, and the most microseconds for one of them.
+SMALL_MODEL = Model(10_000, 1024)
+AIM_SMALL_US = 15.0
 
 
-@dataclass(frozen=True)
-class Model:
-    """A model of `count` tensors of `nbytes` each."""
-
-    count: int
-    nbytes: int
-
-    @property
-    def total(self) -> int:
-        """Bytes of all tensors."""
-        return self.count * self.nbytes
-
-    def specs(self) -> list[TensorSpec]:
-        """Return the tensors."""
-        return [TensorSpec(f"layer.{index}.weight", "U8", (self.nbytes,)) for index in range(self.count)]
-
-    def state(self) -> dict[str, tuple[TensorSpec, bytes]]:
-        """Return the tensors with bytes; they share them, as reading is what is measured."""
-        content = np.random.default_rng(0).bytes(self.nbytes)
-        return {spec.name: (spec, content) for spec in self.specs()}
-
-
-@dataclass(frozen=True)
-class Loading:
-    """What one way to load took.
+def measured(sizes_mib: Sequence[int], repeats: int, console: Console) -> Iterator[Loading]:
+    """Measure everything, one after the other; yield each as it is there. Blocks.
 
     Parameters
     ----------
-    way : str
-        The strategy, and what became of the memory.
-    ms : Distribution
-        Milliseconds of a whole load.
-    of_memcpy : float
-        Its speed as a part of that of one thread that copies as many bytes: best against best, and the two
-        took turns, so that a busy machine slows both down.
+    sizes_mib : sequence of int
+        MiB of models of few large tensors.
+    repeats : int
+        Loads of each.
+    console : Console
+        Told about sizes that do not fit.
     """
-
-    way: str
-    ms: Distribution
-    of_memcpy: float
-
-
-def measure_loading(model: Model, repeats: int) -> list[Loading]:
-    """Measure two threads that copy, and every strategy, each in turns with one thread that copies."""
-    one, two = _copies(model)
-    found = [_measured("memcpy, two threads", two, one, repeats)]
-    with tempfile.TemporaryDirectory(prefix="wsm-bench-") as directory:
-        for way, measure in _WAYS.items():
-            with measure(model, Path(directory)) as once:
-                found.append(_measured(way, once, one, repeats))
-    return found
+    for mib in sizes_mib:
+        if COPIES_IN_MEMORY * mib * _MIB > available_bytes():
+            console.print(f"{mib} MiB are not measured: there is no memory for {COPIES_IN_MEMORY} times that")
+            continue
+        for case in (*WARM, *COLD):
+            fewer = case.cold or mib > _MANY_LOADS_MIB
+            yield measure(case, Model.large(mib), min(repeats, _FEW_LOADS) if fewer else repeats)
+    for case in SMALL:
+        yield measure(case, SMALL_MODEL, repeats)
 
 
-def _measured(way: str, once: Callable[[], float], memcpy: Callable[[], float], repeats: int) -> Loading:
-    once()  # touches every page
-    memcpy()
-    loads, copies = zip(*((once(), memcpy()) for _ in range(repeats)), strict=True)
-    return Loading(way, Distribution.of([seconds * 1e3 for seconds in loads]), min(copies) / min(loads))
+def loading_table(found: Sequence[Loading]) -> Table:
+    """Return a table of at most 80 columns; `extra` is the memory beside the model's, in MiB."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("loading", no_wrap=True)
+    for column in ("size", "ms", "GB/s", "x copy", "extra", "aim"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for each in found:
+        small = each.model == SMALL_MODEL
+        table.add_row(
+            each.case.title,
+            f"{each.model.count // 1000}k x 1K" if small else _size(each.model.total),
+            _short(each.ms.p50),
+            f"{each.us_per_tensor:.1f} us" if small else f"{each.gb_per_s:.1f}",
+            "" if small else f"{each.of_memcpy:.2f}",
+            f"{each.extra_bytes / _MIB:.0f}",
+            _verdict(each),
+        )
+    return table
 
 
-def _copies(model: Model) -> tuple[Callable[[], float], Callable[[], float]]:
-    source, target = np.ones(model.total, np.uint8), np.zeros(model.total, np.uint8)
-    half = model.total // 2
-
-    def one() -> float:
-        begun = time.perf_counter()
-        np.copyto(target, source)
-        return time.perf_counter() - begun
-
-    def two() -> float:
-        begun = time.perf_counter()
-        other = threading.Thread(target=np.copyto, args=(target[half:], source[half:]))
-        other.start()
-        np.copyto(target[:half], source[:half])
-        other.join()
-        return time.perf_counter() - begun
-
-    return one, two
+def _size(nbytes: int) -> str:
+    mib = nbytes // _MIB
+    return f"{mib // 1024} GiB" if mib >= 1024 and mib % 1024 == 0 else f"{mib} MiB"
 
 
-@contextmanager
-def _snapshot(model: Model, directory: Path) -> Iterator[Callable[[], float]]:
-    publish_snapshot(directory / "snapshots", 1, {0: model.state()}, durable=False)
-    source = SnapshotSource(directory / "snapshots", 0, device_id=0, shared_directory=None)
-    target = MemoryTarget(model.specs())
-    yield lambda: load(source, target, version=1).seconds
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-@contextmanager
-def _copied(model: Model, directory: Path) -> Iterator[Callable[[], float]]:
-    with SharedTensors(directory / "metas") as shared:
-        shared.publish(1, {0: model.state()})
-        source = IpcSource(directory / "metas", 0, device_id=0)
-        target = MemoryTarget(model.specs())
-        yield lambda: load(source, target, name="ipc", version=1).seconds
+def _verdict(each: Loading) -> str:
+    case = each.case
+    if each.model == SMALL_MODEL:
+        return _aim(f"{AIM_SMALL_US:g} us", missed=each.us_per_tensor > AIM_SMALL_US)
+    if case.extra_aim_mib is not None and each.extra_bytes > case.extra_aim_mib * _MIB:
+        return _aim(f"{case.extra_aim_mib:g} MiB", missed=True)
+    return "" if case.aim is None else _aim(f"{case.aim:g}", missed=each.of_memcpy < case.aim)
 
 
-@contextmanager
-def _kept(model: Model, directory: Path) -> Iterator[Callable[[], float]]:
-    with SharedTensors(directory / "metas") as shared:
-        shared.publish(1, {0: model.state()})
-        source = IpcSource(directory / "metas", 0, device_id=0)
-
-        def once() -> float:
-            target = MemoryTarget(model.specs(), adopting=True)
-            return load(source, target, name="ipc", version=1).seconds
-
-        yield once
+def _aim(what: str, *, missed: bool) -> str:
+    return f"{what}, missed" if missed else what
 
 
-@contextmanager
-def _streamed(model: Model, directory: Path) -> Iterator[Callable[[], float]]:
-    address = f"ipc://{directory}/buckets"
-    command = [sys.executable, "-m", "bench.sending_process", address, str(model.count), str(model.nbytes)]
-    target = MemoryTarget(model.specs())
-    version = 0
-
-    def once() -> float:
-        nonlocal version
-        version += 1
-        trainer.stdin.write(b"\n")  # type: ignore[union-attr]  # it is a pipe
-        trainer.stdin.flush()  # type: ignore[union-attr]  # it is a pipe
-        source = IpcAsyncSource(address, 0, world_size=1)
-        return load(source, target, name="ipc_async", version=version).seconds
-
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:  # noqa: S603 - our own program
-        try:
-            trainer.stdout.readline()  # type: ignore[union-attr]  # it is a pipe
-            yield once
-        finally:
-            trainer.stdin.close()  # type: ignore[union-attr]  # it is a pipe
-            trainer.wait()
+def as_plain(found: Sequence[Loading]) -> list[dict[str, Any]]:
+    """Return what was measured, ready for JSON."""
+    return [
+        {
+            "title": each.case.title,
+            "count": each.model.count,
+            "tensor_bytes": each.model.nbytes,
+            "ms": each.ms.as_mapping(),
+            "gb_per_s": each.gb_per_s,
+            "of_memcpy": each.of_memcpy,
+            "us_per_tensor": each.us_per_tensor,
+            "extra_bytes": each.extra_bytes,
+            **asdict(each.case),
+        }
+        for each in found
+    ]
 
 
-_WAYS = {
-    "ipc_snapshot": _snapshot,
-    "ipc, copied": _copied,
-    "ipc, kept": _kept,
-    "ipc_async": _streamed,
-}
+def main() -> None:
+    """Run this part of the bench alone."""
+    parser = argparse.ArgumentParser(prog="python -m bench.loading", description=__doc__)
+    parser.add_argument("--sizes", default="256,1024,4096", help="MiB of the large models")
+    parser.add_argument("--repeats", type=int, default=10, help="loads of each")
+    parser.add_argument("--out", type=Path, help="where the numbers go, as JSON")
+    options = parser.parse_args()
+    console = Console(highlight=False)
+    found = list(measured([int(size) for size in options.sizes.split(",")], options.repeats, console))
+    console.print(loading_table(found))
+    if options.out is not None:
+        options.out.write_text(json.dumps(as_plain(found), indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

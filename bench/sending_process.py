@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench.loading import Model
+from bench.loading_model import Model
 from wsm.strategies import BucketSender
 
 

@@ -13,7 +13,9 @@ from bench.cycle import measure_cycles
 from bench.delta import measure_deltas
 from bench.detection import measure_deaths, measure_stops
 from bench.hot import measure_pauses
-from bench.loading import Model, measure_loading
+from bench.loading import COLD, SMALL, SMALL_MODEL, WARM, loading_table
+from bench.loading_measure import Case, Loading, measure
+from bench.loading_model import Model
 from bench.measure import Distribution
 
 
@@ -58,16 +60,36 @@ def test_weights_that_this_machine_cannot_hold_twice_are_not_measured() -> None:
 
 
 @pytest.mark.processes
-def test_every_strategy_is_measured_beside_a_plain_copy() -> None:
-    found = measure_loading(Model(3, 1 << 16), 2)
-    assert [each.way for each in found] == [
-        "memcpy, two threads",
-        "ipc_snapshot",
-        "ipc, copied",
-        "ipc, kept",
-        "ipc_async",
-    ]
-    assert all(each.ms.samples == 2 and each.of_memcpy > 0 for each in found)
+@pytest.mark.parametrize("case", dict.fromkeys([*WARM, *COLD, *SMALL]), ids=lambda case: case.title)
+def test_every_way_to_load_is_measured_beside_a_plain_copy(case: Case) -> None:
+    found = measure(case, Model(3, 1 << 16), 2)
+    assert found.ms.samples == 2
+    assert found.of_memcpy > 0
+    assert found.extra_bytes >= 0
+
+
+@pytest.mark.processes
+def test_memory_that_a_load_takes_beside_the_model_is_seen_from_outside() -> None:
+    """paddle.load holds the whole model a second time, twice over if it is pickled."""
+    model = Model.large(64)
+    assert measure(Case("paddle.load and set_value"), model, 1).extra_bytes >= model.total
+    assert measure(Case("ipc_snapshot"), model, 1).extra_bytes < model.total // 2
+
+
+def test_the_loading_table_fits_80_columns_and_says_which_aims_are_missed() -> None:
+    ms = Distribution.of([1234.5])
+    cases = [*WARM, *COLD, Case("ipc_snapshot", aim=0.75, extra_aim_mib=64)]
+    found = [Loading(case, Model.large(4096), ms, 0.5, 100 << 20) for case in cases]
+    found += [Loading(case, SMALL_MODEL, ms, 0.5, 0) for case in SMALL]
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(loading_table(found))
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert len(lines) == len(found) + 1
+    assert lines[4].endswith(" 1, missed")
+    assert lines[len(cases)].endswith(" 64 MiB, missed")
+    assert lines[-1].endswith(" 15 us, missed")
+    assert max(map(len, lines)) <= 80
+    assert not any("\N{HORIZONTAL ELLIPSIS}" in line for line in lines)
 
 
 def test_a_delta_is_measured_beside_the_whole_version() -> None:
