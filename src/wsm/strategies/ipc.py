@@ -210,13 +210,14 @@ def _offer(data: bytes, file: str, source: IpcSource, version: int | None, held:
         )
         for name, nbytes in metas.segments.items()
     }
+    on_device = [meta for meta in metas.tensors if meta.device != HOST]
     orphaned = [segment.path for segment in segments.values() if not segment.owned()]
     if orphaned:
-        if source.orphans != "copy":
+        # Host memory outlives its owner; device memory is gone with the process.
+        if on_device or source.orphans != "copy":
             raise OwnerDiedError(file=file, segment=orphaned[0])
         _log.warning(log.SHARED_MEMORY_ORPHANED, file=file, segment=orphaned[0])
     adopt = source.adopt and not orphaned
-    on_device = [meta for meta in metas.tensors if meta.device != HOST]
     tensors = tuple(
         _from_segment(meta, metas, segments[meta.handle], adopt=adopt)
         if meta.device == HOST
