@@ -13,6 +13,7 @@ ipc_snapshot                          the strategy for files: lookup and reader 
 ipc                                   the strategy for memory that a trainer on this host shares
 ipc_metas, pickled_metas              its metas files, ours and FastDeploy's
 shared_tensors                        its trainer's side: who owns the memory, and until when
+shared_device_tensors                 the same for memory on a GPU, which is not copied
 shared_segment, byte_leases           shared memory with one owner and leases for its readers
 ipc_async, stream_source              the strategy for buckets that a trainer on this host streams
 bucket_frames, bucket_messages        what is said, as bytes and as values; bucket_plan: what lies where
@@ -73,6 +74,7 @@ from wsm.strategies.publish_delta import publish_delta
 from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.retention import Retention
 from wsm.strategies.rsync import RsyncSource
+from wsm.strategies.shared_device_tensors import SharedDeviceTensors
 from wsm.strategies.shared_tensors import SharedReport, SharedTensors
 from wsm.strategies.snapshot_source import SnapshotSource
 from wsm.strategies.staged_version import StagedVersion
@@ -105,6 +107,7 @@ __all__ = [
     "SendReport",
     "Sending",
     "ShardManifest",
+    "SharedDeviceTensors",
     "SharedReport",
     "SharedTensors",
     "SnapshotSource",

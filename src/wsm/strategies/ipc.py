@@ -215,7 +215,7 @@ def _offer(data: bytes, file: str, source: IpcSource, version: int | None, held:
     if orphaned:
         # Host memory outlives its owner; device memory is gone with the process.
         if on_device or source.orphans != "copy":
-            raise OwnerDiedError(file=file, segment=orphaned[0])
+            raise OwnerDiedError(file=file, segment=orphaned[0], on_device=bool(on_device))
         _log.warning(log.SHARED_MEMORY_ORPHANED, file=file, segment=orphaned[0])
     adopt = source.adopt and not orphaned
     tensors = tuple(

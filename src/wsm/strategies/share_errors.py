@@ -69,10 +69,14 @@ class SegmentBusyError(RefusedError):
 class OwnerDiedError(GroupError):
     """The process that shared the tensors has ended, and this source does not take what it left."""
 
-    def __init__(self, *, file: str, segment: str) -> None:
+    def __init__(self, *, file: str, segment: str, on_device: bool = False) -> None:
+        why = (
+            "and device memory is gone with its process; start the trainer and publish again"
+            if on_device
+            else "and orphans are refused here; start the trainer and publish again, or set orphans: copy"
+        )
         super().__init__(
-            f"the trainer that published {file} has ended (nobody owns {segment}), and orphans are refused "
-            "here; start the trainer and publish again, or set orphans: copy",
+            f"the trainer that published {file} has ended (nobody owns {segment}), {why}",
             file=file,
             segment=segment,
             touched=False,
@@ -89,6 +93,18 @@ class SharingRefusedError(RefusedError):
             path=path,
             nbytes=nbytes,
             reason=reason,
+        )
+
+
+class DeviceMemoryLeasedError(RefusedError):
+    """A worker reads device memory that its trainer wants to let go. It stays; this may be tried again."""
+
+    def __init__(self, *, file: str, waited_s: float) -> None:
+        super().__init__(
+            f"a worker still reads the device memory of {file} after {waited_s:g} s; the tensors stay alive: "
+            "close again when it has loaded, or end the worker first",
+            file=file,
+            waited_s=waited_s,
         )
 
 

@@ -3,9 +3,9 @@
 Nothing is copied: the handles name the trainer's own tensors. So the lifetime is explicit. What is published
 must not be written to until :meth:`SharedDeviceTensors.withdraw` was called and
 :meth:`~SharedDeviceTensors.leased` is false; this object holds the tensors until then, and
-:meth:`~SharedDeviceTensors.close` does not let go of memory that a worker is reading. Leases are kernel locks on
-a small segment of host memory that stands for the device memory, which has none. A worker never keeps device
-memory of a trainer, and refuses that of a dead one, which is gone with it.
+:meth:`~SharedDeviceTensors.close` does not let go of memory that a worker is reading. Leases are kernel locks
+on a small segment of host memory that stands for the device memory, which has none. A worker never keeps
+device memory of a trainer, and refuses that of a dead one, which is gone with it.
 
 The exporting call is paddle's (``_share_cuda``), as FastDeploy's trainers make it; it was not run on a GPU.
 """
@@ -165,7 +165,7 @@ class SharedDeviceTensors:
         return any(lease.leased() for lease, _ in self._held)
 
     def withdraw(self) -> None:
-        """Let no further worker find the tensors; nobody may write to them while one has a lease. Idempotent."""
+        """Let no further worker find the tensors; write to them only when none has a lease. Idempotent."""
         with suppress(OSError):
             if self._announced and self._path.read_bytes() == self._announced:
                 self._path.unlink()
