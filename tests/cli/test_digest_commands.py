@@ -148,5 +148,15 @@ def test_a_group_is_compared_with_what_is_published(wsm: Run, group: LivingGroup
         other = wsm("diff", group.name, group.snapshots, "--version", 2)
         assert other.code == 1
         assert "the digests of the whole shards differ" in other.out
+        named = wsm("diff", group.name, group.snapshots, "--version", 2, "--journals", group.journals)
+        assert named.code == 1
+        assert all(f"  {spec.name}: bytes" in named.out for spec in SPECS)
+        assert (
+            wsm("diff", group.name, group.snapshots, "--version", 1, "--journals", group.journals).code == 0
+        )
+        listed = json.loads(
+            wsm("digest", group.name, "--journals", group.journals, "--tensors", "--json").out
+        )
+        assert [set(entry["tensors"]) for entry in listed] == [{spec.name for spec in SPECS}] * 2
         controller.clear()
     assert wsm("digest", group.name).code == 1

@@ -35,13 +35,14 @@ def resident_digest(weights: WeightTarget, progress: Callable[[], None]) -> str:
     progress : callable
         Called after each tensor.
     """
+    return shard_digest(resident_tensors(weights, progress))
 
-    def tensors() -> Iterator[tuple[TensorSpec, str]]:
-        for name, spec in weights.specs().items():
-            yield spec, digest_of(weights.readable(name))
-            progress()
 
-    return shard_digest(tensors())
+def resident_tensors(weights: WeightTarget, progress: Callable[[], None]) -> Iterator[tuple[TensorSpec, str]]:
+    """Read every tensor in memory; iterate over them with their digests. As :func:`resident_digest`."""
+    for name, spec in weights.specs().items():
+        yield spec, digest_of(weights.readable(name))
+        progress()
 
 
 class VerifyCleared(Action):

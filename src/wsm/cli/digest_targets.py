@@ -1,7 +1,8 @@
 """What the digest commands may be pointed at: a file, a directory, a metas file, or a group's name.
 
 A path that exists is taken for what it is, anything else for the name of a group. What a group holds is what
-its ranks reported when they read their memory back after the last load; its ranks are not disturbed.
+its ranks reported, and wrote beside their journals, when they read their memory back after the last load;
+they are not disturbed.
 """
 
 from __future__ import annotations
@@ -15,14 +16,24 @@ from wsm.protocol.view import View
 from wsm.signals.segment import Segment
 from wsm.signals.word import StatusCode
 from wsm.states.vocabulary import WeightState
-from wsm.strategies.inventory import Inventory, inventory_of_file, shards_in, take_inventory
+from wsm.strategies.inventory import Inventory, TensorDigest, inventory_of_file, shards_in, take_inventory
 from wsm.strategies.ipc import IpcSource, rank_of_metas
 from wsm.strategies.ipc_metas import is_metas_file
 from wsm.strategies.snapshot_source import SnapshotSource
+from wsm.strategies.tensor_ledger import read_ledger
 
 
-def inventories(target: str, *, rank: int | None, version: int | None, allow_pickle: bool) -> list[Inventory]:
+def inventories(
+    target: str,
+    *,
+    rank: int | None,
+    version: int | None,
+    allow_pickle: bool,
+    journals: Path | None = None,
+) -> list[Inventory]:
     """Return one inventory per shard of `target`, in rank order. Blocks; reads everything.
+
+    With `journals`, the directory of a group's journals, the tensors of its shards are known, too.
 
     Raises
     ------
@@ -45,7 +56,7 @@ def inventories(target: str, *, rank: int | None, version: int | None, allow_pic
         if is_metas_file(path.name) and path.name.rpartition("_")[2].isdecimal():
             return [_of_metas(path, version, allow_pickle=allow_pickle)]
         return [inventory_of_file(path, allow_pickle=allow_pickle)]
-    return [found for found in _of_group(target) if rank in (None, found.rank)]
+    return [found for found in _of_group(target, journals) if rank in (None, found.rank)]
 
 
 def _of_directory(
@@ -62,7 +73,7 @@ def _of_metas(path: Path, version: int | None, *, allow_pickle: bool) -> Invento
     return take_inventory(source, strategy="ipc", rank=rank, version=version)
 
 
-def _of_group(name: str) -> list[Inventory]:
+def _of_group(name: str, journals: Path | None) -> list[Inventory]:
     with known_group(name), Segment.attach(name) as segment:
         group = GroupView(segment)
         try:
@@ -85,9 +96,15 @@ def _of_group(name: str) -> list[Inventory]:
                 version=report.version,
                 digest=report.digest,
                 manifest_digest=report.manifest_digest,
+                tensors=_tensors(journals, rank, report.digest),
             )
         )
     return found
+
+
+def _tensors(journals: Path | None, rank: int, digest: str) -> tuple[TensorDigest, ...] | None:
+    rows = None if journals is None else read_ledger(journals, rank, digest)
+    return None if rows is None else tuple(TensorDigest(spec, found) for spec, found in rows)
 
 
 def _holds(view: View, rank: int) -> bool:

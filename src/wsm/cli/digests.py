@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -27,6 +28,14 @@ def _target_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+_journals_option = click.option(
+    "--journals",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIRECTORY",
+    help="Where the group's ranks keep journals, and what they hold tensor by tensor.",
+)
+
+
 @click.command(
     cls=TeachingCommand,
     examples=(
@@ -37,6 +46,7 @@ def _target_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.argument("target")
 @_target_options
+@_journals_option
 @click.option("--tensors", "with_tensors", is_flag=True, help="Show every tensor, too.")
 @json_option("Print the digests as JSON.")
 def digest(
@@ -45,6 +55,7 @@ def digest(
     rank: int | None,
     version: int | None,
     allow_pickle: bool,
+    journals: Path | None,
     with_tensors: bool,
     as_json: bool,
 ) -> None:
@@ -54,7 +65,7 @@ def digest(
     Files and shared memory are read; a group's digests are those that its ranks computed from their memory
     after the last load. Equal digests mean equal names, dtypes, shapes and bytes, wherever they are.
     """
-    found = inventories(target, rank=rank, version=version, allow_pickle=allow_pickle)
+    found = inventories(target, rank=rank, version=version, allow_pickle=allow_pickle, journals=journals)
     if as_json:
         click.echo(json.dumps([_plain(each, with_tensors=with_tensors) for each in found], indent=2))
         return
@@ -68,22 +79,32 @@ def digest(
     cls=TeachingCommand,
     examples=(
         ("wsm diff /models/policy policy", "whether a group holds what is published"),
+        ("wsm diff /models/policy policy --journals /var/log/policy", "and in which tensors not"),
         ("wsm diff old/model_state.tp0.0.pdparams new/model_state.tp0.0.pdparams", "tensor by tensor"),
     ),
 )
 @click.argument("left")
 @click.argument("right")
 @_target_options
+@_journals_option
 @json_option("Print the differences as JSON.")
 def diff(
-    left: str, right: str, *, rank: int | None, version: int | None, allow_pickle: bool, as_json: bool
+    left: str,
+    right: str,
+    *,
+    rank: int | None,
+    version: int | None,
+    allow_pickle: bool,
+    journals: Path | None,
+    as_json: bool,
 ) -> None:
     """Compare what LEFT and RIGHT hold, rank by rank and tensor by tensor.
 
-    Both may be anything that 'wsm digest' reads. Exit code 1 says that they differ. Of a group only the
-    digest of each whole shard is known, so against a group it says which ranks differ, not in what.
+    Both may be anything that 'wsm digest' reads. Exit code 1 says that they differ. Of a group the digest of
+    each whole shard is known, so it says which ranks differ; with --journals it says in which tensors.
     """
     options: dict[str, Any] = {"rank": rank, "version": version, "allow_pickle": allow_pickle}
+    options["journals"] = journals
     pairs = _pairs(inventories(left, **options), inventories(right, **options))
     found = [(ours, theirs, compare(ours, theirs)) for ours, theirs in pairs]
     differing = [entry for entry in found if entry[2] != []]
@@ -149,7 +170,7 @@ def _pairs(left: Sequence[Inventory], right: Sequence[Inventory]) -> list[tuple[
 
 def _lines(differences: list[Difference] | None) -> list[str]:
     if differences is None:
-        return ["the digests of the whole shards differ"]
+        return ["the digests of the whole shards differ (--journals DIRECTORY may say in which tensors)"]
     lines = [f"{entry.name}: {entry.how}" for entry in differences[:_SHOWN]]
     rest = len(differences) - _SHOWN
     return [*lines, f"and {rest} more"] if rest > 0 else lines

@@ -51,6 +51,11 @@ def shard_digest(tensors: Iterable[tuple[TensorSpec, str]]) -> str:
     tensors : iterable of (TensorSpec, str)
         Each tensor once, with the digest of its bytes. Name, dtype and shape count as much as the bytes.
     """
+    return digest_of(shard_text(tensors))
+
+
+def shard_text(tensors: Iterable[tuple[TensorSpec, str]]) -> bytes:
+    """Return what :func:`shard_digest` is the digest of: a JSON list of [name, dtype, shape, digest]."""
     kinds: dict[tuple[str, tuple[int, ...]], str] = {}
     rows = []
     for spec, digest in tensors:
@@ -60,4 +65,4 @@ def shard_digest(tensors: Iterable[tuple[TensorSpec, str]]) -> str:
             kind = kinds[key] = json.dumps([spec.dtype, list(spec.shape)], separators=(",", ":"))[1:-1]
         rows.append(f'[{_quoted(spec.name)},{kind},"{digest}"]')
     rows.sort()
-    return digest_of(f"[{','.join(rows)}]".encode("ascii"))
+    return f"[{','.join(rows)}]".encode("ascii")

@@ -41,6 +41,7 @@ from wsm.worker.patience import Patience
 from wsm.worker.permit import StepPermit
 from wsm.worker.recording import Recorder
 from wsm.worker.reporting import Reporter
+from wsm.worker.resident_tensors import keeping_tensors
 from wsm.worker.sources import Sources
 from wsm.worker.watch import ActionWatch
 from wsm.worker.watchdog import Watchdog
@@ -114,7 +115,7 @@ class Worker:
         options = plan_options or PlanOptions.from_runner(
             runner, shut_down_groups=config.shut_down_groups, deadlines=config.deadlines.action_s
         )
-        plans = derive_plans(options)
+        plans = derive_plans(keeping_tensors(options, config.journal_directory, rank))
         self._pins = VersionPins(None) if load is not None else pins_for(config)
         sources, find = None, None
         if load is None:
