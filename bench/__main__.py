@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from rich.table import Table
 
 from bench.acceptance import measure_acceptance
 from bench.cycle import measure_cycles
+from bench.delta import measure_deltas
 from bench.detection import measure_deaths, measure_stops
 from bench.hot import measure_pauses
 from bench.legacy import measure_cycles as measure_legacy_cycles
 from bench.loading import as_plain, loading_table, measured
 from bench.measure import Distribution
+from bench.mooncake import measure_mooncake
 from bench.rank_process import STEP_S
 from bench.serving import measure_serving
 
@@ -32,6 +35,8 @@ AIM_CYCLE_MS = 5.0
 AIM_KILLED_MS = 10.0
 AIM_STOPPED_MS = 50.0
 AIM_HOT_PAUSE_MS = 2.0
+#: The part of the bare engine's speed to reach.
+AIM_OF_ENGINE = 0.9
 
 _MIB = 1 << 20
 
@@ -102,6 +107,31 @@ def pause_rows(sizes: Sequence[tuple[int, int]]) -> list[Row]:
     return rows
 
 
+def delta_rows(mib: int, repeats: int) -> list[Row]:
+    """Measure loads of changes beside loads of the whole version, into memory that holds the base."""
+    rows = []
+    for found in measure_deltas(mib * _MIB, repeats):
+        note = f"{found.stored:.0%} of bytes"
+        rows += [
+            _row(f"delta of {found.changed:.0%}, {mib} MiB", "ms", found.load_ms, note=note),
+            _row("the same version, whole", "ms", found.whole_ms),
+        ]
+    return rows
+
+
+def mooncake_rows(mib: int, repeats: int) -> list[Row]:
+    """Measure loads over Mooncake beside its bare engine; without the extra there is nothing to measure."""
+    what = f"rsync over Mooncake, {mib} MiB"
+    if find_spec("mooncake") is None:
+        return [Row(what, "ms", None, note="not installed")]
+    found = measure_mooncake(16, mib * _MIB // 16, repeats)
+    reached = f"aim {AIM_OF_ENGINE:g}{'' if found.of_bare >= AIM_OF_ENGINE else ', missed'}"
+    return [
+        _row(what, "ms", found.load_ms, note=f"{found.of_bare:.2f} of engine"),
+        _row("its bare engine", "ms", found.bare_ms, note=reached),
+    ]
+
+
 def detection_rows(samples: int) -> list[Row]:
     """Measure how long it takes until a dead or a stopped rank is named; p90 beside the median."""
     killed, stopped = measure_deaths(samples), measure_stops(samples)
@@ -149,6 +179,8 @@ def main() -> None:
         *cycle_rows(commands, legacy),
         *detection_rows(5 if options.quick else 20),
         *pause_rows(sizes),
+        *delta_rows(64 if options.quick else 256, 3 if options.quick else 7),
+        *mooncake_rows(64 if options.quick else 256, 3 if options.quick else 7),
     ]
     show(rows, console)
     console.print()
