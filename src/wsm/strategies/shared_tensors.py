@@ -30,6 +30,7 @@ from wsm.strategies.version_file import check_version
 
 # Every tensor begins on a cache line, and no vector instruction minds where it was adopted.
 _ALIGNMENT = 64
+_BEGIN = 1024  # not at a page's begin: see 4K aliasing in safetensors_header
 _LOCK_FILE = ".ipc_metas.lock"
 
 
@@ -244,7 +245,7 @@ class _Shard:
 
 
 def _nbytes(specs: list[TensorSpec]) -> int:
-    return max(sum(_aligned(spec.nbytes) for spec in specs), _ALIGNMENT)
+    return _BEGIN + sum(_aligned(spec.nbytes) for spec in specs)
 
 
 def _aligned(nbytes: int) -> int:
@@ -252,7 +253,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _write(segment: OwnedSegment, tensors: TrainerTensors, progress: Callable[[int], None] | None) -> _Shard:
-    offset = 0
+    offset = _BEGIN
     metas, rows = [], []
     for spec in specs_of(tensors):
         digest = running_digest()
