@@ -233,9 +233,9 @@ def host(root, cgroup, files):
                 "job/rank/memory.current": "1000\n",
                 "job/memory.max": "5000\n",
                 "job/memory.current": "1500\n",
-                "job/memory.stat": "anon 7\ninactive_file 200\n",
+                "job/memory.stat": "anon 7\ninactive_file 200\nactive_file 30\n",
             },
-            3700,
+            3730,
             id="a limit above",
         ),
         pytest.param(
@@ -243,9 +243,9 @@ def host(root, cgroup, files):
             {
                 "memory/x/memory.limit_in_bytes": "9000\n",
                 "memory/x/memory.usage_in_bytes": "8000\n",
-                "memory/x/memory.stat": "total_inactive_file 500\n",
+                "memory/x/memory.stat": "total_inactive_file 500\ntotal_active_file 40\n",
             },
-            1500,
+            1540,
             id="version 1",
         ),
         pytest.param(

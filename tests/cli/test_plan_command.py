@@ -9,8 +9,9 @@ import pytest
 from command_line import Run
 from small_model import SPECS, publish
 
+from wsm.strategies.admission import LoadMemoryError, LoadWay
 from wsm.strategies.load import Preview
-from wsm.strategies.memory_plan import LoadMemoryError, LoadWay, admit, plan_memory
+from wsm.strategies.memory_plan import admit, plan_memory
 from wsm.strategies.offer import ManifestScope
 
 BYTES = sum(spec.nbytes for spec in SPECS)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from wsm.actions.base import ActionContext
 from wsm.config import ConfigurationError, WsmConfig, config_from_mapping
 from wsm.strategies import MemoryTarget, TensorSpec, publish_snapshot
+from wsm.strategies.admission import LoadMemoryError
 from wsm.worker.loading import load_function
 from wsm.worker.sources import Sources
 
@@ -30,13 +32,25 @@ def readers(monkeypatch):
     return found
 
 
-def loaded(tmp_path, **options):
+class Memory:
+    """Memory of which so much is left."""
+
+    def __init__(self, available, *, shared_by_ranks=True):
+        self._available = available
+        self.shared_by_ranks = shared_by_ranks
+
+    def available_bytes(self):
+        return self._available
+
+
+def loaded(tmp_path, memory=None, target=None, **options):
     publish_snapshot(tmp_path, 3, {0: {s.name: (s, bytes(s.nbytes)) for s in SPECS}}, durable=False)
     config = config_from_mapping(
         {"name": "g", "ranks": 1, "snapshot": {"directory": str(tmp_path), "device_ids": [0]}, **options}
     )
-    context = ActionContext(runner=None, rank=0, world_size=1, epoch=1, sequence=1, version=3)
-    return load_function(Sources(config))(context, MemoryTarget(SPECS))
+    runner = SimpleNamespace(memory=memory)
+    context = ActionContext(runner=runner, rank=0, world_size=1, epoch=1, sequence=1, version=3)
+    return load_function(Sources(config))(context, target or MemoryTarget(SPECS))
 
 
 def test_one_thread_is_the_calling_one(tmp_path, readers):
@@ -47,6 +61,31 @@ def test_one_thread_is_the_calling_one(tmp_path, readers):
 def test_threads_are_no_more_than_configured(tmp_path, readers):
     assert loaded(tmp_path, load_threads=3)["tensors"] == len(SPECS)
     assert 1 <= len(readers) <= 3
+
+
+class DeviceTarget(MemoryTarget):
+    """A target whose bytes are moved elsewhere."""
+
+    def written(self, name):
+        """Move them."""
+
+
+def test_a_load_that_the_host_has_no_room_for_is_refused_before_the_first_byte(tmp_path):
+    target, size = MemoryTarget(SPECS), sum(spec.nbytes for spec in SPECS)
+    with pytest.raises(LoadMemoryError, match=f"{size - 1} are available"):
+        loaded(tmp_path, Memory(size - 1), target)
+    assert list(target.held()) == []
+
+
+@pytest.mark.parametrize("available", [8 << 20, None])
+def test_a_load_that_fits_or_of_which_nobody_knows_goes_on(tmp_path, available):
+    assert loaded(tmp_path, Memory(available))["tensors"] == len(SPECS)
+
+
+def test_a_devices_memory_is_asked_for_what_is_moved_there(tmp_path):
+    size = sum(spec.nbytes for spec in SPECS)
+    with pytest.raises(LoadMemoryError):
+        loaded(tmp_path, Memory(size - 1, shared_by_ranks=False), DeviceTarget(SPECS))
 
 
 def test_a_negative_number_of_threads_is_refused():

@@ -7,7 +7,7 @@ strategy does) nor whether the loaded ones are right (:mod:`wsm.actions.verify` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 from wsm.actions import names
@@ -62,6 +62,10 @@ class WatchedTarget:
     def specs(self) -> Mapping[str, TensorSpec]:
         """Return the target's tensors without their bytes."""
         return self._target.specs()
+
+    def held(self) -> Iterator[str]:
+        """Iterate over the names of tensors that hold memory."""
+        return self._context.runner.weights.held()
 
     def writable(self, name: str) -> memoryview:
         """Mark the command, then return the tensor's bytes for writing."""

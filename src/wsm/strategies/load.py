@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from wsm.clock import Clock, SystemClock
+from wsm.strategies.admission import Admit, memory_need
 from wsm.strategies.apply import apply_tensors
 from wsm.strategies.coverage import check_coverage
 from wsm.strategies.feeding import feed_loaders
@@ -122,6 +123,7 @@ def load(
     cancelled: Callable[[], bool] = never_cancelled,
     threads: int | None = None,
     loaders: Sequence[ModelLoader] = (),
+    admit: Admit | None = None,
     clock: Clock | None = None,
 ) -> LoadReport:
     """Load one version into `target`: every tensor exactly once, or an error. Blocks. Not collective.
@@ -154,6 +156,9 @@ def load(
     loaders : sequence of ModelLoader
         How the models take a checkpoint's tensors, the main one first; used by strategies that bring such
         (``gdr``), which apply by name where there are none.
+    admit : callable, optional
+        Told what memory the load will take, before its first byte, where the target says what it holds;
+        what it raises ends the load. Without it nobody is asked.
     clock : Clock, optional
         For the seconds in the report.
 
@@ -164,6 +169,8 @@ def load(
         unless ``touched`` is true on the error.
     PartialLoadRefusedError
         If a tensor that is missing there holds no bytes. Nothing was changed.
+    wsm.strategies.admission.LoadMemoryError
+        If `admit` says that there is too little memory. Nothing was changed.
     LoadCancelledError
         If `cancelled` said so; its ``touched`` says whether the target was changed.
     """
@@ -174,6 +181,9 @@ def load(
     wanted = None if version is None else check_version(version)
     opened = _opened(strategy, source, wanted, target, observer, threads=threads)
     with rare_collections(), opened as offer:
+        need = None if admit is None else memory_need(offer, target)
+        if admit is not None and need is not None:
+            admit(need)
         if loaders and offer.chunk_tensors is not None:
             if partial:
                 raise PartialFeedError

@@ -5,20 +5,11 @@ Pure arithmetic over a preview: nothing is opened, measured or reserved here.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wsm.errors import NoRoomError
+from wsm.strategies.admission import LoadMemoryError, LoadWay
 from wsm.strategies.load import Preview
-
-
-class LoadWay(enum.Enum):
-    """Over what a version is loaded."""
-
-    IN_PLACE = "in place"
-    AFTER_A_CLEAR = "after a clear"
-    HOT = "hot"
 
 
 @dataclass(frozen=True)
@@ -46,21 +37,6 @@ class MemoryPhase:
     def peak(self) -> int:
         """The most that is held at any time."""
         return self.held + self.taken
-
-
-class LoadMemoryError(NoRoomError):
-    """A load would take more memory than there is. Nothing was changed."""
-
-    def __init__(self, *, way: LoadWay, phase: str, needed: int, available: int, ranks: int) -> None:
-        super().__init__(
-            f"a load {way.value} does not fit: {phase!r} takes {needed} bytes besides for {ranks} ranks, and "
-            f"{available} are available; free memory, clear first, or give it fewer ranks per host",
-            way=way,
-            phase=phase,
-            needed=needed,
-            available=available,
-            ranks=ranks,
-        )
 
 
 def plan_memory(preview: Preview, way: LoadWay) -> tuple[MemoryPhase, ...] | None:

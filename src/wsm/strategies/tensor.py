@@ -7,7 +7,7 @@ numpy dtype is used for identity: numpy has no bfloat16 and no float8.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -76,6 +76,15 @@ class WeightTarget(Protocol):
 
     def readable(self, name: str) -> memoryview:
         """Return the tensor's bytes, read-only; an error of the implementation if they were released."""
+        ...
+
+
+@runtime_checkable
+class HoldingTarget(Protocol):
+    """What a target implements besides, that can say which of its tensors hold memory."""
+
+    def held(self) -> Iterator[str]:
+        """Iterate over their names; tensors of size zero never do."""
         ...
 
 

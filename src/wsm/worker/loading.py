@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from wsm.actions.backends.available_memory import available_bytes
 from wsm.actions.base import ActionContext
+from wsm.actions.staging_surface import AvailableMemory
 from wsm.command import PartialUpdateRefusedError
 from wsm.config import WsmConfig
+from wsm.strategies.admission import MemoryNeed
 from wsm.strategies.load import inspect, load
 from wsm.strategies.loaders import ModelLoader
 from wsm.strategies.tensor import WeightTarget
@@ -57,6 +60,7 @@ def load_function(sources: Sources) -> Load:
             loaders=context.runner.loaders() if isinstance(context.runner, LoadingRunner) else (),
             threads=sources.threads,
             partial=context.partial,
+            admit=lambda need: _admit(need, context),
         )
         return {
             "version": report.version if report.version is not None else context.version,
@@ -108,6 +112,19 @@ def proven(load_version: Load) -> Load:
         return facts
 
     return load_and_check
+
+
+def _admit(need: MemoryNeed, context: ActionContext) -> None:
+    """Refuse a load that cannot fit; each rank speaks for itself, as its neighbours may have begun before.
+
+    A device's memory is not the host's, which what is moved there passes through.
+    """
+    memory = context.runner.memory
+    available = memory.available_bytes() if isinstance(memory, AvailableMemory) else None
+    if isinstance(memory, AvailableMemory) and not memory.shared_by_ranks:
+        need.fits(host=available_bytes(), device=available)
+    else:
+        need.fits(host=available)
 
 
 def _announced(source: object, strategy: str) -> int:

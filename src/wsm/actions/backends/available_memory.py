@@ -33,22 +33,25 @@ def _left_in_groups(root: Path) -> Iterator[int]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            yield from _left(root / _MOUNT, path, "memory.max", "memory.current", "inactive_file")
+            yield from _left(root / _MOUNT, path, "memory.max", "memory.current", "")
         elif "memory" in controllers.split(","):
             mount = root / _MOUNT / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
             yield from _left(mount, path, *names)
 
 
-def _left(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterator[int]:
+def _left(mount: Path, path: str, limit: str, usage: str, prefix: str) -> Iterator[int]:
     inside = PurePosixPath(path.lstrip("/"))
     # A container often sees its own group at the mount itself, whatever the path says.
     for group in dict.fromkeys((inside, *inside.parents, PurePosixPath())):
         directory = mount / group
         bound, used = _number(directory / limit), _number(directory / usage)
         if bound is not None and used is not None:
-            # Pages of files that nobody uses count as used, and are given up before the limit is passed.
-            yield bound - used + _fields(directory / "memory.stat").get(reclaimable, 0)
+            # Cached pages of files count as used, and are given up before the limit is passed: also those
+            # read more than once, as snapshots are, which the kernel calls active.
+            counted = _fields(directory / "memory.stat")
+            cached = sum(counted.get(f"{prefix}{kind}_file", 0) for kind in ("inactive", "active"))
+            yield bound - used + cached
 
 
 def _number(path: Path) -> int | None:

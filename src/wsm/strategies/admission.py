@@ -1,0 +1,109 @@
+"""Whether there is memory for a load, asked once before its first byte: what it will take, and the refusal.
+
+Counts what a target says that it does not hold, and what the strategy holds beside it. How much there is, the
+caller knows; where nobody can say what will be taken, nothing is refused. Measures and reserves nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from wsm.errors import NoRoomError
+from wsm.strategies.offer import Offer
+from wsm.strategies.tensor import AdoptingTarget, HoldingTarget, StagedTarget, TensorSpec, WeightTarget
+
+
+class LoadWay(enum.Enum):
+    """Over what a version is loaded."""
+
+    IN_PLACE = "in place"
+    AFTER_A_CLEAR = "after a clear"
+    HOT = "hot"
+
+
+class LoadMemoryError(NoRoomError):
+    """A load would take more memory than there is. Nothing was changed."""
+
+    def __init__(self, *, way: LoadWay, phase: str, needed: int, available: int, ranks: int) -> None:
+        super().__init__(
+            f"a load {way.value} does not fit: {phase!r} takes {needed} bytes besides for {ranks} ranks, and "
+            f"{available} are available; free memory, clear first, or give it fewer ranks per host",
+            way=way,
+            phase=phase,
+            needed=needed,
+            available=available,
+            ranks=ranks,
+        )
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """What one rank's load takes besides what is held; all numbers are bytes.
+
+    Parameters
+    ----------
+    host : int
+        Of host memory: what the strategy holds, and tensors of the target that hold none and lie there; for
+        a target whose bytes are moved elsewhere, its largest tensor instead.
+    device : int
+        Of that other memory: the target's tensors that hold none.
+    released : bool
+        Whether there are such tensors.
+    """
+
+    host: int
+    device: int
+    released: bool
+
+    def fits(self, *, host: int | None, device: int | None = None) -> None:
+        """See that it is there; None stands for memory of which nobody knows how much there is.
+
+        Raises
+        ------
+        LoadMemoryError
+            If it is not.
+        """
+        for needed, available in ((self.host, host), (self.device, device)):
+            if available is not None and needed > available:
+                raise LoadMemoryError(
+                    way=LoadWay.AFTER_A_CLEAR if self.released else LoadWay.IN_PLACE,
+                    phase="fill" if self.released else "overwrite",
+                    needed=needed,
+                    available=available,
+                    ranks=1,
+                )
+
+
+#: Raises if there is too little memory, :class:`LoadMemoryError` for one.
+Admit = Callable[[MemoryNeed], None]
+
+
+def memory_need(offer: Offer, target: WeightTarget) -> MemoryNeed | None:
+    """Return what a load of `offer` takes; None if the target does not say what it holds.
+
+    Tensors whose memory is kept take nothing, nor do those that the offer is known not to bring.
+    """
+    if not isinstance(target, HoldingTarget):
+        return None
+    held = set(target.held())
+    released = [spec for spec in _brought(offer, target) if spec.name not in held]
+    size = sum(spec.nbytes for spec in released)
+    if isinstance(target, StagedTarget):
+        largest = max((spec.nbytes for spec in target.specs().values()), default=0)
+        return MemoryNeed(offer.peak_extra_bytes + largest, size, released=size > 0)
+    return MemoryNeed(offer.peak_extra_bytes + size, 0, released=size > 0)
+
+
+def _brought(offer: Offer, target: WeightTarget) -> Iterable[TensorSpec]:
+    specs, known = target.specs(), offer.known
+    if known is None:
+        return specs.values()
+    adopting = target if isinstance(target, AdoptingTarget) else None
+    brought = [tensor for tensor in known if tensor.spec.name in specs]
+    return [
+        specs[tensor.spec.name]
+        for tensor in brought
+        if adopting is None or tensor.memory is None or not adopting.adopts(tensor.spec.name)
+    ]

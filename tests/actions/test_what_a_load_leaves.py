@@ -1,0 +1,131 @@
+"""What the loaders of FastDeploy's models hang on parameters stays there, whatever is done with the bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wsm.strategies import MemoryTarget, SnapshotSource, load, publish_snapshot
+from wsm.strategies.errors import CoverageError
+
+pytestmark = pytest.mark.paddle
+paddle = pytest.importorskip("paddle")
+from wsm.actions.backends.device_weights import DeviceWeights  # noqa: E402 - needs paddle first
+from wsm.actions.backends.errors import UnsupportedTensorError  # noqa: E402 - needs paddle first
+from wsm.actions.backends.paddle_weights import PaddleWeights  # noqa: E402 - needs paddle first
+
+EVERYWHERE = pytest.mark.parametrize(
+    "surface",
+    [PaddleWeights, lambda layers: DeviceWeights(layers, paddle.CPUPlace())],
+    ids=["host", "device"],
+)
+
+
+class Buffered(paddle.nn.Layer):
+    """A linear layer with a buffer that belongs to its state, and one that does not."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = paddle.nn.Linear(4, 3)
+        self.register_buffer("scale", paddle.full([3], 2.0))
+        self.register_buffer("scratch", paddle.zeros([5]), persistable=False)
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+def state(weights, value):
+    shard = MemoryTarget(weights.specs().values())
+    for name, spec in weights.specs().items():
+        shard.writable(name)[:] = np.full(spec.shape, value, np.float32).tobytes()
+    return {name: (spec, shard.readable(name)) for name, spec in weights.specs().items()}
+
+
+def marked(layer):
+    """Give the weight what the loaders of FastDeploy's models read, and anything else; return all of it."""
+
+    def weight_loader(parameter, loaded):
+        raise AssertionError("nobody calls it here")
+
+    given = {
+        "output_dim": True,
+        "split_axis": 1,
+        "weight_need_transpose": True,
+        "tensor_track": object(),
+        "weight_loader": weight_loader,
+        "is_distributed": True,
+        "of_our_own": {"a": 1},
+    }
+    for name, value in given.items():
+        setattr(layer.linear.weight, name, value)
+    return given
+
+
+def still_there(layer, parameter, given):
+    return layer.linear.weight is parameter and all(
+        getattr(parameter, name) is value for name, value in given.items()
+    )
+
+
+@EVERYWHERE
+def test_a_parameter_keeps_its_loader_attributes_over_load_release_load_and_flip(surface, tmp_path):
+    layer = Buffered()
+    given, parameter = marked(layer), layer.linear.weight
+    trained = (parameter.stop_gradient, parameter.trainable, parameter.name)
+    weights = surface(layer)
+
+    def published(version):
+        publish_snapshot(tmp_path, version, {0: state(weights, float(version))}, durable=False)
+        return SnapshotSource(tmp_path, rank=0)
+
+    load(published(1), weights, version=1)
+    assert still_there(layer, parameter, given)
+    weights.release()
+    assert still_there(layer, parameter, given)
+    load(published(2), weights, version=2)
+    assert still_there(layer, parameter, given)
+    staged = weights.stage()
+    load(published(3), staged, version=3)
+    staged.make_ready(frozenset())
+    staged.flip()
+    staged.give_back()
+    assert still_there(layer, parameter, given)
+    assert (parameter.stop_gradient, parameter.trainable, parameter.name) == trained
+    assert layer(paddle.ones([1, 4])).tolist() == [[45.0] * 3]
+
+
+@EVERYWHERE
+def test_a_load_brings_persistable_buffers_and_leaves_the_others(surface, tmp_path):
+    layer = Buffered()
+    scale, scratch = layer.scale, layer.scratch
+    weights = surface(layer)
+    assert set(weights.specs()) == {"linear.weight", "linear.bias", "scale"}
+    publish_snapshot(tmp_path, 1, {0: state(weights, 3.0)}, durable=False)
+    weights.release()
+    load(SnapshotSource(tmp_path, rank=0), weights, version=1)
+    assert layer.scale is scale
+    assert scale.tolist() == [3.0] * 3
+    assert layer.scratch is scratch
+    assert scratch.tolist() == [0.0] * 5
+
+
+@EVERYWHERE
+def test_a_version_without_a_persistable_buffer_is_refused_by_its_name(surface, tmp_path):
+    layer = Buffered()
+    weights = surface(layer)
+    whole = state(weights, 3.0)
+    del whole["scale"]
+    publish_snapshot(tmp_path, 1, {0: whole}, durable=False)
+    with pytest.raises(CoverageError, match="'scale'") as caught:
+        load(SnapshotSource(tmp_path, rank=0), weights, version=1)
+    assert caught.value.missing == ("scale",)
+    assert layer.scale.tolist() == [2.0] * 3
+
+
+@EVERYWHERE
+def test_a_strided_parameter_is_refused_by_type_when_the_model_is_handed_in(surface):
+
+    layer = Buffered()
+    layer.register_buffer("strided", paddle.zeros([4, 4])[:, :2])
+    with pytest.raises(UnsupportedTensorError, match="'strided' is strided"):
+        surface(layer)

@@ -1,0 +1,105 @@
+"""Memory is asked for once, before the first byte of a load, and only what the load really takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsm.strategies import IpcSource, MemoryTarget, SharedTensors, SnapshotSource, TensorSpec, load
+from wsm.strategies import publish_snapshot as publish
+from wsm.strategies.admission import LoadMemoryError, LoadWay, MemoryNeed, memory_need
+from wsm.strategies.offer import ManifestScope, Offer
+
+SPECS = [TensorSpec("large", "U8", (3 << 20,)), TensorSpec("small", "U8", (100,))]
+STATE = {spec.name: (spec, b"\1" * spec.nbytes) for spec in SPECS}
+BYTES = sum(spec.nbytes for spec in SPECS)
+
+
+class DeviceTarget(MemoryTarget):
+    """A target whose bytes are moved elsewhere."""
+
+    def written(self, name):
+        """Move them."""
+
+
+@pytest.fixture
+def source(tmp_path):
+    publish(tmp_path, 7, {0: STATE}, durable=False)
+    return SnapshotSource(tmp_path, rank=0)
+
+
+def held(kind=MemoryTarget):
+    target = kind(SPECS)
+    for spec in SPECS:
+        target.writable(spec.name)[:] = b"\2" * spec.nbytes
+    return target
+
+
+def only(available):
+    return lambda need: need.fits(host=available)
+
+
+def test_a_load_that_does_not_fit_is_refused_before_the_target_is_touched(source):
+    target, tainted = MemoryTarget(SPECS), []
+    with pytest.raises(LoadMemoryError, match="after a clear does not fit") as caught:
+        load(source, target, taint=lambda: tainted.append(1), admit=only(BYTES - 1))
+    assert (caught.value.needed, caught.value.available) == (BYTES, BYTES - 1)
+    assert caught.value.way is LoadWay.AFTER_A_CLEAR
+    assert not tainted
+    assert list(target.held()) == []
+    load(source, target, admit=only(BYTES))
+    assert target.readable("small") == STATE["small"][1]
+
+
+def test_a_load_over_held_tensors_takes_only_what_lies_beside(source):
+    target = held()
+    load(source, target, admit=only(0))
+    assert target.readable("large") == STATE["large"][1]
+
+
+def test_a_load_in_place_is_refused_by_what_the_strategy_holds_beside():
+    offer = Offer(7, (), (), None, ManifestScope.LOADED, peak_extra_bytes=10, declared=False)
+    need = memory_need(offer, held())
+    assert need == MemoryNeed(10, 0, released=False)
+    with pytest.raises(LoadMemoryError, match="in place does not fit"):
+        need.fits(host=9)
+
+
+def test_tensors_that_a_partial_load_does_not_bring_take_nothing(tmp_path):
+    publish(tmp_path, 8, {0: {"small": STATE["small"]}}, durable=False)
+    target, needs = held(), []
+    load(SnapshotSource(tmp_path, rank=0), target, partial=True, admit=needs.append)
+    assert needs == [MemoryNeed(0, 0, released=False)]
+
+
+def test_a_stream_that_declares_nothing_brings_all_that_is_released():
+    offer = Offer(7, iter(()), (), None, ManifestScope.LOADED, peak_extra_bytes=10, declared=False)
+    assert memory_need(offer, MemoryTarget(SPECS)) == MemoryNeed(BYTES + 10, 0, released=True)
+
+
+def test_memory_that_is_kept_is_not_taken(tmp_path):
+    with SharedTensors(tmp_path) as shared:
+        shared.publish(7, {0: STATE})
+        needs = []
+        target = MemoryTarget(SPECS, adopting=True)
+        report = load(IpcSource(tmp_path, 0, device_id=0), target, name="ipc", admit=needs.append)
+        assert report.adopted_bytes == BYTES
+        target.release()
+    assert needs == [MemoryNeed(0, 0, released=False)]
+
+
+def test_what_is_moved_to_a_device_takes_one_tensor_of_the_host_and_all_of_the_device(source):
+    needs = []
+    load(source, DeviceTarget(SPECS), admit=needs.append)
+    assert needs == [MemoryNeed(SPECS[0].nbytes, BYTES, released=True)]
+    needs[0].fits(host=SPECS[0].nbytes, device=BYTES)
+    with pytest.raises(LoadMemoryError):
+        needs[0].fits(host=None, device=BYTES - 1)
+    with pytest.raises(LoadMemoryError):
+        needs[0].fits(host=SPECS[0].nbytes - 1, device=None)
+
+
+def test_a_target_that_does_not_say_what_it_holds_is_not_asked_for(source):
+    staged, asked = held().stage(), []
+    load(source, staged, admit=asked.append)
+    assert asked == []
+    assert staged.readable("small") == STATE["small"][1]
