@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocol": FOUNDATION | {"states", "signals"},
     "exploration": FOUNDATION | {"states", "signals", "protocol"},
     "strategies": CORE,
-    "actions": CORE | {"strategies.tensor", "strategies.digest"},
+    "actions": CORE | {"strategies.tensor", "strategies.digest", "strategies.transposing"},
     "config": FOUNDATION | {"config_reading", "states", "actions", "strategies"},
     "config_reading": FOUNDATION,
     "command": CORE,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from wsm.actions.verify import resident_digest
 from wsm.strategies import MemoryTarget, SnapshotSource, load, publish_snapshot
-from wsm.strategies.errors import CoverageError
+from wsm.strategies.errors import CoverageError, ShapeMismatchError
 
 pytestmark = pytest.mark.paddle
 paddle = pytest.importorskip("paddle")
@@ -14,9 +15,14 @@ from wsm.actions.backends.device_weights import DeviceWeights  # noqa: E402 - ne
 from wsm.actions.backends.errors import UnsupportedTensorError  # noqa: E402 - needs paddle first
 from wsm.actions.backends.paddle_weights import PaddleWeights  # noqa: E402 - needs paddle first
 
+
+def on_device(layers, **options):
+    return DeviceWeights(layers, paddle.CPUPlace(), **options)
+
+
 EVERYWHERE = pytest.mark.parametrize(
     "surface",
-    [PaddleWeights, lambda layers: DeviceWeights(layers, paddle.CPUPlace())],
+    [PaddleWeights, on_device],
     ids=["host", "device"],
 )
 
@@ -92,6 +98,56 @@ def test_a_parameter_keeps_its_loader_attributes_over_load_release_load_and_flip
     assert still_there(layer, parameter, given)
     assert (parameter.stop_gradient, parameter.trainable, parameter.name) == trained
     assert layer(paddle.ones([1, 4])).tolist() == [[45.0] * 3]
+
+
+@EVERYWHERE
+def test_a_checkpoint_in_the_other_layout_is_turned_round_in_place_after_a_clear_and_hot(surface, tmp_path):
+    layer = Buffered()
+    given, parameter = marked(layer), layer.linear.weight
+    weights = surface(layer, transposed=["linear.weight"])
+    assert weights.specs()["linear.weight"].shape == (3, 4)
+
+    def published(version):
+        values = np.arange(12, dtype=np.float32).reshape(3, 4) * version
+        content = state(weights, 0.0)
+        content["linear.weight"] = (weights.specs()["linear.weight"], values)
+        content["scale"] = (weights.specs()["scale"], np.ones(3, np.float32))
+        publish_snapshot(tmp_path, version, {0: content}, durable=False)
+        return SnapshotSource(tmp_path, rank=0), values
+
+    for version, way in ((1, "in place"), (2, "after a clear"), (3, "hot")):
+        source, values = published(version)
+        if way == "after a clear":
+            weights.release()
+        target = weights.stage() if way == "hot" else weights
+        report = load(source, target, version=version)
+        assert resident_digest(target, lambda: None) == report.digest
+        if way == "hot":
+            target.make_ready(frozenset())
+            target.flip()
+            target.give_back()
+        assert resident_digest(weights, lambda: None) == report.digest
+        assert layer.linear.weight.tolist() == values.T.tolist()
+        assert weights.readable("linear.weight") == values.tobytes()
+        assert layer(paddle.ones([1, 4])).tolist() == [values.sum(1).tolist()]
+    assert still_there(layer, parameter, given)
+
+
+@EVERYWHERE
+def test_the_same_shape_as_the_model_is_another_shape_where_axes_are_exchanged(surface, tmp_path):
+    layer = Buffered()
+    before = layer.linear.weight.tolist()
+    publish_snapshot(tmp_path, 1, {0: state(surface(layer), 1.0)}, durable=False)
+    with pytest.raises(ShapeMismatchError, match=r"'linear\.weight'"):
+        load(SnapshotSource(tmp_path, rank=0), surface(layer, transposed=["linear.weight"]), version=1)
+    assert layer.linear.weight.tolist() == before
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("name", ["linear.bias", "linear.weigth"])
+def test_only_parameters_of_two_axes_can_have_them_exchanged(surface, name):
+    with pytest.raises(UnsupportedTensorError, match=name):
+        surface(Buffered(), transposed=[name])
 
 
 @EVERYWHERE

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError, PreconditionError, StorageMovedError
-from wsm.strategies.tensor import AdoptingTarget, StagedTarget, TensorSpec, WeightTarget
+from wsm.strategies.tensor import AdoptingTarget, StagedTarget, TensorSpec, WeightTarget, transposed_names
 
 
 class ReleaseWeights(Action):
@@ -58,6 +58,7 @@ class WatchedTarget:
         self._target = target
         self._context = context
         self._adopting = target if isinstance(target, AdoptingTarget) else None
+        self.transposed = transposed_names(target)
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Return the target's tensors without their bytes."""

@@ -4,7 +4,8 @@ The order is what makes a failure harmless or visible: coverage, dtypes and shap
 the first one, where they are known only as they come); then ``taint``, from which on the weights are not
 whole; then each tensor is read, digested in the same pass while it is hot in the cache, and compared.
 Memory that its owner lets us keep is digested where it lies and kept, if the target holds nothing for that
-tensor; all else is copied. Knows no files, no states, no paddle.
+tensor; all else is copied, and turned round on the way where the target's memory has its axes exchanged.
+Knows no files, no states, no paddle.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.parallel_copy import CopyJob, copy_on_threads
 from wsm.strategies.partial import check_kept, digests_of_kept
-from wsm.strategies.tensor import AdoptingTarget, StagedTarget, TensorSpec, WeightTarget
-from wsm.strategies.tensor_copy import copy_tensor, digest_tensor
+from wsm.strategies.tensor import AdoptingTarget, StagedTarget, TensorSpec, WeightTarget, transposed_names
+from wsm.strategies.tensor_copy import copy_tensor, copy_transposed, digest_tensor
+from wsm.strategies.transposing import block_bytes
 
 # Tensors from this size on may go to other threads: their copy takes longer than to hand them over.
 _SHARED_BYTES = 1 << 18
@@ -124,11 +126,13 @@ class _Pass:
         # Asked once: what a target can do takes longer to find out than to copy a small tensor.
         self._adopting = target if isinstance(target, AdoptingTarget) else None
         self._staged = target if isinstance(target, StagedTarget) else None
+        self._transposed = transposed_names(target)
         self._observer = observer
         self._tensors = tensors
         self._total = nbytes
         self._done = 0
         self._adopted = 0
+        self._extra = 0
         self._verified = 0
         self._touched = False
         self._digests: list[tuple[TensorSpec, str]] = []
@@ -146,7 +150,7 @@ class _Pass:
                 self._touch()
             kept = self._kept(tensor)
             if kept is None:
-                self._take_in(tensor, copy_tensor(tensor, self._memory(tensor.spec), self), None)
+                self._take_in(tensor, self._copy(tensor), None)
             else:
                 self._take_in(tensor, digest_tensor(tensor, kept, self), kept)
             tensor = next(tensors, None)
@@ -154,7 +158,7 @@ class _Pass:
 
     def run_on_threads(self, tensors: list[OfferedTensor], threads: int) -> Applied:
         """Large tensors on several threads, then the others on this one: they would wait for its lock."""
-        large = [tensor for tensor in tensors if _shared(tensor)]
+        large = [tensor for tensor in tensors if self._shared(tensor)]
         if len(large) < 2 or self._staged is not None:
             return self.run(iter(tensors))
         self.go_on()
@@ -168,7 +172,7 @@ class _Pass:
         copy_on_threads(jobs, threads, self)
         for job in jobs:
             self._take_in(job.tensor, job.digest, job.memory if job.kept else None)
-        return self.run(tensor for tensor in tensors if not _shared(tensor))
+        return self.run(tensor for tensor in tensors if not self._shared(tensor))
 
     def go_on(self) -> None:
         """Stop where nobody wants the load any more; of :class:`wsm.strategies.tensor_copy.Steps`."""
@@ -215,12 +219,15 @@ class _Pass:
             verified=self._verified,
             digest=shard_digest([*self._digests, *rest]),
             adopted=self._adopted,
+            extra_bytes=self._extra,
             missing=tuple(spec.name for spec, _ in rest),
         )
 
     def _kept(self, tensor: OfferedTensor) -> memoryview | None:
         """Return the source's own memory if the target will keep it instead of a copy."""
         if tensor.memory is None or self._adopting is None or not tensor.spec.nbytes:
+            return None
+        if tensor.spec.name in self._transposed:
             return None
         return tensor.memory() if self._adopting.adopts(tensor.spec.name) else None
 
@@ -237,7 +244,17 @@ class _Pass:
             raise TargetContractError(tensor=spec.name, problem=problem)
         return memory
 
+    def _copy(self, tensor: OfferedTensor) -> str:
+        memory = self._memory(tensor.spec)
+        if tensor.spec.name not in self._transposed or not memory:
+            return copy_tensor(tensor, memory, self)
+        self._extra = max(self._extra, block_bytes(tensor.spec))
+        return copy_transposed(tensor, memory, self)
 
-def _shared(tensor: OfferedTensor) -> bool:
-    """Whether several threads gain by taking such tensors off each other."""
-    return tensor.spec.nbytes >= _SHARED_BYTES and not tensor.stands
+    def _shared(self, tensor: OfferedTensor) -> bool:
+        """Whether several threads gain by taking such tensors off each other.
+
+        One that is turned round may have to ask the target for what lies there, as this thread alone may.
+        """
+        large = tensor.spec.nbytes >= _SHARED_BYTES and not tensor.stands
+        return large and tensor.spec.name not in self._transposed

@@ -15,7 +15,7 @@ from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.parallel_copy import CopyJob, copy_on_threads
-from wsm.strategies.tensor import ServedTarget, StagedTarget, TensorSpec, WeightTarget
+from wsm.strategies.tensor import ServedTarget, StagedTarget, TensorSpec, WeightTarget, transposed_names
 
 # Smaller tensors are digested by the calling thread: others would wait for the interpreter's lock.
 _SHARED_BYTES = 1 << 18
@@ -71,6 +71,7 @@ class TargetBase:
         self._readable = target.served if isinstance(target, ServedTarget) else target.readable
         # What is written elsewhere and moved (device memory) is read as a copy: one tensor's at a time.
         self._copies = isinstance(target, StagedTarget)
+        self._transposed = transposed_names(target)  # read as a copy too
         self._lock = threading.Lock()
         self._views: dict[str, tuple[memoryview, int]] = {}
 
@@ -101,12 +102,13 @@ class TargetBase:
             if len(view) != spec.nbytes:
                 return None
             job = CopyJob(OfferedTensor(spec, "the weights that are there", _never_read), view, kept=True)
-            if self._copies or spec.nbytes < _SHARED_BYTES:
+            copied = self._copies or spec.name in self._transposed
+            if copied or spec.nbytes < _SHARED_BYTES:
                 job.run(steps)
                 digests[spec.name] = job.digest
             else:
                 jobs.append(job)
-            if not self._copies:
+            if not copied:
                 # Other threads must not ask the target, so all of its memory is known before they begin.
                 self._views[spec.name] = (view, spec.nbytes)
         copy_on_threads(jobs, self._threads, steps)

@@ -5,11 +5,12 @@ It obeys the same rules as a model: memory comes with the first write and goes w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from wsm.strategies.errors import TensorReleasedError
 from wsm.strategies.staged_memory import StagedMemory
 from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.transposing import in_source_order
 
 
 class MemoryTarget:
@@ -21,12 +22,17 @@ class MemoryTarget:
         The tensors; all are released at first.
     adopting : bool
         Whether a source's memory is kept for a released tensor, where the source allows it.
+    transposed : collection of str
+        Names of tensors whose last two axes are exchanged in memory; `specs` are as the source has them.
     """
 
-    def __init__(self, specs: Iterable[TensorSpec], *, adopting: bool = False) -> None:
+    def __init__(
+        self, specs: Iterable[TensorSpec], *, adopting: bool = False, transposed: Collection[str] = ()
+    ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._memory: dict[str, bytearray | memoryview] = {}
         self._adopting = adopting
+        self.transposed = frozenset(transposed)
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Return every tensor by name; known without any memory held."""
@@ -39,7 +45,7 @@ class MemoryTarget:
         return memoryview(self._memory[name])
 
     def readable(self, name: str) -> memoryview:
-        """Return the tensor's bytes, read-only.
+        """Return the tensor's bytes, read-only, as the source has them.
 
         Raises
         ------
@@ -47,13 +53,14 @@ class MemoryTarget:
             If it holds no memory.
         """
         try:
-            return memoryview(self._memory[name]).toreadonly()
+            memory = memoryview(self._memory[name]).toreadonly()
         except KeyError as error:
             raise TensorReleasedError(tensor=name) from error
+        return in_source_order(memory, self._specs[name]) if name in self.transposed else memory
 
     def adopts(self, name: str) -> bool:
         """Whether a source's memory would be kept for this tensor."""
-        return self._adopting and name not in self._memory
+        return self._adopting and name not in self._memory and name not in self.transposed
 
     def adopt(self, name: str, memory: memoryview) -> None:
         """Keep `memory` as the tensor's bytes until :meth:`release`."""
@@ -61,7 +68,7 @@ class MemoryTarget:
 
     def stage(self) -> StagedMemory:
         """Begin a second version beside this one; takes no memory yet."""
-        return StagedMemory(self._specs, self._memory)
+        return StagedMemory(self._specs, self._memory, self.transposed)
 
     def release(self) -> int:
         """Let every tensor's memory go and return the bytes let go. Idempotent."""

@@ -5,10 +5,11 @@ The smallest real one of its kind, for tools and tests: memory comes with the fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from wsm.strategies.errors import TensorReleasedError
 from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.transposing import in_source_order
 
 
 class StagedMemory:
@@ -20,10 +21,18 @@ class StagedMemory:
         The tensors.
     served : dict of str to bytearray or memoryview
         The memory that serves, by name; changed by :meth:`flip` alone.
+    transposed : collection of str
+        Names of tensors whose last two axes are exchanged in memory, as in what serves.
     """
 
-    def __init__(self, specs: Mapping[str, TensorSpec], served: dict[str, bytearray | memoryview]) -> None:
+    def __init__(
+        self,
+        specs: Mapping[str, TensorSpec],
+        served: dict[str, bytearray | memoryview],
+        transposed: Collection[str] = (),
+    ) -> None:
         self._specs = specs
+        self.transposed = transposed
         self._served = served
         self._beside: dict[str, bytearray | memoryview] = {}
         self._captured: frozenset[str] = frozenset()
@@ -48,7 +57,7 @@ class StagedMemory:
             If none were staged.
         """
         try:
-            return memoryview(self._beside[name]).toreadonly()
+            return self._as_declared(name, self._beside[name])
         except KeyError as error:
             raise TensorReleasedError(tensor=name) from error
 
@@ -61,7 +70,7 @@ class StagedMemory:
             If they were released.
         """
         try:
-            return memoryview(self._served[name]).toreadonly()
+            return self._as_declared(name, self._served[name])
         except KeyError as error:
             raise TensorReleasedError(tensor=name) from error
 
@@ -109,3 +118,8 @@ class StagedMemory:
         freed = sum(len(memory) for memory in self._beside.values())
         self._beside.clear()
         return freed
+
+    def _as_declared(self, name: str, memory: bytearray | memoryview) -> memoryview:
+        if name in self.transposed:
+            return in_source_order(memoryview(memory), self._specs[name])
+        return memoryview(memory).toreadonly()

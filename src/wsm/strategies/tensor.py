@@ -7,7 +7,7 @@ numpy dtype is used for identity: numpy has no bfloat16 and no float8.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -89,6 +89,20 @@ class HoldingTarget(Protocol):
 
 
 @runtime_checkable
+class LaidOutTarget(Protocol):
+    """What a target implements besides, some of whose tensors lie otherwise in memory than in their source.
+
+    Its ``specs`` and ``readable`` (a copy then) speak of such a tensor as the source has it, and so does
+    every digest; ``writable`` alone is the memory as it is.
+    """
+
+    @property
+    def transposed(self) -> Collection[str]:
+        """Names of the tensors whose last two axes are exchanged in memory."""
+        ...
+
+
+@runtime_checkable
 class StagedTarget(Protocol):
     """What a target implements besides, whose writable bytes lie elsewhere than the tensor they are for.
 
@@ -126,3 +140,8 @@ class ServedTarget(Protocol):
     def served(self, name: str) -> memoryview:
         """Return the bytes of the tensor that serves, read-only; an error if they were released."""
         ...
+
+
+def transposed_names(target: WeightTarget) -> Collection[str]:
+    """Return the names of tensors whose last two axes are exchanged in the target's memory."""
+    return frozenset(target.transposed) if isinstance(target, LaidOutTarget) else frozenset()

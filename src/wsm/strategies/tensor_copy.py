@@ -14,6 +14,7 @@ from wsm.strategies.errors import DigestMismatchError, NotFiniteError
 from wsm.strategies.finite import first_not_finite
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import ITEM_BYTES
+from wsm.strategies.transposing import TransposedMemory, block_bytes
 
 
 class Steps(Protocol):
@@ -62,6 +63,36 @@ def copy_tensor(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> str:
     return _verified(tensor, digest.hexdigest(), bad)
 
 
+def copy_transposed(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> str:
+    """Read a tensor into `memory` with its last two axes exchanged; return the digest of what came. Blocks.
+
+    Takes :func:`wsm.strategies.transposing.block_bytes` besides.
+
+    Raises
+    ------
+    DigestMismatchError, NotFiniteError
+        If that is not what was promised.
+    """
+    there = TransposedMemory(memory, tensor.spec)
+    size = block_bytes(tensor.spec)
+    block = memoryview(bytearray(size))
+    digest = running_digest()
+    bad = None
+    for begin, end in _chunks(len(memory), tensor.piece_bytes, steps, size):
+        at = begin % size
+        chunk = block[at : at + end - begin]
+        tensor.read_into(begin, chunk)
+        digest.update(chunk)
+        if tensor.finite:
+            bad = _first_bad(tensor, begin, chunk, bad)
+        if tensor.witness is not None:
+            tensor.witness(end, digest)
+        if end % size == 0 or end == len(memory):
+            there.put(begin - at, block[: at + end - begin])
+        steps.moved(end - begin)
+    return _verified(tensor, digest.hexdigest(), bad)
+
+
 def digest_tensor(tensor: OfferedTensor, kept: memoryview, steps: Steps) -> str:
     """Digest a tensor where it lies and return the digest. Blocks.
 
@@ -102,8 +133,10 @@ def _verified(tensor: OfferedTensor, digest: str, bad: int | None) -> str:
     return digest
 
 
-def _chunks(length: int, piece_bytes: int, steps: Steps) -> Iterator[tuple[int, int]]:
-    """Cut a tensor so that no chunk is too long for the cache or lies in two pieces of its source."""
+def _chunks(
+    length: int, piece_bytes: int, steps: Steps, block: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Cut a tensor so that no chunk is too long for the cache or lies in two pieces, or blocks."""
     begin = 0
     while begin < length:
         if begin:
@@ -111,5 +144,7 @@ def _chunks(length: int, piece_bytes: int, steps: Steps) -> Iterator[tuple[int, 
         end = min(begin + CHUNK_BYTES, length)
         if piece_bytes:
             end = min(end, begin - begin % piece_bytes + piece_bytes)
+        if block is not None:
+            end = min(end, begin - begin % block + block)
         yield begin, end
         begin = end

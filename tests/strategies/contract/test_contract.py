@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from arrivals import ARRIVALS, Arrival
 from wrongs import State, Wrong, make_state
@@ -17,6 +18,7 @@ from wsm.errors import WsmError
 from wsm.strategies import STRATEGIES, LoadReport, MemoryTarget, errors, inspect, load
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.offer import ManifestScope
+from wsm.strategies.tensor import ITEM_BYTES
 
 A, B = make_state(seed=1), make_state(seed=2)
 BYTES = sum(spec.nbytes for spec, _ in A.values())
@@ -82,6 +84,41 @@ def test_versions_a_b_a_leave_the_bytes_of_a(arrival):
         digests.append(rank.load(version).digest)
         assert rank.holds(state)
     assert digests == [digest_of_state(A), digest_of_state(B), digest_of_state(A)]
+
+
+TRANSPOSED = frozenset({"embed.weight", "layer.0.weight", "large.weight", "second.weight", "nothing"})
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_target_with_exchanged_axes_gets_them_exchanged_and_reports_what_came(arrival, threads):
+    rank = Rank(arrival)
+    rank.target = MemoryTarget((spec for spec, _ in A.values()), transposed=TRANSPOSED)
+    for version, state in ((1, A), (2, B)):
+        arrival.publish(version, state)
+        report = rank.load(version, threads=threads)
+        assert report.digest == digest_of_state(state)
+        assert report.adopted_bytes == 0
+        assert rank.holds(state)
+        for name in TRANSPOSED:
+            spec, data = state[name]
+            came = np.frombuffer(data, f"u{ITEM_BYTES[spec.dtype]}").reshape(spec.shape)
+            assert rank.target.writable(name) == came.T.tobytes(), name
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_version_beside_one_that_serves_gets_its_axes_exchanged_too(arrival, threads):
+    rank = Rank(arrival)
+    rank.target = MemoryTarget((spec for spec, _ in A.values()), transposed=TRANSPOSED)
+    arrival.publish(1, A)
+    rank.load(1)
+    arrival.publish(2, B)
+    served, rank.target = rank.target, rank.target.stage()
+    assert rank.load(2, threads=threads).digest == digest_of_state(B)
+    assert rank.holds(B)
+    rank.target.make_ready(frozenset())
+    rank.target.flip()
+    rank.target = served
+    assert rank.holds(B)
 
 
 def test_a_fresh_load_and_a_load_over_other_weights_are_equal(arrival):

@@ -79,4 +79,4 @@ class DeviceStaging(PaddleStaging):
             return memoryview(b"")
         if name not in self._staged:
             raise WeightsReleasedError(tensor=name)
-        return self._device.copy_of(self._staged[name])
+        return self._device.as_declared(name, self._device.copy_of(self._staged[name]))

@@ -8,6 +8,7 @@ stay where they are in an update in place. It must not know where bytes come fro
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ class DeviceWeights(PaddleWeights):
         As for :class:`PaddleWeights`.
     place : paddle place
         Where the tensors belong, for example ``paddle.CUDAPlace(0)``; a released tensor does not know it.
+    transposed : collection of str
+        As for :class:`PaddleWeights`; they are turned round on the host.
 
     Raises
     ------
@@ -39,8 +42,8 @@ class DeviceWeights(PaddleWeights):
 
     on_host = False
 
-    def __init__(self, layers: Any, place: Any) -> None:
-        super().__init__(layers)
+    def __init__(self, layers: Any, place: Any, *, transposed: Collection[str] = ()) -> None:
+        super().__init__(layers, transposed=transposed)
         self._place = place
         self._staged: tuple[str, np.ndarray[Any, Any]] | None = None
 
@@ -91,7 +94,7 @@ class DeviceWeights(PaddleWeights):
             return memoryview(b"")
         if not self._tensors[name]._is_initialized():
             raise WeightsReleasedError(tensor=name)
-        return self.copy_of(self.tensor(name))
+        return self.as_declared(name, self.copy_of(self.tensor(name)))
 
     def stage(self) -> DeviceStaging:
         """Begin a second version beside this one; takes no memory yet."""

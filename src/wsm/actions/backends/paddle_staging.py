@@ -7,7 +7,7 @@ nothing there, so everything is checked before. It must not know where bytes com
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from wsm.actions.backends.errors import AdoptionError
@@ -40,6 +40,15 @@ class ServedTensors(Protocol):
         """Return the bytes of such a tensor, writable."""
         ...
 
+    @property
+    def transposed(self) -> Collection[str]:
+        """Names of tensors whose last two axes are exchanged in memory."""
+        ...
+
+    def as_declared(self, name: str, data: memoryview) -> memoryview:
+        """Return bytes of the named tensor as the source has them, read-only, from those of its memory."""
+        ...
+
 
 class PaddleStaging:
     """A :class:`wsm.actions.staging_surface.StagedWeights` for parameters in host memory.
@@ -52,6 +61,7 @@ class PaddleStaging:
 
     def __init__(self, served: ServedTensors) -> None:
         self._served = served
+        self.transposed = served.transposed
         self._staged: dict[str, Any] = {}
         self._flips: list[tuple[Any, Any]] = []
         self._copies: list[tuple[str, Any, Any]] = []
@@ -91,7 +101,7 @@ class PaddleStaging:
             return memoryview(b"")
         if name not in self._staged:
             raise WeightsReleasedError(tensor=name)
-        return self._served.bytes_of(self._staged[name]).toreadonly()
+        return self._served.as_declared(name, self._served.bytes_of(self._staged[name]))
 
     def served(self, name: str) -> memoryview:
         """Return the bytes of the tensor that serves, read-only.

@@ -8,7 +8,7 @@ a wrong one is read out of bounds silently.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from wsm.actions.backends.paddle_dtypes import carrier_name, paddle_name, safete
 from wsm.actions.backends.paddle_staging import PaddleStaging
 from wsm.actions.errors import WeightsReleasedError
 from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.transposing import in_source_order, swapped_shape
 
 
 class PaddleWeights:
@@ -29,6 +30,11 @@ class PaddleWeights:
     layers : paddle.nn.Layer or mapping of str to paddle.nn.Layer
         The model; or several (auxiliary ones) by the prefix that their tensor names get, ``""`` for the
         main model. A tensor that two names share is kept once, under the first.
+    transposed : collection of str
+        Names of parameters whose last two axes are exchanged in the model, beside what sources bring: a
+        model in the layout of paddle, ``[in, out]``, and a checkpoint in that of torch. Not needed where a
+        snapshot holds what the model holds, whatever ``weight_need_transpose`` says on a parameter, since
+        that attribute speaks of checkpoints.
 
     Attributes
     ----------
@@ -40,7 +46,8 @@ class PaddleWeights:
     Raises
     ------
     UnsupportedTensorError
-        If a tensor's dtype has no safetensors name, it is not contiguous, or it does not lie in host memory.
+        If a tensor's dtype has no safetensors name, it is not contiguous, it does not lie in host memory, or
+        it is said to be transposed and is no parameter of two axes or more.
 
     Notes
     -----
@@ -50,7 +57,7 @@ class PaddleWeights:
 
     on_host = True
 
-    def __init__(self, layers: Any) -> None:
+    def __init__(self, layers: Any, *, transposed: Collection[str] = ()) -> None:
         named = layers if isinstance(layers, Mapping) else {"": layers}
         self._tensors: dict[str, Any] = {}
         self._specs: dict[str, TensorSpec] = {}
@@ -65,10 +72,17 @@ class PaddleWeights:
                 first_names[id(tensor)] = name
                 self._specs[name] = self._spec(name, tensor)
                 self._tensors[name] = tensor
+        self.transposed = frozenset(transposed)
+        self._declared = dict(self._specs)
+        for name in sorted(self.transposed):
+            self._declared[name] = self._turned(name)
 
     def specs(self) -> Mapping[str, TensorSpec]:
-        """Name, shape and dtype of every tensor, tied ones once; known without any memory held."""
-        return self._specs
+        """Name, shape and dtype of every tensor, tied ones once; known without any memory held.
+
+        Shapes are those that sources have; see `transposed`.
+        """
+        return self._declared
 
     def held(self) -> Iterator[str]:
         """Iterate over the names of tensors that hold memory; tensors of size zero never do."""
@@ -107,7 +121,7 @@ class PaddleWeights:
         return self.bytes_of(self.tensor(name))
 
     def readable(self, name: str) -> memoryview:
-        """Return the tensor's bytes, read-only.
+        """Return the tensor's bytes, read-only, as the source has them: a copy of a transposed one.
 
         Raises
         ------
@@ -123,11 +137,12 @@ class PaddleWeights:
             return memoryview(b"")
         if not self._tensors[name]._is_initialized():
             raise WeightsReleasedError(tensor=name)
-        return self.bytes_of(self.tensor(name)).toreadonly()
+        return self.as_declared(name, self.bytes_of(self.tensor(name)))
 
     def adopts(self, name: str) -> bool:
         """Whether :meth:`adopt` may be called: the tensor is released, and nobody captured its address."""
-        return self.on_host and not self._tensors[name]._is_initialized()
+        fits = self.on_host and name not in self.transposed
+        return fits and not self._tensors[name]._is_initialized()
 
     def adopt(self, name: str, memory: memoryview) -> None:
         """Let the tensor live in `memory`, which it keeps until it is released. Nothing is copied.
@@ -173,6 +188,12 @@ class PaddleWeights:
         """Return the bytes of a tensor of this kind, writable; they stay valid as long as the view lives."""
         return paddle_bytes.bytes_of(tensor)
 
+    def as_declared(self, name: str, data: memoryview) -> memoryview:
+        """Return bytes of the named tensor as the source has them, read-only, from those of its memory."""
+        if name in self.transposed:
+            return in_source_order(data, self._declared[name])
+        return data.toreadonly()
+
     def new_tensor(self, name: str) -> Any:
         """Return a paddle tensor like the named one, in new memory that nobody has written to.
 
@@ -214,6 +235,17 @@ class PaddleWeights:
                 expected=f"{before.dtype}{list(before.shape)}",
                 found=f"{now.dtype}{list(now.shape)}{'' if whole else ' over too little memory'}",
             )
+
+    def _turned(self, name: str) -> TensorSpec:
+        spec = self._specs.get(name)
+        if spec is None or len(spec.shape) < 2:
+            found = "unknown to the model" if spec is None else f"of the shape {list(spec.shape)}"
+            raise UnsupportedTensorError(
+                tensor=name,
+                found=found,
+                supported="transposed tensors of two axes or more, by their first name",
+            )
+        return TensorSpec(name, spec.dtype, swapped_shape(spec.shape))
 
     def _spec(self, name: str, tensor: Any) -> TensorSpec:
         spec = TensorSpec(
