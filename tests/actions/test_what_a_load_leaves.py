@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from wsm.actions.verify import resident_digest
-from wsm.strategies import MemoryTarget, SnapshotSource, load, publish_snapshot
+from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, load, publish_snapshot
 from wsm.strategies.errors import CoverageError, ShapeMismatchError
 
 pytestmark = pytest.mark.paddle
@@ -185,3 +185,24 @@ def test_a_strided_parameter_is_refused_by_type_when_the_model_is_handed_in(surf
     layer.register_buffer("strided", paddle.zeros([4, 4])[:, :2])
     with pytest.raises(UnsupportedTensorError, match="'strided' is strided"):
         surface(layer)
+
+
+@EVERYWHERE
+def test_tied_parameters_are_loaded_once_under_either_name_in_place_and_hot(surface, tmp_path):
+    layers = paddle.nn.Sequential(paddle.nn.Linear(3, 3), paddle.nn.Linear(3, 3))
+    layers[1].weight = layers[0].weight
+    weights = surface(layers)
+    for version, kept in ((1, ["0.weight", "1.weight"]), (2, ["1.weight"])):
+        content = state(weights, float(version))
+        spec, data = content.pop("0.weight")
+        content |= {name: (TensorSpec(name, spec.dtype, spec.shape), data) for name in kept}
+        publish_snapshot(tmp_path, version, {0: content}, durable=False)
+        target = weights.stage() if version == 2 else weights
+        report = load(SnapshotSource(tmp_path, rank=0), target, version=version)
+        if version == 2:
+            target.make_ready(frozenset())
+            target.flip()
+            target.give_back()
+        assert resident_digest(weights, lambda: None) == report.digest
+        assert layers[1].weight is layers[0].weight
+        assert layers[1].weight.tolist() == [[float(version)] * 3] * 3

@@ -13,7 +13,14 @@ from typing import Protocol, runtime_checkable
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError, PreconditionError, StorageMovedError
-from wsm.strategies.tensor import AdoptingTarget, StagedTarget, TensorSpec, WeightTarget, transposed_names
+from wsm.strategies.tensor import (
+    AdoptingTarget,
+    StagedTarget,
+    TensorSpec,
+    WeightTarget,
+    tied_names,
+    transposed_names,
+)
 
 
 class ReleaseWeights(Action):
@@ -59,6 +66,7 @@ class WatchedTarget:
         self._context = context
         self._adopting = target if isinstance(target, AdoptingTarget) else None
         self.transposed = transposed_names(target)
+        self.tied = tied_names(target)
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Return the target's tensors without their bytes."""

@@ -9,6 +9,7 @@ modules                               responsible for
 tensor, digest, offer                 what a tensor is, the one digest, what a strategy yields
 registry, load                        the strategies by name; the worker's entry
 apply, coverage                       the one place where bytes reach a model, and what is checked before
+ties                                  tensors that a model has under several names
 transposing                           memory whose axes lie the other way round
 admission                             whether there is memory for it
 ipc_snapshot                          the strategy for files: lookup and reader put together

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 from wsm.errors import NoRoomError
 from wsm.strategies.offer import Offer
-from wsm.strategies.tensor import AdoptingTarget, HoldingTarget, StagedTarget, TensorSpec, WeightTarget
+from wsm.strategies.tensor import (
+    AdoptingTarget,
+    HoldingTarget,
+    StagedTarget,
+    TensorSpec,
+    WeightTarget,
+    tied_names,
+)
 
 
 class LoadWay(enum.Enum):
@@ -101,9 +108,10 @@ def _brought(offer: Offer, target: WeightTarget) -> Iterable[TensorSpec]:
     if known is None:
         return specs.values()
     adopting = target if isinstance(target, AdoptingTarget) else None
-    brought = [tensor for tensor in known if tensor.spec.name in specs]
+    tied = tied_names(target)
+    brought = {tied.get(tensor.spec.name, tensor.spec.name): tensor for tensor in known}
     return [
-        specs[tensor.spec.name]
-        for tensor in brought
-        if adopting is None or tensor.memory is None or not adopting.adopts(tensor.spec.name)
+        specs[name]
+        for name, tensor in brought.items()
+        if name in specs and (adopting is None or tensor.memory is None or not adopting.adopts(name))
     ]

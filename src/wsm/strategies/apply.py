@@ -13,15 +13,23 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from wsm.strategies.coverage import RunningCoverage, check_coverage
+from wsm.strategies.coverage import RunningCoverage
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.errors import LoadCancelledError, TargetContractError
+from wsm.strategies.errors import LoadCancelledError, TargetContractError, TiedTensorsDifferError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.parallel_copy import CopyJob, copy_on_threads
 from wsm.strategies.partial import check_kept, digests_of_kept
-from wsm.strategies.tensor import AdoptingTarget, StagedTarget, TensorSpec, WeightTarget, transposed_names
-from wsm.strategies.tensor_copy import copy_tensor, copy_transposed, digest_tensor
+from wsm.strategies.tensor import (
+    AdoptingTarget,
+    StagedTarget,
+    TensorSpec,
+    WeightTarget,
+    tied_names,
+    transposed_names,
+)
+from wsm.strategies.tensor_copy import Steps, copy_tensor, copy_transposed, digest_source, digest_tensor
+from wsm.strategies.ties import Ties, check_tied_coverage
 from wsm.strategies.transposing import block_bytes
 
 # Tensors from this size on may go to other threads: their copy takes longer than to hand them over.
@@ -64,7 +72,7 @@ def apply_tensors(
     tensors : iterable of OfferedTensor
         In the order in which they are to be read.
     target : WeightTarget
-        Receives every tensor exactly once.
+        Receives every tensor exactly once, whichever of its names it comes under.
     observer : LoadObserver
         Follows the load.
     declared : bool
@@ -85,35 +93,44 @@ def apply_tensors(
         Before the target was touched, if `declared` or promised; else their ``touched`` says whether it was.
     PartialLoadRefusedError
         If a tensor that is not brought holds no bytes. Nothing was touched.
-    LoadCancelledError, DigestMismatchError, TargetContractError
+    LoadCancelledError, DigestMismatchError, TiedTensorsDifferError, TargetContractError
         Their ``touched`` says whether it was. So does that of whatever ``read_into`` raises.
     """
-    specs = target.specs()
+    specs, tied = target.specs(), tied_names(target)
+    ties = Ties(tied, allowed_unknown)
     if not declared:
         if promised is not None:
             rows = [(spec, "its manifest") for spec in promised]
-            check_coverage(rows, specs, allowed_unknown=allowed_unknown, partial=partial)
+            check_tied_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
         if partial:
-            known = () if promised is None else {spec.name for spec in promised}
+            known = () if promised is None else {ties.own(spec.name) for spec in promised}
             check_kept(target, [name for name in specs if name not in known])
         coverage = RunningCoverage(specs, allowed_unknown=allowed_unknown, partial=partial)
         total = sum(spec.nbytes for spec in specs.values())
-        return _Pass(target, observer, tensors=len(specs), nbytes=total).run(_as_they_come(tensors, coverage))
+        one_pass = _Pass(target, observer, tensors=len(specs), nbytes=total)
+        return one_pass.run(_as_they_come(tensors, coverage, ties))
     tensors = tuple(tensors)
     rows = [(tensor.spec, tensor.origin) for tensor in tensors]
-    check_coverage(rows, specs, allowed_unknown=allowed_unknown, partial=partial)
+    check_tied_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
+    tensors = ties.take_all(tensors) if tied else tensors
     if partial:
         offered = {tensor.spec.name for tensor in tensors}
         check_kept(target, [name for name in specs if name not in offered])
-    chosen = [tensor for tensor in tensors if tensor.spec.name in specs]
-    total = sum([tensor.spec.nbytes for tensor in chosen])
-    one_pass = _Pass(target, observer, tensors=len(chosen), nbytes=total)
+    chosen = [tensor for tensor in tensors if tensor.spec.name in specs or tensor.repeats]
+    sizes = [tensor.spec.nbytes for tensor in chosen if not tensor.repeats]
+    one_pass = _Pass(target, observer, tensors=len(sizes), nbytes=sum(sizes))
     return one_pass.run(iter(chosen)) if threads < 2 else one_pass.run_on_threads(chosen, threads)
 
 
-def _as_they_come(tensors: Iterable[OfferedTensor], coverage: RunningCoverage) -> Iterator[OfferedTensor]:
-    for tensor in tensors:
-        if coverage.admits(tensor.spec, tensor.origin):
+def _as_they_come(
+    tensors: Iterable[OfferedTensor], coverage: RunningCoverage, ties: Ties
+) -> Iterator[OfferedTensor]:
+    for came in tensors:
+        tensor = ties.take(came)
+        if tensor.repeats:
+            coverage.fits(ties.as_own(tensor.spec), tensor.origin)
+            yield tensor
+        elif coverage.admits(tensor.spec, tensor.origin):
             yield tensor
     coverage.finish()
 
@@ -127,6 +144,7 @@ class _Pass:
         self._adopting = target if isinstance(target, AdoptingTarget) else None
         self._staged = target if isinstance(target, StagedTarget) else None
         self._transposed = transposed_names(target)
+        self._tied = tied_names(target)
         self._observer = observer
         self._tensors = tensors
         self._total = nbytes
@@ -144,6 +162,10 @@ class _Pass:
             self.go_on()
             if tensor.stands:
                 self._stand(tensor)
+                tensor = next(tensors, None)
+                continue
+            if tensor.repeats:
+                self._compare(tensor)
                 tensor = next(tensors, None)
                 continue
             if not self._touched:
@@ -189,6 +211,16 @@ class _Pass:
     def _touch(self) -> None:
         self._observer.taint()
         self._touched = True
+
+    def _compare(self, tensor: OfferedTensor) -> None:
+        """See that a tensor is what was applied under another name; where both were promised, they are."""
+        own = self._tied.get(tensor.spec.name, tensor.spec.name)
+        applied = next(digest for spec, digest in reversed(self._digests) if spec.name == own)
+        came = tensor.digest if tensor.witness is None else None
+        if (came or digest_source(tensor, _Uncounted(self))) != applied:
+            raise TiedTensorsDifferError(
+                tensor=own, name=tensor.spec.name, origin=tensor.origin, touched=self._touched
+            )
 
     def _stand(self, tensor: OfferedTensor) -> None:
         """Count a tensor that is where it belongs already."""
@@ -256,5 +288,18 @@ class _Pass:
 
         One that is turned round may have to ask the target for what lies there, as this thread alone may.
         """
-        large = tensor.spec.nbytes >= _SHARED_BYTES and not tensor.stands
+        large = tensor.spec.nbytes >= _SHARED_BYTES and not tensor.stands and not tensor.repeats
         return large and tensor.spec.name not in self._transposed
+
+
+class _Uncounted:
+    """Steps of a read that brings nothing: it can be cancelled, and is no progress."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def go_on(self) -> None:
+        self._steps.go_on()
+
+    def moved(self, nbytes: int) -> None:
+        """Nothing was applied."""

@@ -99,6 +99,21 @@ class NotFiniteError(BadInputError):
         )
 
 
+class TiedTensorsDifferError(BadInputError):
+    """A source brings one tensor of the model under two of its names, with different bytes."""
+
+    def __init__(self, *, tensor: str, name: str, origin: str, touched: bool) -> None:
+        super().__init__(
+            f"{tensor!r} and {name!r} are one tensor of the model, and {origin} has other bytes there; "
+            + ("the target's weights are not whole; " if touched else "")
+            + "publish it once, or the same under both names",
+            tensor=tensor,
+            name=name,
+            origin=origin,
+            touched=touched,
+        )
+
+
 class PartialLoadRefusedError(RefusedError):
     """A partial load would leave tensors without the bytes that it does not bring. Nothing was changed."""
 

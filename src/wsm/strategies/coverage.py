@@ -122,12 +122,23 @@ class RunningCoverage:
             raise CoverageError(unknown=[name], touched=touched)
         if name in self._seen:
             raise CoverageError(duplicate=[name], touched=touched)
+        self.fits(spec, origin)
+        self._seen.add(name)
+        return True
+
+    def fits(self, spec: TensorSpec, origin: str) -> None:
+        """See that a tensor of the model has its dtype and shape.
+
+        Raises
+        ------
+        DtypeMismatchError, ShapeMismatchError
+            If it has not; ``touched`` if any was admitted before.
+        """
+        name, model, touched = spec.name, self._wanted[spec.name], bool(self._seen)
         if spec.dtype != model.dtype:
             raise DtypeMismatchError(mismatches=[(name, model.dtype, spec.dtype, origin)], touched=touched)
         if spec.shape != model.shape:
             raise ShapeMismatchError(mismatches=[(name, model.shape, spec.shape, origin)], touched=touched)
-        self._seen.add(name)
-        return True
 
     def finish(self) -> None:
         """Take in that no more tensors come.

@@ -15,7 +15,14 @@ from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.parallel_copy import CopyJob, copy_on_threads
-from wsm.strategies.tensor import ServedTarget, StagedTarget, TensorSpec, WeightTarget, transposed_names
+from wsm.strategies.tensor import (
+    ServedTarget,
+    StagedTarget,
+    TensorSpec,
+    WeightTarget,
+    tied_names,
+    transposed_names,
+)
 
 # Smaller tensors are digested by the calling thread: others would wait for the interpreter's lock.
 _SHARED_BYTES = 1 << 18
@@ -71,6 +78,7 @@ class TargetBase:
         self._readable = target.served if isinstance(target, ServedTarget) else target.readable
         # What is written elsewhere and moved (device memory) is read as a copy: one tensor's at a time.
         self._copies = isinstance(target, StagedTarget)
+        self._tied = tied_names(target)
         self._transposed = transposed_names(target)  # read as a copy too
         self._lock = threading.Lock()
         self._views: dict[str, tuple[memoryview, int]] = {}
@@ -89,6 +97,8 @@ class TargetBase:
             If the observer says so; nothing was touched.
         """
         known = self._target.specs()
+        if self._tied:
+            known = {**known, **{name: _named(known[own], name) for name, own in self._tied.items()}}
         wanted = [spec for spec in specs if known.get(spec.name) == spec]
         steps = _Looking(observer, tensors=len(wanted), nbytes=sum(spec.nbytes for spec in wanted))
         jobs = []
@@ -102,7 +112,7 @@ class TargetBase:
             if len(view) != spec.nbytes:
                 return None
             job = CopyJob(OfferedTensor(spec, "the weights that are there", _never_read), view, kept=True)
-            copied = self._copies or spec.name in self._transposed
+            copied = self._copies or self._tied.get(spec.name, spec.name) in self._transposed
             if copied or spec.nbytes < _SHARED_BYTES:
                 job.run(steps)
                 digests[spec.name] = job.digest
@@ -133,7 +143,7 @@ class TargetBase:
         self._views.clear()
 
     def _view(self, spec: TensorSpec) -> memoryview:
-        return self._readable(spec.name) if spec.nbytes else memoryview(b"")
+        return self._readable(self._tied.get(spec.name, spec.name)) if spec.nbytes else memoryview(b"")
 
 
 class _Looking:
@@ -150,6 +160,10 @@ class _Looking:
 
     def moved(self, _nbytes: int) -> None:
         self._observer.progress(0, self._nbytes)
+
+
+def _named(spec: TensorSpec, name: str) -> TensorSpec:
+    return TensorSpec(name, spec.dtype, spec.shape)
 
 
 def _never_read(_offset: int, _destination: memoryview) -> None:

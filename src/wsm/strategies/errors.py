@@ -20,6 +20,7 @@ from wsm.strategies.apply_errors import (
     PartialLoadRefusedError,
     ShapeMismatchError,
     TargetContractError,
+    TiedTensorsDifferError,
 )
 from wsm.strategies.file_errors import (
     FileSizeError,
@@ -69,6 +70,7 @@ __all__ = [
     "StorageError",
     "TargetContractError",
     "TensorReleasedError",
+    "TiedTensorsDifferError",
     "TrainerTensorError",
     "UnknownStrategyError",
     "UnreadableFileError",

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from wsm.clock import Clock, SystemClock
 from wsm.strategies.admission import Admit, memory_need
 from wsm.strategies.apply import apply_tensors
-from wsm.strategies.coverage import check_coverage
 from wsm.strategies.feeding import feed_loaders
 from wsm.strategies.loaders import ModelLoader, PartialFeedError
 from wsm.strategies.observer import LoadObserver, never_cancelled, no_progress, no_taint
@@ -21,7 +20,8 @@ from wsm.strategies.offer import ManifestScope, Offer, OverTarget, Strategy
 from wsm.strategies.parallel_copy import default_threads
 from wsm.strategies.rare_collections import rare_collections
 from wsm.strategies.registry import strategy_for
-from wsm.strategies.tensor import WeightTarget
+from wsm.strategies.tensor import WeightTarget, tied_names
+from wsm.strategies.ties import check_tied_coverage
 from wsm.strategies.version_file import check_version
 
 _NANOSECONDS = 1_000_000_000
@@ -261,9 +261,10 @@ def inspect(
     with rare_collections(), strategy.preview(source, wanted) as offer:
         known = offer.known
         if target is not None and known is not None:
-            check_coverage(
-                ((tensor.spec, tensor.origin) for tensor in known),
+            check_tied_coverage(
+                [(tensor.spec, tensor.origin) for tensor in known],
                 target.specs(),
+                tied_names(target),
                 allowed_unknown=allowed_unknown,
             )
         return Preview(

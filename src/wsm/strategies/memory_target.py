@@ -24,15 +24,23 @@ class MemoryTarget:
         Whether a source's memory is kept for a released tensor, where the source allows it.
     transposed : collection of str
         Names of tensors whose last two axes are exchanged in memory; `specs` are as the source has them.
+    tied : mapping of str to str, optional
+        Further names of tensors, and the name of the spec that each stands for.
     """
 
     def __init__(
-        self, specs: Iterable[TensorSpec], *, adopting: bool = False, transposed: Collection[str] = ()
+        self,
+        specs: Iterable[TensorSpec],
+        *,
+        adopting: bool = False,
+        transposed: Collection[str] = (),
+        tied: Mapping[str, str] | None = None,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._memory: dict[str, bytearray | memoryview] = {}
         self._adopting = adopting
         self.transposed = frozenset(transposed)
+        self.tied = dict(tied or {})
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Return every tensor by name; known without any memory held."""
@@ -68,7 +76,7 @@ class MemoryTarget:
 
     def stage(self) -> StagedMemory:
         """Begin a second version beside this one; takes no memory yet."""
-        return StagedMemory(self._specs, self._memory, self.transposed)
+        return StagedMemory(self._specs, self._memory, self.transposed, self.tied)
 
     def release(self) -> int:
         """Let every tensor's memory go and return the bytes let go. Idempotent."""

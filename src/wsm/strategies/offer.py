@@ -62,6 +62,8 @@ class OfferedTensor:
         they have to be read.
     finite : bool
         Whether NaN and infinity in it are refused. Pieces must hold whole elements then.
+    repeats : bool
+        Set by the applier, where the target has the tensor under another name that came before.
     """
 
     spec: TensorSpec
@@ -73,6 +75,7 @@ class OfferedTensor:
     memory: Callable[[], memoryview] | None = None
     stands: bool = False
     finite: bool = False
+    repeats: bool = False
     data: memoryview | None = None
 
     @classmethod

@@ -23,6 +23,8 @@ class StagedMemory:
         The memory that serves, by name; changed by :meth:`flip` alone.
     transposed : collection of str
         Names of tensors whose last two axes are exchanged in memory, as in what serves.
+    tied : mapping of str to str, optional
+        Further names of tensors, and the name of the spec that each stands for.
     """
 
     def __init__(
@@ -30,9 +32,11 @@ class StagedMemory:
         specs: Mapping[str, TensorSpec],
         served: dict[str, bytearray | memoryview],
         transposed: Collection[str] = (),
+        tied: Mapping[str, str] | None = None,
     ) -> None:
         self._specs = specs
         self.transposed = transposed
+        self.tied = tied or {}
         self._served = served
         self._beside: dict[str, bytearray | memoryview] = {}
         self._captured: frozenset[str] = frozenset()

@@ -103,6 +103,16 @@ class LaidOutTarget(Protocol):
 
 
 @runtime_checkable
+class TiedTarget(Protocol):
+    """What a target implements besides, that has tensors under several names."""
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Further names of such tensors, and the name that :meth:`WeightTarget.specs` has each under."""
+        ...
+
+
+@runtime_checkable
 class StagedTarget(Protocol):
     """What a target implements besides, whose writable bytes lie elsewhere than the tensor they are for.
 
@@ -140,6 +150,11 @@ class ServedTarget(Protocol):
     def served(self, name: str) -> memoryview:
         """Return the bytes of the tensor that serves, read-only; an error if they were released."""
         ...
+
+
+def tied_names(target: WeightTarget) -> Mapping[str, str]:
+    """Return further names of the target's tensors, and the name that it has each under."""
+    return target.tied if isinstance(target, TiedTarget) else {}
 
 
 def transposed_names(target: WeightTarget) -> Collection[str]:

@@ -114,6 +114,26 @@ def digest_tensor(tensor: OfferedTensor, kept: memoryview, steps: Steps) -> str:
     return _verified(tensor, digest.hexdigest(), bad)
 
 
+def digest_source(tensor: OfferedTensor, steps: Steps) -> str:
+    """Read a tensor that nobody keeps, through memory of one chunk, and return its digest. Blocks.
+
+    Raises
+    ------
+    DigestMismatchError
+        If it is not what was promised.
+    """
+    buffer = memoryview(bytearray(min(tensor.spec.nbytes, CHUNK_BYTES)))
+    digest = running_digest()
+    for begin, end in _chunks(tensor.spec.nbytes, tensor.piece_bytes, steps):
+        chunk = buffer[: end - begin]
+        tensor.read_into(begin, chunk)
+        digest.update(chunk)
+        if tensor.witness is not None:
+            tensor.witness(end, digest)
+        steps.moved(end - begin)
+    return _verified(tensor, digest.hexdigest(), None)
+
+
 def _first_bad(tensor: OfferedTensor, begin: int, chunk: memoryview, known: int | None) -> int | None:
     """Return the index of the first element that is not finite, of the chunks up to this one."""
     if known is not None:

@@ -18,7 +18,7 @@ from wsm.errors import WsmError
 from wsm.strategies import STRATEGIES, LoadReport, MemoryTarget, errors, inspect, load
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.offer import ManifestScope
-from wsm.strategies.tensor import ITEM_BYTES
+from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 A, B = make_state(seed=1), make_state(seed=2)
 BYTES = sum(spec.nbytes for spec, _ in A.values())
@@ -119,6 +119,59 @@ def test_a_version_beside_one_that_serves_gets_its_axes_exchanged_too(arrival, t
     rank.target.flip()
     rank.target = served
     assert rank.holds(B)
+
+
+def tied_rank(arrival: Arrival, **tied: str) -> Rank:
+    rank = Rank(arrival, serving=B)
+    kept = [spec for spec, _ in A.values() if spec.name not in tied]
+    rank.target = MemoryTarget(kept, tied=tied)
+    for spec in kept:
+        rank.target.writable(spec.name)[:] = B[spec.name][1]
+    return rank
+
+
+def with_alias(state: State, names: str) -> State:
+    spec, data = state["large.weight"]
+    alias = {"tied": (TensorSpec("tied", spec.dtype, spec.shape), data)}
+    if names == "alias first":
+        return {**alias, **state}
+    return {**{name: row for name, row in state.items() if names == "both" or name != spec.name}, **alias}
+
+
+@pytest.mark.parametrize("names", ["both", "alias first", "alias only"])
+def test_a_tied_tensor_is_applied_once_under_whichever_of_its_names_it_comes(arrival, names):
+    rank = tied_rank(arrival, tied="large.weight")
+    for version, state in ((1, A), (2, B)):
+        arrival.publish(version, with_alias(state, names))
+        report = rank.load(version)
+        assert rank.holds(state)
+        assert report.digest == digest_of_state(state)
+        assert (report.bytes, report.tensors, report.verified) == (BYTES, len(A), len(A))
+    assert rank.tainted == 2
+
+
+def test_other_bytes_under_another_name_of_a_tied_tensor_are_refused(arrival):
+    spec, data = A["large.weight"]
+    other = bytes([data[0] ^ 1, *data[1:]])
+    arrival.publish(1, {**A, "tied": (TensorSpec("tied", spec.dtype, spec.shape), other)})
+    rank = tied_rank(arrival, tied="large.weight")
+    with pytest.raises(errors.TiedTensorsDifferError, match=r"'large\.weight'") as caught:
+        rank.load(1)
+    assert caught.value.touched == bool(rank.tainted)
+    assert rank.tainted or rank.holds(B)
+    arrival.publish(2, with_alias(A, "both"))
+    rank.load(2)
+    assert rank.holds(A)
+
+
+def test_a_name_that_the_target_does_not_declare_tied_is_unknown(arrival):
+    arrival.publish(1, {**A, "tied": (TensorSpec("tied", "F32", (8, 16)), A["head.weight"][1])})
+    rank = Rank(arrival, serving=B)
+    with pytest.raises(errors.CoverageError) as caught:
+        rank.load(1)
+    assert caught.value.unknown == ("tied",)
+    assert caught.value.touched == bool(rank.tainted)
+    assert rank.tainted or rank.holds(B)
 
 
 def test_a_fresh_load_and_a_load_over_other_weights_are_equal(arrival):

@@ -45,6 +45,11 @@ class ServedTensors(Protocol):
         """Names of tensors whose last two axes are exchanged in memory."""
         ...
 
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Further names of shared tensors, and the name that each is kept under."""
+        ...
+
     def as_declared(self, name: str, data: memoryview) -> memoryview:
         """Return bytes of the named tensor as the source has them, read-only, from those of its memory."""
         ...
@@ -62,6 +67,7 @@ class PaddleStaging:
     def __init__(self, served: ServedTensors) -> None:
         self._served = served
         self.transposed = served.transposed
+        self.tied = served.tied
         self._staged: dict[str, Any] = {}
         self._flips: list[tuple[Any, Any]] = []
         self._copies: list[tuple[str, Any, Any]] = []

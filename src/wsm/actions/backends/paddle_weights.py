@@ -41,7 +41,7 @@ class PaddleWeights:
     on_host : bool
         Whether tensors that lie elsewhere than in host memory are refused.
     tied : dict of str to str
-        Further names of shared tensors, and the name that each is kept under.
+        Further names of shared tensors, and the name that each is kept under; a source may use any of them.
 
     Raises
     ------
