@@ -59,6 +59,7 @@ def test_weights_that_this_machine_cannot_hold_twice_are_not_measured() -> None:
     assert [row.note for row in pause_rows([(1 << 40, 1)])] == ["no room for two"]
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("case", dict.fromkeys([*WARM, *COLD, *SMALL]), ids=lambda case: case.title)
 def test_every_way_to_load_is_measured_beside_a_plain_copy(case: Case) -> None:

@@ -92,6 +92,7 @@ def test_a_reader_that_breaks_the_promise_is_found_with_the_bytes_that_show_it(p
     assert caught.value.data == drawn
 
 
+@pytest.mark.slow
 def test_the_runner_says_what_it_tried(tmp_path):
     command = [
         sys.executable,

@@ -188,6 +188,7 @@ def test_kept_requests_go_on_with_the_new_version_and_say_which_token_is_whose(g
     assert answer.tokens[change : change + 5] == after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hot", [False, True], ids=["in place", "hot"])
 @pytest.mark.parametrize("policy", list(KVPolicy), ids=[policy.value for policy in KVPolicy])
 def test_running_requests_go_through_an_update_as_the_kv_policy_says(group, client, serves, policy, hot):
@@ -266,6 +267,7 @@ def test_a_second_owner_is_refused_and_changes_nothing(group, client):
     assert len(client.generate([[1]], 2)[0].tokens) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["experts", "draft"])
 def test_groups_of_every_kind_survive_cycles_that_shut_all_communicators_down(kind):
     model = {**MODEL, **({"experts": 4} if kind == "experts" else {"draft_layers": 1})}

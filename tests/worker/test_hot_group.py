@@ -16,6 +16,7 @@ pytestmark = pytest.mark.processes
 CYCLES = 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "config", "settings"),
     [

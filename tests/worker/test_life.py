@@ -29,6 +29,7 @@ def test_a_group_boots_serves_clears_and_serves_again(make_group):
     group.assert_journals_are_possible()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "config", "settings"),
     [
