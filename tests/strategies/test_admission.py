@@ -7,7 +7,7 @@ import pytest
 from wsm.strategies import IpcSource, MemoryTarget, SharedTensors, SnapshotSource, TensorSpec, load
 from wsm.strategies import publish_snapshot as publish
 from wsm.strategies.admission import LoadMemoryError, LoadWay, MemoryNeed, memory_need
-from wsm.strategies.offer import ManifestScope, Offer
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 
 SPECS = [TensorSpec("large", "U8", (3 << 20,)), TensorSpec("small", "U8", (100,))]
 STATE = {spec.name: (spec, b"\1" * spec.nbytes) for spec in SPECS}
@@ -74,6 +74,22 @@ def test_tensors_that_a_partial_load_does_not_bring_take_nothing(tmp_path):
 def test_a_stream_that_declares_nothing_brings_all_that_is_released():
     offer = Offer(7, iter(()), (), None, ManifestScope.LOADED, peak_extra_bytes=10, declared=False)
     assert memory_need(offer, MemoryTarget(SPECS)) == MemoryNeed(BYTES + 10, 0, released=True)
+
+
+def test_a_checkpoint_for_the_loaders_of_models_fills_all_that_is_released():
+    offer = Offer(7, (), (), None, ManifestScope.LOADED, chunk_tensors=16)
+    assert memory_need(offer, MemoryTarget(SPECS)) == MemoryNeed(BYTES, 0, released=True)
+
+
+def test_a_tied_tensor_is_counted_once_under_whatever_name():
+    tensors = [
+        OfferedTensor.of_bytes(TensorSpec(name, "U8", (100,)), "here", memoryview(bytes(100)))
+        for name in ("alias", "small")
+    ]
+    target = MemoryTarget(SPECS, tied={"alias": "small"})
+    for some in (tensors, tensors[:1]):
+        offer = Offer(7, tuple(some), (), None, ManifestScope.LOADED)
+        assert memory_need(offer, target) == MemoryNeed(100, 0, released=True)
 
 
 def test_memory_that_is_kept_is_not_taken(tmp_path):

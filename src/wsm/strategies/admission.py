@@ -105,7 +105,7 @@ def memory_need(offer: Offer, target: WeightTarget) -> MemoryNeed | None:
 
 def _brought(offer: Offer, target: WeightTarget) -> Iterable[TensorSpec]:
     specs, known = target.specs(), offer.known
-    if known is None:
+    if known is None or offer.chunk_tensors is not None:  # a checkpoint's names are not the target's
         return specs.values()
     adopting = target if isinstance(target, AdoptingTarget) else None
     tied = tied_names(target)
