@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from wsm.strategies import sealed_json
 from wsm.strategies.delta_shard import DeltaShard
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.manifest_fields import FieldReader
+from wsm.strategies.sealed_document import SealedDocument
 from wsm.strategies.version_file import MAX_VERSION
 
 _FORMAT = "wsm.delta-manifest"
@@ -31,7 +31,7 @@ class DeltaEntry:
 
 
 @dataclass(frozen=True)
-class DeltaManifest:
+class DeltaManifest(SealedDocument):
     """What ties the deltas of all ranks together; equal digests mean one publication.
 
     Parameters
@@ -54,20 +54,11 @@ class DeltaManifest:
         """Number of ranks that it was written for."""
         return len(self.shards)
 
-    @cached_property
-    def digest(self) -> str:
-        """Digest of the whole manifest."""
-        return sealed_json.content_digest(self._fields())
-
     def same_content(self, other: DeltaManifest) -> bool:
         """Whether both lead from the same bytes to the same bytes, rank by rank."""
         return (self.version, self.base_version) == (other.version, other.base_version) and [
             (shard.base_digest, shard.content_digest) for shard in self.shards
         ] == [(shard.base_digest, shard.content_digest) for shard in other.shards]
-
-    def encode(self) -> bytes:
-        """Return the bytes of the manifest's file."""
-        return sealed_json.seal(self._fields())
 
     @classmethod
     def of(cls, shards: Iterable[DeltaShard]) -> DeltaManifest:

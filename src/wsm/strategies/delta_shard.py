@@ -16,6 +16,7 @@ from wsm.strategies.delta_blocks import MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block,
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.manifest_fields import FieldReader
+from wsm.strategies.sealed_document import SealedDocument
 from wsm.strategies.strict_json import is_count
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 from wsm.strategies.version_file import MAX_VERSION
@@ -59,7 +60,7 @@ class DeltaTensor:
 
 
 @dataclass(frozen=True)
-class DeltaShard:
+class DeltaShard(SealedDocument):
     """The manifest of one rank's delta.
 
     Parameters
@@ -96,15 +97,6 @@ class DeltaShard:
     def content_digest(self) -> str:
         """Digest of the tensors afterwards: what a full load of the version would report."""
         return shard_digest((row.spec, row.digest) for row in self.tensors)
-
-    @cached_property
-    def digest(self) -> str:
-        """Digest of the whole manifest."""
-        return sealed_json.content_digest(self._fields())
-
-    def encode(self) -> bytes:
-        """Return the bytes of the manifest's file."""
-        return sealed_json.seal(self._fields())
 
     @classmethod
     def decode(cls, data: bytes, *, file: str) -> DeltaShard:

@@ -18,6 +18,7 @@ from wsm.strategies.errors import ManifestError
 from wsm.strategies.manifest_fields import FieldReader
 from wsm.strategies.placement import whole_shape
 from wsm.strategies.placement_errors import PlacementError
+from wsm.strategies.sealed_document import SealedDocument
 from wsm.strategies.tensor_table import TensorEntry, decode_rows, encode_rows
 from wsm.strategies.version_file import MAX_VERSION
 
@@ -36,7 +37,7 @@ class PartEntry:
 
 
 @dataclass(frozen=True)
-class ShardManifest:
+class ShardManifest(SealedDocument):
     """The manifest of one rank's shard.
 
     Parameters
@@ -69,15 +70,6 @@ class ShardManifest:
     def content_digest(self) -> str:
         """Digest of the tensors alone: equal weights have an equal one, however they were cut into parts."""
         return shard_digest((entry.spec, entry.digest) for entry in self.tensors)
-
-    @cached_property
-    def digest(self) -> str:
-        """Digest of the whole manifest."""
-        return sealed_json.content_digest(self._fields())
-
-    def encode(self) -> bytes:
-        """Return the bytes of the manifest's file."""
-        return sealed_json.seal(self._fields())
 
     @classmethod
     def decode(cls, data: bytes, *, file: str) -> ShardManifest:

@@ -7,12 +7,12 @@ equal digests mean shards of one publication. Knows nothing about directories or
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from wsm.strategies import sealed_json
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.manifest_fields import FieldReader
+from wsm.strategies.sealed_document import SealedDocument
 from wsm.strategies.version_file import MAX_VERSION
 
 _FORMAT = "wsm.version-manifest"
@@ -29,7 +29,7 @@ class ShardEntry:
 
 
 @dataclass(frozen=True)
-class VersionManifest:
+class VersionManifest(SealedDocument):
     """The manifest of a version.
 
     Parameters
@@ -51,20 +51,11 @@ class VersionManifest:
         """Number of ranks that the version was written for."""
         return len(self.shards)
 
-    @cached_property
-    def digest(self) -> str:
-        """Digest of the whole manifest."""
-        return sealed_json.content_digest(self._fields())
-
     def same_content(self, other: VersionManifest) -> bool:
         """Whether both describe the same tensors with the same bytes, rank by rank."""
         return self.version == other.version and [shard.content_digest for shard in self.shards] == [
             shard.content_digest for shard in other.shards
         ]
-
-    def encode(self) -> bytes:
-        """Return the bytes of the manifest's file."""
-        return sealed_json.seal(self._fields())
 
     @classmethod
     def decode(cls, data: bytes, *, file: str) -> VersionManifest:
