@@ -32,6 +32,7 @@ publish_delta, delta_report           its trainer's side, and what became of it
 delta_between                         the delta between two versions that are published already
 staged_delta, delta_writer            made visible at once; one rank's blocks
 published, publisher_lock             what a directory holds; one publisher at a time
+trainer_report                        what a trainer is told, whatever the way
 inventory                             what files and shared memory really hold, and how two of them differ
 rsync, transport                      the strategy for versions over a transport, and what one is
 gdr, transfer_modes                   the same for a whole checkpoint; by which way it travels

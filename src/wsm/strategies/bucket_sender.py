@@ -24,6 +24,7 @@ from wsm.strategies.observer import never_cancelled
 from wsm.strategies.sealed_json import content_digest
 from wsm.strategies.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.stream_errors import BucketSizeError
+from wsm.strategies.trainer_report import TrainerReport
 from wsm.strategies.trainer_tensors import TrainerTensors
 from wsm.strategies.version_file import check_version
 
@@ -35,29 +36,12 @@ IN_FLIGHT = 4
 _PREFIX = "wsm-buckets."
 
 
-@dataclass(frozen=True)
-class SendReport:
+@dataclass(frozen=True, kw_only=True)
+class SendReport(TrainerReport):
     """What was sent.
 
-    Parameters
-    ----------
-    version : int
-        The version.
-    manifest_digest : str
-        Digest of the publication; what every rank's load reports.
-    digests : mapping of int to str
-        Digest of the tensors of each rank.
-    bytes : int
-        Bytes of all tensors.
-    seconds : float
-        From the call to the last rank's word that it has verified everything; waiting for ranks included.
+    Its `seconds` go to the last rank's word that it has verified everything, waiting for ranks included.
     """
-
-    version: int
-    manifest_digest: str
-    digests: Mapping[int, str]
-    bytes: int
-    seconds: float
 
 
 class Sending:

@@ -24,6 +24,7 @@ from wsm.strategies.mooncake_leases import Leases
 from wsm.strategies.mooncake_memory import PACKED_BELOW, PublishedMemory, check_shards
 from wsm.strategies.mooncake_plan import Layout
 from wsm.strategies.sealed_json import content_digest
+from wsm.strategies.trainer_report import TrainerReport
 from wsm.strategies.trainer_tensors import TrainerTensors
 from wsm.strategies.version_file import check_version
 
@@ -33,32 +34,19 @@ LEASE_S = 30.0
 WITHDRAW_S = 60.0
 
 
-@dataclass(frozen=True)
-class MooncakeReport:
+@dataclass(frozen=True, kw_only=True)
+class MooncakeReport(TrainerReport):
     """What was published.
+
+    Its `seconds` include waiting for the readers of the version before.
 
     Parameters
     ----------
-    version : int
-        The version.
-    manifest_digest : str
-        Digest of the publication; what every rank's load reports.
-    digests : mapping of int to str
-        Digest of the tensors of each rank.
-    bytes : int
-        Bytes of all tensors.
     regions : int
         Regions of memory that are registered.
-    seconds : float
-        What it took: waiting for readers of the version before, registering, digests.
     """
 
-    version: int
-    manifest_digest: str
-    digests: Mapping[int, str]
-    bytes: int
     regions: int
-    seconds: float
 
 
 class MooncakePublisher:

@@ -25,6 +25,7 @@ from wsm.strategies.ipc_metas import IpcMetas, TensorMeta, metas_name
 from wsm.strategies.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer_report import TrainerReport
 from wsm.strategies.trainer_tensors import TrainerTensors, bytes_of, specs_of
 from wsm.strategies.version_file import check_version
 
@@ -34,32 +35,19 @@ _BEGIN = 1024  # not at a page's begin: see 4K aliasing in safetensors_header
 _LOCK_FILE = ".ipc_metas.lock"
 
 
-@dataclass(frozen=True)
-class SharedReport:
+@dataclass(frozen=True, kw_only=True)
+class SharedReport(TrainerReport):
     """What was shared.
+
+    Its `seconds` go from the first byte to the last metas file.
 
     Parameters
     ----------
-    version : int
-        The version.
-    manifest_digest : str
-        Digest of the publication; what every rank's load reports.
-    digests : mapping of int to str
-        Digest of the tensors of each rank.
-    bytes : int
-        Bytes of all tensors.
     created_bytes : int
         How much shared memory had to be created; the rest was written over an older version's.
-    seconds : float
-        From the first byte to the last metas file.
     """
 
-    version: int
-    manifest_digest: str
-    digests: Mapping[int, str]
-    bytes: int
     created_bytes: int
-    seconds: float
 
 
 class SharedTensors:
