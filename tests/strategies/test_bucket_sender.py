@@ -404,7 +404,7 @@ from receiving_rank import SPECS
 from wsm.strategies import BucketSender
 def die(done, total):
     if done > 1 << 20:
-        print(sender._segments[0].name, flush=True)
+        print(*(sender._segments[rank].name for rank in (0, 1)), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 shard = {spec.name: (spec, bytes(spec.nbytes)) for spec in SPECS}
 with BucketSender(sys.argv[1], bucket_bytes=1 << 18, in_flight=2) as sender:
@@ -414,7 +414,7 @@ with BucketSender(sys.argv[1], bucket_bytes=1 << 18, in_flight=2) as sender:
 
 
 @pytest.mark.processes
-def test_a_rank_whose_sender_is_killed_says_so_and_removes_what_it_left(tmp_path):
+def test_a_rank_removes_the_buckets_of_a_killed_sender_and_the_next_sender_those_of_other_ranks(tmp_path):
     address = f"ipc://{tmp_path}/buckets"
     command = [sys.executable, "-c", _DYING_SENDER, address, str(PROGRAM.parent)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -423,7 +423,11 @@ def test_a_rank_whose_sender_is_killed_says_so_and_removes_what_it_left(tmp_path
         with pytest.raises(stream_errors.PeerDiedError, match="has ended") as caught:
             load(source, MemoryTarget(SPECS), name="ipc_async", version=1)
         assert caught.value.touched
-        assert not (Path(MEMORY_DIRECTORY) / process.stdout.readline().strip()).exists()
+        own, others = process.stdout.readline().split()
+    assert not (Path(MEMORY_DIRECTORY) / own).exists()
+    assert (Path(MEMORY_DIRECTORY) / others).exists()  # that rank never came
+    with BucketSender(f"ipc://{tmp_path}/next"):
+        assert not (Path(MEMORY_DIRECTORY) / others).exists()
 
 
 def test_every_error_of_a_stream_is_one_of_wsm() -> None:
