@@ -164,9 +164,9 @@ class GroupUnderFault:
 
     def stop(self) -> list[str]:
         """End the group, if it runs; return what it left behind, journals that cannot be included."""
-        gave_up = self.damaged and self._supervisor is not None and _gave_up(self._supervisor)
-        self._supervisor = None
+        supervisor, self._supervisor = self._supervisor, None
         self._undo.close()
+        gave_up = self.damaged and supervisor is not None and _gave_up(supervisor)
         found = left_by(self.config.group.name, self.directory)
         if gave_up:  # its logs stay, for whoever looks for the reason
             found = [left for left in found if not left.endswith(".run")]

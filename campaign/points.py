@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -83,7 +84,8 @@ class Trap:
         if fault.act is Act.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.act in (Act.STOP, Act.FREEZE, Act.HANG):
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this very thread: to the process, another thread might take it while this one goes on.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         elif fault.act is Act.RAISE:
             raise OrderedFailureError(_STRANGE)
         return fault.act

@@ -402,7 +402,7 @@ def test_a_hot_update_is_refused_while_the_engine_commands(make_engine):
 
 
 def test_an_update_that_falls_back_to_in_place_takes_the_words(make_engine):
-    engine = make_engine(available_bytes={"1": 1000})
+    engine = make_engine(available_bytes={"1": 1_000_000})
     controller = engine.group.controller(engine_words=engine.config)
     engine.group.publish(2)
     engine.group.order(1, "write", "hold")

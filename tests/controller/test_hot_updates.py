@@ -21,7 +21,7 @@ from wsm.signals.errors import RoleBusyError
 pytestmark = pytest.mark.processes
 
 #: What two ranks of the smallest model would need, reserves included, is more than this.
-SCANT = {"0": 1000}
+SCANT = {"0": 1_000_000}
 
 
 @pytest.fixture

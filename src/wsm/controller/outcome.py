@@ -95,6 +95,8 @@ class Situation:
         Of the command, in seconds.
     gave_up : bool
         Whether the caller gave up.
+    expired : bool
+        Whether the deadline had passed.
     """
 
     late: Mapping[int, str] = field(default_factory=dict)
@@ -104,6 +106,7 @@ class Situation:
     hangs: tuple[Hang, ...] = ()
     deadline_s: float = 0.0
     gave_up: bool = False
+    expired: bool = False
 
 
 def late(group: GroupView, view: View) -> dict[int, str]:

@@ -210,6 +210,7 @@ class Transaction:
             hangs=tuple(company.hangs),
             deadline_s=self._deadline_s,
             gave_up=self._gave_up,
+            expired=self._elapsed_s(self._began_ns) > self._deadline_s,
         )
 
     def _raise_if_stuck(self, view: View) -> None:
@@ -224,8 +225,10 @@ class Transaction:
         waiting = decide.waiting_on(view)
         lost = tuple(rank for rank in self._company.lost if rank in waiting)
         broken = outcome.broken(view, lost)
-        # A step that raised after the decision raised over it: whoever caused that one is to blame for both.
-        to_blame = lost if self._situation.lost or set(lost) - set(broken) else ()
+        # A step that raised after the decision raised over it, and whoever ends after the deadline ends over
+        # what was late then: the first cause is to blame for both.
+        first = self._situation
+        to_blame = lost if first.lost or (set(lost) - set(broken) and not first.expired) else ()
         self._situation = replace(
             self._situation,
             lost=to_blame,

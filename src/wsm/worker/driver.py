@@ -187,7 +187,7 @@ class RankDriver:
         except Exception as error:  # noqa: BLE001 - whatever the scheduler raises fails the command
             if not protocol.may_fail(standing.state):
                 self._failing.broke_in_flip(error)
-            self._failing.fail("drain", error)
+            self._failing.fail(standing.at_work.doing, error)
             return Todo.LOOK
         if settled:
             standing.take(protocol.drained(standing.shown()))

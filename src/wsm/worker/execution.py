@@ -140,9 +140,9 @@ class Execution:
                 why=why,
             )
         self.plan.admit(self._context)
-        self.doing = "drain"
         self._watch.takes_up(self.plan)
         for action in self.plan.before_parking:
+            self.doing = action.name
             self._work.run(action)
         return tuple(action.collective for action in self.plan.actions)
 

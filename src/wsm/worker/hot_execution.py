@@ -110,8 +110,8 @@ class HotExecution(Execution):
         """After the decision: end admission, and say whether the in-flight policy is satisfied."""
         if not self._admission_ended:
             self._admission_ended = True
-            self.doing = "drain"
             for action in self.plan.before_parking:
+                self.doing = action.name
                 self._work.run(action)
         return super().drained()
 
