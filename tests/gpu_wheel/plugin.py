@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 
 import pytest
 
@@ -30,6 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_report_header() -> str:
-    import paddle  # noqa: PLC0415 - a second of import time, after the warnings are filtered
+    with warnings.catch_warnings():  # the filters of the configuration do not hold yet
+        warnings.filterwarnings("ignore", "You are using GPU version")
+        import paddle  # noqa: PLC0415 - a second of import time, which listing options can do without
 
     return f"paddle {paddle.__version__}, compiled with CUDA: {paddle.is_compiled_with_cuda()}"
