@@ -22,8 +22,8 @@ from wsm.strategies import (
     SnapshotSource,
     load,
     publish_snapshot,
-    tensor_copy,
 )
+from wsm.strategies.applier import tensor_copy
 
 Once: TypeAlias = Callable[[], float]
 Way: TypeAlias = Callable[[Model, Path], AbstractContextManager[Once]]

@@ -31,7 +31,7 @@ from wsm.rollout.sharding import shard_specs
 from wsm.signals.liveness import Life, Liveness
 from wsm.signals.segment import Segment
 from wsm.signals.word import CommandWord, StepWord
-from wsm.strategies.memory_target import MemoryTarget
+from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.testing import InMemoryRunner
 from wsm.worker import HOLD, JOIN, Worker
 

@@ -26,7 +26,7 @@ from wsm.controller.group_view import GroupView
 from wsm.signals.word import CommandWord, CommittedWord
 from wsm.states import entry
 from wsm.states.journal import Journal, JournalEntry
-from wsm.strategies.staged_memory import StagedMemory
+from wsm.strategies.applier.staged_memory import StagedMemory
 from wsm.strategies.tensor import WeightTarget
 
 _STRANGE = "the campaign ordered this failure: 失败"

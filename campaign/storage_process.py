@@ -24,9 +24,9 @@ from wsm.errors import WsmError
 from wsm.rollout.sharding import shard_specs
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY
 from wsm.strategies import SnapshotSource, load
+from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.errors import StorageError
-from wsm.strategies.memory_target import MemoryTarget
-from wsm.strategies.version_file import read_version
+from wsm.strategies.files.version_file import read_version
 
 _KIB = 1024
 _CYCLES = 5

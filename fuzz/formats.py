@@ -10,18 +10,26 @@ from typing import Any, NamedTuple
 from fuzz.invariant import Format
 from fuzz.sealed import sealed_formats
 from wsm.errors import BadInputError, GroupError
-from wsm.strategies import bucket_frames, bucket_messages, mooncake_messages
-from wsm.strategies.bucket_frames import Frame
-from wsm.strategies.delta_blocks import Block, BlockKind, table_problem
-from wsm.strategies.delta_codec import BlockError
-from wsm.strategies.delta_codec import decode as unfold
-from wsm.strategies.delta_codec import encode as fold
+from wsm.strategies.buckets import messages as bucket_messages
+from wsm.strategies.delta.blocks import Block, BlockKind, table_problem
+from wsm.strategies.delta.codec import BlockError
+from wsm.strategies.delta.codec import decode as unfold
+from wsm.strategies.delta.codec import encode as fold
 from wsm.strategies.digest import digest_of
-from wsm.strategies.mooncake_plan import Layout, Placed, Region
-from wsm.strategies.part_metadata import PartMetadata
-from wsm.strategies.safetensors_header import PREFIX_BYTES, Header, build_header, header_length, parse_header
+from wsm.strategies.files.safetensors_header import (
+    PREFIX_BYTES,
+    Header,
+    build_header,
+    header_length,
+    parse_header,
+)
+from wsm.strategies.files.version_file import parse_version
+from wsm.strategies.messages import frames as bucket_frames
+from wsm.strategies.messages.frames import Frame
+from wsm.strategies.mooncake import messages as mooncake_messages
+from wsm.strategies.mooncake.plan import Layout, Placed, Region
+from wsm.strategies.snapshot.part_metadata import PartMetadata
 from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.version_file import parse_version
 
 _SPECS = (TensorSpec("a", "F32", (2, 4)), TensorSpec("b", "BF16", (3,)), TensorSpec("c", "I64", ()))
 _METADATA = PartMetadata(3, 0, 2, "p")

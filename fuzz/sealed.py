@@ -14,18 +14,18 @@ from functools import partial
 from typing import Any
 
 from fuzz.invariant import Format
-from wsm.strategies.delta_blocks import Block, BlockKind
-from wsm.strategies.delta_manifest import DeltaManifest
-from wsm.strategies.delta_shard import DeltaShard, DeltaTensor
+from wsm.strategies.delta.blocks import Block, BlockKind
+from wsm.strategies.delta.manifest import DeltaManifest
+from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.ipc_metas import IpcMetas, TensorMeta
-from wsm.strategies.manifest import PartEntry, ShardManifest
-from wsm.strategies.placement import Member, Placement, Replicated, Segment, Split
-from wsm.strategies.sealed_json import seal
-from wsm.strategies.stream_manifest import StreamManifest
+from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.ipc.metas import IpcMetas, TensorMeta
+from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest
+from wsm.strategies.snapshot.placement import Member, Placement, Replicated, Segment, Split
+from wsm.strategies.snapshot.tensor_table import TensorEntry
+from wsm.strategies.snapshot.version_manifest import ShardEntry, VersionManifest
 from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.tensor_table import TensorEntry
-from wsm.strategies.version_manifest import ShardEntry, VersionManifest
+from wsm.strategies.transports.stream_manifest import StreamManifest
 
 _DIGEST = digest_of(b"x")
 _SPECS = (TensorSpec("a", "F32", (2, 4)), TensorSpec("b", "BF16", (3,)), TensorSpec("c", "I64", ()))

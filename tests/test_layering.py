@@ -39,6 +39,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "explanation": FOUNDATION | {"states", "signals", "report", "command", "declared_plans"},
     "receipt": CORE | {"report"},
 }
+#: What each package of strategies may import from the others; the modules beside them are open to all but
+#: those that put strategies together.
+STRATEGIES: dict[str, set[str]] = {
+    "applier": {"files"},
+    "documents": set(),
+    "files": {"documents"},
+    "trainer": {"documents", "files"},
+    "messages": {"documents"},
+    "snapshot": {"applier", "documents", "files", "trainer"},
+    "ipc": {"applier", "documents", "files", "snapshot", "trainer"},
+    "buckets": {"applier", "documents", "files", "ipc", "messages", "trainer"},
+    "transports": {"applier", "documents", "files", "messages", "trainer"},
+    "mooncake": {"applier", "documents", "files", "messages", "trainer", "transports"},
+    "delta": {"applier", "documents", "files", "snapshot", "trainer"},
+}
+#: They put strategies together; no strategy may know them.
+STRATEGIES_TOGETHER = {"registry", "load", "memory_plan", "source_config", "inventory"}
 SHELLS = {"worker", "controller", "group_segment", "testing"}
 EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "states",
@@ -138,6 +155,27 @@ def test_imports_follow_the_direction_of_the_design() -> None:
             if not is_within(target, allowed)
         ]
     assert not wrong
+
+
+def test_strategies_know_what_is_below_them_and_never_one_another() -> None:
+    packages = set(STRATEGIES)
+    wrong = []
+    for module, tree in modules():
+        _, _, place = module.partition("strategies.")
+        package = own_part(place)
+        if package not in packages:
+            continue
+        targets = {
+            own_part(name.removeprefix("wsm.strategies."))
+            for name in imported(tree)
+            if name.startswith("wsm.strategies.")
+        }
+        forbidden = (packages | STRATEGIES_TOGETHER) - STRATEGIES[package] - {package}
+        wrong += [f"wsm.{module} imports wsm.strategies.{target}" for target in sorted(targets & forbidden)]
+    assert not wrong
+    assert {
+        path.name for path in (SOURCE / "strategies").iterdir() if (path / "__init__.py").exists()
+    } == packages
 
 
 def test_only_the_machine_knows_the_transitions_library() -> None:

@@ -16,7 +16,7 @@ import xxhash
 import yaml
 
 from wsm.config_reading import ConfigurationError, build, connected_parts
-from wsm.strategies.delta_source import FALLBACKS
+from wsm.strategies.delta.source import FALLBACKS
 from wsm.strategies.source_config import (
     ORPHANS,
     DeltaConfig,

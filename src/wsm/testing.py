@@ -16,7 +16,7 @@ from wsm.actions.surfaces import (
     ProcessGroupSurface,
     RoutingReplaySurface,
 )
-from wsm.strategies.memory_target import MemoryTarget
+from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
 
 

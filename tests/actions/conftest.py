@@ -19,7 +19,7 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.sequence import Plan
 from wsm.actions.surfaces import GroupKind
 from wsm.actions.verify import resident_digest
-from wsm.strategies.staged_memory import StagedMemory
+from wsm.strategies.applier.staged_memory import StagedMemory
 from wsm.strategies.tensor import TensorSpec
 
 KIB = 1024

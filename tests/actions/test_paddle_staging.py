@@ -10,11 +10,11 @@ from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
 from wsm.actions.errors import WeightsReleasedError
 from wsm.actions.staging_surface import AvailableMemory, StageableWeights
 from wsm.actions.verify import resident_digest
+from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.load import load
-from wsm.strategies.memory_target import MemoryTarget
-from wsm.strategies.publish import publish_snapshot
-from wsm.strategies.snapshot_source import SnapshotSource
+from wsm.strategies.snapshot.publish import publish_snapshot
+from wsm.strategies.snapshot.source import SnapshotSource
 from wsm.strategies.tensor import StagedTarget
 
 pytestmark = pytest.mark.paddle

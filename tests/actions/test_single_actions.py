@@ -23,7 +23,7 @@ from wsm.actions.surfaces import GroupKind
 from wsm.actions.verify import VerifyCleared, VerifyLoaded, resident_digest
 from wsm.actions.weights import AddressContract, LoadWeights, ReleaseWeights, WatchedTarget
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
-from wsm.strategies.memory_target import MemoryTarget
+from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
 
 

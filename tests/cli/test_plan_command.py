@@ -9,7 +9,7 @@ import pytest
 from command_line import Run
 from small_model import SPECS, publish
 
-from wsm.strategies.admission import LoadMemoryError, LoadWay
+from wsm.strategies.applier.admission import LoadMemoryError, LoadWay
 from wsm.strategies.load import Preview
 from wsm.strategies.memory_plan import admit, plan_memory
 from wsm.strategies.offer import ManifestScope

@@ -22,7 +22,7 @@ STAND_INS = {
     "actions/backends/paddle_memory.py": {"self._cuda": "paddle.device.cuda"},
     "actions/backends/device_groups.py": {"self._distributed": "paddle.distributed"},
     "actions/backends/paddle_groups.py": {"_core()": "paddle.base.core"},
-    "strategies/pickled_metas.py": {
+    "strategies/ipc/pickled_metas.py": {
         "_paddle(path)": "paddle",
         "_dense_tensor(paddle)": "paddle.base.core.LoDTensor",
     },

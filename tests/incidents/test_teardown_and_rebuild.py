@@ -23,7 +23,7 @@ from wsm.actions.verify import resident_digest
 from wsm.actions.weights import AddressContract
 from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, RankFailedError
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
-from wsm.strategies.memory_target import MemoryTarget
+from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
 from wsm.testing import InMemoryRunner
 from wsm.worker.errors import NotServingError

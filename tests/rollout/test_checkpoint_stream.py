@@ -18,8 +18,8 @@ from wsm.rollout.sharding import initial_state, shard, shard_specs
 from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.rollout.weight_loader import loaders_for
 from wsm.strategies import MemoryTarget, with_manifest, write_version
+from wsm.strategies.applier.feeding import feed_loaders
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.feeding import feed_loaders
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.tensor import TensorSpec

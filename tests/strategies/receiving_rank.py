@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from wsm.strategies import MemoryTarget, TensorSpec, load
-from wsm.strategies.stream_source import IpcAsyncSource
+from wsm.strategies.buckets.source import IpcAsyncSource
 
 SPECS = (TensorSpec("a", "U8", (3 << 20,)), TensorSpec("b", "F32", (7, 5)))
 

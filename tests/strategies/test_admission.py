@@ -6,7 +6,7 @@ import pytest
 
 from wsm.strategies import IpcSource, MemoryTarget, SharedTensors, SnapshotSource, TensorSpec, load
 from wsm.strategies import publish_snapshot as publish
-from wsm.strategies.admission import LoadMemoryError, LoadWay, MemoryNeed, memory_need
+from wsm.strategies.applier.admission import LoadMemoryError, LoadWay, MemoryNeed, memory_need
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 
 SPECS = [TensorSpec("large", "U8", (3 << 20,)), TensorSpec("small", "U8", (100,))]

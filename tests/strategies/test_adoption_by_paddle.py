@@ -10,8 +10,8 @@ import pytest
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.strategies import IpcSource, SharedTensors, TensorSpec, load
 from wsm.strategies.errors import DigestMismatchError
-from wsm.strategies.ipc_metas import IpcMetas
-from wsm.strategies.shared_segment import MEMORY_DIRECTORY
+from wsm.strategies.ipc.metas import IpcMetas
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
 
 pytestmark = pytest.mark.paddle
 paddle = pytest.importorskip("paddle")

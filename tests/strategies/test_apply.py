@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.apply import apply_tensors
-from wsm.strategies.copying import CHUNK_BYTES
-from wsm.strategies.coverage import check_coverage
+from wsm.strategies.applier.apply import apply_tensors
+from wsm.strategies.applier.copying import CHUNK_BYTES
+from wsm.strategies.applier.coverage import check_coverage
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from wsm.strategies import MemoryTarget, ShardManifest, TensorSpec, errors, inspect, load
-from wsm.strategies.sealed_json import seal
+from wsm.strategies.documents.sealed_json import seal
 
 PART0 = "model_state.tp0.0.part0.pdparams"
 PART1 = "model_state.tp0.0.part1.pdparams"

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsm.strategies import bucket_frames as frames
-from wsm.strategies import bucket_messages as say
-from wsm.strategies.bucket_plan import ALIGNMENT, plan_buckets
+from wsm.strategies.buckets import messages as say
+from wsm.strategies.buckets.plan import ALIGNMENT, plan_buckets
 from wsm.strategies.digest import digest_of
-from wsm.strategies.stream_errors import PeerMessageError
+from wsm.strategies.files.version_file import MAX_VERSION
+from wsm.strategies.messages import frames
+from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
-from wsm.strategies.version_file import MAX_VERSION
 
 counts = st.integers(0, (1 << 63) - 1)
 digests = st.binary(max_size=4).map(digest_of)

@@ -15,14 +15,15 @@ import pytest
 from receiving_rank import SPECS
 
 from wsm.errors import WsmError
-from wsm.strategies import MemoryTarget, TensorSpec, errors, load, stream_errors
-from wsm.strategies import bucket_messages as say
-from wsm.strategies.bucket_sender import BucketSender
-from wsm.strategies.bucket_socket import connect
-from wsm.strategies.bucket_stream import RankStream
+from wsm.strategies import MemoryTarget, TensorSpec, errors, load
+from wsm.strategies.buckets import messages as say
+from wsm.strategies.buckets.bucket_socket import connect
+from wsm.strategies.buckets.sender import BucketSender
+from wsm.strategies.buckets.source import IpcAsyncSource
+from wsm.strategies.buckets.stream import RankStream
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.shared_segment import MEMORY_DIRECTORY, OwnedSegment
-from wsm.strategies.stream_source import IpcAsyncSource
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
+from wsm.strategies.messages import errors as stream_errors
 
 BUCKET = 1 << 18
 PROGRAM = Path(__file__).with_name("receiving_rank.py")
@@ -385,7 +386,7 @@ def test_a_second_rank_of_the_same_number_is_told_that_it_comes_too_late(stream)
 @pytest.mark.processes
 def test_what_a_killed_sender_left_is_swept_by_the_next_one(tmp_path):
     program = (
-        "import os, signal, sys; from wsm.strategies.bucket_sender import BucketSender;"
+        "import os, signal, sys; from wsm.strategies.buckets.sender import BucketSender;"
         "sender = BucketSender(sys.argv[1], bucket_bytes=64); sender._segment(0);"
         "print(sender._segments[0].name, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )

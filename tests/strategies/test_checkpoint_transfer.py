@@ -16,20 +16,12 @@ from checkpoint_transfer.stream import FakeCheckpointTransfer
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
 from small_state import State, contents, make_state
 
-from wsm.strategies import (
-    LoadReport,
-    ManifestScope,
-    MemoryTarget,
-    RsyncSource,
-    errors,
-    load,
-    stream_errors,
-    transport_errors,
-    with_manifest,
-)
-from wsm.strategies.checkpoint_transfer import CheckpointTransferTransport, Interface
-from wsm.strategies.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.transport import KeptTransport
+from wsm.strategies import LoadReport, ManifestScope, MemoryTarget, RsyncSource, errors, load, with_manifest
+from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies.transports import errors as transport_errors
+from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport, Interface
+from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.transport import KeptTransport
 
 pytestmark = pytest.mark.processes
 

@@ -19,8 +19,8 @@ from wsm.strategies import (
     inspect,
     load,
 )
-from wsm.strategies import delta_errors as wrong
-from wsm.strategies.delta_reader import OpenDelta
+from wsm.strategies.delta import errors as wrong
+from wsm.strategies.delta.reader import OpenDelta
 
 
 @pytest.fixture
@@ -454,8 +454,8 @@ def test_a_target_without_the_package_is_told_what_to_install(directory, monkeyp
     directory.whole(1, A)
     directory.delta(2, 1, B)
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    monkeypatch.delitem(sys.modules, "wsm.strategies.delta_codec", raising=False)
-    monkeypatch.delattr("wsm.strategies.delta_codec", raising=False)
+    monkeypatch.delitem(sys.modules, "wsm.strategies.delta.codec", raising=False)
+    monkeypatch.delattr("wsm.strategies.delta.codec", raising=False)
     target = holding(A)
     with pytest.raises(wrong.ZstandardMissingError, match=r"wsm\[delta\]"):
         directory.load(2, target)

@@ -9,9 +9,9 @@ from delta_directory import A, B, Directory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wsm.strategies import sealed_json
-from wsm.strategies.delta_manifest import DeltaManifest
-from wsm.strategies.delta_shard import DeltaShard
+from wsm.strategies.delta.manifest import DeltaManifest
+from wsm.strategies.delta.shard import DeltaShard
+from wsm.strategies.documents import sealed_json
 from wsm.strategies.errors import ManifestError
 
 _PLAIN = st.recursive(

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.strategies.device_id import device_id_from_environment
 from wsm.strategies.errors import DeviceIdError
+from wsm.strategies.files.device_id import device_id_from_environment
 
 
 @pytest.mark.parametrize(

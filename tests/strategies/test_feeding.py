@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
-from wsm.strategies.apply import Applied
-from wsm.strategies.auxiliary_names import AuxiliaryNames
+from wsm.strategies.applier.apply import Applied
+from wsm.strategies.applier.auxiliary_names import AuxiliaryNames
+from wsm.strategies.applier.feeding import feed_loaders
+from wsm.strategies.applier.loaders import LoaderContractError, NoAuxiliaryTensorsError, ParameterMemory
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.feeding import feed_loaders
-from wsm.strategies.loaders import LoaderContractError, NoAuxiliaryTensorsError, ParameterMemory
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, load, publish_snapshot
-from wsm.strategies.copying import CHUNK_BYTES
-from wsm.strategies.finite import first_not_finite
-from wsm.strategies.manifest import ShardManifest
-from wsm.strategies.sealed_json import seal
+from wsm.strategies.applier.copying import CHUNK_BYTES
+from wsm.strategies.applier.finite import first_not_finite
+from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.snapshot.manifest import ShardManifest
 
 BAD = {
     "F16": np.array([1, -2, np.inf], "f2").tobytes(),

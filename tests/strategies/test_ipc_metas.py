@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from wsm.strategies import TensorSpec
 from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.documents.sealed_json import seal
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.ipc_metas import HOST, IpcMetas, TensorMeta
-from wsm.strategies.sealed_json import seal
+from wsm.strategies.ipc.metas import HOST, IpcMetas, TensorMeta
 from wsm.strategies.tensor import ITEM_BYTES
 
 SPECS = (TensorSpec("a", "F32", (5,)), TensorSpec("b", "BF16", (3, 2)), TensorSpec("c", "I64", ()))

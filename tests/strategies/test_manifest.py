@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from wsm.strategies import ShardManifest, TensorSpec, VersionManifest, errors
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.manifest import PartEntry
-from wsm.strategies.placement import Member, Replicated, Segment, Split
-from wsm.strategies.sealed_json import seal
-from wsm.strategies.tensor_table import TensorEntry
-from wsm.strategies.version_manifest import ShardEntry
+from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.snapshot.manifest import PartEntry
+from wsm.strategies.snapshot.placement import Member, Replicated, Segment, Split
+from wsm.strategies.snapshot.tensor_table import TensorEntry
+from wsm.strategies.snapshot.version_manifest import ShardEntry
 
 DIGEST = digest_of(b"x")
 

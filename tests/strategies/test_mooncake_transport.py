@@ -29,18 +29,18 @@ from wsm.strategies import (
     errors,
     inspect,
     load,
-    mooncake_engine,
-    stream_errors,
 )
-from wsm.strategies.mooncake_engine import Engine, address_of
-from wsm.strategies.mooncake_errors import (
+from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies.mooncake import engine as mooncake_engine
+from wsm.strategies.mooncake.engine import Engine, address_of
+from wsm.strategies.mooncake.errors import (
     EngineExposedError,
     LeaseLostError,
     MemoryRegistrationError,
     MooncakeMissingError,
     PublicationHeldError,
 )
-from wsm.strategies.transport import KeptTransport
+from wsm.strategies.transports.transport import KeptTransport
 
 pytestmark = pytest.mark.processes
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsm.strategies import bucket_frames
-from wsm.strategies import mooncake_messages as say
-from wsm.strategies.mooncake_channel import Channel, parse_address
-from wsm.strategies.mooncake_engine import EngineSettings
-from wsm.strategies.mooncake_errors import EngineSettingsError
-from wsm.strategies.mooncake_leases import Leases
-from wsm.strategies.mooncake_memory import merged
-from wsm.strategies.mooncake_plan import Layout, Placed, ReadPlan, Region
-from wsm.strategies.stream_errors import PeerDiedError, PeerMessageError
+from wsm.strategies.messages import frames as bucket_frames
+from wsm.strategies.messages.errors import PeerDiedError, PeerMessageError
+from wsm.strategies.mooncake import messages as say
+from wsm.strategies.mooncake.channel import Channel, parse_address
+from wsm.strategies.mooncake.engine import EngineSettings
+from wsm.strategies.mooncake.errors import EngineSettingsError
+from wsm.strategies.mooncake.leases import Leases
+from wsm.strategies.mooncake.memory import merged
+from wsm.strategies.mooncake.plan import Layout, Placed, ReadPlan, Region
 from wsm.strategies.tensor import TensorSpec
 
 DIGEST = "0123456789abcdef" * 2

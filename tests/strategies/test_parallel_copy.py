@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.apply import apply_tensors
-from wsm.strategies.copying import CHUNK_BYTES
+from wsm.strategies.applier.apply import apply_tensors
+from wsm.strategies.applier.copying import CHUNK_BYTES
+from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.digest import digest_of
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
-from wsm.strategies.parallel_copy import default_threads
 
 SIZE = 3 * CHUNK_BYTES + 17
 NAMES = tuple(f"w{index}" for index in range(6))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.apply import apply_tensors
+from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors, inspect, load
-from wsm.strategies.convert import convert
-from wsm.strategies.safetensors_header import build_header
+from wsm.strategies.files.safetensors_header import build_header
+from wsm.strategies.snapshot.convert import convert
 
 NAME = "model_state.tp0.0.pdparams"
 SPECS = [

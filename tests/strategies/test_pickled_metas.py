@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wsm.strategies import MemoryTarget, TensorSpec, errors, load, share_errors
-from wsm.strategies import pickled_metas as module
-from wsm.strategies.ipc import IpcSource
-from wsm.strategies.ipc_metas import TensorMeta
+from wsm.strategies import MemoryTarget, TensorSpec, errors, load
+from wsm.strategies.ipc import errors as share_errors
+from wsm.strategies.ipc import pickled_metas as module
+from wsm.strategies.ipc.metas import TensorMeta
+from wsm.strategies.ipc.strategy import IpcSource
 from wsm.strategies.offer import ManifestScope
 
 pytestmark = pytest.mark.paddle

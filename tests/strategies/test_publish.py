@@ -19,8 +19,8 @@ from wsm.strategies import (
     publish_snapshot,
     read_version,
 )
-from wsm.strategies.shard_writer import cut_into_parts, write_shard
-from wsm.strategies.snapshot_directory import SnapshotDirectory
+from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.snapshot.shard_writer import cut_into_parts, write_shard
 
 
 def versions(root):

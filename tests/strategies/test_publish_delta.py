@@ -16,7 +16,7 @@ from wsm.strategies import (
     load,
     publish_delta,
 )
-from wsm.strategies import delta_errors as wrong
+from wsm.strategies.delta import errors as wrong
 
 
 @pytest.fixture

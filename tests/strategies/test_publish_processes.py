@@ -42,7 +42,7 @@ print(json.dumps({"seen": sorted(seen), "mixed": mixed}))
 PUBLISHER = (
     STATE
     + """
-import wsm.strategies.staged_version as staged_version
+import wsm.strategies.snapshot.staged_version as staged_version
 
 root, stage = sys.argv[1], sys.argv[2]
 
@@ -59,7 +59,7 @@ class Stopping(dict):
 tensors = Stopping(state(2))
 tensors.armed = False
 if stage == "in the middle of a part":
-    from wsm.strategies import shard_writer
+    from wsm.strategies.snapshot import shard_writer
 
     def specs_first(mapping, original=shard_writer.specs_of):
         specs = original(mapping)

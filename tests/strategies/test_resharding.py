@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, inspect, load, publish_snapshot
-from wsm.strategies.placement import Member, Placement, Replicated, Segment, Split, split
-from wsm.strategies.placement_errors import PlacementError, PlacementMissingError, SlicesError
-from wsm.strategies.sealed_json import seal
+from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.snapshot.placement import Member, Placement, Replicated, Segment, Split, split
+from wsm.strategies.snapshot.placement_errors import PlacementError, PlacementMissingError, SlicesError
 from wsm.strategies.tensor import ITEM_BYTES
 
 #: Whole tensors: dtype, shape, placement. Some have rows longer than a staging buffer and a chunk.

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wsm.strategies import TensorSpec, errors
-from wsm.strategies.safetensors_header import (
+from wsm.strategies.files.safetensors_header import (
     MAX_HEADER_BYTES,
     PREFIX_BYTES,
     build_header,

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from wsm.strategies import MemoryTarget, TensorSpec, errors, load, share_errors
-from wsm.strategies.ipc import IpcSource
-from wsm.strategies.ipc_metas import IpcMetas
-from wsm.strategies.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment, sweep
-from wsm.strategies.shared_tensors import SharedTensors
+from wsm.strategies import MemoryTarget, TensorSpec, errors, load
+from wsm.strategies.ipc import errors as share_errors
+from wsm.strategies.ipc.metas import IpcMetas
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment, sweep
+from wsm.strategies.ipc.shared_tensors import SharedTensors
+from wsm.strategies.ipc.strategy import IpcSource
 
 SPEC = TensorSpec("w", "F32", (1000,))
 A, B, C = ({"w": (SPEC, bytes([byte]) * SPEC.nbytes)} for byte in (1, 2, 3))
@@ -22,7 +23,7 @@ A, B, C = ({"w": (SPEC, bytes([byte]) * SPEC.nbytes)} for byte in (1, 2, 3))
 _TRAINER = """
 import sys
 from wsm.strategies import TensorSpec
-from wsm.strategies.shared_tensors import SharedTensors
+from wsm.strategies.ipc.shared_tensors import SharedTensors
 spec = TensorSpec("w", "F32", (1000,))
 shared = SharedTensors(sys.argv[1])
 shared.publish(1, {0: {"w": (spec, b"\\x01" * spec.nbytes)}})
@@ -276,7 +277,7 @@ def test_a_lease_lasts_as_long_as_the_last_view_of_the_memory():
 @pytest.mark.processes
 def test_sweeping_spares_what_has_an_owner_and_leaves_readers_their_memory():
     program = (
-        "import os, signal; from wsm.strategies.shared_segment import OwnedSegment;"
+        "import os, signal; from wsm.strategies.ipc.shared_segment import OwnedSegment;"
         "print(OwnedSegment('wsm-test-dead.', 64).name, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsm.strategies import TensorSpec, errors, with_manifest
-from wsm.strategies.sealed_json import seal
-from wsm.strategies.stream_manifest import MANIFEST_TENSOR, StreamManifest
+from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
 
 STATE = {
     "a": (TensorSpec("a", "F32", (2, 3)), bytes(24)),

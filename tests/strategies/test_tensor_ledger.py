@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from wsm.strategies import TensorSpec
+from wsm.strategies.applier.tensor_ledger import keep_ledger, ledger_paths, read_ledger
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.tensor_ledger import keep_ledger, ledger_paths, read_ledger
 
 
 def rows(content: bytes):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.apply import apply_tensors
-from wsm.strategies.copying import CHUNK_BYTES
+from wsm.strategies.applier.apply import apply_tensors
+from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.digest import digest_of
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor

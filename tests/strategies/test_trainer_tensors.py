@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from wsm.strategies import TensorSpec, errors
-from wsm.strategies.trainer_tensors import bytes_of, specs_of
+from wsm.strategies.trainer.tensors import bytes_of, specs_of
 
 
 def described(value):

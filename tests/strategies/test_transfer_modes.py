@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from wsm.config import config_from_mapping
-from wsm.strategies.transfer_modes import INTERFACES, check_transfer_mode
-from wsm.strategies.transport_errors import (
+from wsm.strategies.transports.errors import (
     TransferModeError,
     TransportOptionError,
     TransportUnknownError,
 )
+from wsm.strategies.transports.transfer_modes import INTERFACES, check_transfer_mode
 from wsm.worker.sources import Sources
 
 

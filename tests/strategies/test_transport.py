@@ -21,12 +21,12 @@ from wsm.strategies import (
     publish_snapshot,
     write_version,
 )
-from wsm.strategies.apply import apply_tensors
-from wsm.strategies.ipc_snapshot import IpcSnapshot
+from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
-from wsm.strategies.rsync import Rsync, RsyncSource
-from wsm.strategies.transport import KeptTransport
+from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
+from wsm.strategies.transports.rsync import Rsync, RsyncSource
+from wsm.strategies.transports.transport import KeptTransport
 
 SPEC = TensorSpec("w", "U8", (4,))
 

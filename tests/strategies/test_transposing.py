@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
-from wsm.strategies.apply import apply_tensors
+from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.digest import digest_of
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from wsm.signals.word import MAX_VERSION as MAX_VERSION_OF_THE_WORD
 from wsm.strategies import MAX_VERSION, errors, read_version, write_version
-from wsm.strategies.version_file import parse_version
+from wsm.strategies.files.version_file import parse_version
 
 
 def test_the_largest_version_is_what_the_committed_word_can_carry():

@@ -12,7 +12,7 @@ from wsm.actions.backends.rendezvous import FileRendezvous, Rendezvous
 from wsm.actions.staging_surface import AvailableMemory, StageableWeights
 from wsm.actions.surfaces import MemorySurface, ProcessGroupSurface, Runner, WeightSurface
 from wsm.actions.weights import AddressedWeights
-from wsm.strategies.memory_target import MemoryTarget
+from wsm.strategies.applier.memory_target import MemoryTarget
 
 
 def a_runner(runner: FastDeployRunner) -> Runner:

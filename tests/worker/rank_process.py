@@ -28,8 +28,8 @@ from wsm.actions.verify import resident_digest
 from wsm.config import config_from_mapping
 from wsm.signals.liveness import Life, Liveness
 from wsm.signals.word import StepWord
-from wsm.strategies.memory_target import MemoryTarget
-from wsm.strategies.staged_memory import StagedMemory
+from wsm.strategies.applier.memory_target import MemoryTarget
+from wsm.strategies.applier.staged_memory import StagedMemory
 from wsm.strategies.tensor import TensorSpec
 from wsm.testing import InMemoryKVCache, InMemoryMemory, InMemoryRequests, InMemoryRunner
 from wsm.worker.errors import NotServingError

@@ -11,7 +11,7 @@ import pytest
 from wsm.actions.base import ActionContext
 from wsm.config import ConfigurationError, WsmConfig, config_from_mapping
 from wsm.strategies import MemoryTarget, TensorSpec, publish_snapshot
-from wsm.strategies.admission import LoadMemoryError
+from wsm.strategies.applier.admission import LoadMemoryError
 from wsm.worker.loading import load_function
 from wsm.worker.sources import Sources
 

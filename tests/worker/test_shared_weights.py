@@ -11,7 +11,7 @@ from living_group import shard_of
 from wsm import Outcome
 from wsm.errors import WsmError
 from wsm.strategies import BucketSender, MooncakePublisher, SharedTensors, with_manifest, write_version
-from wsm.strategies.stream_manifest import MANIFEST_TENSOR, StreamManifest
+from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
 
 pytestmark = pytest.mark.processes
 

@@ -10,8 +10,8 @@ import click
 
 from wsm.cli.options import Version, json_option
 from wsm.cli.teaching_command import TeachingCommand
-from wsm.strategies.delta_between import delta_between
-from wsm.strategies.delta_report import DeltaReport
+from wsm.strategies.delta.between import delta_between
+from wsm.strategies.delta.report import DeltaReport
 
 
 @click.command(

@@ -16,11 +16,12 @@ from wsm.protocol.view import View
 from wsm.signals.segment import Segment
 from wsm.signals.word import StatusCode
 from wsm.states.vocabulary import WeightState
-from wsm.strategies.inventory import Inventory, TensorDigest, inventory_of_file, shards_in, take_inventory
-from wsm.strategies.ipc import IpcSource, rank_of_metas
-from wsm.strategies.ipc_metas import is_metas_file
-from wsm.strategies.snapshot_source import SnapshotSource
-from wsm.strategies.tensor_ledger import read_ledger
+from wsm.strategies.applier.tensor_ledger import read_ledger
+from wsm.strategies.inventory import Inventory, TensorDigest, inventory_of_file, take_inventory
+from wsm.strategies.ipc.metas import is_metas_file
+from wsm.strategies.ipc.strategy import IpcSource, rank_of_metas
+from wsm.strategies.snapshot.shards_present import shards_in
+from wsm.strategies.snapshot.source import SnapshotSource
 
 
 def inventories(

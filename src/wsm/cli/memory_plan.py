@@ -14,7 +14,7 @@ from wsm.cli.configuration import read_config
 from wsm.cli.failures import CommandEndedError, wrong_usage
 from wsm.cli.options import Version, json_option
 from wsm.cli.teaching_command import TeachingCommand
-from wsm.strategies.admission import LoadWay
+from wsm.strategies.applier.admission import LoadWay
 from wsm.strategies.load import Preview
 from wsm.strategies.load import inspect as inspect_source
 from wsm.strategies.memory_plan import MemoryPhase, admit, plan_memory

@@ -10,11 +10,11 @@ import click
 
 from wsm.cli.options import Version, json_option
 from wsm.cli.teaching_command import TeachingCommand
+from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.load import Preview
 from wsm.strategies.load import inspect as inspect_snapshot
 from wsm.strategies.offer import ManifestScope
-from wsm.strategies.snapshot_names import SHARED_DIRECTORY
-from wsm.strategies.snapshot_source import SnapshotSource
+from wsm.strategies.snapshot.source import SnapshotSource
 
 _SCOPES = {
     ManifestScope.GROUP: "of the version, equal on all ranks",
@@ -96,7 +96,7 @@ def convert(source: Path, destination: Path) -> None:
     Reading a pickle runs whatever code its writer put into it: convert only what you trust. Names, dtypes
     and bytes stay the same; nothing is overwritten. Afterwards ranks load the result without that trust.
     """
-    from wsm.strategies.convert import convert as convert_files  # noqa: PLC0415 - may need paddle
+    from wsm.strategies.snapshot.convert import convert as convert_files  # noqa: PLC0415 - may need paddle
 
     report = convert_files(source, destination)
     for old, new in report.converted:

@@ -24,7 +24,7 @@ from wsm.controller.transaction import SETTLE_S
 from wsm.receipt import Receipt, named
 from wsm.signals.word import Operation
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag, TransferMode
-from wsm.strategies.version_file import check_version
+from wsm.strategies.files.version_file import check_version
 
 
 @final

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from wsm.demo.errors import TrainerFailedError
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.sharding import placements, shard
-from wsm.strategies.publish import publish_snapshot
+from wsm.strategies.snapshot.publish import publish_snapshot
 
 if TYPE_CHECKING:
     from wsm.demo.trainer import Trainer

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from wsm.rollout.errors import ShardError
 from wsm.rollout.shape import ModelShape
-from wsm.strategies import placement
-from wsm.strategies.placement import Placement
+from wsm.strategies.snapshot import placement
+from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.tensor import TensorSpec
 
 Array = npt.NDArray[np.float32]

@@ -45,8 +45,8 @@ from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.signals.segment import Segment
 from wsm.states.vocabulary import WeightState
 from wsm.strategies.errors import VersionFileMissingError
-from wsm.strategies.publish import publish_snapshot
-from wsm.strategies.version_file import read_version
+from wsm.strategies.files.version_file import read_version
+from wsm.strategies.snapshot.publish import publish_snapshot
 
 INITIAL_VERSION = 1
 

@@ -13,13 +13,13 @@ import numpy as np
 
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.sharding import ParameterLayout, Split, full_specs, parameter_table
-from wsm.strategies.auxiliary_names import AuxiliaryNames
-from wsm.strategies.loaders import ParameterMemory
+from wsm.strategies.applier.auxiliary_names import AuxiliaryNames
+from wsm.strategies.applier.loaders import ParameterMemory
 from wsm.strategies.tensor import TensorSpec
 
 
 class ShardLoader:
-    """One rank's :class:`wsm.strategies.loaders.ModelLoader`.
+    """One rank's :class:`wsm.strategies.applier.loaders.ModelLoader`.
 
     Parameters
     ----------

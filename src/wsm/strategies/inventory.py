@@ -6,25 +6,19 @@ that loads it reports. Nothing is applied; memory beside one chunk is not needed
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from wsm.strategies import snapshot_names
-from wsm.strategies.copying import CHUNK_BYTES
+from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.digest import running_digest, shard_digest
-from wsm.strategies.errors import SnapshotNotFoundError
+from wsm.strategies.files.part_file import open_part
+from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.offer import OfferedTensor
-from wsm.strategies.part_file import open_part
 from wsm.strategies.registry import strategy_for
-from wsm.strategies.snapshot_directory import SnapshotDirectory
-from wsm.strategies.snapshot_lookup import announced_version
 from wsm.strategies.tensor import TensorSpec
-
-_SHARD = re.compile(r"model_state\.tp([0-9]{1,9})\.([0-9]{1,9})\.(?:part[0-9]{1,9}\.)?pdparams")
 
 
 @dataclass(frozen=True)
@@ -131,32 +125,6 @@ def inventory_of_file(path: Path, *, allow_pickle: bool = False) -> Inventory:
             offered = [OfferedTensor(spec, part.path, read_into) for spec, read_into in part.readers()]
             rows = tuple(_read_all(offered, sum(tensor.spec.nbytes for tensor in offered), None))
     return Inventory(where=str(path), rank=None, version=None, digest=_digest(rows), tensors=rows)
-
-
-def shards_in(directory: Path, version: int | None) -> list[tuple[int, int]]:
-    """Return rank and device id of every shard of a version, found by the names of files, in rank order.
-
-    Raises
-    ------
-    SnapshotNotFoundError
-        If there is none.
-    wsm.errors.BadInputError
-        If the directory or its ``version.yaml`` cannot be used.
-    """
-    wanted = announced_version(directory) if version is None else version
-    places = [str(directory)]
-    if wanted is not None:
-        places.insert(0, f"{directory}/{snapshot_names.VERSIONS_DIRECTORY}/{wanted}")
-    for place in places:
-        try:
-            with closing(SnapshotDirectory(place)) as opened:
-                names = opened.names()
-        except FileNotFoundError:
-            continue
-        found = {(int(m[1]), int(m[2])) for m in map(_SHARD.fullmatch, names) if m is not None}
-        if found:
-            return sorted(found)
-    raise SnapshotNotFoundError(rank=0, device_id=0, looked_at=places, present=())
 
 
 def compare(left: Inventory, right: Inventory) -> list[Difference] | None:

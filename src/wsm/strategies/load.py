@@ -11,18 +11,18 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from wsm.clock import Clock, SystemClock
-from wsm.strategies.admission import Admit, memory_need
-from wsm.strategies.apply import apply_tensors
-from wsm.strategies.feeding import feed_loaders
-from wsm.strategies.loaders import ModelLoader, PartialFeedError
+from wsm.strategies.applier.admission import Admit, memory_need
+from wsm.strategies.applier.apply import apply_tensors
+from wsm.strategies.applier.feeding import feed_loaders
+from wsm.strategies.applier.loaders import ModelLoader, PartialFeedError
+from wsm.strategies.applier.parallel_copy import default_threads
+from wsm.strategies.applier.rare_collections import rare_collections
+from wsm.strategies.applier.ties import check_tied_coverage
+from wsm.strategies.files.version_file import check_version
 from wsm.strategies.observer import LoadObserver, never_cancelled, no_progress, no_taint
 from wsm.strategies.offer import ManifestScope, Offer, OverTarget, Strategy
-from wsm.strategies.parallel_copy import default_threads
-from wsm.strategies.rare_collections import rare_collections
 from wsm.strategies.registry import strategy_for
 from wsm.strategies.tensor import WeightTarget, tied_names
-from wsm.strategies.ties import check_tied_coverage
-from wsm.strategies.version_file import check_version
 
 _NANOSECONDS = 1_000_000_000
 
@@ -151,8 +151,8 @@ def load(
         True ends the load.
     threads : int, optional
         How many copy and digest, the calling one included, where the strategy can be read in parallel; by
-        default :func:`wsm.strategies.parallel_copy.default_threads`. Whatever is called back, is called
-        from the calling thread.
+        default :func:`wsm.strategies.applier.parallel_copy.default_threads`. Whatever is called back, is
+        called from the calling thread.
     loaders : sequence of ModelLoader
         How the models take a checkpoint's tensors, the main one first; used by strategies that bring such
         (``gdr``), which apply by name where there are none.
@@ -169,7 +169,7 @@ def load(
         unless ``touched`` is true on the error.
     PartialLoadRefusedError
         If a tensor that is missing there holds no bytes. Nothing was changed.
-    wsm.strategies.admission.LoadMemoryError
+    wsm.strategies.applier.admission.LoadMemoryError
         If `admit` says that there is too little memory. Nothing was changed.
     LoadCancelledError
         If `cancelled` said so; its ``touched`` says whether the target was changed.

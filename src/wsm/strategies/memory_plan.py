@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wsm.strategies.admission import LoadMemoryError, LoadWay
+from wsm.strategies.applier.admission import LoadMemoryError, LoadWay
 from wsm.strategies.load import Preview
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from wsm.strategies.delta import Delta
+from wsm.strategies.buckets.ipc_async import IpcAsync
+from wsm.strategies.delta.strategy import Delta
 from wsm.strategies.errors import SourceTypeError, UnknownStrategyError
-from wsm.strategies.gdr import Gdr
-from wsm.strategies.ipc import Ipc
-from wsm.strategies.ipc_async import IpcAsync
-from wsm.strategies.ipc_snapshot import IpcSnapshot
+from wsm.strategies.ipc.strategy import Ipc
 from wsm.strategies.offer import Strategy
-from wsm.strategies.rsync import Rsync
+from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
+from wsm.strategies.transports.gdr import Gdr
+from wsm.strategies.transports.rsync import Rsync
 
 #: Every strategy, under the name that configuration and command line know it by.
 STRATEGIES: Mapping[str, Strategy] = {

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wsm.strategies.delta_source import MAX_CHAIN
-from wsm.strategies.shared_segment import MEMORY_DIRECTORY
-from wsm.strategies.snapshot_names import SHARED_DIRECTORY
+from wsm.strategies.delta.source import MAX_CHAIN
+from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
 
 #: What may become of shared tensors whose trainer has ended.
 ORPHANS = ("copy", "refuse")

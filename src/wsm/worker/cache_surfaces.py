@@ -17,7 +17,7 @@ from wsm.actions.surfaces import (
     RoutingReplaySurface,
     WeightSurface,
 )
-from wsm.strategies.memory_target import MemoryTarget
+from wsm.strategies.applier.memory_target import MemoryTarget
 
 
 class NoRequests:

@@ -18,7 +18,7 @@ from wsm.protocol.rank_state import RankState
 from wsm.signals.word import Operation
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
-from wsm.strategies.version_pins import VersionPins
+from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.errors import StepBrokenError
 from wsm.worker.execution import Execution, Load, Request

@@ -14,12 +14,12 @@ from wsm.actions.base import ActionContext
 from wsm.actions.staging_surface import AvailableMemory
 from wsm.command import PartialUpdateRefusedError
 from wsm.config import WsmConfig
-from wsm.strategies.admission import MemoryNeed
+from wsm.strategies.applier.admission import MemoryNeed
+from wsm.strategies.applier.loaders import ModelLoader
+from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.load import inspect, load
-from wsm.strategies.loaders import ModelLoader
+from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
-from wsm.strategies.version_file import MAX_VERSION
-from wsm.strategies.version_pins import VersionPins
 from wsm.worker.announced import FINDER, Find
 from wsm.worker.errors import OtherVersionError, UnversionedWeightsError
 from wsm.worker.execution import Load

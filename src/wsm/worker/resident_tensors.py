@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from wsm.actions.options import PlanOptions
 from wsm.actions.verify import resident_digest, resident_tensors
+from wsm.strategies.applier.tensor_ledger import keep_ledger
 from wsm.strategies.tensor import WeightTarget
-from wsm.strategies.tensor_ledger import keep_ledger
 
 
 def keeping_tensors(options: PlanOptions, directory: str | None, rank: int) -> PlanOptions:

@@ -10,21 +10,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from wsm.config import WsmConfig
-from wsm.strategies.checkpoint_transfer import CheckpointTransferTransport
-from wsm.strategies.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.delta_source import DeltaSource
+from wsm.strategies.buckets.source import IpcAsyncSource
+from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.errors import UnknownStrategyError
-from wsm.strategies.gdr import GdrSource
-from wsm.strategies.ipc import IpcSource
-from wsm.strategies.mooncake_engine import EngineSettings
-from wsm.strategies.mooncake_transport import MooncakeTransport
+from wsm.strategies.ipc.strategy import IpcSource
+from wsm.strategies.mooncake.engine import EngineSettings
+from wsm.strategies.mooncake.transport import MooncakeTransport
 from wsm.strategies.registry import STRATEGIES
-from wsm.strategies.rsync import RsyncSource
-from wsm.strategies.snapshot_source import SnapshotSource
-from wsm.strategies.stream_source import IpcAsyncSource
-from wsm.strategies.transfer_modes import INTERFACES, check_transfer_mode
-from wsm.strategies.transport import KeptTransport, Transport
-from wsm.strategies.transport_errors import TransportUnknownError
+from wsm.strategies.snapshot.source import SnapshotSource
+from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
+from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.errors import TransportUnknownError
+from wsm.strategies.transports.gdr import GdrSource
+from wsm.strategies.transports.rsync import RsyncSource
+from wsm.strategies.transports.transfer_modes import INTERFACES, check_transfer_mode
+from wsm.strategies.transports.transport import KeptTransport, Transport
 
 
 class Sources:
@@ -63,7 +63,7 @@ class Sources:
 
         Raises
         ------
-        wsm.strategies.transport_errors.TransferModeError
+        wsm.strategies.transports.errors.TransferModeError
             If the strategy has no such mode, or it is not available here.
         """
         config = self._config

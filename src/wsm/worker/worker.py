@@ -29,7 +29,7 @@ from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVState, WeightState
-from wsm.strategies.version_pins import VersionPins
+from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.attaching import attach_rank
 from wsm.worker.driver import RankDriver

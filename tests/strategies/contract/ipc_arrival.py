@@ -14,18 +14,19 @@ from pathlib import Path
 from snapshot_arrival import flip
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
-from wsm.strategies import errors, share_errors
-from wsm.strategies.ipc import IpcSource
-from wsm.strategies.ipc_metas import IpcMetas
-from wsm.strategies.shared_segment import MEMORY_DIRECTORY
-from wsm.strategies.shared_tensors import SharedTensors
+from wsm.strategies import errors
+from wsm.strategies.ipc import errors as share_errors
+from wsm.strategies.ipc.metas import IpcMetas
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
+from wsm.strategies.ipc.shared_tensors import SharedTensors
+from wsm.strategies.ipc.strategy import IpcSource
 
 # A trainer that is killed when the memory is half written.
 _DYING_TRAINER = """
 import os, signal, sys
 from wsm.strategies import TensorSpec
-from wsm.strategies.shared_segment import MEMORY_DIRECTORY
-from wsm.strategies.shared_tensors import SharedTensors
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
+from wsm.strategies.ipc.shared_tensors import SharedTensors
 spec = TensorSpec("w", "U8", (1 << 21,))
 with SharedTensors(sys.argv[1]) as shared:
     state = {"w": (spec, bytes(spec.nbytes))}

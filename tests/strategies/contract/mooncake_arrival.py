@@ -12,25 +12,27 @@ from pathlib import Path
 
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
-from wsm.strategies import errors, mooncake_channel, stream_errors
-from wsm.strategies import mooncake_messages as say
+from wsm.strategies import errors
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.mooncake_channel import Channel
-from wsm.strategies.mooncake_engine import Engine, EngineSettings
-from wsm.strategies.mooncake_errors import TransferFailedError
-from wsm.strategies.mooncake_memory import PublishedMemory
-from wsm.strategies.mooncake_plan import Layout
-from wsm.strategies.mooncake_publisher import MooncakePublisher
-from wsm.strategies.mooncake_transport import MooncakeTransport
-from wsm.strategies.rsync import RsyncSource
-from wsm.strategies.transport import KeptTransport
+from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies.mooncake import channel as mooncake_channel
+from wsm.strategies.mooncake import messages as say
+from wsm.strategies.mooncake.channel import Channel
+from wsm.strategies.mooncake.engine import Engine, EngineSettings
+from wsm.strategies.mooncake.errors import TransferFailedError
+from wsm.strategies.mooncake.memory import PublishedMemory
+from wsm.strategies.mooncake.plan import Layout
+from wsm.strategies.mooncake.publisher import MooncakePublisher
+from wsm.strategies.mooncake.transport import MooncakeTransport
+from wsm.strategies.transports.rsync import RsyncSource
+from wsm.strategies.transports.transport import KeptTransport
 
 # A trainer that is killed when the rank says that it has applied everything.
 _DYING_PUBLISHER = """
 import os, signal, sys
-from wsm.strategies import mooncake_messages as say
-from wsm.strategies.mooncake_desk import Desk
-from wsm.strategies.mooncake_publisher import MooncakePublisher
+from wsm.strategies.mooncake import messages as say
+from wsm.strategies.mooncake.desk import Desk
+from wsm.strategies.mooncake.publisher import MooncakePublisher
 sys.path.insert(0, sys.argv[2])
 from wrongs import make_state
 answer = Desk._answer

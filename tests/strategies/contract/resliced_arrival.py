@@ -9,7 +9,7 @@ from snapshot_arrival import MANIFEST, SnapshotArrival
 from wrongs import Expected, State, make_state
 
 from wsm.strategies import TensorSpec, errors, publish_snapshot
-from wsm.strategies.placement import Placement, Replicated, split
+from wsm.strategies.snapshot.placement import Placement, Replicated, split
 from wsm.strategies.tensor import ITEM_BYTES
 
 

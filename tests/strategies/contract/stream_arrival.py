@@ -12,19 +12,21 @@ from pathlib import Path
 
 from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
 
-from wsm.strategies import bucket_messages as say
-from wsm.strategies import bucket_socket, errors, stream_errors
-from wsm.strategies.bucket_sender import BucketSender, Sending
-from wsm.strategies.bucket_stream import RankStream
-from wsm.strategies.shared_segment import MEMORY_DIRECTORY, OwnedSegment
-from wsm.strategies.stream_source import IpcAsyncSource
+from wsm.strategies import errors
+from wsm.strategies.buckets import bucket_socket
+from wsm.strategies.buckets import messages as say
+from wsm.strategies.buckets.sender import BucketSender, Sending
+from wsm.strategies.buckets.source import IpcAsyncSource
+from wsm.strategies.buckets.stream import RankStream
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
+from wsm.strategies.messages import errors as stream_errors
 
 BUCKET_BYTES = 1 << 18
 
 # A trainer that is killed when some of its buckets have been applied.
 _DYING_SENDER = """
 import os, signal, sys
-from wsm.strategies.bucket_sender import BucketSender
+from wsm.strategies.buckets.sender import BucketSender
 sys.path.insert(0, sys.argv[2])
 from wrongs import make_state
 def kill_later(done, total):

@@ -15,13 +15,14 @@ from checkpoint_transfer import wire
 from checkpoint_transfer.sender import FakeSender
 from wrongs import BY_STATE, Expected, State, Wrong, wrong_state
 
-from wsm.strategies import errors, stream_errors, with_manifest, write_version
-from wsm.strategies.checkpoint_transfer import CheckpointTransferTransport
-from wsm.strategies.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.gdr import GdrSource
-from wsm.strategies.rsync import RsyncSource
-from wsm.strategies.stream_manifest import MANIFEST_TENSOR, StreamManifest
-from wsm.strategies.transport import KeptTransport
+from wsm.strategies import errors, with_manifest, write_version
+from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
+from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.gdr import GdrSource
+from wsm.strategies.transports.rsync import RsyncSource
+from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
+from wsm.strategies.transports.transport import KeptTransport
 
 HERE = Path(__file__).parent
 

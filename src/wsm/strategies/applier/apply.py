@@ -1,0 +1,311 @@
+"""The one place where bytes reach a model, whatever strategy brings them.
+
+The order is what makes a failure harmless or visible: coverage, dtypes and shapes of all tensors first (of
+the first one, where they are known only as they come); then ``taint``, from which on the weights are not
+whole; then each tensor is read, digested in the same pass while it is hot in the cache, and compared.
+Memory that its owner lets us keep is digested where it lies and kept, if the target holds nothing for that
+tensor; all else is copied, and turned round on the way where the target's memory has its axes exchanged.
+Knows no files, no states, no paddle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from wsm.strategies.applier.coverage import RunningCoverage
+from wsm.strategies.applier.parallel_copy import CopyJob, copy_on_threads
+from wsm.strategies.applier.partial import check_kept, digests_of_kept
+from wsm.strategies.applier.tensor_copy import (
+    Steps,
+    copy_tensor,
+    copy_transposed,
+    digest_source,
+    digest_tensor,
+)
+from wsm.strategies.applier.ties import Ties, check_tied_coverage
+from wsm.strategies.digest import shard_digest
+from wsm.strategies.errors import LoadCancelledError, TargetContractError, TiedTensorsDifferError
+from wsm.strategies.observer import LoadObserver
+from wsm.strategies.offer import OfferedTensor
+from wsm.strategies.tensor import (
+    AdoptingTarget,
+    StagedTarget,
+    TensorSpec,
+    WeightTarget,
+    tied_names,
+    transposed_names,
+)
+from wsm.strategies.transposing import block_bytes
+
+# Tensors from this size on may go to other threads: their copy takes longer than to hand them over.
+_SHARED_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was applied: bytes, tensors, how many of them had a promised digest, and the digest of all.
+
+    `missing` names the tensors that a partial load did not bring; their bytes count in `digest` all the same.
+    `adopted` counts the bytes that were not copied: the target keeps the memory that they came in.
+    `extra_bytes` is what was held at most beside the target and the source's own memory.
+    """
+
+    nbytes: int
+    tensors: int
+    verified: int
+    digest: str
+    adopted: int = 0
+    extra_bytes: int = 0
+    missing: tuple[str, ...] = ()
+
+
+def apply_tensors(
+    tensors: Iterable[OfferedTensor],
+    target: WeightTarget,
+    observer: LoadObserver,
+    *,
+    declared: bool = True,
+    promised: Collection[TensorSpec] | None = None,
+    allowed_unknown: Collection[str] = (),
+    partial: bool = False,
+    threads: int = 1,
+) -> Applied:
+    """Check everything, then copy everything into `target`. Blocks until done.
+
+    Parameters
+    ----------
+    tensors : iterable of OfferedTensor
+        In the order in which they are to be read.
+    target : WeightTarget
+        Receives every tensor exactly once, whichever of its names it comes under.
+    observer : LoadObserver
+        Follows the load.
+    declared : bool
+        Whether all tensors are known now. If not, each one is checked when it comes, before it is written.
+    promised : collection of TensorSpec, optional
+        What will come though it is not declared, in whatever order; checked before the first one comes.
+    allowed_unknown : collection of str
+        Offered names that are left out if the target does not have them.
+    partial : bool
+        Whether tensors may be missing; those keep their bytes, which they must hold.
+    threads : int
+        How many may copy and digest, the calling one included; more than one only for tensors of an offer
+        that may be read in parallel, and only if the target takes bytes where they belong.
+
+    Raises
+    ------
+    CoverageError, DtypeMismatchError, ShapeMismatchError
+        Before the target was touched, if `declared` or promised; else their ``touched`` says whether it was.
+    PartialLoadRefusedError
+        If a tensor that is not brought holds no bytes. Nothing was touched.
+    LoadCancelledError, DigestMismatchError, TiedTensorsDifferError, TargetContractError
+        Their ``touched`` says whether it was. So does that of whatever ``read_into`` raises.
+    """
+    specs, tied = target.specs(), tied_names(target)
+    ties = Ties(tied, allowed_unknown)
+    if not declared:
+        if promised is not None:
+            rows = [(spec, "its manifest") for spec in promised]
+            check_tied_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
+        if partial:
+            known = () if promised is None else {ties.own(spec.name) for spec in promised}
+            check_kept(target, [name for name in specs if name not in known])
+        coverage = RunningCoverage(specs, allowed_unknown=allowed_unknown, partial=partial)
+        total = sum(spec.nbytes for spec in specs.values())
+        one_pass = _Pass(target, observer, tensors=len(specs), nbytes=total)
+        return one_pass.run(_as_they_come(tensors, coverage, ties))
+    tensors = tuple(tensors)
+    rows = [(tensor.spec, tensor.origin) for tensor in tensors]
+    check_tied_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
+    tensors = ties.take_all(tensors) if tied else tensors
+    if partial:
+        offered = {tensor.spec.name for tensor in tensors}
+        check_kept(target, [name for name in specs if name not in offered])
+    chosen = [tensor for tensor in tensors if tensor.spec.name in specs or tensor.repeats]
+    sizes = [tensor.spec.nbytes for tensor in chosen if not tensor.repeats]
+    one_pass = _Pass(target, observer, tensors=len(sizes), nbytes=sum(sizes))
+    return one_pass.run(iter(chosen)) if threads < 2 else one_pass.run_on_threads(chosen, threads)
+
+
+def _as_they_come(
+    tensors: Iterable[OfferedTensor], coverage: RunningCoverage, ties: Ties
+) -> Iterator[OfferedTensor]:
+    for came in tensors:
+        tensor = ties.take(came)
+        if tensor.repeats:
+            coverage.fits(ties.as_own(tensor.spec), tensor.origin)
+            yield tensor
+        elif coverage.admits(tensor.spec, tensor.origin):
+            yield tensor
+    coverage.finish()
+
+
+class _Pass:
+    """One pass over tensors that were checked before they are yielded."""
+
+    def __init__(self, target: WeightTarget, observer: LoadObserver, *, tensors: int, nbytes: int) -> None:
+        self._target = target
+        # Asked once: what a target can do takes longer to find out than to copy a small tensor.
+        self._adopting = target if isinstance(target, AdoptingTarget) else None
+        self._staged = target if isinstance(target, StagedTarget) else None
+        self._transposed = transposed_names(target)
+        self._tied = tied_names(target)
+        self._observer = observer
+        self._tensors = tensors
+        self._total = nbytes
+        self._done = 0
+        self._adopted = 0
+        self._extra = 0
+        self._verified = 0
+        self._touched = False
+        self._digests: list[tuple[TensorSpec, str]] = []
+
+    def run(self, tensors: Iterator[OfferedTensor]) -> Applied:
+        self.go_on()
+        tensor = next(tensors, None)
+        while tensor is not None:
+            self.go_on()
+            if tensor.stands:
+                self._stand(tensor)
+                tensor = next(tensors, None)
+                continue
+            if tensor.repeats:
+                self._compare(tensor)
+                tensor = next(tensors, None)
+                continue
+            if not self._touched:
+                self._touch()
+            kept = self._kept(tensor)
+            if kept is None:
+                self._take_in(tensor, self._copy(tensor), None)
+            else:
+                self._take_in(tensor, digest_tensor(tensor, kept, self), kept)
+            tensor = next(tensors, None)
+        return self._applied()
+
+    def run_on_threads(self, tensors: list[OfferedTensor], threads: int) -> Applied:
+        """Large tensors on several threads, then the others on this one: they would wait for its lock."""
+        large = [tensor for tensor in tensors if self._shared(tensor)]
+        if len(large) < 2 or self._staged is not None:
+            return self.run(iter(tensors))
+        self.go_on()
+        self._touch()
+        jobs = []
+        for tensor in large:
+            self.go_on()
+            kept = self._kept(tensor)
+            memory = self._memory(tensor.spec) if kept is None else kept
+            jobs.append(CopyJob(tensor, memory, kept is not None))
+        copy_on_threads(jobs, threads, self)
+        for job in jobs:
+            self._take_in(job.tensor, job.digest, job.memory if job.kept else None)
+        return self.run(tensor for tensor in tensors if not self._shared(tensor))
+
+    def go_on(self) -> None:
+        """Stop where nobody wants the load any more; of :class:`wsm.strategies.applier.tensor_copy.Steps`."""
+        if self._observer.cancelled():
+            raise LoadCancelledError(
+                tensors_applied=len(self._digests), tensors=self._tensors, touched=self._touched
+            )
+
+    def moved(self, nbytes: int) -> None:
+        """Report a chunk; of :class:`wsm.strategies.applier.tensor_copy.Steps`."""
+        self._done += nbytes
+        self._observer.progress(self._done, self._total)
+
+    def _touch(self) -> None:
+        self._observer.taint()
+        self._touched = True
+
+    def _compare(self, tensor: OfferedTensor) -> None:
+        """See that a tensor is what was applied under another name; where both were promised, they are."""
+        own = self._tied.get(tensor.spec.name, tensor.spec.name)
+        applied = next(digest for spec, digest in reversed(self._digests) if spec.name == own)
+        came = tensor.digest if tensor.witness is None else None
+        if (came or digest_source(tensor, _Uncounted(self))) != applied:
+            raise TiedTensorsDifferError(
+                tensor=own, name=tensor.spec.name, origin=tensor.origin, touched=self._touched
+            )
+
+    def _stand(self, tensor: OfferedTensor) -> None:
+        """Count a tensor that is where it belongs already."""
+        self._verified += 1
+        self._digests.append((tensor.spec, tensor.digest or ""))
+        self.moved(tensor.spec.nbytes)
+
+    def _take_in(self, tensor: OfferedTensor, digest: str, kept: memoryview | None) -> None:
+        """Give the target what is complete and verified."""
+        if kept is not None and self._adopting is not None:
+            self._adopting.adopt(tensor.spec.name, kept)
+            self._adopted += len(kept)
+        elif self._staged is not None:
+            self._staged.written(tensor.spec.name)
+        self._verified += tensor.digest is not None or tensor.witness is not None
+        self._digests.append((tensor.spec, digest))
+
+    def _applied(self) -> Applied:
+        rest = []
+        specs = self._target.specs()
+        if len(self._digests) < len(specs):
+            loaded = {spec.name for spec, _ in self._digests}
+            missing = [name for name in specs if name not in loaded]
+            rest = digests_of_kept(self._target, missing, self.go_on)
+        return Applied(
+            nbytes=self._done,
+            tensors=len(self._digests),
+            verified=self._verified,
+            digest=shard_digest([*self._digests, *rest]),
+            adopted=self._adopted,
+            extra_bytes=self._extra,
+            missing=tuple(spec.name for spec, _ in rest),
+        )
+
+    def _kept(self, tensor: OfferedTensor) -> memoryview | None:
+        """Return the source's own memory if the target will keep it instead of a copy."""
+        if tensor.memory is None or self._adopting is None or not tensor.spec.nbytes:
+            return None
+        if tensor.spec.name in self._transposed:
+            return None
+        return tensor.memory() if self._adopting.adopts(tensor.spec.name) else None
+
+    def _memory(self, spec: TensorSpec) -> memoryview:
+        memory = self._target.writable(spec.name)
+        problem = None
+        if memory.readonly:
+            problem = "it is read-only"
+        elif memory.format != "B" or memory.ndim != 1 or not memory.c_contiguous:
+            problem = "it is not a flat view of bytes"
+        elif memory.nbytes != spec.nbytes:
+            problem = f"it has {memory.nbytes} bytes instead of {spec.nbytes}"
+        if problem:
+            raise TargetContractError(tensor=spec.name, problem=problem)
+        return memory
+
+    def _copy(self, tensor: OfferedTensor) -> str:
+        memory = self._memory(tensor.spec)
+        if tensor.spec.name not in self._transposed or not memory:
+            return copy_tensor(tensor, memory, self)
+        self._extra = max(self._extra, block_bytes(tensor.spec))
+        return copy_transposed(tensor, memory, self)
+
+    def _shared(self, tensor: OfferedTensor) -> bool:
+        """Whether several threads gain by taking such tensors off each other.
+
+        One that is turned round may have to ask the target for what lies there, as this thread alone may.
+        """
+        large = tensor.spec.nbytes >= _SHARED_BYTES and not tensor.stands and not tensor.repeats
+        return large and tensor.spec.name not in self._transposed
+
+
+class _Uncounted:
+    """Steps of a read that brings nothing: it can be cancelled, and is no progress."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def go_on(self) -> None:
+        self._steps.go_on()
+
+    def moved(self, nbytes: int) -> None:
+        """Nothing was applied."""

@@ -1,0 +1,197 @@
+"""Tensors of an offer, checked and verified, fed to the loaders of models instead of applied by name.
+
+The guarantees are the applier's: coverage before the first byte where it is known, each tensor compared and
+its digest checked before a loader sees it, the taint before the first is handed out, cancellation between
+two, and at the end every parameter written once. The main model takes the stream as it comes; auxiliary
+models get copies in chunks, because the memory of what has passed may be used again. Knows no
+transport and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from wsm.strategies.applier.apply import Applied
+from wsm.strategies.applier.copying import CHUNK_BYTES
+from wsm.strategies.applier.coverage import RunningCoverage, check_coverage
+from wsm.strategies.applier.loaders import (
+    LoaderContractError,
+    ModelLoader,
+    NoAuxiliaryTensorsError,
+    ParameterMemory,
+)
+from wsm.strategies.digest import digest_of, running_digest, shard_digest
+from wsm.strategies.errors import DigestMismatchError, LoadCancelledError
+from wsm.strategies.observer import LoadObserver
+from wsm.strategies.offer import Offer, OfferedTensor
+from wsm.strategies.tensor import TensorSpec, WeightTarget
+
+
+def feed_loaders(
+    offer: Offer,
+    loaders: Sequence[ModelLoader],
+    target: WeightTarget,
+    observer: LoadObserver,
+    *,
+    allowed_unknown: Collection[str] = (),
+) -> Applied:
+    """Feed every tensor of `offer` to the loaders, which write into `target`. Blocks until done.
+
+    Parameters
+    ----------
+    offer : Offer
+        What comes, and how many tensors of it an auxiliary model gets at once.
+    loaders : sequence of ModelLoader
+        The main model's, then those of auxiliary models.
+    target : WeightTarget
+        The parameters of all of them.
+    observer : LoadObserver
+        Follows the load.
+    allowed_unknown : collection of str
+        Names that may come although no loader takes them.
+
+    Returns
+    -------
+    Applied
+        Bytes and tensors are the stream's; the digest is that of the parameters, read back.
+
+    Raises
+    ------
+    NoAuxiliaryTensorsError
+        If an auxiliary model takes nothing. Nothing was changed.
+    CoverageError, DtypeMismatchError, ShapeMismatchError
+        If the stream is not what the loaders take; ``touched`` says whether anything was changed.
+    DigestMismatchError, LoadCancelledError, LoaderContractError
+        Their ``touched`` says whether anything was changed.
+    """
+    return _Feeding(loaders, target, observer, offer.chunk_tensors or 1, allowed_unknown).run(offer)
+
+
+class _Feeding:
+    """One pass of a stream through the loaders."""
+
+    def __init__(
+        self,
+        loaders: Sequence[ModelLoader],
+        target: WeightTarget,
+        observer: LoadObserver,
+        chunk_tensors: int,
+        allowed_unknown: Collection[str],
+    ) -> None:
+        self._main, *self._auxiliaries = loaders
+        self._target = target
+        self._observer = observer
+        self._chunk_tensors = chunk_tensors
+        self._allowed_unknown = allowed_unknown
+        self._parameters = ParameterMemory(target)
+        self._by_main = self._main.takes()
+        self._by_auxiliaries = [auxiliary.takes() for auxiliary in self._auxiliaries]
+        self._wanted: dict[str, TensorSpec] = dict(self._by_main)
+        self._chunk: list[tuple[TensorSpec, memoryview]] = []
+        self._touched = False
+        self._ended = False
+        self._total = 0
+        self._done = self._tensors = self._verified = self._extra = 0
+
+    def run(self, offer: Offer) -> Applied:
+        for auxiliary, takes in zip(self._auxiliaries, self._by_auxiliaries, strict=True):
+            if not takes:
+                raise NoAuxiliaryTensorsError(loader=auxiliary.name)
+            self._wanted.update(takes)
+        self._total = sum(spec.nbytes for spec in self._wanted.values())
+        promised = [tensor.spec for tensor in offer.known or ()] if offer.declared else offer.promised
+        if promised is not None:
+            rows = ((spec, "its manifest") for spec in promised)
+            check_coverage(rows, self._wanted, allowed_unknown=self._allowed_unknown)
+        self._parameters.used_by(self._main.name)
+        self._main.load_weights(self._stream(offer), self._parameters)
+        if not self._ended:
+            raise LoaderContractError(
+                loader=self._main.name,
+                problem=f"it took {self._tensors} tensors and not the rest",
+                touched=self._touched,
+            )
+        self._parameters.check()
+        return Applied(
+            nbytes=self._done,
+            tensors=self._tensors,
+            verified=self._verified,
+            digest=self._read_back(),
+            extra_bytes=self._extra,
+        )
+
+    def _stream(self, offer: Offer) -> Iterator[tuple[TensorSpec, memoryview]]:
+        """Yield what the main model takes; give the auxiliary ones theirs on the way."""
+        coverage = RunningCoverage(self._wanted, allowed_unknown=self._allowed_unknown)
+        self._stop_if_cancelled()
+        for tensor in offer.tensors:
+            self._stop_if_cancelled()
+            if not coverage.admits(tensor.spec, tensor.origin):
+                continue
+            data = self._verified_bytes(tensor)
+            if not self._touched:
+                self._observer.taint()
+                self._touched = True
+            if any(tensor.spec.name in takes for takes in self._by_auxiliaries):
+                self._chunk.append((tensor.spec, memoryview(bytes(data))))
+            if tensor.spec.name in self._by_main:
+                yield tensor.spec, data
+            self._done += len(data)
+            self._tensors += 1
+            self._observer.progress(self._done, self._total)
+            if len(self._chunk) >= self._chunk_tensors:
+                self._flush()
+        coverage.finish()
+        self._flush()
+        self._ended = True
+
+    def _verified_bytes(self, tensor: OfferedTensor) -> memoryview:
+        data = memoryview(bytearray(tensor.spec.nbytes)) if tensor.data is None else tensor.data
+        digest = running_digest()
+        step = tensor.piece_bytes or CHUNK_BYTES
+        for begin in range(0, len(data), step):
+            chunk = data[begin : begin + step]
+            if tensor.data is None:
+                tensor.read_into(begin, chunk)
+            digest.update(chunk)
+            if tensor.witness is not None:
+                tensor.witness(begin + len(chunk), digest)
+        if tensor.data is None:
+            self._extra = max(self._extra, len(data))
+        self._verified += tensor.digest is not None or tensor.witness is not None
+        if tensor.digest is not None:
+            actual = digest.hexdigest()
+            if actual != tensor.digest:
+                raise DigestMismatchError(
+                    tensor=tensor.spec.name,
+                    origin=tensor.origin,
+                    expected=tensor.digest,
+                    actual=actual,
+                    touched=self._touched,
+                )
+        return data.toreadonly()
+
+    def _flush(self) -> None:
+        """Give the auxiliary models what was copied for them, and let the copies go."""
+        chunk, self._chunk = self._chunk, []
+        self._extra = max(self._extra, sum(len(data) for _, data in chunk))
+        for auxiliary, takes in zip(self._auxiliaries, self._by_auxiliaries, strict=True):
+            own = [(spec, data) for spec, data in chunk if spec.name in takes]
+            if own:
+                self._parameters.used_by(auxiliary.name)
+                auxiliary.load_weights(iter(own), self._parameters)
+        self._parameters.used_by(self._main.name)
+
+    def _read_back(self) -> str:
+        """Return the digest of the parameters as they are in memory now."""
+        digests = []
+        for name, spec in self._target.specs().items():
+            digests.append((spec, digest_of(self._target.readable(name))))
+            self._observer.progress(self._done, self._done)
+        return shard_digest(digests)
+
+    def _stop_if_cancelled(self) -> None:
+        if self._observer.cancelled():
+            raise LoadCancelledError(
+                tensors_applied=self._tensors, tensors=len(self._wanted), touched=self._touched
+            )

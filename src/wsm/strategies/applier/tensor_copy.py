@@ -1,0 +1,170 @@
+"""Bringing one tensor's bytes into memory, and digesting them in the same pass while the cache has them.
+
+Any thread may do it, with :class:`Steps` of its own. Knows no targets and no order of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from wsm.strategies.applier.copying import CHUNK_BYTES
+from wsm.strategies.applier.finite import first_not_finite
+from wsm.strategies.digest import running_digest
+from wsm.strategies.errors import DigestMismatchError, NotFiniteError
+from wsm.strategies.offer import OfferedTensor
+from wsm.strategies.tensor import ITEM_BYTES
+from wsm.strategies.transposing import TransposedMemory, block_bytes
+
+
+class Steps(Protocol):
+    """Who is told of every chunk."""
+
+    def go_on(self) -> None:
+        """Raise if the next chunk of a tensor is no longer wanted."""
+        ...
+
+    def moved(self, nbytes: int) -> None:
+        """Take in that a chunk is where it belongs."""
+        ...
+
+
+def copy_tensor(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> str:
+    """Read a tensor into `memory` (flat, of its size) and return the digest of what came. Blocks.
+
+    Raises
+    ------
+    DigestMismatchError, NotFiniteError
+        If that is not what was promised.
+    """
+    length = len(memory)
+    digest = running_digest()
+    bad = None
+    if length <= (tensor.piece_bytes or CHUNK_BYTES) and length <= CHUNK_BYTES:
+        # Most tensors of most models are small, and what is done for each of them adds up.
+        if length:
+            tensor.read_into(0, memory)
+            digest.update(memory)
+            if tensor.finite:
+                bad = _first_bad(tensor, 0, memory, None)
+            if tensor.witness is not None:
+                tensor.witness(length, digest)
+            steps.moved(length)
+        return _verified(tensor, digest.hexdigest(), bad)
+    for begin, end in _chunks(length, tensor.piece_bytes, steps):
+        chunk = memory[begin:end]
+        tensor.read_into(begin, chunk)
+        digest.update(chunk)
+        if tensor.finite:
+            bad = _first_bad(tensor, begin, chunk, bad)
+        if tensor.witness is not None:
+            tensor.witness(end, digest)
+        steps.moved(end - begin)
+    return _verified(tensor, digest.hexdigest(), bad)
+
+
+def copy_transposed(tensor: OfferedTensor, memory: memoryview, steps: Steps) -> str:
+    """Read a tensor into `memory` with its last two axes exchanged; return the digest of what came. Blocks.
+
+    Takes :func:`wsm.strategies.transposing.block_bytes` besides.
+
+    Raises
+    ------
+    DigestMismatchError, NotFiniteError
+        If that is not what was promised.
+    """
+    there = TransposedMemory(memory, tensor.spec)
+    size = block_bytes(tensor.spec)
+    block = memoryview(bytearray(size))
+    digest = running_digest()
+    bad = None
+    for begin, end in _chunks(len(memory), tensor.piece_bytes, steps, size):
+        at = begin % size
+        chunk = block[at : at + end - begin]
+        tensor.read_into(begin, chunk)
+        digest.update(chunk)
+        if tensor.finite:
+            bad = _first_bad(tensor, begin, chunk, bad)
+        if tensor.witness is not None:
+            tensor.witness(end, digest)
+        if end % size == 0 or end == len(memory):
+            there.put(begin - at, block[: at + end - begin])
+        steps.moved(end - begin)
+    return _verified(tensor, digest.hexdigest(), bad)
+
+
+def digest_tensor(tensor: OfferedTensor, kept: memoryview, steps: Steps) -> str:
+    """Digest a tensor where it lies and return the digest. Blocks.
+
+    Raises
+    ------
+    DigestMismatchError, NotFiniteError
+        If it is not what was promised.
+    """
+    digest = running_digest()
+    bad = None
+    for begin, end in _chunks(len(kept), tensor.piece_bytes, steps):
+        chunk = kept[begin:end]
+        digest.update(chunk)
+        if tensor.finite:
+            bad = _first_bad(tensor, begin, chunk, bad)
+        if tensor.witness is not None:
+            tensor.witness(end, digest)
+        steps.moved(end - begin)
+    return _verified(tensor, digest.hexdigest(), bad)
+
+
+def digest_source(tensor: OfferedTensor, steps: Steps) -> str:
+    """Read a tensor that nobody keeps, through memory of one chunk, and return its digest. Blocks.
+
+    Raises
+    ------
+    DigestMismatchError
+        If it is not what was promised.
+    """
+    buffer = memoryview(bytearray(min(tensor.spec.nbytes, CHUNK_BYTES)))
+    digest = running_digest()
+    for begin, end in _chunks(tensor.spec.nbytes, tensor.piece_bytes, steps):
+        chunk = buffer[: end - begin]
+        tensor.read_into(begin, chunk)
+        digest.update(chunk)
+        if tensor.witness is not None:
+            tensor.witness(end, digest)
+        steps.moved(end - begin)
+    return _verified(tensor, digest.hexdigest(), None)
+
+
+def _first_bad(tensor: OfferedTensor, begin: int, chunk: memoryview, known: int | None) -> int | None:
+    """Return the index of the first element that is not finite, of the chunks up to this one."""
+    if known is not None:
+        return known
+    found = first_not_finite(tensor.spec.dtype, chunk)
+    return None if found is None else found + begin // ITEM_BYTES[tensor.spec.dtype]
+
+
+def _verified(tensor: OfferedTensor, digest: str, bad: int | None) -> str:
+    """Damage is told before NaN, which damage may look like."""
+    if tensor.digest is not None and digest != tensor.digest:
+        raise DigestMismatchError(
+            tensor=tensor.spec.name, origin=tensor.origin, expected=tensor.digest, actual=digest
+        )
+    if bad is not None:
+        raise NotFiniteError(tensor=tensor.spec.name, origin=tensor.origin, index=bad)
+    return digest
+
+
+def _chunks(
+    length: int, piece_bytes: int, steps: Steps, block: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Cut a tensor so that no chunk is too long for the cache or lies in two pieces, or blocks."""
+    begin = 0
+    while begin < length:
+        if begin:
+            steps.go_on()
+        end = min(begin + CHUNK_BYTES, length)
+        if piece_bytes:
+            end = min(end, begin - begin % piece_bytes + piece_bytes)
+        if block is not None:
+            end = min(end, begin - begin % block + block)
+        yield begin, end
+        begin = end

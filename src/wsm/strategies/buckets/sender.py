@@ -1,0 +1,284 @@
+"""The trainer's side of the strategy ``ipc_async``: versions in buckets, to all ranks of a group at once.
+
+A sender listens at one address for as long as it lives and owns the memory of the buckets, which it uses
+again for every version. :meth:`BucketSender.send` blocks until every rank has applied and verified its shard,
+or one has failed; :meth:`BucketSender.sending` does the same beside the caller, who commands the group
+meanwhile. Ranks come when they are told to load; what they ask for is held against what is sent.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from wsm.clock import Clock, SystemClock
+from wsm.strategies.buckets import bucket_socket
+from wsm.strategies.buckets.plan import ALIGNMENT
+from wsm.strategies.buckets.sending import SendingLoop
+from wsm.strategies.buckets.stream import RankStream
+from wsm.strategies.documents.sealed_json import content_digest
+from wsm.strategies.errors import IncompletePublicationError
+from wsm.strategies.files.version_file import check_version
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
+from wsm.strategies.messages.errors import BucketSizeError
+from wsm.strategies.observer import never_cancelled
+from wsm.strategies.trainer.report import TrainerReport
+from wsm.strategies.trainer.tensors import TrainerTensors
+
+#: Size of a bucket: large enough that messages cost nothing, small enough that four stay in a shared cache.
+BUCKET_BYTES = 8 << 20
+#: Buckets that may be on their way to one rank.
+IN_FLIGHT = 4
+
+_PREFIX = "wsm-buckets."
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendReport(TrainerReport):
+    """What was sent.
+
+    Its `seconds` go to the last rank's word that it has verified everything, waiting for ranks included.
+    """
+
+
+class Sending:
+    """A version that is being sent beside the caller."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._cancelled = False
+        self._report: SendReport | None = None
+        self._error: BaseException | None = None
+
+    def result(self, timeout_s: float | None = None) -> SendReport:
+        """Return what was sent. Blocks until it is, or `timeout_s`.
+
+        Raises
+        ------
+        TimeoutError
+            If it is not sent yet.
+        wsm.errors.WsmError
+            What :meth:`BucketSender.send` raises.
+        """
+        if not self._ended.wait(timeout_s):
+            raise TimeoutError(f"not every rank has its version after {timeout_s} s")
+        if self._report is None:
+            raise self._error if self._error is not None else RuntimeError("the sending thread was killed")
+        return self._report
+
+    def cancel(self) -> None:
+        """Send no more; ranks that are receiving are told. Does not block."""
+        self._cancelled = True
+
+    def run(self, send: Callable[[Callable[[], bool]], SendReport]) -> None:
+        """Send, in the sending thread; remember how it ended."""
+        try:
+            self._report = send(lambda: self._cancelled)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            self._error = error
+        finally:
+            self._ended.set()
+
+
+class BucketSender:
+    """Listens for ranks and streams versions to them; use it in ``with``. One version at a time.
+
+    Parameters
+    ----------
+    address : str
+        ``ipc:///absolute/path`` (mode 0600) or ``tcp://127.0.0.1:port``; ``*`` for any free port.
+    bucket_bytes : int
+        Size of a bucket, a multiple of 64.
+    in_flight : int
+        Buckets that may be on their way to one rank; the memory that this takes per rank is their product.
+    memory_directory : str
+        Where shared memory is created.
+    clock : Clock, optional
+        For deadlines and reports.
+
+    Attributes
+    ----------
+    address : str
+        Where ranks find it.
+
+    Raises
+    ------
+    AddressError, AddressBusyError, PyzmqMissingError
+        If it cannot listen there.
+    BucketSizeError
+        If buckets would have no memory, or would not begin on cache lines.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        in_flight: int = IN_FLIGHT,
+        memory_directory: str = MEMORY_DIRECTORY,
+        clock: Clock | None = None,
+    ) -> None:
+        if bucket_bytes < 1 or bucket_bytes % ALIGNMENT or in_flight < 1:
+            raise BucketSizeError(bucket_bytes=bucket_bytes, in_flight=in_flight)
+        self._bucket_bytes = bucket_bytes
+        self._in_flight = in_flight
+        self._memory_directory = memory_directory
+        self._clock = clock or SystemClock()
+        self._segments: dict[int, OwnedSegment] = {}
+        self._early: list[tuple[bytes, bytes]] = []
+        self._socket = bucket_socket.listen(address)
+        self.address = self._socket.address
+        # Buckets are worth nothing without their sender: whatever has no owner is a dead one's.
+        sweep(_PREFIX, frozenset(), memory_directory)
+
+    def send(
+        self,
+        version: int,
+        shards: Mapping[int, TrainerTensors],
+        *,
+        join_s: float = 60.0,
+        silence_s: float = 10.0,
+        progress: Callable[[int, int], None] | None = None,
+        cancelled: Callable[[], bool] = never_cancelled,
+    ) -> SendReport:
+        """Stream one version to every rank. Blocks until all have verified it.
+
+        Parameters
+        ----------
+        version : int
+            Its number.
+        shards : mapping of int to mapping
+            Per rank 0..world size - 1, its state dict (:mod:`wsm.strategies.trainer.tensors`).
+        join_s : float
+            How long to wait for a rank to come.
+        silence_s : float
+            How long a rank that has come may say nothing.
+        progress : callable, optional
+            ``progress(bytes sent, bytes in all)``, after each MiB at most; what it raises ends the sending.
+        cancelled : callable, optional
+            True ends the sending.
+
+        Raises
+        ------
+        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError
+            What the first rank that failed did; the others were told to stop.
+        SendCancelledError
+            If `cancelled` said so.
+        SharingRefusedError
+            If there is no room for buckets.
+        IncompletePublicationError, TrainerTensorError, wsm.strategies.errors.VersionNumberError
+            If what was handed over is no version.
+        """
+        begun = self._clock.monotonic_ns()
+        check_version(version)
+        if not shards or sorted(shards) != list(range(len(shards))):
+            raise IncompletePublicationError(
+                version=version, problem=f"shards were given for ranks {sorted(shards)}"
+            )
+        publication = secrets.token_hex(16)
+        done = _Progress(progress)
+        streams = {
+            rank: RankStream(
+                version=version,
+                rank=rank,
+                world_size=len(shards),
+                publication=publication,
+                tensors=shards[rank],
+                segment=self._segment(rank),
+                bucket_bytes=self._bucket_bytes,
+                progress=done.add,
+            )
+            for rank in sorted(shards)
+        }
+        done.total = sum(stream.total_bytes for stream in streams.values())
+        loop = SendingLoop(self._socket, self.address, version, streams, self._clock, early=self._early)
+        loop.run(join_s=join_s, silence_s=silence_s, cancelled=cancelled)
+        return SendReport(
+            version=version,
+            manifest_digest=content_digest(
+                {"version": version, "publication": publication, "world_size": len(shards)}
+            ),
+            digests={rank: stream.content_digest() for rank, stream in streams.items()},
+            bytes=done.total,
+            seconds=(self._clock.monotonic_ns() - begun) / 1_000_000_000,
+        )
+
+    @contextmanager
+    def sending(
+        self, version: int, shards: Mapping[int, TrainerTensors], **options: float
+    ) -> Iterator[Sending]:
+        """Send in a thread of its own while the caller commands the group.
+
+        Leaving the context normally waits for the last rank; leaving it with an exception cancels what is
+        still being sent. The tensors must not change meanwhile.
+
+        Parameters
+        ----------
+        version, shards, **options
+            As for :meth:`send`.
+
+        Raises
+        ------
+        wsm.errors.WsmError
+            What :meth:`send` raises, when the context is left.
+        """
+        sending = Sending()
+        thread = threading.Thread(
+            target=sending.run,
+            args=(lambda cancelled: self.send(version, shards, cancelled=cancelled, **options),),  # type: ignore[arg-type]  # the deadlines alone can be given so
+            name=f"wsm-send-{version}",
+            daemon=True,
+        )
+        thread.start()
+        wanted = False
+        try:
+            yield sending
+            wanted = True
+        finally:
+            if not wanted:
+                sending.cancel()
+            thread.join()
+        sending.result()
+
+    def close(self) -> None:
+        """Listen no more, and let the memory of the buckets go. Idempotent."""
+        self._socket.close()
+        while self._segments:
+            self._segments.popitem()[1].close()
+
+    def __enter__(self) -> BucketSender:  # noqa: PYI034 - typing has Self from Python 3.11 on
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _segment(self, rank: int) -> OwnedSegment:
+        """Return the memory of a rank's buckets; a rank that failed may read on in what it has."""
+        old = self._segments.pop(rank, None)
+        if old is not None and old.begin_writing():
+            old.end_writing()
+            self._segments[rank] = old
+            return old
+        if old is not None:
+            old.close()
+        made = OwnedSegment(_PREFIX, self._bucket_bytes * self._in_flight, self._memory_directory)
+        self._segments[rank] = made
+        return made
+
+
+class _Progress:
+    """Bytes that were sent to all ranks together."""
+
+    def __init__(self, progress: Callable[[int, int], None] | None) -> None:
+        self.total = 0
+        self._done = 0
+        self._tell = progress
+
+    def add(self, nbytes: int) -> None:
+        """Count some more."""
+        self._done += nbytes
+        if self._tell is not None:
+            self._tell(self._done, self.total)

@@ -1,0 +1,16 @@
+"""The strategy ``delta``: only what changed since a version that the rank holds.
+
+====================================  ====================================================================
+modules                               responsible for
+====================================  ====================================================================
+strategy, source                      the rank's side, and where it looks
+route, base                           from what, and over which deltas, a version is reached
+reader                                one rank's delta, opened and checked
+blocks, codec                         how a change is cut into blocks; their bytes
+shard, manifest                       what a rank's delta, and that of all ranks, consists of
+names, published                      what files are called; what a directory holds
+publish, report                       the trainer's side, and what became of it
+staged, writer                        made visible at once; one rank's blocks
+between                               the delta between two versions that are published already
+====================================  ====================================================================
+"""

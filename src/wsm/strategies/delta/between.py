@@ -1,0 +1,116 @@
+"""The delta between two versions that are published already, put beside them.
+
+For a directory whose publisher knows no deltas: what it publishes whole is made smaller for those who come
+from the version before. Announces nothing, since both versions are there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from wsm.clock import Clock, SystemClock
+from wsm.strategies.delta.blocks import BLOCK_BYTES
+from wsm.strategies.delta.errors import DeltaNotFoundError
+from wsm.strategies.delta.names import DELTAS_DIRECTORY
+from wsm.strategies.delta.publish import CROSSOVER, published_tensors, write_rank
+from wsm.strategies.delta.report import DeltaReport
+from wsm.strategies.delta.route import places, whole_offer
+from wsm.strategies.delta.shard import DeltaShard
+from wsm.strategies.delta.source import DeltaSource
+from wsm.strategies.delta.staged import StagedDelta
+from wsm.strategies.delta.writer import DeltaPlan
+from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
+from wsm.strategies.files.version_file import check_version
+from wsm.strategies.offer import Offer
+from wsm.strategies.snapshot.retention import KEEP_TWO, Retention
+from wsm.strategies.snapshot.shards_present import shards_in
+
+_NANOSECONDS = 1_000_000_000
+
+
+def delta_between(
+    directory: Path | str,
+    base_version: int,
+    version: int,
+    *,
+    crossover: float = CROSSOVER,
+    block_bytes: int = BLOCK_BYTES,
+    retain: Retention = KEEP_TWO,
+    replace: bool = False,
+    durable: bool = True,
+    clock: Clock | None = None,
+) -> DeltaReport:
+    """Make the delta from `base_version` to `version`, which are both published in `directory`. Blocks.
+
+    Parameters
+    ----------
+    directory : path or str
+        Holds `version` whole, and `base_version` whole or as deltas on a whole one.
+    base_version, version : int
+        From which version to which it leads.
+    crossover : float
+        Nothing is written if the delta would be larger than this part of the whole version.
+    block_bytes, retain, replace, durable, clock
+        As for :func:`wsm.strategies.publish_delta`.
+
+    Returns
+    -------
+    DeltaReport
+        Its ``whole`` is ``size`` if nothing was written.
+
+    Raises
+    ------
+    wsm.errors.WsmError
+        As a load of either version, and as :func:`wsm.strategies.publish_delta`. Nothing became visible.
+    """
+    clock = clock or SystemClock()
+    begun = clock.monotonic_ns()
+    check_version(base_version)
+    sources = [
+        DeltaSource(directory, rank, device_id=device)
+        for rank, device in shards_in(Path(directory), check_version(version))
+    ]
+    with StagedDelta(directory, version, durable=durable) as staged, ExitStack() as stack:
+        plan = DeltaPlan(
+            version, base_version, 0, len(sources), staged.publication, block_bytes, durable=durable
+        )
+        offers = [_whole(source, version, stack) for source in sources]
+        shards = [
+            _write(staged.path, offer, source, plan) for source, offer in zip(sources, offers, strict=True)
+        ]
+        small = _stored(shards) <= crossover * sum(offer.nbytes or 0 for offer in offers)
+        if small:
+            manifest, retired = staged.commit(shards, announce=False, replace=replace, retain=retain)
+            digest: str = manifest.digest
+        else:
+            digest, retired = offers[0].manifest_digest or "", ()
+    return DeltaReport.of(
+        shards,
+        path=f"{directory}/{DELTAS_DIRECTORY if small else VERSIONS_DIRECTORY}/{version}",
+        whole=None if small else "size",
+        manifest_digest=digest,
+        seconds=(clock.monotonic_ns() - begun) / _NANOSECONDS,
+        retired=retired,
+    )
+
+
+def _whole(source: DeltaSource, version: int, stack: ExitStack) -> Offer:
+    offer = whole_offer(source, version, stack)
+    if offer is None:
+        raise DeltaNotFoundError(version=version, rank=source.rank, looked_at=places(source, version)[1:])
+    return offer
+
+
+def _write(path: Path, offer: Offer, source: DeltaSource, plan: DeltaPlan) -> DeltaShard:
+    tensors = tuple(offer.tensors)
+    with ExitStack() as stack:
+        base = published_tensors(source, plan.base_version, stack)
+        specs = [tensor.spec for tensor in tensors]
+        return write_rank(path, specs, tensors, base, dataclasses.replace(plan, rank=source.rank))
+
+
+def _stored(shards: Sequence[DeltaShard]) -> int:
+    return sum(shard.nbytes for shard in shards)

@@ -1,0 +1,210 @@
+"""The bytes of one block of a delta: found by comparing, written small, unfolded and put into place.
+
+Elements are compared as whole numbers, so that -0.0 and 0.0 differ and a NaN equals itself. Positions and
+values are stored by byte position (all lowest bytes first), which is what makes them compress. Needs numpy
+and zstandard, so it is imported only where a delta is written or read. Knows no files and no manifests.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from wsm.strategies.delta.blocks import MAX_BLOCK_BYTES, POSITION_BYTES, SAME_BLOCK, Block, BlockKind
+
+#: zstd's fastest ordinary level: the others cost more time than their bytes do on any network with GPUs.
+LEVEL = 1
+
+# Up to this part of changed elements positions cost less than zeros do.
+_SPARSE_UP_TO = 0.4
+# Up to this part values are tried as they are, too: smaller where elements are set to one value.
+_OVERWRITE_UP_TO = 0.05
+# A block that does not shrink below this part of itself is stored as it is: quicker to read.
+_WORTH = 0.875
+
+_UNSIGNED: dict[int, Any] = {1: np.uint8, 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_local = threading.local()
+
+
+class BlockError(ValueError):
+    """The bytes of a block are not what its row in the table says; the text says why."""
+
+
+def encode(base: memoryview, new: memoryview, item: int) -> tuple[Block, bytes | memoryview]:
+    """Return what turns `base` into `new`, in the smallest of the forms that are worth trying.
+
+    Parameters
+    ----------
+    base, new : memoryview
+        Flat, of one length, a multiple of `item`.
+    item : int
+        Bytes of one element: 1, 2, 4 or 8.
+    """
+    old, now = _elements(base, item), _elements(new, item)
+    changed = np.flatnonzero(old != now)
+    if not len(changed):
+        return SAME_BLOCK, b""
+    part = len(changed) / len(now)
+    best = Block(BlockKind.FULL, len(new), len(new))
+    data: bytes | memoryview = new
+    limit = int(len(new) * _WORTH)
+    for kind, plain in _candidates(changed, part, old, now):
+        packed = _compressor().compress(plain)
+        if len(packed) <= limit and len(packed) < best.stored:
+            best, data = Block(kind, len(packed), len(plain)), packed
+    return best, data
+
+
+def _candidates(changed: Any, part: float, old: Any, now: Any) -> Iterator[tuple[BlockKind, bytes]]:
+    if part > _SPARSE_UP_TO:
+        yield BlockKind.XOR, _planes(old ^ now)
+        return
+    positions = _planes(np.diff(changed, prepend=-1).astype("<u4") - np.uint32(1))
+    yield BlockKind.SPARSE_XOR, positions + _planes(old[changed] ^ now[changed])
+    if part <= _OVERWRITE_UP_TO:
+        yield BlockKind.OVERWRITE, positions + _planes(now[changed])
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One unfolded block, ready to be put into place, in parts if need be."""
+
+    kind: BlockKind
+    item: int
+    planes: _Bytes
+    positions: Any = None
+
+    def apply(self, destination: memoryview, begin: int) -> None:
+        """Turn base bytes into new ones.
+
+        Parameters
+        ----------
+        destination : memoryview
+            Holds the base's bytes from `begin` of the block on; writable, no longer than the block.
+        begin : int
+            Offset in the block, in bytes.
+        """
+        here: _Bytes = np.frombuffer(destination, np.uint8)
+        if self.kind is BlockKind.FULL:
+            here[:] = self.planes[0, begin : begin + len(here)]
+        elif self.kind is BlockKind.XOR:
+            for plane in range(self.item):
+                first = (plane - begin) % self.item
+                lane = here[first :: self.item]
+                at = (begin + first) // self.item
+                change = self.planes[plane, at : at + len(lane)]
+                if change.any():  # high bytes seldom change
+                    np.bitwise_xor(lane, change, out=lane)
+        else:
+            self._apply_sparse(here, begin)
+
+    def _apply_sparse(self, here: _Bytes, begin: int) -> None:
+        item = self.item
+        if begin % item == 0 and len(here) % item == 0:
+            low, high = np.searchsorted(self.positions, (begin // item, (begin + len(here)) // item))
+            values = np.ascontiguousarray(self.planes[:, low:high].T).reshape(-1).view(_UNSIGNED[item])
+            self._put(here.view(_UNSIGNED[item]), self.positions[low:high] - begin // item, values)
+            return
+        for plane in range(item):  # an edge lies within an element
+            where = self.positions * item + plane - begin
+            inside = (where >= 0) & (where < len(here))
+            self._put(here, where[inside], self.planes[plane, inside])
+
+    def _put(self, here: Any, where: Any, values: Any) -> None:
+        if self.kind is BlockKind.SPARSE_XOR:
+            here[where] ^= values  # no position is there twice
+        else:
+            here[where] = values
+
+
+def decode(block: Block, data: bytes | memoryview, *, length: int, item: int) -> Patch:
+    """Unfold a block whose row was checked (:func:`wsm.strategies.delta.blocks.table_problem`).
+
+    Takes at most the memory that the row declares, whatever the data say of themselves.
+
+    Parameters
+    ----------
+    block : Block
+        Its row; not of the kind SAME.
+    data : bytes or memoryview
+        Its bytes in the file.
+    length : int
+        Bytes of the tensor that it stands for.
+    item : int
+        Bytes of one element.
+
+    Raises
+    ------
+    BlockError
+        If the data are not what the row says.
+    """
+    if len(data) != block.stored:
+        raise BlockError(f"{len(data)} bytes instead of {block.stored}")
+    if block.kind is BlockKind.FULL:
+        return Patch(block.kind, item, np.frombuffer(data, np.uint8).reshape(1, -1))
+    plain = np.frombuffer(_decompressed(data, block.decoded), np.uint8)
+    if block.kind is BlockKind.XOR:
+        return Patch(block.kind, item, plain.reshape(item, -1))
+    count = len(plain) // (POSITION_BYTES + item)
+    lanes = plain[: POSITION_BYTES * count].reshape(POSITION_BYTES, -1)
+    gaps = np.ascontiguousarray(lanes.T).reshape(-1).view("<u4")
+    positions = np.cumsum(gaps.astype(np.int64) + 1) - 1
+    if positions[-1] >= length // item:  # they only grow, and no sum of so few gaps overflows
+        raise BlockError(f"element {positions[-1]} of {length // item} is changed")
+    return Patch(block.kind, item, plain[POSITION_BYTES * count :].reshape(item, -1), positions)
+
+
+def same_memory(left: memoryview, right: memoryview) -> bool:
+    """Whether two views begin at one address."""
+    return bool(len(left) and len(right)) and _address(left) == _address(right)
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def _decompressed(data: bytes | memoryview, expected: int) -> bytes:
+    try:
+        frame = zstandard.get_frame_parameters(data)
+        if frame.content_size != expected or frame.window_size > MAX_BLOCK_BYTES or frame.dict_id:
+            raise BlockError(f"its frame declares {frame.content_size} bytes instead of {expected}")
+        plain: bytes = _decompressor().decompress(data, max_output_size=expected, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise BlockError(f"zstd cannot read it ({error})") from error
+    if len(plain) != expected:
+        raise BlockError(f"it unfolds to {len(plain)} bytes instead of {expected}")
+    return plain
+
+
+def _elements(view: memoryview, item: int) -> Any:
+    return np.frombuffer(view, _UNSIGNED[item])
+
+
+def _planes(elements: Any) -> bytes:
+    """Return the bytes of `elements`, all lowest ones first."""
+    item = elements.dtype.itemsize
+    lanes: _Bytes = np.ascontiguousarray(elements).view(np.uint8)
+    return b"".join(lanes[plane::item].tobytes() for plane in range(item))
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    """Return this thread's; they must not be shared."""
+    if not hasattr(_local, "compressor"):
+        _local.compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+    compressor: zstandard.ZstdCompressor = _local.compressor
+    return compressor
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """Return this thread's; they must not be shared."""
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_BLOCK_BYTES)
+    decompressor: zstandard.ZstdDecompressor = _local.decompressor
+    return decompressor

@@ -1,0 +1,234 @@
+"""Publishing a version as a change of an earlier one: the trainer's side in one call.
+
+Where a delta would not pay, because most of it has changed or too many deltas would lie on top of each other,
+the whole version is published instead, and the report says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from wsm.clock import Clock, SystemClock
+from wsm.strategies.delta.blocks import BLOCK_BYTES, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES
+from wsm.strategies.delta.errors import DeltaModelError, DeltaPublishedBaseError
+from wsm.strategies.delta.names import DELTAS_DIRECTORY
+from wsm.strategies.delta.published import chain_to, content_digests
+from wsm.strategies.delta.report import DeltaReport
+from wsm.strategies.delta.shard import DeltaShard
+from wsm.strategies.delta.source import MAX_CHAIN, DeltaSource
+from wsm.strategies.delta.staged import StagedDelta
+from wsm.strategies.delta.strategy import Delta
+from wsm.strategies.delta.writer import DeltaPlan, write_delta
+from wsm.strategies.errors import IncompletePublicationError
+from wsm.strategies.files.version_file import check_version
+from wsm.strategies.observer import UNOBSERVED
+from wsm.strategies.offer import OfferedTensor
+from wsm.strategies.snapshot.publish import publish_snapshot
+from wsm.strategies.snapshot.retention import KEEP_TWO, Retention
+from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
+
+#: A delta that is larger than this part of the whole version is not published.
+CROSSOVER = 0.6
+
+_NANOSECONDS = 1_000_000_000
+
+
+def publish_delta(
+    directory: Path | str,
+    version: int,
+    base_version: int,
+    states: Mapping[int, TrainerTensors],
+    *,
+    base: Mapping[int, TrainerTensors] | None = None,
+    crossover: float = CROSSOVER,
+    max_chain: int = MAX_CHAIN,
+    device_ids: Mapping[int, int] | None = None,
+    block_bytes: int = BLOCK_BYTES,
+    retain: Retention = KEEP_TWO,
+    replace: bool = False,
+    durable: bool = True,
+    clock: Clock | None = None,
+) -> DeltaReport:
+    """Publish what turns `base_version` into `version`, and announce the version. Blocks.
+
+    Parameters
+    ----------
+    directory : path or str
+        Where versions are published, whole ones by :func:`wsm.strategies.publish_snapshot`.
+    version, base_version : int
+        From which version to which it leads.
+    states : mapping of int to mapping
+        Per rank 0..world size - 1, its new state dict (:mod:`wsm.strategies.trainer.tensors`).
+    base : mapping of int to mapping, optional
+        Per rank, the state dict of the base version, which the trainer has kept. Without it, it is read from
+        the directory.
+    crossover : float
+        The whole version is published if the delta is larger than this part of it.
+    max_chain : int
+        The whole version is published if more deltas would follow each other: a rank that was replaced has to
+        read them all.
+    device_ids : mapping of int to int, optional
+        Per rank, the device id in the names of whole files; the rank itself where not given.
+    block_bytes : int
+        Bytes of a tensor that are compressed together: a multiple of 4096 up to 2**24.
+    retain : Retention
+        Which older deltas stay, apart from those that lead from a whole version to this one.
+    replace : bool
+        Whether a version of this number with other content may be replaced.
+    durable : bool
+        Whether it must survive a power cut once the call has returned.
+    clock : Clock, optional
+        For the seconds in the report.
+
+    Raises
+    ------
+    DeltaModelError
+        If base and new version have other tensors, dtypes or shapes. Nothing became visible.
+    DeltaPublishedBaseError
+        If `base` is not what is published as `base_version`. Nothing became visible.
+    wsm.strategies.delta.errors.DeltaNotFoundError
+        If the base was to be read from the directory and is not there.
+    VersionExistsError, PublisherBusyError, StorageError, ZstandardMissingError
+        If it cannot be published now. Nothing became visible.
+    IncompletePublicationError, TrainerTensorError, VersionNumberError
+        If what was handed over is no version. Nothing became visible.
+    """
+    ranks = sorted(states)
+    if not ranks or ranks != list(range(len(ranks))) or (base is not None and sorted(base) != ranks):
+        raise IncompletePublicationError(
+            version=version,
+            problem=f"states were given for ranks {ranks}"
+            + ("" if base is None else f", bases for ranks {sorted(base)}"),
+        )
+    clock = clock or SystemClock()
+    begun = clock.monotonic_ns()
+    devices = {rank: (device_ids or {}).get(rank, rank) for rank in ranks}
+    with StagedDelta(directory, check_version(version), durable=durable) as staged:
+        plan = DeltaPlan(
+            version, check_version(base_version), 0, len(ranks), staged.publication, block_bytes, durable
+        )
+        source = DeltaSource(directory, 0, world_size=len(ranks), max_chain=max_chain)
+        sources = [dataclasses.replace(source, rank=rank, device_id=devices[rank]) for rank in ranks]
+        shards = [_write(staged.path, plan, states, base, source) for source in sources]
+        _check_published(directory, base_version, shards)
+        whole = _whole_instead(directory, base_version, shards, crossover, max_chain)
+        if whole is None:
+            manifest, retired = staged.commit(shards, announce=True, replace=replace, retain=retain)
+            path, digest = f"{directory}/{DELTAS_DIRECTORY}/{version}", manifest.digest
+        else:
+            staged.make_way(shards, replace=replace)
+    if whole is not None:
+        published = publish_snapshot(
+            directory,
+            version,
+            states,
+            device_ids=devices,
+            retain=retain,
+            replace=replace,
+            durable=durable,
+        )
+        path, digest, retired = published.path, published.manifest_digest, published.retired
+    return DeltaReport.of(
+        shards,
+        path=path,
+        whole=whole,
+        manifest_digest=digest,
+        seconds=(clock.monotonic_ns() - begun) / _NANOSECONDS,
+        retired=retired,
+    )
+
+
+def write_rank(
+    path: Path,
+    specs: Sequence[TensorSpec],
+    tensors: Iterable[OfferedTensor],
+    base: Mapping[str, OfferedTensor],
+    plan: DeltaPlan,
+) -> DeltaShard:
+    """Write the delta of one rank, once base and new version are seen to be of one model. Blocks.
+
+    Raises
+    ------
+    DeltaModelError
+        If they are not.
+    IncompletePublicationError
+        If there is no tensor, or the plan is none.
+    """
+    problem = None
+    if plan.version == plan.base_version:
+        problem = "it cannot be its own base"
+    elif not MIN_BLOCK_BYTES <= plan.block_bytes <= MAX_BLOCK_BYTES or plan.block_bytes % MIN_BLOCK_BYTES:
+        problem = f"a block cannot stand for {plan.block_bytes} bytes"
+    elif not specs:
+        problem = f"the state dict of rank {plan.rank} is empty"
+    if problem:
+        raise IncompletePublicationError(version=plan.version, problem=problem)
+    ours, theirs = {spec.name: spec for spec in specs}, {name: row.spec for name, row in base.items()}
+    different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    if different:
+        raise DeltaModelError(rank=plan.rank, tensors=different)
+    return write_delta(path, tensors, lambda spec: base[spec.name], plan)
+
+
+def published_tensors(source: DeltaSource, version: int, stack: ExitStack) -> dict[str, OfferedTensor]:
+    """Return the tensors of a published version, whole or with the deltas since; `stack` closes their files.
+
+    Raises
+    ------
+    wsm.errors.WsmError
+        As a load of that version into a target that holds nothing.
+    """
+    offer = stack.enter_context(Delta().open(source, version, UNOBSERVED))
+    return {tensor.spec.name: tensor for tensor in offer.tensors}
+
+
+def _write(
+    path: Path,
+    plan: DeltaPlan,
+    states: Mapping[int, TrainerTensors],
+    base: Mapping[int, TrainerTensors] | None,
+    source: DeltaSource,
+) -> DeltaShard:
+    """Write the delta of the rank of `source`, against what the trainer has kept or what is published."""
+    rank = source.rank
+    with ExitStack() as stack:
+        if base is None:
+            before = published_tensors(source, plan.base_version, stack)
+        else:
+            before = {spec.name: _from_trainer(base[rank], spec) for spec in specs_of(base[rank])}
+        specs = specs_of(states[rank])
+        offered = (_from_trainer(states[rank], spec) for spec in specs)
+        return write_rank(path, specs, offered, before, dataclasses.replace(plan, rank=rank))
+
+
+def _from_trainer(tensors: TrainerTensors, spec: TensorSpec) -> OfferedTensor:
+    return OfferedTensor.of_bytes(spec, "the trainer", bytes_of(tensors, spec))
+
+
+def _check_published(directory: Path | str, base_version: int, shards: list[DeltaShard]) -> None:
+    """Refuse a base that readers would never hold, since something else is published under its number."""
+    published = content_digests(directory, base_version)
+    if published is None:
+        return
+    for shard, expected in zip(shards, published, strict=False):
+        if shard.base_digest != expected:
+            raise DeltaPublishedBaseError(
+                base_version=base_version,
+                rank=shard.rank,
+                expected=expected,
+                actual=shard.base_digest,
+                where=str(directory),
+            )
+
+
+def _whole_instead(
+    directory: Path | str, base_version: int, shards: list[DeltaShard], crossover: float, max_chain: int
+) -> str | None:
+    whole = sum(row.spec.nbytes for shard in shards for row in shard.tensors)
+    if sum(shard.nbytes for shard in shards) > crossover * whole:
+        return "size"
+    return "chain" if len(chain_to(directory, base_version, max_chain)) >= max_chain else None

@@ -1,0 +1,80 @@
+"""Which versions a directory holds, whole or as deltas, by what their manifests say. Reads no tensors.
+
+For messages and for publishers; a load believes only what it has opened itself.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from wsm.strategies.delta.manifest import DeltaManifest
+from wsm.strategies.delta.names import DELTA_MANIFEST, DELTAS_DIRECTORY
+from wsm.strategies.errors import ManifestError
+from wsm.strategies.files.snapshot_names import VERSION_MANIFEST, VERSIONS_DIRECTORY
+from wsm.strategies.snapshot.version_manifest import VersionManifest
+
+
+def whole_manifest(root: Path | str, version: int) -> VersionManifest | None:
+    """Return the manifest of a whole version; None if there is none that can be read."""
+    file = Path(root) / VERSIONS_DIRECTORY / str(version) / VERSION_MANIFEST
+    with suppress(OSError, ManifestError):
+        return VersionManifest.decode(file.read_bytes(), file=str(file))
+    return None
+
+
+def delta_manifest(root: Path | str, version: int) -> DeltaManifest | None:
+    """Return the manifest of the delta that leads to a version; None if there is none that can be read."""
+    file = Path(root) / DELTAS_DIRECTORY / str(version) / DELTA_MANIFEST
+    with suppress(OSError, ManifestError):
+        return DeltaManifest.decode(file.read_bytes(), file=str(file))
+    return None
+
+
+def content_digests(root: Path | str, version: int, *, deltas: bool = True) -> tuple[str, ...] | None:
+    """Return the digest of each rank's tensors of a version; None if it is not there.
+
+    A version that is published whole, or, if `deltas`, as a delta.
+    """
+    whole = whole_manifest(root, version)
+    if whole is not None:
+        return tuple(shard.content_digest for shard in whole.shards)
+    delta = delta_manifest(root, version) if deltas else None
+    return None if delta is None else tuple(shard.content_digest for shard in delta.shards)
+
+
+def version_with_digest(root: Path | str, rank: int, digest: str) -> int | None:
+    """Return the newest number under which these tensors of a rank are published; None if it is none."""
+    numbers = {
+        int(path.name)
+        for place in (VERSIONS_DIRECTORY, DELTAS_DIRECTORY)
+        for path in _entries(Path(root) / place)
+        if path.name.isdecimal()
+    }
+    for number in sorted(numbers, reverse=True):
+        digests = content_digests(root, number)
+        if digests is not None and rank < len(digests) and digests[rank] == digest:
+            return number
+    return None
+
+
+def chain_to(root: Path | str, version: int, limit: int) -> list[int]:
+    """Return the versions of the deltas that lead to `version` from the nearest whole one, newest first.
+
+    At most `limit` of them; all that follow from each other where no whole version is there.
+    """
+    chain: list[int] = []
+    while len(chain) < limit and version not in chain and whole_manifest(root, version) is None:
+        delta = delta_manifest(root, version)
+        if delta is None:
+            break
+        chain.append(version)
+        version = delta.base_version
+    return chain
+
+
+def _entries(path: Path) -> list[Path]:
+    try:
+        return list(path.iterdir())
+    except OSError:
+        return []

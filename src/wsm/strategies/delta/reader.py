@@ -1,0 +1,293 @@
+"""One rank's delta to one version, opened and checked against all that is written about it.
+
+When it is open, manifests and file agree with each other and with what was asked for.
+:meth:`OpenDelta.verify` reads the blocks once against their digests, so that a damaged file is known before
+the first byte of a target changes. Knows no targets and no other versions.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack, closing
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+
+from wsm.strategies.delta.blocks import BlockKind
+from wsm.strategies.delta.errors import DeltaFormatError, ZstandardMissingError
+from wsm.strategies.delta.manifest import DeltaManifest
+from wsm.strategies.delta.names import DELTA_MANIFEST, DELTAS_DIRECTORY, blocks_name, rank_manifest_name
+from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
+from wsm.strategies.delta.source import DeltaSource
+from wsm.strategies.digest import running_digest
+from wsm.strategies.errors import (
+    EmptySnapshotError,
+    FileSizeError,
+    LoadCancelledError,
+    ManifestError,
+    ManifestMismatchError,
+    ShardIdentityError,
+    UnreadableFileError,
+    VersionMismatchError,
+)
+from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.observer import LoadObserver
+from wsm.strategies.tensor import ITEM_BYTES
+
+_MAX_MANIFEST_BYTES = 1 << 28
+_READ_BYTES = 1 << 20
+
+
+class OpenDelta:
+    """A delta whose files are open and agree.
+
+    Parameters
+    ----------
+    shard : DeltaShard
+        This rank's manifest.
+    manifest : DeltaManifest
+        The manifest of all ranks.
+    path : str
+        The file with the blocks, for messages.
+    descriptor : int
+        That file, open for reading; owned by this object from now on.
+    """
+
+    def __init__(self, shard: DeltaShard, manifest: DeltaManifest, path: str, descriptor: int) -> None:
+        self.shard = shard
+        self.manifest = manifest
+        self.path = path
+        self._descriptor = descriptor
+
+    @cached_property
+    def rows(self) -> dict[str, DeltaTensor]:
+        """The tensors by name."""
+        return {row.spec.name: row for row in self.shard.tensors}
+
+    def verify(self, observer: LoadObserver) -> None:
+        """Read all blocks and compare them with their digests. Blocks, as long as a read of them takes.
+
+        Raises
+        ------
+        DeltaFormatError
+            If a tensor's blocks are not those that were written.
+        LoadCancelledError
+            If the observer says so; nothing was touched.
+        FileSizeError, UnreadableFileError
+            If the file shrank meanwhile, or cannot be read.
+        """
+        buffer = memoryview(bytearray(_READ_BYTES))
+        for row in self.shard.tensors:
+            begin, end = self._where[row.spec.name][0], self._where[row.spec.name][-1]
+            digest = running_digest()
+            while begin < end:
+                if observer.cancelled():
+                    raise LoadCancelledError(
+                        tensors_applied=0, tensors=len(self.shard.tensors), touched=False
+                    )
+                piece = buffer[: min(_READ_BYTES, end - begin)]
+                self._read(begin, piece, touched=False)
+                digest.update(piece)
+                begin += len(piece)
+            if digest.hexdigest() != row.stored_digest:
+                raise DeltaFormatError(
+                    file=self.path,
+                    tensor=row.spec.name,
+                    problem=f"digest {digest.hexdigest()} instead of {row.stored_digest}",
+                )
+
+    def replaces(self, name: str, offset: int, length: int) -> bool:
+        """Whether every byte of a range is in the delta, so that nobody need read the base's."""
+        blocks, size = self.rows[name].blocks, self.shard.block_bytes
+        return bool(blocks) and all(
+            block.kind is BlockKind.FULL for block in blocks[offset // size : -(-(offset + length) // size)]
+        )
+
+    def patch(self, name: str, offset: int, destination: memoryview) -> None:
+        """Turn bytes of the base into those of the version. Blocks; may be called by several threads.
+
+        Parameters
+        ----------
+        name : str
+            The tensor.
+        offset : int
+            Where `destination` begins in it.
+        destination : memoryview
+            Writable; holds the base's bytes.
+
+        Raises
+        ------
+        DeltaFormatError, FileSizeError, UnreadableFileError
+            If the blocks are not what they were when they were verified; ``touched`` is true.
+        """
+        row, size = self.rows[name], self.shard.block_bytes
+        if not row.blocks:
+            return
+        end = offset + len(destination)
+        for index in range(offset // size, -(-end // size)):
+            if row.blocks[index].kind is not BlockKind.SAME:
+                low, high = max(offset, index * size), min(end, (index + 1) * size)
+                self._patch_block(row, index, low - index * size, destination[low - offset : high - offset])
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _patch_block(self, row: DeltaTensor, index: int, begin: int, destination: memoryview) -> None:
+        from wsm.strategies.delta import codec  # noqa: PLC0415 - needs an optional package
+
+        block, position = row.blocks[index], self._where[row.spec.name][index]
+        if block.kind is BlockKind.FULL:
+            self._read(position + begin, destination, touched=True)
+            return
+        data = bytearray(block.stored)
+        self._read(position, memoryview(data), touched=True)
+        size = self.shard.block_bytes
+        try:
+            patch = codec.decode(
+                block,
+                memoryview(data),
+                length=min(size, row.spec.nbytes - index * size),
+                item=ITEM_BYTES[row.spec.dtype],
+            )
+        except codec.BlockError as error:
+            raise DeltaFormatError(
+                file=self.path, tensor=row.spec.name, problem=f"block {index}: {error}", touched=True
+            ) from error
+        patch.apply(destination, begin)
+
+    @cached_property
+    def _where(self) -> dict[str, tuple[int, ...]]:
+        """Where each block of each tensor begins in the file; the last number is where the tensor ends."""
+        found = {}
+        begin = 0
+        for row in self.shard.tensors:
+            found[row.spec.name] = tuple(accumulate((block.stored for block in row.blocks), initial=begin))
+            begin += row.stored
+        return found
+
+    def _read(self, position: int, destination: memoryview, *, touched: bool) -> None:
+        rest = destination
+        while rest:
+            try:
+                count = os.preadv(self._descriptor, [rest], position)
+            except OSError as error:
+                raise UnreadableFileError(file=self.path, reason=str(error), touched=touched) from error
+            if count == 0:
+                raise FileSizeError(
+                    file=self.path, expected=self.shard.nbytes, actual=position, touched=touched
+                )
+            position += count
+            rest = rest[count:]
+
+
+def open_delta(source: DeltaSource, version: int, stack: ExitStack) -> OpenDelta | None:
+    """Open what leads the source's rank to `version`; None if there is none. Blocks on metadata only.
+
+    Parameters
+    ----------
+    source : DeltaSource
+        Where to look, and whose it must be.
+    version : int
+        The version that it must lead to.
+    stack : ExitStack
+        Closes directory and file.
+
+    Raises
+    ------
+    ZstandardMissingError
+        If there is one, and what reads it is not installed.
+    wsm.strategies.errors.BadInputError
+        Of the type that fits what is wrong. Nothing was changed.
+    """
+    root = str(source.directory)
+    path = f"{root}/{DELTAS_DIRECTORY}/{version}"
+    try:
+        directory = stack.enter_context(closing(SnapshotDirectory(path, boundary=root)))
+    except FileNotFoundError:
+        return None
+    if not directory.hold():
+        return None
+    manifest = DeltaManifest.decode(
+        read_small(directory, DELTA_MANIFEST), file=directory.locate(DELTA_MANIFEST)
+    )
+    name = rank_manifest_name(source.rank)
+    file = directory.locate(name)
+    _check_group(manifest, directory.locate(DELTA_MANIFEST), source, version)
+    shard = DeltaShard.decode(read_small(directory, name), file=file)
+    if shard.rank != source.rank:
+        raise ShardIdentityError(file=file, field="rank", expected=source.rank, found=shard.rank)
+    if (shard.digest, shard.version, shard.base_version, shard.publication, shard.world_size) != (
+        manifest.shards[source.rank].digest,
+        manifest.version,
+        manifest.base_version,
+        manifest.publication,
+        manifest.world_size,
+    ):
+        raise ManifestMismatchError(file=directory.locate(DELTA_MANIFEST), problem=f"{name} is another one")
+    if not shard.tensors:
+        raise EmptySnapshotError(where=file)
+    blocks = _opened(directory, blocks_name(source.rank))
+    opened = stack.enter_context(
+        closing(OpenDelta(shard, manifest, directory.locate(blocks_name(source.rank)), blocks))
+    )
+    size = os.fstat(blocks).st_size
+    if size != shard.nbytes:
+        raise FileSizeError(file=opened.path, expected=shard.nbytes, actual=size)
+    _require_codec()
+    return opened
+
+
+def read_small(directory: SnapshotDirectory, name: str) -> bytes:
+    """Return the content of a manifest's file. Blocks.
+
+    Raises
+    ------
+    ManifestError
+        If there is none, or it is too large to be one.
+    wsm.strategies.errors.BadInputError
+        If it cannot be opened or read.
+    """
+    path = directory.locate(name)
+    with os.fdopen(_opened(directory, name), "rb") as file:
+        try:
+            data = file.read(_MAX_MANIFEST_BYTES + 1)
+        except OSError as error:
+            raise UnreadableFileError(file=path, reason=str(error)) from error
+    if len(data) > _MAX_MANIFEST_BYTES:
+        raise ManifestError(file=path, problem=f"it is larger than {_MAX_MANIFEST_BYTES} bytes")
+    return data
+
+
+def published_deltas(root: Path | str) -> list[int]:
+    """Return the versions that deltas lead to, unsorted; nothing of them is read."""
+    try:
+        return [int(path.name) for path in (Path(root) / DELTAS_DIRECTORY).iterdir() if path.name.isdecimal()]
+    except OSError:
+        return []
+
+
+def _check_group(manifest: DeltaManifest, file: str, source: DeltaSource, version: int) -> None:
+    if manifest.version != version:
+        raise VersionMismatchError(requested=version, found=manifest.version, where=file)
+    wanted = source.world_size if source.world_size is not None else max(manifest.world_size, source.rank + 1)
+    if manifest.world_size != wanted:
+        raise ShardIdentityError(file=file, field="world size", expected=wanted, found=manifest.world_size)
+    if source.rank >= wanted:
+        raise ShardIdentityError(file=file, field="world size", expected=source.rank + 1, found=wanted)
+
+
+def _opened(directory: SnapshotDirectory, name: str) -> int:
+    try:
+        return directory.open(name)
+    except FileNotFoundError as error:
+        raise ManifestMismatchError(file=directory.path, problem=f"{name} is missing") from error
+
+
+def _require_codec() -> None:
+    try:
+        from wsm.strategies.delta import codec  # noqa: F401, PLC0415 - an optional package, asked for in time
+    except ImportError as error:
+        raise ZstandardMissingError from error

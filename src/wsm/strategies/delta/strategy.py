@@ -1,0 +1,184 @@
+"""The strategy ``delta``: changed elements only, on top of the version that a rank holds, or of whole files.
+
+What the rank holds is read and compared with the base's digests before the first byte is changed, and so are
+the blocks that are going to change it. It puts together what :mod:`wsm.strategies.delta.route` has found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+
+from wsm import log
+from wsm.errors import InternalError
+from wsm.strategies.delta.base import BaseTensors, SnapshotBase, TargetBase
+from wsm.strategies.delta.errors import DeltaNotFoundError
+from wsm.strategies.delta.reader import OpenDelta
+from wsm.strategies.delta.route import Held, Route, find_route, links_to, places, whole_offer
+from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
+from wsm.strategies.delta.source import DeltaSource
+from wsm.strategies.errors import VersionFileMissingError
+from wsm.strategies.files.snapshot_names import VERSION_FILE
+from wsm.strategies.files.version_file import read_version
+from wsm.strategies.observer import UNOBSERVED, LoadObserver
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.tensor import WeightTarget
+
+_log = log.logger("strategies")
+
+
+class Delta:
+    """Load changes of the version that is there."""
+
+    source_type = DeltaSource
+
+    def open(
+        self, source: DeltaSource, version: int | None, observer: LoadObserver = UNOBSERVED
+    ) -> AbstractContextManager[Offer]:
+        """Open for a reader that holds nothing: whole files, and the deltas since. As :meth:`open_over`."""
+        return self._open(source, version, observer, None)
+
+    def open_over(
+        self,
+        source: DeltaSource,
+        version: int | None,
+        observer: LoadObserver,
+        target: WeightTarget,
+        threads: int,
+    ) -> AbstractContextManager[Offer]:
+        """Open for a target, which may hold the base. Blocks as long as a read of it, and of the deltas.
+
+        Parameters
+        ----------
+        source : DeltaSource
+            Where to look.
+        version : int or None
+            The version that it must lead to; None for the one that ``version.yaml`` announces.
+        observer : LoadObserver
+            Asked for cancellation while the target is read.
+        target : WeightTarget
+            What is going to be written; it is only read here.
+        threads : int
+            How many may read it, the calling one included.
+
+        Raises
+        ------
+        wsm.strategies.delta.errors.DeltaBaseError
+            If it does not hold the base, and no whole files are there or allowed.
+        wsm.strategies.errors.BadInputError
+            If there is nothing, or it is damaged. Nothing was changed.
+        """
+        return self._open(source, version, observer, TargetBase(target, threads))
+
+    @contextmanager
+    def preview(self, source: DeltaSource, version: int | None) -> Iterator[Offer]:
+        """Open to look only: names, dtypes and shapes, whatever base a rank holds."""
+        with ExitStack() as stack:
+            number = _number(source, version)
+            links = links_to(replace(source, max_chain=1), number, stack)
+            if links:
+                yield _offer(Route(links, None, links[-1]), None)
+                return
+            whole = whole_offer(source, number, stack)
+            if whole is None:
+                raise _nothing(source, number)
+            yield whole
+
+    @contextmanager
+    def _open(
+        self, source: DeltaSource, version: int | None, observer: LoadObserver, base: TargetBase | None
+    ) -> Iterator[Offer]:
+        number = _number(source, version)
+
+        def held(shard: DeltaShard) -> Held:
+            return None if base is None else base.digests([row.spec for row in shard.tensors], observer)
+
+        with ExitStack() as stack:
+            if base is not None:
+                stack.callback(base.let_go)
+            route = find_route(source, number, stack, held)
+            for link in route.links:
+                link.verify(observer)
+            _log.info(
+                log.DELTA_ROUTE,
+                version=number,
+                rank=source.rank,
+                deltas=[link.shard.version for link in route.links],
+                delta_bytes=sum(link.shard.nbytes for link in route.links),
+                whole=None if route.whole is None else route.whole.version,
+            )
+            yield _offer(route, base)
+
+
+def _number(source: DeltaSource, version: int | None) -> int:
+    if version is not None:
+        return version
+    try:
+        return read_version(source.directory)
+    except VersionFileMissingError as error:
+        raise _nothing(source, None) from error
+
+
+def _nothing(source: DeltaSource, version: int | None) -> DeltaNotFoundError:
+    looked_at = [f"{source.directory}/{VERSION_FILE}"] if version is None else places(source, version)
+    return DeltaNotFoundError(version=version, rank=source.rank, looked_at=looked_at)
+
+
+def _offer(route: Route, held: TargetBase | None) -> Offer:
+    """Put the links of a route on top of what it begins with."""
+    whole, last = route.whole, route.last
+    if whole is not None and (last is None or not route.links):
+        # The ranks of a group compare manifests: all say that of the delta, whichever way they have come.
+        return whole if last is None else replace(whole, manifest_digest=last.manifest.digest)
+    if last is None:
+        raise InternalError("a route begins nowhere and has no delta")
+    base = held if whole is None else SnapshotBase(whole.tensors)
+    begun = () if whole is None else whole.files
+    return Offer(
+        version=last.shard.version,
+        tensors=tuple(_tensor(row, route.links, base, last) for row in last.shard.tensors),
+        files=(*begun, *(link.path for link in route.links or (last,))),
+        manifest_digest=last.manifest.digest,
+        manifest_scope=ManifestScope.GROUP,
+        peak_extra_bytes=3 * last.shard.block_bytes,
+        parallel=True,
+    )
+
+
+def _tensor(
+    row: DeltaTensor, links: Sequence[OpenDelta], base: BaseTensors | None, last: OpenDelta
+) -> OfferedTensor:
+    in_place = isinstance(base, TargetBase) and base.in_place
+    return OfferedTensor(
+        row.spec,
+        last.path,
+        partial(_read, row, links, base),
+        row.digest,
+        piece_bytes=last.shard.block_bytes,
+        stands=in_place and not any(link.rows[row.spec.name].blocks for link in links),
+    )
+
+
+def _read(
+    row: DeltaTensor,
+    links: Sequence[OpenDelta],
+    base: BaseTensors | None,
+    offset: int,
+    destination: memoryview,
+) -> None:
+    begin = next(
+        (
+            index
+            for index in range(len(links) - 1, -1, -1)
+            if links[index].replaces(row.spec.name, offset, len(destination))
+        ),
+        -1,
+    )
+    if begin < 0:
+        if base is None:
+            raise InternalError(f"{row.spec.name!r} was only to be looked at and is read")
+        base.read(row.spec, offset, destination)
+    for link in links[max(begin, 0) :]:
+        link.patch(row.spec.name, offset, destination)

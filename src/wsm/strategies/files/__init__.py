@@ -1,0 +1,15 @@
+"""Files as wsm reads and writes them: opened once, checked before they are believed, written whole or not.
+
+====================================  ====================================================================
+modules                               responsible for
+====================================  ====================================================================
+atomic_file                           a file that appears whole or not at all
+snapshot_directory                    a directory held open; nothing outside it is ever reached
+snapshot_names, device_id             what files are called; the device id in the names
+version_file                          ``version.yaml``
+part_file                             one file of tensors, by its format
+safetensors_*                         the format that wsm writes
+pickle_file, paddle_state             the format that FastDeploy wrote, read without trusting it; or trusting
+readahead                             telling the kernel what is read next
+====================================  ====================================================================
+"""

@@ -1,0 +1,120 @@
+"""``version.yaml``: which version of a directory is the newest. FastDeploy's file, read and written.
+
+It holds one mapping with one field, ``step``, an integer or its decimal digits in quotes. The file is
+composed, not constructed: YAML's own integers (``012`` is ten, ``1:30`` is ninety) and tags never come
+into play. Knows nothing about snapshots.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from pathlib import Path
+
+import yaml
+
+from wsm.strategies.errors import (
+    NotARegularFileError,
+    StorageError,
+    VersionFileError,
+    VersionFileMissingError,
+    VersionNumberError,
+)
+from wsm.strategies.files.atomic_file import replace_file
+from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.files.snapshot_names import VERSION_FILE
+
+#: The largest version: the committed-version word of a group has 40 bits for it.
+MAX_VERSION = (1 << 40) - 1
+
+_MAX_BYTES = 1 << 16
+_DIGITS = re.compile(r"0|[1-9][0-9]{0,12}")
+
+
+def check_version(value: object) -> int:
+    """Return `value` if it is a version.
+
+    Raises
+    ------
+    VersionNumberError
+        If it is no integer from 0 to :data:`MAX_VERSION`; True and False are none.
+    """
+    if type(value) is not int or not 0 <= value <= MAX_VERSION:
+        raise VersionNumberError(value=value, limit=MAX_VERSION)
+    return value
+
+
+def read_version(directory: Path | str) -> int:
+    """Return the version that the ``version.yaml`` of `directory` announces. Blocks (one small file).
+
+    Raises
+    ------
+    VersionFileMissingError
+        If there is no such file.
+    wsm.strategies.errors.BadInputError
+        If it is no regular file, leads out of the directory, or cannot be read.
+    VersionFileError
+        If it is no mapping with one ``step`` from 0 to :data:`MAX_VERSION`.
+    """
+    path = f"{directory}/{VERSION_FILE}"
+    try:
+        opened = SnapshotDirectory(str(directory))
+    except (FileNotFoundError, NotARegularFileError) as error:
+        raise VersionFileMissingError(file=path) from error
+    with closing(opened):
+        try:
+            data = opened.read(VERSION_FILE, _MAX_BYTES)
+        except FileNotFoundError as error:
+            raise VersionFileMissingError(file=path) from error
+    if data is None:
+        raise VersionFileError(file=path, problem=f"is larger than {_MAX_BYTES} bytes")
+    return parse_version(data, file=path)
+
+
+def parse_version(data: bytes, *, file: str) -> int:
+    """Return the version in the bytes of a ``version.yaml``.
+
+    Raises
+    ------
+    VersionFileError
+        If they hold none. Any bytes give this or a version.
+    """
+    if len(data) > _MAX_BYTES:
+        raise VersionFileError(file=file, problem=f"is larger than {_MAX_BYTES} bytes")
+    try:
+        root = yaml.compose(data, Loader=yaml.BaseLoader)
+    except (
+        yaml.YAMLError,
+        RecursionError,
+        ValueError,
+        OverflowError,
+    ) as error:  # \U escapes give the last two
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise VersionFileError(file=file, problem=f"is not YAML ({reason})") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise VersionFileError(file=file, problem="is not a mapping")
+    steps = [value for key, value in root.value if isinstance(key, yaml.ScalarNode) and key.value == "step"]
+    if len(steps) != 1:
+        raise VersionFileError(file=file, problem=f"has {len(steps)} fields called step instead of one")
+    step = steps[0].value if isinstance(steps[0], yaml.ScalarNode) else None
+    if step is None or not _DIGITS.fullmatch(step) or int(step) > MAX_VERSION:
+        raise VersionFileError(file=file, problem=f"has a step that is no integer from 0 to {MAX_VERSION}")
+    return int(step)
+
+
+def write_version(directory: Path | str, version: int, *, durable: bool = True) -> None:
+    """Let the ``version.yaml`` of `directory` announce `version`, atomically for readers. Blocks.
+
+    Raises
+    ------
+    VersionNumberError
+        If `version` is none.
+    StorageError
+        If the file cannot be written; the old one stands.
+    """
+    path = Path(directory) / VERSION_FILE
+    data = f"step: {check_version(version)}\n".encode("ascii")
+    try:
+        replace_file(path, data, durable=durable)
+    except OSError as error:
+        raise StorageError(path=str(path), reason=error.strerror or str(error)) from error

@@ -1,0 +1,12 @@
+"""The strategy ``ipc``: a trainer on this host shares its tensors' memory, and ranks copy or keep it.
+
+====================================  ====================================================================
+modules                               responsible for
+====================================  ====================================================================
+strategy                              the rank's side
+metas, pickled_metas                  the metas files, ours and FastDeploy's
+shared_segment, byte_leases           shared memory with one owner and leases for its readers
+shared_tensors                        the trainer's side: who owns the memory, and until when
+shared_device_tensors                 the same for memory on a GPU, which is not copied
+====================================  ====================================================================
+"""

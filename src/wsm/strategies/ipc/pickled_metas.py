@@ -1,0 +1,161 @@
+"""Metas files as FastDeploy's trainers pickle them, and device memory that metas point at: paddle opens both.
+
+Only for those who allowed pickles by name, or whose metas name CUDA IPC handles. The calls are FastDeploy's
+own (``_new_shared_cuda``), for host memory paddle's (``_new_shared_filename``). Such a file says no version
+and promises no digest. The CUDA calls have not been run: paddle's CPU build does not have them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from wsm.strategies.errors import (
+    EmptySnapshotError,
+    PaddleMissingError,
+    PickleContentError,
+    VersionMismatchError,
+    VersionUnknownError,
+)
+from wsm.strategies.files.device_id import device_index_from_environment
+from wsm.strategies.ipc.errors import DeviceMetaError
+from wsm.strategies.ipc.metas import HOST, TensorMeta
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.snapshot.lookup import announced_version
+from wsm.strategies.tensor import TensorSpec
+
+
+class PickledMetas:
+    """A pickled metas file that may be read, read whole.
+
+    Parameters
+    ----------
+    descriptor : int
+        The open file.
+    path : str
+        Its name, for messages.
+
+    Raises
+    ------
+    PaddleMissingError
+        If paddle is not installed.
+    PickleContentError
+        If it holds something else than a map of names to metas.
+    """
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self.path = path
+        try:
+            content = _paddle(path).load(f"/proc/self/fd/{descriptor}")
+        except PaddleMissingError:
+            raise
+        except Exception as error:  # unpickling may raise anything
+            raise PickleContentError(file=path, problem=f"paddle cannot read it: {error}") from error
+        if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+            raise PickleContentError(file=path, problem="it is no map of names to metas")
+        self._metas: dict[str, Sequence[Any]] = content
+
+    @contextmanager
+    def offer(self, device_index: int | None, version: int | None) -> Iterator[Offer]:
+        """Yield its tensors; nothing is opened before it is read.
+
+        Raises
+        ------
+        VersionUnknownError, VersionMismatchError
+            If `version` was asked for, and ``version.yaml`` beside the file does not say that it is this one.
+        wsm.strategies.errors.ManifestError
+            If a meta is none.
+        """
+        if not self._metas:
+            raise EmptySnapshotError(where=self.path)
+        directory = str(Path(self.path).parent)
+        beside = announced_version(directory)
+        if version is not None and beside is None:
+            raise VersionUnknownError(requested=version, where=directory)
+        if version is not None and beside is not None and beside != version:
+            raise VersionMismatchError(requested=version, found=beside, where=directory)
+        tensors = tuple(self._tensor(name, device_index) for name in self._metas)
+        yield Offer(
+            version=beside,
+            tensors=tensors,
+            files=(self.path,),
+            manifest_digest=None,
+            manifest_scope=ManifestScope.LOADED,
+            peak_extra_bytes=max(tensor.spec.nbytes for tensor in tensors),
+        )
+
+    def _tensor(self, name: str, device_index: int | None) -> OfferedTensor:
+        fields = self._metas[name]
+        on_host = isinstance(fields, (list, tuple)) and len(fields) > 6 and isinstance(fields[6], bool)
+        if on_host:
+            # paddle's meta of host memory: name, descriptor (-1), size, type, dims, lod, by descriptor
+            meta = TensorMeta.of_fields(name, [fields[0], 0, *fields[2:6], HOST], file=self.path)
+            return _offered(meta.spec, self.path, partial(_open_on_host, tuple(fields)))
+        meta = TensorMeta.of_fields(name, fields, file=self.path)
+        return _offered(meta.spec, self.path, partial(_open_on_device, meta, self.path, device_index))
+
+
+def device_tensor(meta: TensorMeta, digest: str, file: str, device_index: int | None) -> OfferedTensor:
+    """Return a tensor of device memory to offer; it is opened, and copied to the host, when it is read."""
+    return _offered(meta.spec, file, partial(_open_on_device, meta, file, device_index), digest)
+
+
+def _offered(
+    spec: TensorSpec, file: str, opened: Callable[[], Any], digest: str | None = None
+) -> OfferedTensor:
+    return OfferedTensor(spec, file, partial(_read, _Held(), opened, spec), digest)
+
+
+class _Held:
+    """The host bytes of the tensor that is being read."""
+
+    data: memoryview | None = None
+
+
+def _read(
+    held: _Held, opened: Callable[[], Any], spec: TensorSpec, offset: int, destination: memoryview
+) -> None:
+    if held.data is None:
+        array = opened().numpy()
+        held.data = memoryview(array.reshape(-1).view("u1"))
+    destination[:] = held.data[offset : offset + len(destination)]
+    if offset + len(destination) == spec.nbytes:
+        held.data = None
+
+
+def _open_on_host(fields: tuple[Any, ...]) -> Any:
+    paddle = _paddle(str(fields[0]))
+    return paddle.to_tensor(_dense_tensor(paddle)._new_shared_filename(fields))
+
+
+def _open_on_device(meta: TensorMeta, file: str, device_index: int | None) -> Any:
+    paddle = _paddle(file)
+    shared = getattr(_dense_tensor(paddle), "_new_shared_cuda", None)
+    if shared is None:
+        raise DeviceMetaError(
+            tensor=meta.spec.name, file=file, problem="this build of paddle has no CUDA; use a GPU build"
+        )
+    index = device_index_from_environment(os.environ) if device_index is None else device_index
+    fields = meta.fields()
+    try:
+        return paddle.to_tensor(shared((fields[0].encode("latin-1"), *fields[1:6], index)))
+    except Exception as error:  # whatever CUDA says
+        raise DeviceMetaError(tensor=meta.spec.name, file=file, problem=str(error)) from error
+
+
+def _dense_tensor(paddle: Any) -> Any:
+    """Return paddle's class of tensors without gradients: LoDTensor in 2.6, both names in 3.3."""
+    core = paddle.base.core
+    return getattr(core, "LoDTensor", None) or core.DenseTensor
+
+
+def _paddle(file: str) -> Any:
+    try:
+        import paddle  # noqa: PLC0415 - two thirds of a second, and not installed everywhere
+    except ImportError as error:
+        raise PaddleMissingError(file=file) from error
+    return paddle

@@ -1,0 +1,225 @@
+"""The trainer's side of ``ipc`` for device memory: CUDA IPC handles of its tensors, in one rank's metas file.
+
+Nothing is copied: the handles name the trainer's own tensors. So the lifetime is explicit. What is published
+must not be written to until :meth:`SharedDeviceTensors.withdraw` was called and
+:meth:`~SharedDeviceTensors.leased` is false; this object holds the tensors until then, and
+:meth:`~SharedDeviceTensors.close` does not let go of memory that a worker is reading. Leases are kernel locks
+on a small segment of host memory that stands for the device memory, which has none. A worker never keeps
+device memory of a trainer, and refuses that of a dead one, which is gone with it.
+
+The exporting call is paddle's (``_share_cuda``), as FastDeploy's trainers make it; it was not run on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.errors import IncompletePublicationError, StorageError
+from wsm.strategies.files.atomic_file import replace_file
+from wsm.strategies.files.device_id import device_id_from_environment, device_index_from_environment
+from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
+from wsm.strategies.files.version_file import check_version
+from wsm.strategies.ipc.errors import DeviceMemoryLeasedError, DeviceMetaError
+from wsm.strategies.ipc.metas import IpcMetas, TensorMeta, metas_name
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
+
+_LEASE_BYTES = 64
+_LOOK_EVERY_S = 0.01
+
+
+class SharedDeviceTensors:
+    """Device tensors of one trainer process, published version by version to one rank; use it in ``with``.
+
+    Parameters
+    ----------
+    directory : path or str
+        Where the metas file lies; created if it does not exist.
+    rank, world_size : int
+        Whose shard this process trains, and of how many ranks.
+    device_id : int, optional
+        Physical device id in the file's name; from the environment if not given
+        (:mod:`wsm.strategies.files.device_id`).
+    device_index : int, optional
+        The index of its device among those that this process sees, as the seventh field says it;
+        ``FLAGS_selected_gpus`` if not given. A worker opens the handle on the device of its own.
+    memory_directory : str
+        Where the segment for leases is created.
+
+    Raises
+    ------
+    wsm.strategies.errors.DeviceIdError
+        If the environment gives no number either.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str = SHARED_DIRECTORY,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        device_id: int | None = None,
+        device_index: int | None = None,
+        memory_directory: str = MEMORY_DIRECTORY,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        named = device_id_from_environment(rank, environment) if device_id is None else device_id
+        self._index = device_index_from_environment(environment) if device_index is None else device_index
+        self._rank = rank
+        self._world_size = world_size
+        self._path = Path(directory) / metas_name(named)
+        self._memory_directory = memory_directory
+        place = os.fsencode(self._path.parent.resolve() / self._path.name)
+        self._prefix = f"wsm-device.{digest_of(place)[:8]}."
+        self._announced = b""
+        self._held: list[tuple[OwnedSegment, Mapping[str, Any]]] = []
+
+    def digest(self, tensors: Mapping[str, Any]) -> str:
+        """Return the digest of a shard, for :meth:`publish` of all ranks. Blocks; copies to the host.
+
+        Raises
+        ------
+        DeviceMetaError
+            If one of the tensors cannot be exported.
+        """
+        return shard_digest((meta.spec, digest) for meta, digest in self._exported(tensors))
+
+    def publish(
+        self,
+        version: int,
+        tensors: Mapping[str, Any],
+        *,
+        publication: str | None = None,
+        group: Sequence[str] | None = None,
+    ) -> str:
+        """Let the rank find the tensors where they lie. Blocks: each is copied to the host to be digested.
+
+        Parameters
+        ----------
+        version : int
+            Its number.
+        tensors : mapping of str to paddle.Tensor
+            On the device, contiguous; not written to until they are withdrawn and not leased.
+        publication : str, optional
+            The same on all ranks and never used before; drawn here if this rank is the only one.
+        group : sequence of str, optional
+            The :meth:`digest` of every rank's shard, in rank order; needed with more ranks than one.
+
+        Returns
+        -------
+        str
+            Digest of the publication; what every rank's load reports.
+
+        Raises
+        ------
+        DeviceMetaError
+            If this build of paddle has no CUDA, or a tensor cannot be exported. Nothing became visible.
+        IncompletePublicationError
+            If the ranks' digests are missing or do not fit. Nothing became visible.
+        StorageError, SharingRefusedError
+            If the file or the segment cannot be written. Nothing became visible.
+        """
+        check_version(version)
+        rows = self._exported(tensors)
+        own = shard_digest((meta.spec, digest) for meta, digest in rows)
+        if group is None and self._world_size == 1:
+            group, publication = (own,), publication or secrets.token_hex(16)
+        if publication is None or group is None or list(group)[self._rank : self._rank + 1] != [own]:
+            raise IncompletePublicationError(
+                version=version,
+                problem=f"rank {self._rank} of {self._world_size} needs the publication's name and the "
+                "digests of all ranks, its own among them",
+            )
+        lease = OwnedSegment(self._prefix, _LEASE_BYTES, self._memory_directory)
+        metas = IpcMetas(
+            version=version,
+            rank=self._rank,
+            world_size=self._world_size,
+            publication=publication,
+            group=tuple(group),
+            segments={lease.name: lease.nbytes},
+            tensors=tuple(meta for meta, _ in rows),
+            digests={meta.spec.name: digest for meta, digest in rows},
+        )
+        content = metas.encode()
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._path, content, durable=False)
+        except OSError as error:
+            lease.close()
+            raise StorageError(path=str(self._path), reason=str(error)) from error
+        self._announced = content
+        self._let_go()
+        self._held.append((lease, dict(tensors)))
+        sweep(self._prefix, frozenset(), self._memory_directory)
+        return metas.group_digest
+
+    def leased(self) -> bool:
+        """Whether a worker reads tensors of this process now."""
+        return any(lease.leased() for lease, _ in self._held)
+
+    def withdraw(self) -> None:
+        """Let no further worker find the tensors; write to them only when none has a lease. Idempotent."""
+        with suppress(OSError):
+            if self._announced and self._path.read_bytes() == self._announced:
+                self._path.unlink()
+        self._announced = b""
+        self._let_go()
+
+    def close(self, wait_s: float = 10.0) -> None:
+        """Withdraw, and let go of the tensors when nobody reads them any more. Idempotent.
+
+        Raises
+        ------
+        DeviceMemoryLeasedError
+            If a worker still reads after `wait_s` seconds: the tensors stay alive, and this may be called
+            again. Freed under a reader, device memory is anything.
+        """
+        self.withdraw()
+        deadline = time.monotonic() + wait_s
+        while self._held and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY_S)
+            self._let_go()
+        if self._held:
+            raise DeviceMemoryLeasedError(file=str(self._path), waited_s=wait_s)
+
+    def __enter__(self) -> SharedDeviceTensors:  # noqa: PYI034 - typing has Self from Python 3.11 on
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _let_go(self) -> None:
+        """Forget tensors of earlier publications that nobody reads; readers cannot come to them any more."""
+        kept = []
+        for lease, tensors in self._held:
+            if lease.begin_writing():  # no reader, and none from here on
+                lease.close()
+            else:
+                kept.append((lease, tensors))
+        self._held = kept
+
+    def _exported(self, tensors: Mapping[str, Any]) -> list[tuple[TensorMeta, str]]:
+        return [self._export(name, tensor) for name, tensor in tensors.items()]
+
+    def _export(self, name: str, tensor: Any) -> tuple[TensorMeta, str]:
+        file = str(self._path)
+        dense = tensor.value().get_tensor()
+        share = getattr(dense, "_share_cuda", None)
+        if share is None:
+            raise DeviceMetaError(
+                tensor=name, file=file, problem="this build of paddle has no CUDA; use a GPU build"
+            )
+        digest = digest_of(memoryview(tensor.numpy().reshape(-1)).cast("B"))
+        try:
+            handle, *rest = share()
+        except Exception as error:  # whatever CUDA says
+            raise DeviceMetaError(tensor=name, file=file, problem=str(error)) from error
+        text = handle.decode("latin-1") if isinstance(handle, bytes) else handle
+        return TensorMeta.of_fields(name, [text, *rest[:5], self._index], file=file), digest

@@ -1,0 +1,267 @@
+"""The trainer's side of the strategy ``ipc``: tensors in shared memory, and the metas files that name them.
+
+A trainer owns the memory until :meth:`SharedTensors.close`. It writes each version beside the one that is
+published, into a segment that no reader has a lease on, and then replaces the metas files; a reader sees
+the old version or the new one. A worker that keeps tensors where they are (adoption) keeps its lease, and
+that segment is then neither written nor freed before it lets go. Knows no targets.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from wsm.clock import Clock, SystemClock
+from wsm.strategies.applier.copying import copy_and_digest
+from wsm.strategies.digest import digest_of, running_digest, shard_digest
+from wsm.strategies.errors import IncompletePublicationError, PublisherBusyError, StorageError
+from wsm.strategies.files.atomic_file import replace_file
+from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
+from wsm.strategies.files.version_file import check_version
+from wsm.strategies.ipc.metas import IpcMetas, TensorMeta, metas_name
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
+from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer.report import TrainerReport
+from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
+
+# Every tensor begins on a cache line, and no vector instruction minds where it was adopted.
+_ALIGNMENT = 64
+_BEGIN = 1024  # not at a page's begin: see 4K aliasing in safetensors_header
+_LOCK_FILE = ".ipc_metas.lock"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedReport(TrainerReport):
+    """What was shared.
+
+    Its `seconds` go from the first byte to the last metas file.
+
+    Parameters
+    ----------
+    created_bytes : int
+        How much shared memory had to be created; the rest was written over an older version's.
+    """
+
+    created_bytes: int
+
+
+class SharedTensors:
+    """Shared memory of one trainer, published version by version; use it in ``with``.
+
+    Parameters
+    ----------
+    directory : path or str
+        Where the metas files lie; created if it does not exist.
+    device_ids : mapping of int to int, optional
+        Per rank, the device id in its metas file's name; the rank itself where not given.
+    memory_directory : str
+        Where shared memory is created: a tmpfs with room for two versions.
+    clock : Clock, optional
+        For the seconds in reports.
+
+    Raises
+    ------
+    PublisherBusyError
+        If another process shares tensors through the same directory.
+    StorageError
+        If the directory cannot be used.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str = SHARED_DIRECTORY,
+        *,
+        device_ids: Mapping[int, int] | None = None,
+        memory_directory: str = MEMORY_DIRECTORY,
+        clock: Clock | None = None,
+    ) -> None:
+        self._directory = Path(directory)
+        self._device_ids = device_ids or {}
+        self._memory_directory = memory_directory
+        self._clock = clock or SystemClock()
+        self._published: dict[int, OwnedSegment] = {}
+        self._older: list[OwnedSegment] = []
+        self._metas: dict[Path, bytes] = {}
+        self._lock = _lock_directory(self._directory)
+        self._prefix = f"wsm-ipc.{digest_of(os.fsencode(self._directory.resolve()))[:8]}."
+
+    def publish(
+        self,
+        version: int,
+        shards: Mapping[int, TrainerTensors],
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> SharedReport:
+        """Copy one version into shared memory and let workers find it. Blocks.
+
+        Parameters
+        ----------
+        version : int
+            Its number.
+        shards : mapping of int to mapping
+            Per rank 0..world size - 1, its state dict (:mod:`wsm.strategies.trainer.tensors`).
+        progress : callable, optional
+            ``progress(bytes)`` after each MiB at most; what it raises ends the publication, and nothing
+            became visible.
+
+        Raises
+        ------
+        SharingRefusedError, StorageError
+            If there is no room. The version before stays published.
+        IncompletePublicationError, TrainerTensorError, wsm.strategies.errors.VersionNumberError
+            If what was handed over is no version. The version before stays published.
+        """
+        begun = self._clock.monotonic_ns()
+        check_version(version)
+        if not shards or sorted(shards) != list(range(len(shards))):
+            raise IncompletePublicationError(
+                version=version, problem=f"shards were given for ranks {sorted(shards)}"
+            )
+        publication = secrets.token_hex(16)
+        created = 0
+        written: dict[int, _Shard] = {}
+        with ExitStack() as undo:
+            for rank in sorted(shards):
+                segment, new = self._segment_for(_nbytes(specs_of(shards[rank])))
+                undo.callback(self._older.append, segment)
+                created += segment.nbytes if new else 0
+                written[rank] = _write(segment, shards[rank], progress)
+            group = tuple(shard_digest(written[rank].rows) for rank in sorted(written))
+            for shard in written.values():
+                shard.segment.end_writing()
+            metas = {
+                rank: IpcMetas(
+                    version=version,
+                    rank=rank,
+                    world_size=len(shards),
+                    publication=publication,
+                    group=group,
+                    segments={shard.segment.name: shard.segment.nbytes},
+                    tensors=shard.metas,
+                    digests={spec.name: digest for spec, digest in shard.rows},
+                )
+                for rank, shard in written.items()
+            }
+            self._announce(metas)
+            undo.pop_all()
+        self._older += self._published.values()
+        self._published = {rank: shard.segment for rank, shard in written.items()}
+        self._let_go()
+        return SharedReport(
+            version=version,
+            manifest_digest=metas[0].group_digest,
+            digests=dict(enumerate(group)),
+            bytes=sum(spec.nbytes for shard in written.values() for spec, _ in shard.rows),
+            created_bytes=created,
+            seconds=(self._clock.monotonic_ns() - begun) / 1_000_000_000,
+        )
+
+    def leased(self) -> bool:
+        """Whether any worker reads or keeps memory that this trainer owns."""
+        return any(segment.leased() for segment in (*self._published.values(), *self._older))
+
+    def withdraw(self) -> None:
+        """Take the published version back: its metas files go, and its memory is written over next time."""
+        for path, content in self._metas.items():
+            with suppress(OSError):
+                if path.read_bytes() == content:
+                    path.unlink()
+        self._metas = {}
+        self._older += self._published.values()
+        self._published = {}
+
+    def close(self) -> None:
+        """Withdraw, and let all memory go; what a worker keeps stays until the worker lets go. Idempotent."""
+        self.withdraw()
+        while self._older:
+            self._older.pop().close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> SharedTensors:  # noqa: PYI034 - typing has Self from Python 3.11 on
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _segment_for(self, nbytes: int) -> tuple[OwnedSegment, bool]:
+        for segment in self._older:
+            if segment.nbytes == nbytes and segment.begin_writing():
+                self._older.remove(segment)
+                return segment, False
+        segment = OwnedSegment(self._prefix, nbytes, self._memory_directory)
+        segment.begin_writing()
+        return segment, True
+
+    def _announce(self, metas: Mapping[int, IpcMetas]) -> None:
+        for rank, content in metas.items():
+            path = self._directory / metas_name(self._device_ids.get(rank, rank))
+            encoded = content.encode()
+            try:
+                replace_file(path, encoded, durable=False)
+            except OSError as error:
+                raise StorageError(path=str(path), reason=str(error)) from error
+            self._metas[path] = encoded
+
+    def _let_go(self) -> None:
+        """Free what the next version will not be written over, and what dead trainers left."""
+        wanted = [segment.nbytes for segment in self._published.values()]
+        kept: list[OwnedSegment] = []
+        for segment in self._older:
+            segment.end_writing()
+            if segment.leased() or segment.nbytes in wanted:
+                if segment.nbytes in wanted and not segment.leased():
+                    wanted.remove(segment.nbytes)
+                kept.append(segment)
+            else:
+                segment.close()
+        self._older = kept
+        sweep(self._prefix, frozenset(), self._memory_directory)
+
+
+@dataclass(frozen=True)
+class _Shard:
+    segment: OwnedSegment
+    metas: tuple[TensorMeta, ...]
+    rows: tuple[tuple[TensorSpec, str], ...]
+
+
+def _nbytes(specs: list[TensorSpec]) -> int:
+    return _BEGIN + sum(_aligned(spec.nbytes) for spec in specs)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _write(segment: OwnedSegment, tensors: TrainerTensors, progress: Callable[[int], None] | None) -> _Shard:
+    offset = _BEGIN
+    metas, rows = [], []
+    for spec in specs_of(tensors):
+        digest = running_digest()
+        destination = segment.memory[offset : offset + spec.nbytes]
+        copy_and_digest(bytes_of(tensors, spec), destination, digest, progress)
+        metas.append(TensorMeta(spec, segment.name, offset))
+        rows.append((spec, digest.hexdigest()))
+        offset += _aligned(spec.nbytes)
+    return _Shard(segment, tuple(metas), tuple(rows))
+
+
+def _lock_directory(directory: Path) -> int:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise StorageError(path=str(directory), reason=str(error)) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise PublisherBusyError(directory=str(directory)) from error
+    return descriptor

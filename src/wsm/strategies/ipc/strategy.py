@@ -1,0 +1,262 @@
+"""The strategy ``ipc``: one rank's shard from memory that a trainer on the same host shares.
+
+It finds the metas file, holds it against what was asked for, takes a lease on the memory and yields it as an
+offer. While the load lasts (and as long as a target keeps the memory) the trainer neither writes nor frees
+it. If the trainer has ended, what it left is copied, digests checked, or refused if the source says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from wsm import log
+from wsm.strategies.errors import (
+    EmptySnapshotError,
+    ManifestError,
+    ShardIdentityError,
+    UnreadableFileError,
+    VersionMismatchError,
+)
+from wsm.strategies.files.device_id import device_id_from_environment
+from wsm.strategies.files.part_file import is_pickle
+from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
+from wsm.strategies.ipc.errors import (
+    MetasNotFoundError,
+    OwnerDiedError,
+    PickledMetasRefusedError,
+    SegmentBusyError,
+    SegmentMissingError,
+)
+from wsm.strategies.ipc.metas import HOST, IpcMetas, TensorMeta, is_metas_file, metas_name
+from wsm.strategies.ipc.pickled_metas import PickledMetas, device_tensor
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment
+from wsm.strategies.observer import UNOBSERVED, LoadObserver
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+
+_MAX_METAS_BYTES = 1 << 28
+# Each further attempt takes a trainer that published anew between two of our system calls.
+_ATTEMPTS = 8
+
+_log = log.logger("strategies")
+
+
+@dataclass(frozen=True)
+class IpcSource:
+    """One rank's view of a directory of metas files.
+
+    Parameters
+    ----------
+    directory : path or str
+        Holds ``ipc_metas_{device_id}``.
+    rank : int
+        Global rank of the shard.
+    device_id : int, optional
+        Physical device id in the file name; taken from the environment if not given
+        (:mod:`wsm.strategies.files.device_id`).
+    world_size : int, optional
+        Number of ranks that the shard must have been written for; not checked if not given.
+    adopt : bool
+        Whether the target may keep the shared memory itself, where it holds none; else all is copied.
+    orphans : str
+        ``copy`` or ``refuse``: what becomes of tensors whose trainer has ended. They are never kept.
+    allow_pickle : bool
+        Whether a metas file in pickle format may be read, and so run whatever its writer put into it.
+    device_index : int, optional
+        Which of the visible devices opens CUDA handles; ``FLAGS_selected_gpus`` if not given.
+    memory_directory : str
+        Where shared memory lies.
+    """
+
+    directory: Path | str = SHARED_DIRECTORY
+    rank: int = 0
+    device_id: int | None = None
+    world_size: int | None = None
+    adopt: bool = True
+    orphans: str = "copy"
+    allow_pickle: bool = False
+    device_index: int | None = None
+    memory_directory: str = MEMORY_DIRECTORY
+
+    def resolved_device_id(self, environment: Mapping[str, str] = os.environ) -> int:
+        """Return the device id, from the environment if none was given.
+
+        Raises
+        ------
+        wsm.strategies.errors.DeviceIdError
+            If the environment gives no number either.
+        """
+        if self.device_id is not None:
+            return self.device_id
+        return device_id_from_environment(self.rank, environment)
+
+
+class Ipc:
+    """Load from memory that a trainer shares."""
+
+    source_type = IpcSource
+
+    @contextmanager
+    def open(
+        self,
+        source: IpcSource,
+        version: int | None,
+        observer: LoadObserver = UNOBSERVED,  # noqa: ARG002 - of the protocol; nothing here waits
+    ) -> Iterator[Offer]:
+        """Find the metas of the source's rank and take a lease on its memory. Blocks on metadata only.
+
+        Parameters
+        ----------
+        source : IpcSource
+            Where to look.
+        version : int or None
+            The version that must be shared; None for whichever is.
+        observer : LoadObserver
+            Not asked: nothing here waits for anybody.
+
+        Raises
+        ------
+        wsm.strategies.errors.BadInputError
+            If there is nothing, or not what was asked for. Nothing was changed.
+        OwnerDiedError
+            If the trainer has ended and the source refuses orphans. Nothing was changed.
+        """
+        with ExitStack() as stack:
+            yield _found(source, version, stack)
+
+    def preview(self, source: IpcSource, version: int | None) -> AbstractContextManager[Offer]:
+        """Open to look only, which the memory does not mind."""
+        return self.open(source, version)
+
+
+def rank_of_metas(path: Path, *, allow_pickle: bool = False) -> int:
+    """Return whose shard a metas file says it is; 0 for a pickled one, which does not say.
+
+    Raises
+    ------
+    wsm.strategies.errors.BadInputError
+        If it cannot be read, or is no such file.
+    """
+    with closing(SnapshotDirectory(str(path.parent))) as directory:
+        data = _read(directory, path.name, IpcSource(path.parent, allow_pickle=allow_pickle))
+    return IpcMetas.decode(data, file=str(path)).rank if isinstance(data, bytes) else 0
+
+
+def _found(source: IpcSource, version: int | None, stack: ExitStack) -> Offer:
+    """Return the offer of the metas that stand there while its memory is under our lease."""
+    directory = _directory(source, stack)
+    name = metas_name(source.resolved_device_id())
+    file = directory.locate(name)
+    data = _read(directory, name, source)
+    for _ in range(_ATTEMPTS):
+        if isinstance(data, PickledMetas):
+            return stack.enter_context(data.offer(source.device_index, version))
+        gone = None
+        with ExitStack() as held:
+            try:
+                offer = _offer(data, file, source, version, held)
+            except (SegmentMissingError, SegmentBusyError) as error:
+                gone = error
+            before, data = data, _read(directory, name, source)
+            if data == before:
+                if gone is not None:
+                    raise gone
+                stack.push(held.pop_all())
+                return offer
+    raise SegmentBusyError(segment=file)
+
+
+def _directory(source: IpcSource, stack: ExitStack) -> SnapshotDirectory:
+    try:
+        return stack.enter_context(closing(SnapshotDirectory(str(source.directory))))
+    except FileNotFoundError as error:
+        file = f"{source.directory}/{metas_name(source.resolved_device_id())}"
+        raise MetasNotFoundError(file=file, present=()) from error
+
+
+def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes | PickledMetas:
+    path = directory.locate(name)
+    try:
+        descriptor = directory.open(name)
+    except FileNotFoundError as error:
+        present = [other for other in directory.names() if is_metas_file(other)]
+        raise MetasNotFoundError(file=path, present=present) from error
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            if is_pickle(descriptor):
+                if not source.allow_pickle:
+                    raise PickledMetasRefusedError(file=path)
+                return PickledMetas(descriptor, path)
+            if os.fstat(descriptor).st_size > _MAX_METAS_BYTES:
+                raise ManifestError(file=path, problem=f"it is larger than {_MAX_METAS_BYTES} bytes")
+            return file.read(_MAX_METAS_BYTES)
+        except OSError as error:
+            raise UnreadableFileError(file=path, reason=str(error)) from error
+
+
+def _offer(data: bytes, file: str, source: IpcSource, version: int | None, held: ExitStack) -> Offer:
+    metas = IpcMetas.decode(data, file=file)
+    _check_identity(file, metas, source, version)
+    if not metas.tensors:
+        raise EmptySnapshotError(where=file)
+    segments = {
+        name: held.enter_context(
+            closing(AttachedSegment(name, nbytes, referrer=file, directory=source.memory_directory))
+        )
+        for name, nbytes in metas.segments.items()
+    }
+    on_device = [meta for meta in metas.tensors if meta.device != HOST]
+    orphaned = [segment.path for segment in segments.values() if not segment.owned()]
+    if orphaned:
+        # Host memory outlives its owner; device memory is gone with the process.
+        if on_device or source.orphans != "copy":
+            raise OwnerDiedError(file=file, segment=orphaned[0], on_device=bool(on_device))
+        _log.warning(log.SHARED_MEMORY_ORPHANED, file=file, segment=orphaned[0])
+    adopt = source.adopt and not orphaned
+    tensors = tuple(
+        _from_segment(meta, metas, segments[meta.handle], adopt=adopt)
+        if meta.device == HOST
+        else device_tensor(meta, metas.digests[meta.spec.name], file, source.device_index)
+        for meta in metas.tensors
+    )
+    return Offer(
+        version=metas.version,
+        tensors=tensors,
+        files=(file, *(segment.path for segment in segments.values())),
+        manifest_digest=metas.group_digest,
+        manifest_scope=ManifestScope.GROUP,
+        peak_extra_bytes=max((meta.spec.nbytes for meta in on_device), default=0),
+        parallel=not on_device,
+    )
+
+
+def _from_segment(
+    meta: TensorMeta, metas: IpcMetas, segment: AttachedSegment, *, adopt: bool
+) -> OfferedTensor:
+    return OfferedTensor(
+        meta.spec,
+        segment.path,
+        partial(segment.read_from, meta.offset),
+        metas.digests[meta.spec.name],
+        memory=partial(_memory, segment, meta) if adopt else None,
+    )
+
+
+def _memory(segment: AttachedSegment, meta: TensorMeta) -> memoryview:
+    return segment.memory()[meta.offset : meta.offset + meta.spec.nbytes]
+
+
+def _check_identity(file: str, metas: IpcMetas, source: IpcSource, version: int | None) -> None:
+    if metas.rank != source.rank:
+        raise ShardIdentityError(file=file, field="rank", expected=source.rank, found=metas.rank)
+    if source.world_size is not None and metas.world_size != source.world_size:
+        raise ShardIdentityError(
+            file=file, field="world size", expected=source.world_size, found=metas.world_size
+        )
+    if version is not None and metas.version != version:
+        raise VersionMismatchError(requested=version, found=metas.version, where=file)

@@ -1,0 +1,96 @@
+"""One message as bytes: magic, protocol version, kind, length, session, digest, and a JSON body.
+
+No pickle, nothing that is read before its length and its digest are right. Pure. What the kinds mean is in
+:mod:`wsm.strategies.buckets.messages`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wsm.strategies.digest import digest_of
+from wsm.strategies.documents import strict_json
+from wsm.strategies.messages.errors import PeerMessageError
+
+MAGIC = b"WSMB"
+#: Grows when messages or the plan of buckets change their meaning.
+PROTOCOL = 1
+#: Longest body: the names and shapes of half a million tensors.
+MAX_BODY_BYTES = 1 << 26
+
+# magic, protocol, kind, reserved, body bytes, session; then the digest of these and the body
+_HEAD = struct.Struct("<4sBBHIQ")
+_DIGEST_BYTES = 16
+HEADER_BYTES = _HEAD.size + _DIGEST_BYTES
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A message whose envelope is right: its kind, the stream that it belongs to, its fields."""
+
+    kind: int
+    session: int
+    fields: Mapping[str, Any]
+
+
+def encode(frame: Frame) -> bytes:
+    """Return the bytes of a message."""
+    body = json.dumps(frame.fields, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+    head = _HEAD.pack(MAGIC, PROTOCOL, frame.kind, 0, len(body), frame.session)
+    return head + bytes.fromhex(digest_of(head + body)) + body
+
+
+def announced_bytes(head: bytes, *, peer: str) -> int:
+    """Return how long the message is that begins with the :data:`HEADER_BYTES` bytes `head`.
+
+    For transports that do not keep messages apart; so a length is looked at before it is waited for.
+
+    Raises
+    ------
+    PeerMessageError
+        If no message begins so.
+    """
+    magic, protocol, _, _, length, _ = _HEAD.unpack_from(head)
+    if magic != MAGIC:
+        raise PeerMessageError(peer=peer, problem=f"it begins with {magic!r}, not with {MAGIC!r}")
+    if protocol != PROTOCOL:
+        raise PeerMessageError(peer=peer, problem=f"it speaks protocol {protocol}, we speak {PROTOCOL}")
+    if length > MAX_BODY_BYTES:
+        raise PeerMessageError(peer=peer, problem=f"it announces {length} bytes, at most {MAX_BODY_BYTES}")
+    return HEADER_BYTES + int(length)
+
+
+def decode(data: bytes, *, peer: str) -> Frame:
+    """Read the bytes of a message.
+
+    Raises
+    ------
+    PeerMessageError
+        If they are none. Any bytes give this or a frame.
+    """
+    if len(data) < HEADER_BYTES:
+        raise PeerMessageError(peer=peer, problem=f"it has {len(data)} bytes, no message has fewer than 36")
+    magic, protocol, kind, reserved, length, session = _HEAD.unpack_from(data)
+    body = data[HEADER_BYTES:]
+    if magic != MAGIC:
+        raise PeerMessageError(peer=peer, problem=f"it begins with {magic!r}, not with {MAGIC!r}")
+    if protocol != PROTOCOL:
+        raise PeerMessageError(peer=peer, problem=f"it speaks protocol {protocol}, we speak {PROTOCOL}")
+    if length != len(body) or length > MAX_BODY_BYTES:
+        raise PeerMessageError(
+            peer=peer, problem=f"it announces {length} bytes and has {len(body)}, at most {MAX_BODY_BYTES}"
+        )
+    expected = data[_HEAD.size : HEADER_BYTES].hex()
+    if reserved or digest_of(data[: _HEAD.size] + body) != expected:
+        raise PeerMessageError(peer=peer, problem="it was damaged on the way, its digest does not match")
+    try:
+        fields = strict_json.parse(body)
+    except strict_json.StrictJsonError as error:
+        raise PeerMessageError(peer=peer, problem=str(error)) from error
+    if not isinstance(fields, dict):
+        raise PeerMessageError(peer=peer, problem="its body is no object")
+    return Frame(kind, session, fields)

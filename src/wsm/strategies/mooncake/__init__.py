@@ -1,0 +1,12 @@
+"""The transport over Mooncake's engine, both ends.
+
+====================================  ====================================================================
+modules                               responsible for
+====================================  ====================================================================
+transport, reader                     the rank's end, and its reads ahead
+engine, plan                          the engine as wsm uses it; where tensors lie, and how they are read
+publisher, memory                     the trainer's side; the memory that it lets ranks read
+desk, lease, leases                   both ends of a lease on that memory
+messages, channel                     what is said about it, and the connection
+====================================  ====================================================================
+"""

@@ -1,0 +1,249 @@
+"""Mooncake's transfer engine as wsm uses it: memory registered, reads begun, looked at and ended.
+
+The only module that imports it, and where what it does is written down. Seen with 0.3.13 over TCP:
+
+* A read is begun with ``batch_transfer_async_read`` and looked at with ``transfer_check_status``, which sees
+  the first request of a batch only: so one request per batch. The calls that wait spin on a core, cannot be
+  ended, and take at least 5 s to give up; none of them is used.
+* Memory that a read in flight may write belongs to it until the engine is gone. Destroying the engine ends
+  what is in flight, and nothing is written afterwards. It stops every Python thread for as long as the engine
+  waits for handshakes: 1 s, which we shorten to 50 ms.
+* Finding a peer takes a handshake that a stopped process leaves unanswered for 60 s; a thread waits for it.
+* Registering is quadratic: ten thousand regions take 12 s, so small tensors share one. Overlapping regions
+  are refused. Reading over TCP needs no registration of what is read into; it would let others write there,
+  so it is not done.
+* It listens on two ports (15000 to 17000) on all addresses, asks nobody who they are, and lets them read and
+  write whatever is registered. On a loopback host both sockets are tied to the loopback interface before any
+  memory is registered, and neither is inherited by child processes, which the engine would allow.
+* It writes to standard error; ``MC_LOG_LEVEL`` is set to ``ERROR`` unless the environment says otherwise.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import socket
+import stat
+import struct
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from wsm.strategies.mooncake.errors import (
+    EngineExposedError,
+    EngineSettingsError,
+    EngineStartError,
+    MemoryRegistrationError,
+    MooncakeMissingError,
+)
+
+#: What the engine can be asked for. Only ``tcp`` has been run by us; ``rdma`` takes hardware.
+PROTOCOLS = ("tcp", "rdma")  # One for handshakes, one for data.
+_LISTENING = 2
+# How long a wait lasts before a read is looked at again.
+_GLANCE_S = 0.0005
+# struct timeval: how long the engine waits for a handshake before it looks whether it is to end.
+_ACCEPT_TIME = struct.pack("@ll", 0, 50_000)
+# Where the engine looks for free ports.
+_PORTS = range(12001, 18001)
+# How long a wait lasts before a read is looked at again.
+_GLANCE_S = 0.0005
+
+_LIBRARY = re.compile(r"(lib[\w+-]+\.so[\w.]*): cannot open shared object file")
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How an engine is reached, and by what.
+
+    Parameters
+    ----------
+    host : str
+        The IPv4 address of this host that peers reach it at. A loopback address keeps everybody else out.
+    protocol : str
+        ``tcp``; or ``rdma``, which has not been run by us.
+    device : str
+        RDMA devices, separated by commas; empty for all.
+    """
+
+    host: str = "127.0.0.1"
+    protocol: str = "tcp"
+    device: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            ipaddress.IPv4Address(self.host)
+        except ValueError as error:
+            raise EngineSettingsError(
+                field="host", value=self.host, problem="is no IPv4 address; give that of this host"
+            ) from error
+        if self.protocol not in PROTOCOLS:
+            raise EngineSettingsError(
+                field="protocol", value=self.protocol, problem=f"is none of {', '.join(PROTOCOLS)}"
+            )
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this host is meant to reach it."""
+        return ipaddress.IPv4Address(self.host).is_loopback
+
+
+class Engine:
+    """One engine that runs. Any thread may use it; :meth:`close` when nobody does.
+
+    Parameters
+    ----------
+    settings : EngineSettings
+        How it is reached.
+
+    Attributes
+    ----------
+    session : str
+        ``host:port``, the name that peers find it by.
+
+    Raises
+    ------
+    MooncakeMissingError
+        If it cannot be imported.
+    EngineStartError
+        If it does not start.
+    EngineExposedError
+        If it cannot be kept to this host.
+    """
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._settings = settings
+        made, others = _engine_class()(), set(_sockets().values())
+        code = made.initialize(settings.host, "P2PHANDSHAKE", settings.protocol, settings.device)
+        if code != 0:
+            raise EngineStartError(
+                host=settings.host, protocol=settings.protocol, device=settings.device, code=code
+            )
+        self._engine: Any = made
+        self.session = f"{settings.host}:{made.get_rpc_port()}"
+        found = _seclude(others, loopback=settings.loopback)
+        if settings.loopback and settings.protocol == "tcp" and found < _LISTENING:
+            self.close()
+            raise EngineExposedError(found=found, ports=(_PORTS.start, _PORTS.stop - 1))
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Let peers read memory, which must stay there until it is unregistered. Blocks.
+
+        Raises
+        ------
+        MemoryRegistrationError
+            If it overlaps with what is registered, or the engine cannot take it.
+        """
+        code = self._engine.register_memory(address, nbytes)
+        if code != 0:
+            raise MemoryRegistrationError(nbytes=nbytes, code=code)
+
+    def register_destination(self, memory: memoryview) -> None:
+        """Make it possible to read into `memory`, where the protocol asks for that (TCP does not)."""
+        if self._settings.protocol != "tcp":
+            self.register(address_of(memory), memory.nbytes)
+
+    def unregister(self, address: int) -> None:
+        """Let peers read the memory that begins there no more."""
+        self._engine.unregister_memory(address)
+
+    def find(self, peer: str, remote: int, timeout_s: float) -> bool | None:
+        """Read one byte at address `remote` of `peer`, to know it from now on. Blocks, `timeout_s` at most.
+
+        Returns
+        -------
+        bool or None
+            False if it is not there or does not let us read that; None if it does not answer. An engine that
+            was not answered is worth no more: close it.
+        """
+        engine, scratch = self._engine, memoryview(bytearray(1))
+        self.register_destination(scratch)
+        tickets: list[int] = []
+
+        def begin() -> None:
+            # It may hang here long after we have given up, so it holds what it needs.
+            tickets.append(engine.batch_transfer_async_read(peer, [address_of(scratch)], [remote], [1]))
+
+        # No daemon: the engine aborts the process if that ends while a call is in it.
+        thread = threading.Thread(target=begin, name="wsm-mooncake-find")
+        deadline_s = time.monotonic() + timeout_s
+        thread.start()
+        thread.join(timeout_s)
+        while tickets and time.monotonic() < deadline_s:
+            done = self.done(tickets[0]) if tickets[0] else False
+            if done is not None:
+                return done
+            threading.Event().wait(_GLANCE_S)
+        return None
+
+    def read(self, peer: str, remote: int, memory: memoryview) -> int:
+        """Begin to read from address `remote` of `peer` into `memory`; 0 if that cannot be. Does not block.
+
+        `memory` belongs to the engine until :meth:`done` says so, or it is closed.
+        """
+        ticket: int = self._engine.batch_transfer_async_read(
+            peer, [address_of(memory)], [remote], [memory.nbytes]
+        )
+        return ticket
+
+    def done(self, ticket: int) -> bool | None:
+        """Whether a read has succeeded; None while it goes on. Ask no more once it is not None."""
+        status: int = self._engine.transfer_check_status(ticket)
+        return None if status == 0 else status == 1
+
+    def close(self) -> None:
+        """End what is in flight; memory is written no more when this returns. Idempotent."""
+        self._engine = None
+
+
+def address_of(memory: memoryview) -> int:
+    """Return the address of the first byte of `memory`, which may be read-only."""
+    import numpy as np  # noqa: PLC0415 - a tenth of a second for those who never transfer
+
+    return int(np.frombuffer(memory, np.uint8).ctypes.data) if memory.nbytes else 0
+
+
+def _engine_class() -> Any:
+    # Read by the library when it is loaded; there is no other way to say it.
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    try:
+        from mooncake.engine import TransferEngine  # noqa: PLC0415 - an optional dependency of 50 MB
+    except ImportError as error:
+        missing = _LIBRARY.findall(str(error))
+        raise MooncakeMissingError(reason=str(error), missing=missing) from error
+    return TransferEngine
+
+
+def _seclude(others: set[int], *, loopback: bool) -> int:
+    """Keep the engine's listening sockets from child processes, from delaying its end, and, if `loopback`,
+    from other hosts; `others` are the process's own. Returns how many were found.
+    """
+    count = 0
+    for descriptor, inode in _sockets().items():
+        if inode in others:
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+            if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                continue
+            address, port = found.getsockname()[:2]
+            if address in ("::", "0.0.0.0") and port in _PORTS:  # noqa: S104 - what the engine bound, to be narrowed
+                os.set_inheritable(descriptor, False)
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ACCEPT_TIME)
+                if loopback:
+                    found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
+                count += 1
+    return count
+
+
+def _sockets() -> dict[int, int]:
+    """Return the descriptors of this process that are sockets, with their inodes."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - descriptors, not files
+        with suppress(OSError):  # the one that lists them is gone by now
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found[int(name)] = status.st_ino
+    return found

@@ -1,0 +1,234 @@
+"""The rank's end of a connection to a publisher: asks for a version, keeps the lease on it, lets it go.
+
+Every wait has a deadline, sees a cancellation, and sees the publisher's end at once. Reads no memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from wsm.errors import WsmError
+from wsm.strategies.errors import LoadCancelledError, ShardIdentityError, VersionMismatchError
+from wsm.strategies.messages.errors import PeerFailedError, PeerMessageError, PeerSilentError
+from wsm.strategies.mooncake import channel as mooncake_channel
+from wsm.strategies.mooncake import messages as say
+from wsm.strategies.mooncake.channel import Channel
+from wsm.strategies.mooncake.errors import LeaseLostError
+from wsm.strategies.observer import LoadObserver
+
+# How long a wait lasts before cancellation and deadlines are looked at again.
+_GLANCE_S = 0.02
+# How long to wait before a publisher that is not there, or has nothing yet, is asked again.
+_AGAIN_S = 0.1
+# A lease is renewed when this part of it has passed.
+_RENEW_AFTER = 0.25
+
+
+class RankLease:
+    """One lease. :meth:`ask`, then :meth:`keep` often, then :meth:`release`; :meth:`close` in any case.
+
+    Parameters
+    ----------
+    address : str
+        The publisher's.
+    observer : LoadObserver
+        Asked for cancellation during every wait.
+    silence_s : float
+        How long the publisher may owe an answer.
+
+    Attributes
+    ----------
+    touched : bool
+        Whether the target's memory may have been written; part of every error from here.
+    peer : str
+        What errors call the publisher.
+    """
+
+    def __init__(self, address: str, observer: LoadObserver, *, silence_s: float) -> None:
+        self.touched = False
+        self.peer = f"the publisher at {address}"
+        self._address = address
+        self._observer = observer
+        self._silence_s = silence_s
+        self._channel: Channel | None = None
+        self._grant: say.Grant | None = None
+        self._renewed_s = 0.0
+        self._asked_s: float | None = None
+
+    def ask(self, ask: say.Ask, connect_s: float) -> say.Grant:
+        """Connect, and ask until there is something. Blocks, `connect_s` at most.
+
+        Raises
+        ------
+        VersionMismatchError, ShardIdentityError
+            If another version, rank or number of ranks is published.
+        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
+            If there is no proper answer.
+        """
+        deadline_s = time.monotonic() + connect_s
+        refused: say.Refuse | None = None
+        while True:
+            answer = self._answer(ask, deadline_s)
+            if isinstance(answer, say.Grant):
+                self._check(ask, answer)
+                self._grant, self._renewed_s = answer, time.monotonic()
+                return answer
+            if answer is not None and (answer.reason != "empty"):
+                raise self._refusal(ask, answer)
+            refused = answer or refused
+            if time.monotonic() >= deadline_s:
+                if refused is not None:
+                    raise PeerFailedError(peer=self.peer, error="NothingPublished", reason=refused.text)
+                raise PeerSilentError(peer=self.peer, waited_s=connect_s, expected="its offer")
+            self._pause(min(_AGAIN_S, deadline_s - time.monotonic()))
+
+    def keep(self, wait_s: float = 0.0) -> None:
+        """Renew the lease if it is time, and hear what the publisher says; waits `wait_s` at most for that.
+
+        Raises
+        ------
+        LeaseLostError, PeerFailedError, PeerDiedError, PeerSilentError, PeerMessageError
+            If the lease holds no longer, or nobody knows.
+        LoadCancelledError
+            If the load was cancelled.
+        """
+        channel, grant = self._held()
+        now_s = time.monotonic()
+        if self._asked_s is None and now_s - self._renewed_s > grant.lease_ms / 1000 * _RENEW_AFTER:
+            with _marked(self):
+                channel.send(say.Renew(), self._silence_s)
+            self._asked_s = now_s
+        with _marked(self):
+            message = channel.receive(wait_s, expected="the rest of the version")
+        if isinstance(message, say.Held) and self._asked_s is not None:
+            self._renewed_s, self._asked_s = self._asked_s, None
+        elif isinstance(message, say.Revoked):
+            raise PeerFailedError(peer=self.peer, error="Revoked", reason=message.text, touched=self.touched)
+        elif message is not None:
+            raise self._not_due(message, "nothing")
+        if self._asked_s is not None and time.monotonic() - self._asked_s > self._silence_s:
+            raise self._silent("that the lease is renewed")
+        self.stop_if_cancelled()
+
+    def release(self) -> None:
+        """Say that all is applied and verified, and hear that it was held until now. Blocks.
+
+        Raises
+        ------
+        LeaseLostError
+            If it was not held.
+        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
+            If there is no proper answer.
+        """
+        channel, grant = self._held()
+        with _marked(self):
+            channel.send(say.Release("", ""), self._silence_s)
+        deadline_s = time.monotonic() + self._silence_s
+        while time.monotonic() < deadline_s:
+            with _marked(self):
+                message = channel.receive(_GLANCE_S, expected="its last word")
+            if isinstance(message, say.Released):
+                if message.held:
+                    return
+                raise LeaseLostError(
+                    peer=self.peer,
+                    version=grant.version,
+                    lease_s=grant.lease_ms / 1000,
+                    touched=self.touched,
+                )
+            if isinstance(message, say.Revoked):
+                raise PeerFailedError(
+                    peer=self.peer, error="Revoked", reason=message.text, touched=self.touched
+                )
+            if message is not None and not isinstance(message, say.Held):
+                raise self._not_due(message, "its last word")
+        raise self._silent("its last word")
+
+    def stop_if_cancelled(self) -> None:
+        """Raise LoadCancelledError if the load was cancelled."""
+        if self._observer.cancelled():
+            tensors = len(self._grant.digests) if self._grant is not None else 0
+            raise LoadCancelledError(tensors_applied=0, tensors=tensors, touched=self.touched)
+
+    def close(self) -> None:
+        """Let go, whatever happened. Idempotent, never raises."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.end()
+            channel.close()
+
+    def _answer(self, ask: say.Ask, deadline_s: float) -> say.Grant | say.Refuse | None:
+        """Ask once; None if nobody is there."""
+        if self._channel is None:
+            remaining_s = max(deadline_s - time.monotonic(), _GLANCE_S)
+            self._channel = mooncake_channel.connect(self._address, remaining_s)
+            if self._channel is None:
+                return None
+            self._channel.peer = self.peer
+        self._channel.send(ask, max(deadline_s - time.monotonic(), _GLANCE_S))
+        while True:
+            message = self._channel.receive(_GLANCE_S, expected="its offer")
+            if isinstance(message, say.Grant | say.Refuse):
+                return message
+            if message is not None:
+                raise self._not_due(message, "its offer")
+            if time.monotonic() >= deadline_s:
+                return None
+            self.stop_if_cancelled()
+
+    def _check(self, ask: say.Ask, grant: say.Grant) -> None:
+        if grant.rank != ask.rank:
+            raise ShardIdentityError(file=self.peer, field="rank", expected=ask.rank, found=grant.rank)
+        if ask.world_size is not None and grant.world_size != ask.world_size:
+            raise self._other_world(ask.world_size, grant.world_size)
+        if ask.version is not None and grant.version != ask.version:
+            raise VersionMismatchError(requested=ask.version, found=grant.version, where=self.peer)
+
+    def _refusal(self, ask: say.Ask, refuse: say.Refuse) -> WsmError:
+        if refuse.reason == "version" and ask.version is not None and refuse.found is not None:
+            return VersionMismatchError(requested=ask.version, found=refuse.found, where=self.peer)
+        if refuse.reason == "world_size" and ask.world_size is not None and refuse.found is not None:
+            return self._other_world(ask.world_size, refuse.found)
+        return PeerFailedError(peer=self.peer, error=f"Refused ({refuse.reason})", reason=refuse.text)
+
+    def _other_world(self, expected: int, found: int) -> ShardIdentityError:
+        return ShardIdentityError(file=self.peer, field="world size", expected=expected, found=found)
+
+    def _held(self) -> tuple[Channel, say.Grant]:
+        if self._channel is None or self._grant is None:
+            raise PeerMessageError(peer=self.peer, problem="there is no lease", touched=self.touched)
+        return self._channel, self._grant
+
+    def _not_due(self, message: say.Message, due: str) -> PeerMessageError:
+        return PeerMessageError(
+            peer=self.peer,
+            problem=f"it is a {type(message).__name__}, {due} was due",
+            touched=self.touched,
+        )
+
+    def _silent(self, expected: str) -> PeerSilentError:
+        return PeerSilentError(
+            peer=self.peer, waited_s=self._silence_s, expected=expected, touched=self.touched
+        )
+
+    def _pause(self, seconds: float) -> None:
+        deadline_s = time.monotonic() + seconds
+        while time.monotonic() < deadline_s:
+            self.stop_if_cancelled()
+            threading.Event().wait(_GLANCE_S)
+
+
+class _marked:  # noqa: N801 - used like a function
+    """Errors of a channel, which knows no targets, get to say whether one was touched."""
+
+    def __init__(self, lease: RankLease) -> None:
+        self._lease = lease
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, WsmError) and "touched" in error.context:
+            error.context["touched"] = self._lease.touched
+            error.touched = self._lease.touched  # type: ignore[attr-defined]  # context entries are attributes

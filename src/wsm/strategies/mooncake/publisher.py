@@ -1,0 +1,230 @@
+"""The trainer's side of Mooncake: versions in registered memory, which ranks read by themselves.
+
+A publisher owns one engine and one address for as long as it lives. What it publishes is read where the
+trainer has it (small tensors are copied), so those tensors must not change until the version is withdrawn:
+that waits for the ranks that are reading. A rank holds a lease, which ends when it says so, when it dies, or
+when it has not been heard of for `lease_s`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from wsm.clock import Clock, SystemClock
+from wsm.strategies.digest import shard_digest
+from wsm.strategies.documents.sealed_json import content_digest
+from wsm.strategies.errors import IncompletePublicationError
+from wsm.strategies.files.version_file import check_version
+from wsm.strategies.mooncake import channel as mooncake_channel
+from wsm.strategies.mooncake.desk import Desk, Publication
+from wsm.strategies.mooncake.engine import Engine, EngineSettings
+from wsm.strategies.mooncake.errors import EngineSettingsError, PublicationHeldError
+from wsm.strategies.mooncake.leases import Leases
+from wsm.strategies.mooncake.memory import PACKED_BELOW, PublishedMemory, check_shards
+from wsm.strategies.mooncake.plan import Layout
+from wsm.strategies.trainer.report import TrainerReport
+from wsm.strategies.trainer.tensors import TrainerTensors
+
+#: Long enough for a rank that copies in between, short enough to wait for one that hangs.
+LEASE_S = 30.0
+#: How long to wait for ranks that are reading, before a version is withdrawn.
+WITHDRAW_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MooncakeReport(TrainerReport):
+    """What was published.
+
+    Its `seconds` include waiting for the readers of the version before.
+
+    Parameters
+    ----------
+    regions : int
+        Regions of memory that are registered.
+    """
+
+    regions: int
+
+
+class MooncakePublisher:
+    """Publishes versions to ranks that read them; use it in ``with``. One version at a time.
+
+    Parameters
+    ----------
+    address : str
+        Where ranks ask: ``tcp://IPv4:port`` (0: any free port) or ``ipc:///absolute/path`` (mode 0600). There
+        is no authentication: whoever reaches it, or the engine, can read what is published.
+    settings : EngineSettings, optional
+        How the engine is reached; by default over TCP, from this host only.
+    lease_s : float
+        How long a rank may say nothing while it reads.
+    packed_below : int
+        Tensors with fewer bytes are copied beside each other.
+    clock : Clock, optional
+        For leases and reports.
+
+    Attributes
+    ----------
+    address : str
+        Where ranks ask.
+
+    Raises
+    ------
+    MooncakeMissingError, EngineStartError, EngineSettingsError
+        If the engine does not start.
+    AddressBusyError
+        If it cannot listen there.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        settings: EngineSettings | None = None,
+        lease_s: float = LEASE_S,
+        packed_below: int = PACKED_BELOW,
+        clock: Clock | None = None,
+    ) -> None:
+        if not lease_s > 0:
+            raise EngineSettingsError(field="lease_s", value=lease_s, problem="is no time; give seconds")
+        self._clock = clock or SystemClock()
+        listening = mooncake_channel.listen(address)
+        try:
+            self._engine = Engine(settings or EngineSettings())
+        except BaseException:
+            listening.close()
+            raise
+        self.address = mooncake_channel.address_of(listening)
+        self._memory = PublishedMemory(self._engine, packed_below=packed_below)
+        self._version: int | None = None
+        self._desk = Desk(
+            listening,
+            publisher=secrets.token_hex(16),
+            session=self._engine.session,
+            leases=Leases(lease_s),
+            clock=self._clock,
+        )
+
+    def publish(
+        self, version: int, shards: Mapping[int, TrainerTensors], *, wait_s: float = WITHDRAW_S
+    ) -> MooncakeReport:
+        """Let ranks read a version, instead of the one before. Blocks; reads every byte once.
+
+        The tensors must not change until :meth:`withdraw` has returned.
+
+        Parameters
+        ----------
+        version : int
+            Its number.
+        shards : mapping of int to mapping
+            Per rank 0..world size - 1, its state dict (:mod:`wsm.strategies.trainer.tensors`).
+        wait_s : float
+            How long to wait for ranks that are reading the version before.
+
+        Raises
+        ------
+        PublicationHeldError
+            If they still read it then. Nothing was changed, but no rank is given that version any more.
+        IncompletePublicationError, TrainerTensorError, wsm.strategies.errors.VersionNumberError
+            If what was handed over is no version. Nothing was changed.
+        MemoryRegistrationError
+            If the engine does not take the memory. Nothing is published.
+        """
+        begun = self._clock.monotonic_ns()
+        check_version(version)
+        if not shards or sorted(shards) != list(range(len(shards))):
+            raise IncompletePublicationError(
+                version=version, problem=f"shards were given for ranks {sorted(shards)}"
+            )
+        check_shards(shards)
+        self.withdraw(wait_s=wait_s)
+        placed = self._memory.place(shards)
+        digests = {rank: _digest(*placed[rank]) for rank in sorted(placed)}
+        self._desk.put(
+            Publication(
+                version,
+                {rank: (layout, layout.digest(), each) for rank, (layout, each) in placed.items()},
+                tuple(digests.values()),
+            )
+        )
+        self._version = version
+        return MooncakeReport(
+            version=version,
+            manifest_digest=manifest_digest(version, tuple(digests.values())),
+            digests=digests,
+            bytes=sum(t.spec.nbytes for layout, _ in placed.values() for t in layout.tensors),
+            regions=self._memory.regions,
+            seconds=(self._clock.monotonic_ns() - begun) / 1e9,
+        )
+
+    @contextmanager
+    def publishing(
+        self, version: int, shards: Mapping[int, TrainerTensors], *, wait_s: float = WITHDRAW_S
+    ) -> Iterator[MooncakeReport]:
+        """Publish for as long as the context lasts, in which the caller commands the group.
+
+        Leaving it waits for ranks that still read; leaving it with an exception revokes their leases.
+        Parameters and errors are those of :meth:`publish` and :meth:`withdraw`.
+        """
+        report = self.publish(version, shards, wait_s=wait_s)
+        try:
+            yield report
+        except BaseException:
+            self.withdraw(revoke=True)
+            raise
+        self.withdraw(wait_s=wait_s)
+
+    def withdraw(self, *, wait_s: float = WITHDRAW_S, revoke: bool = False) -> None:
+        """Let no rank begin to read, and wait for those that are reading; then the tensors may change.
+
+        Blocks, `wait_s` at most. Does nothing if nothing is published.
+
+        Parameters
+        ----------
+        wait_s : float
+            How long to wait.
+        revoke : bool
+            Do not wait: tell the ranks that are reading that it is over; their loads fail.
+
+        Raises
+        ------
+        PublicationHeldError
+            If ranks still read after `wait_s`; the tensors must not change. It can be called again.
+        """
+        if self._version is None:
+            return
+        self._desk.take()
+        if revoke:
+            self._desk.revoke(f"version {self._version} was withdrawn")
+        else:
+            ranks = self._desk.wait_until_free(wait_s)
+            if ranks:
+                raise PublicationHeldError(version=self._version, ranks=ranks, waited_s=wait_s)
+        self._version = None
+
+    def close(self) -> None:
+        """End every connection and the engine; what ranks are reading fails. Idempotent."""
+        self.withdraw(revoke=True)
+        self._desk.close()
+        if self.address.startswith("ipc://"):
+            mooncake_channel.remove(self.address)
+        self._engine.close()
+        self._memory.close()
+
+    def __enter__(self) -> MooncakePublisher:  # noqa: PYI034 - typing has Self from Python 3.11 on
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def manifest_digest(version: int, shard_digests: tuple[str, ...]) -> str:
+    """Return the digest of a version of all ranks: equal content has an equal one."""
+    return content_digest({"version": version, "shards": list(shard_digests)})
+
+
+def _digest(layout: Layout, digests: tuple[str, ...]) -> str:
+    return shard_digest((t.spec, each) for t, each in zip(layout.tensors, digests, strict=True))

@@ -1,0 +1,154 @@
+"""Writing one rank's shard: parts of a given size, and the manifest beside them.
+
+Each tensor is digested in the pass that writes it. At most one tensor's bytes are held at a time, and only
+if the trainer's own are not contiguous. Makes nothing visible: :mod:`wsm.strategies.snapshot.publish` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wsm.strategies.applier.finite import first_not_finite
+from wsm.strategies.errors import IncompletePublicationError, StorageError, TrainerTensorError
+from wsm.strategies.files import snapshot_names
+from wsm.strategies.files.atomic_file import write_new
+from wsm.strategies.files.safetensors_writer import file_order, write_safetensors
+from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest
+from wsm.strategies.snapshot.part_metadata import PartMetadata
+from wsm.strategies.snapshot.placement import Placement, whole_shape
+from wsm.strategies.snapshot.placement_errors import PlacementError
+from wsm.strategies.snapshot.tensor_table import TensorEntry
+from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
+
+#: Bytes of tensors in one part, unless a single tensor is larger.
+PART_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """Whose shard is written, and how.
+
+    Parameters
+    ----------
+    metadata : PartMetadata
+        Version, rank, number of ranks and publication.
+    device_id : int
+        The device id in the file names.
+    part_bytes : int
+        Bytes of tensors in one part, unless a single tensor is larger.
+    durable : bool
+        Whether the files must survive a power cut once the call has returned.
+    placements : mapping of str to Placement
+        How each tensor lies on the ranks, for readers that are of another number; those of the tensors of
+        other ranks may be among them. Empty: the version is for its own number of ranks alone.
+    finite : bool
+        Whether NaN and infinity are refused, here and by every load.
+    """
+
+    metadata: PartMetadata
+    device_id: int
+    part_bytes: int = PART_BYTES
+    durable: bool = True
+    placements: Mapping[str, Placement] = field(default_factory=dict)
+    finite: bool = False
+
+
+def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> ShardManifest:
+    """Write the parts of one rank's shard, then its manifest, into `directory`. Blocks.
+
+    Parameters
+    ----------
+    directory : path
+        Where no reader looks yet; it must exist and hold no shard of this rank.
+    tensors : mapping
+        The rank's state dict (:mod:`wsm.strategies.trainer.tensors`).
+    plan : ShardPlan
+        Whose shard it is.
+
+    Raises
+    ------
+    TrainerTensorError
+        If a tensor is none, or not finite although it is to be.
+    IncompletePublicationError
+        If there is no tensor at all.
+    PlacementError
+        If a tensor is not placed although others are, or is not what its placement says.
+    StorageError
+        If the file system refuses.
+    """
+    specs = specs_of(tensors)
+    _check_placements(specs, plan)
+    if not specs:
+        raise IncompletePublicationError(
+            version=plan.metadata.version, problem=f"the state dict of rank {plan.metadata.rank} is empty"
+        )
+    base = snapshot_names.shard_base(plan.metadata.rank, plan.device_id)
+    parts: list[PartEntry] = []
+    entries: list[TensorEntry] = []
+    for index, group in enumerate(cut_into_parts(specs, plan.part_bytes)):
+        path = directory / snapshot_names.part_name(base, index)
+        try:
+            nbytes, digests = write_safetensors(
+                path,
+                group,
+                (_bytes_of(tensors, spec, plan) for spec in group),
+                plan.metadata.encode(),
+                durable=plan.durable,
+            )
+        except OSError as error:
+            raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
+        parts.append(PartEntry(path.name, nbytes))
+        entries += [
+            TensorEntry(spec, digest, index, plan.placements.get(spec.name))
+            for spec, digest in zip(group, digests, strict=True)
+        ]
+    manifest = ShardManifest(
+        version=plan.metadata.version,
+        rank=plan.metadata.rank,
+        world_size=plan.metadata.world_size,
+        device_id=plan.device_id,
+        publication=plan.metadata.publication,
+        parts=tuple(parts),
+        tensors=tuple(entries),
+        finite=plan.finite,
+    )
+    path = directory / snapshot_names.shard_manifest_name(base)
+    try:
+        write_new(path, manifest.encode(), durable=plan.durable)
+    except OSError as error:
+        raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
+    return manifest
+
+
+def _bytes_of(tensors: TrainerTensors, spec: TensorSpec, plan: ShardPlan) -> memoryview:
+    data = bytes_of(tensors, spec)
+    bad = first_not_finite(spec.dtype, data) if plan.finite else None
+    if bad is not None:
+        raise TrainerTensorError(tensor=spec.name, problem=f"element {bad} is not finite, and it must be")
+    return data
+
+
+def _check_placements(specs: Sequence[TensorSpec], plan: ShardPlan) -> None:
+    if not plan.placements:
+        return
+    for spec in specs:
+        if spec.name not in plan.placements:
+            raise PlacementError(tensor=spec.name, problem="has no placement, although others have one")
+        placement = plan.placements[spec.name]
+        whole_shape(spec.name, placement, spec.shape, plan.metadata.rank, plan.metadata.world_size)
+
+
+def cut_into_parts(specs: Sequence[TensorSpec], part_bytes: int) -> list[list[TensorSpec]]:
+    """Group tensors, in their order, into parts of at most `part_bytes`; a larger tensor gets its own."""
+    parts: list[list[TensorSpec]] = []
+    room = 0
+    for spec in specs:
+        if not parts or spec.nbytes > room:
+            parts.append([])
+            room = part_bytes
+        parts[-1].append(spec)
+        room -= spec.nbytes
+    return [file_order(part) for part in parts]

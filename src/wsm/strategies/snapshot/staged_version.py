@@ -1,0 +1,242 @@
+"""A version on its way to its readers: it becomes visible whole, or not at all.
+
+It is written under ``versions/.staging-…``, which readers do not look at, and renamed to
+``versions/{version}`` when every rank's shard is complete; only then does ``version.yaml`` announce it. A
+version's own directory is a FastDeploy model directory (flat names, its own ``version.yaml``). The kernel's
+lock on ``versions/.publisher.lock`` keeps a second publisher out and dies with its holder, so whatever
+staging directory is found under the lock is a dead publisher's.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from wsm.strategies.errors import (
+    IncompletePublicationError,
+    ManifestError,
+    StorageError,
+    VersionExistsError,
+)
+from wsm.strategies.files import snapshot_names
+from wsm.strategies.files.atomic_file import sync_directory, write_new
+from wsm.strategies.files.version_file import check_version, write_version
+from wsm.strategies.snapshot.manifest import ShardManifest
+from wsm.strategies.snapshot.part_metadata import PartMetadata
+from wsm.strategies.snapshot.placement import Placement
+from wsm.strategies.snapshot.retention import KEEP_TWO, Retention, bring_in, finish_removals, retire
+from wsm.strategies.snapshot.shard_writer import PART_BYTES, ShardPlan, write_shard
+from wsm.strategies.snapshot.version_manifest import ShardEntry, VersionManifest
+from wsm.strategies.trainer.publisher_lock import take_publisher_lock
+from wsm.strategies.trainer.tensors import TrainerTensors
+
+_STAGING_PREFIX = ".staging-"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version that is visible: where, its manifest, its shards, and what was removed for it."""
+
+    path: str
+    manifest: VersionManifest
+    shards: tuple[ShardManifest, ...]
+    retired: tuple[int, ...]
+
+
+class StagedVersion(AbstractContextManager["StagedVersion"]):
+    """A version that is being written; a context manager that discards it unless it was committed.
+
+    Trainers with several processes let one of them stage and commit; the others write their shards into
+    :attr:`path` with :func:`wsm.strategies.snapshot.shard_writer.write_shard` and :meth:`plan`.
+
+    Parameters
+    ----------
+    directory : path or str
+        Where versions are published.
+    version : int
+        The version.
+    world_size : int
+        Number of ranks that it is for.
+    durable : bool
+        Whether it must survive a power cut once it is committed.
+
+    Attributes
+    ----------
+    path : Path
+        Where shards are written; readers do not look there.
+    publication : str
+        What marks every file of this publication.
+
+    Raises
+    ------
+    PublisherBusyError
+        If another process publishes into the directory.
+    StorageError
+        If the file system refuses.
+    wsm.strategies.errors.VersionNumberError
+        If `version` is none.
+    """
+
+    def __init__(self, directory: Path | str, version: int, *, world_size: int, durable: bool = True) -> None:
+        self.version = check_version(version)
+        self.world_size = world_size
+        self.publication = secrets.token_hex(8)
+        self._directory = Path(directory)
+        self._versions = self._directory / snapshot_names.VERSIONS_DIRECTORY
+        self._durable = durable
+        self.path = self._versions / f"{_STAGING_PREFIX}{version}-{self.publication}"
+        self._lock = take_publisher_lock(self._versions)
+        try:
+            for leftover in self._versions.glob(f"{_STAGING_PREFIX}*"):
+                shutil.rmtree(leftover)
+            finish_removals(self._versions)
+            self.path.mkdir()
+        except OSError as error:
+            self._release()
+            raise StorageError(path=str(self.path), reason=error.strerror or str(error)) from error
+
+    def plan(
+        self,
+        rank: int,
+        *,
+        device_id: int | None = None,
+        part_bytes: int = PART_BYTES,
+        placements: Mapping[str, Placement] | None = None,
+        finite: bool = False,
+    ) -> ShardPlan:
+        """Return what :func:`write_shard` needs to know to write the shard of `rank`."""
+        metadata = PartMetadata(self.version, rank, self.world_size, self.publication)
+        device_id = rank if device_id is None else device_id
+        return ShardPlan(metadata, device_id, part_bytes, self._durable, placements or {}, finite)
+
+    def write_shard(
+        self,
+        rank: int,
+        tensors: TrainerTensors,
+        *,
+        device_id: int | None = None,
+        part_bytes: int = PART_BYTES,
+        placements: Mapping[str, Placement] | None = None,
+        finite: bool = False,
+    ) -> ShardManifest:
+        """Write the shard of `rank`; see :func:`wsm.strategies.snapshot.shard_writer.write_shard`. Blocks."""
+        plan = self.plan(
+            rank, device_id=device_id, part_bytes=part_bytes, placements=placements, finite=finite
+        )
+        return write_shard(self.path, tensors, plan)
+
+    def commit(self, *, replace: bool = False, retain: Retention = KEEP_TWO) -> Published:
+        """Make the version visible, announce it, then remove versions that are no longer kept. Blocks.
+
+        A version that is there already with the very same tensors is announced as it stands: a publisher
+        that died between the rename and the announcement is simply run again.
+
+        Raises
+        ------
+        IncompletePublicationError
+            If the shards are not one per rank.
+        VersionExistsError
+            If the version exists with other content and `replace` is false.
+        StorageError
+            If the file system refuses.
+        """
+        try:
+            shards = self._shards()
+            manifest = self._seal(shards)
+            final = self._versions / str(self.version)
+            standing = standing_publication(final)
+            if standing is not None and _is_the_same(standing, (manifest, shards)):
+                manifest, shards = standing
+            else:
+                if final.exists() and not replace:
+                    raise VersionExistsError(version=self.version, path=str(final))
+                bring_in(self.path, final)
+                if self._durable:
+                    sync_directory(self._versions)
+            write_version(self._directory, self.version, durable=self._durable)
+        except OSError as error:
+            raise StorageError(path=str(self.path), reason=error.strerror or str(error)) from error
+        retired = retire(self._versions, self.version, retain)
+        return Published(str(final), manifest, shards, retired)
+
+    def discard(self) -> None:
+        """Remove what was staged, if it was not committed, and let other publishers in. Idempotent."""
+        if self.path.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._release()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.discard()
+
+    def _shards(self) -> tuple[ShardManifest, ...]:
+        by_rank: dict[int, ShardManifest] = {}
+        for path in sorted(self.path.glob("model_state.tp*.manifest.json")):
+            shard = ShardManifest.decode(path.read_bytes(), file=str(path))
+            if shard.rank in by_rank or shard.publication != self.publication:
+                raise IncompletePublicationError(
+                    version=self.version,
+                    problem=f"{path.name} is a second shard of rank {shard.rank} or a foreign one",
+                )
+            by_rank[shard.rank] = shard
+        if sorted(by_rank) != list(range(self.world_size)):
+            raise IncompletePublicationError(
+                version=self.version,
+                problem=f"ranks {sorted(by_rank)} have a shard, the world size is {self.world_size}",
+            )
+        return tuple(by_rank[rank] for rank in range(self.world_size))
+
+    def _seal(self, shards: tuple[ShardManifest, ...]) -> VersionManifest:
+        entries = tuple(
+            ShardEntry(
+                snapshot_names.shard_manifest_name(snapshot_names.shard_base(shard.rank, shard.device_id)),
+                shard.digest,
+                shard.content_digest,
+            )
+            for shard in shards
+        )
+        manifest = VersionManifest(self.version, self.publication, entries)
+        write_new(self.path / snapshot_names.VERSION_MANIFEST, manifest.encode(), durable=self._durable)
+        write_version(self.path, self.version, durable=self._durable)
+        return manifest
+
+    def _release(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def standing_publication(path: Path) -> tuple[VersionManifest, tuple[ShardManifest, ...]] | None:
+    """Return the manifests of the version in `path`; None if there is none, or none that is whole."""
+    file = path / snapshot_names.VERSION_MANIFEST
+    try:
+        manifest = VersionManifest.decode(file.read_bytes(), file=str(file))
+        files = [path / shard.manifest for shard in manifest.shards]
+        shards = tuple(ShardManifest.decode(file.read_bytes(), file=str(file)) for file in files)
+        parts = [part for shard in shards for part in shard.parts]
+        whole = all((path / part.file).stat().st_size == part.nbytes for part in parts)
+    except (OSError, ManifestError):
+        return None
+    return (manifest, shards) if whole else None
+
+
+def _is_the_same(
+    standing: tuple[VersionManifest, tuple[ShardManifest, ...]],
+    staged: tuple[VersionManifest, tuple[ShardManifest, ...]],
+) -> bool:
+    """Whether two publications hold the same tensors and say the same about where they lie."""
+    ours, theirs = (
+        [{entry.spec.name: entry.placement for entry in shard.tensors} for shard in shards]
+        for _, shards in (staged, standing)
+    )
+    return standing[0].same_content(staged[0]) and ours == theirs

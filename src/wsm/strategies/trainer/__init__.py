@@ -1,0 +1,10 @@
+"""What all trainers' sides share, whatever the way: what may be handed over, and what is said of it.
+
+====================================  ====================================================================
+modules                               responsible for
+====================================  ====================================================================
+tensors                               what a trainer may hand over
+report                                what it is told afterwards
+publisher_lock                        one publisher per directory at a time
+====================================  ====================================================================
+"""

@@ -1,0 +1,133 @@
+"""What a trainer may hand over, turned into specs and bytes one tensor at a time.
+
+Accepted per tensor: a ``(TensorSpec, buffer)`` pair, whose bytes are taken as they are; a numpy array;
+any C-contiguous object with the buffer protocol. numpy is only looked at, never imported. A numpy
+``uint16`` array is U16 here; paddle's bfloat16 arrives as one too, so it takes the pair to say BF16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from wsm.strategies.documents.strict_json import is_text
+from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.files.safetensors_header import METADATA_KEY
+from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+
+#: A state dict: names to tensors in any of the accepted forms.
+TrainerTensors: TypeAlias = Mapping[str, Any]
+
+_BY_NUMPY_NAME = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "int64": "I64",
+    "uint64": "U64",
+    "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+_BY_BUFFER_FORMAT = {"?": "BOOL", "e": "F16", "f": "F32", "d": "F64"}
+_SIGNED_FORMATS = "bhilq"
+_UNSIGNED_FORMATS = "cBHILQ"
+
+
+def specs_of(tensors: TrainerTensors) -> list[TensorSpec]:
+    """Return the specs of a state dict, in its order, without copying anything.
+
+    Raises
+    ------
+    TrainerTensorError
+        If one of them is no tensor in an accepted form.
+    """
+    return [_spec(name, tensors[name]) for name in tensors]
+
+
+def bytes_of(tensors: TrainerTensors, spec: TensorSpec) -> memoryview:
+    """Return the bytes of one tensor, flat, format ``B``; a copy only if it is not contiguous.
+
+    Raises
+    ------
+    TrainerTensorError
+        If it no longer is what `spec` says, or its buffer is not contiguous.
+    """
+    value = tensors[spec.name]
+    if _spec(spec.name, value) != spec:
+        raise TrainerTensorError(tensor=spec.name, problem="it changed while it was being published")
+    buffer = value[1] if isinstance(value, tuple) else value
+    if _is_array(buffer):
+        # numpy's own view: custom dtypes (bfloat16, float8) have no buffer protocol of their own.
+        buffer = buffer.ravel("C").view("u1") if buffer.size else b""
+    return _flat(spec.name, buffer)
+
+
+def _spec(name: object, value: Any) -> TensorSpec:
+    if not isinstance(name, str):
+        raise TrainerTensorError(
+            tensor=str(name), problem=f"its name is a {type(name).__name__}, not a string"
+        )
+    if name == METADATA_KEY or not is_text(name):
+        raise TrainerTensorError(tensor=ascii(name), problem="no safetensors file can hold this name")
+    if isinstance(value, tuple):
+        return _declared(name, value)
+    if _is_array(value):
+        dtype = value.dtype
+        if dtype.name not in _BY_NUMPY_NAME or not dtype.isnative:
+            raise TrainerTensorError(
+                tensor=name, problem=f"its dtype is {dtype.name}, byte order {dtype.byteorder}"
+            )
+        return TensorSpec(name, _BY_NUMPY_NAME[dtype.name], tuple(map(int, value.shape)))
+    view = _view(name, value)
+    return TensorSpec(name, _dtype_of_format(name, view), tuple(view.shape or ()))
+
+
+def _is_array(value: Any) -> bool:
+    """Whether `value` is a numpy array or scalar; only their dtypes know a byte order."""
+    return hasattr(getattr(value, "dtype", None), "byteorder")
+
+
+def _declared(name: str, pair: tuple[Any, ...]) -> TensorSpec:
+    if len(pair) != 2 or not isinstance(pair[0], TensorSpec):
+        raise TrainerTensorError(tensor=name, problem="the tuple is no (TensorSpec, buffer) pair")
+    spec: TensorSpec = pair[0]
+    buffer = pair[1]
+    if spec.name != name or spec.dtype not in ITEM_BYTES:
+        raise TrainerTensorError(tensor=name, problem=f"it is described as {spec}")
+    nbytes = buffer.nbytes if _is_array(buffer) else _view(name, buffer).nbytes
+    if nbytes != spec.nbytes:
+        raise TrainerTensorError(tensor=name, problem=f"it has {nbytes} bytes, its spec says {spec.nbytes}")
+    return spec
+
+
+def _dtype_of_format(name: str, view: memoryview) -> str:
+    code = view.format.removeprefix("@").removeprefix("=")
+    if code in _BY_BUFFER_FORMAT:
+        return _BY_BUFFER_FORMAT[code]
+    bits = 8 * view.itemsize
+    if code and code in _SIGNED_FORMATS:
+        return f"I{bits}"
+    if code and code in _UNSIGNED_FORMATS:
+        return f"U{bits}"
+    raise TrainerTensorError(tensor=name, problem=f"its buffer has the format {view.format!r}")
+
+
+def _view(name: str, value: Any) -> memoryview:
+    try:
+        return memoryview(value)
+    except TypeError as error:
+        raise TrainerTensorError(tensor=name, problem=f"it is a {type(value).__name__}") from error
+
+
+def _flat(name: str, buffer: Any) -> memoryview:
+    view = _view(name, buffer)
+    if not view.c_contiguous:
+        raise TrainerTensorError(tensor=name, problem="its buffer is not C-contiguous")
+    return view.cast("B") if view.nbytes else memoryview(b"")

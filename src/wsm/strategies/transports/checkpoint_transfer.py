@@ -1,0 +1,245 @@
+"""The transport CheckpointTransfer: a closed package that FastDeploy's ``rsync`` receives weights with.
+
+Written against both interfaces that FastDeploy calls (``receive_stream``, and ``receive_weights_sync`` with a
+``TransferConfig``) and run against a stand-in that implements them over sockets; the package itself, RDMA
+and GPU-direct have not been run. It is imported by name when the first load needs it. Everything it does
+happens in a thread of its own, so what hangs there is an error here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from wsm import log
+from wsm.clock import Clock, SystemClock
+from wsm.errors import WsmError
+from wsm.strategies.messages.errors import PeerFailedError, PeerSilentError
+from wsm.strategies.observer import LoadObserver
+from wsm.strategies.offer import ManifestScope, Offer
+from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.errors import TransportPackageError, VersionUnnamedError
+from wsm.strategies.transports.foreign_thread import CallExpiredError, ForeignThread
+from wsm.strategies.transports.tensor_stream import StreamLimits, TensorStream
+
+PACKAGE = "checkpoint_transfer"
+
+#: How long the package may take to clean up after itself before it is left to its thread.
+_CLOSE_S = 5.0
+
+_log = log.logger("strategies")
+
+
+class Interface(enum.Enum):
+    """Which of the package's two interfaces is used, and with which of its first phases.
+
+    STREAM: ``CheckpointTransfer(**config)`` and ``receive_stream``. IPC, GPU_DIRECT: a ``TransferConfig``
+    with that backend for its first phase, and ``receive_weights_sync``.
+    """
+
+    STREAM = "stream"
+    IPC = "ipc"
+    GPU_DIRECT = "gpu_direct"
+
+
+@dataclass(frozen=True)
+class _Handle:
+    """The package's own object, the thread that it lives in, and whom it was made for."""
+
+    transfer: Any
+    thread: ForeignThread
+    rank: int
+    world_size: int | None
+
+
+class CheckpointTransferTransport:
+    """One rank's CheckpointTransfer.
+
+    Parameters
+    ----------
+    options : CheckpointTransferOptions
+        FastDeploy's ``rsync_config``, checked.
+    interface : Interface
+        How the package is called.
+    verify_checksum : bool
+        Whether a stream must bring a manifest (:func:`wsm.strategies.with_manifest`), which every tensor is
+        held to here. It is passed on to the package, too, whose own checks are taken on trust.
+    keep : bool
+        Whether a released parameter may keep the package's memory. Only for builds that never write to a
+        tensor again once they have handed it over.
+    device_index : int, optional
+        ``FLAGS_selected_gpus``, which is the rank that the IPC interface goes by; the rank if not given.
+    clock : Clock, optional
+        For deadlines.
+    """
+
+    name = PACKAGE
+
+    def __init__(
+        self,
+        options: CheckpointTransferOptions,
+        *,
+        interface: Interface = Interface.STREAM,
+        verify_checksum: bool = True,
+        keep: bool = False,
+        device_index: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._options = options
+        self._interface = interface
+        self._verify = verify_checksum
+        self._keep = keep
+        self._device_index = device_index
+        self._clock = clock or SystemClock()
+        self._peer = f"{PACKAGE} at {options.meeting_point}"
+        self._handle: _Handle | None = None
+        self._begun: Any = None
+
+    @contextmanager
+    def open(
+        self, version: int | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
+    ) -> Iterator[Offer]:
+        """Receive `version`, as ``Transport.open`` says; connect the first time.
+
+        Raises
+        ------
+        TransportPackageError, VersionUnnamedError
+            If the package is missing, or nobody named a version. Nothing was changed.
+        PeerSilentError, PeerFailedError, TransferTooLongError
+            If it does not connect, or does not bring the stream in time.
+        UnverifiedStreamError, wsm.strategies.errors.ManifestError, ShardIdentityError, VersionMismatchError
+            If the stream is not what was asked for. Nothing was changed.
+        """
+        if version is None:
+            raise VersionUnnamedError(transport=PACKAGE)
+        handle = self._connected(rank, world_size, observer)
+        options = self._options
+        stream = TensorStream(
+            peer=self._peer,
+            version=version,
+            rank=rank,
+            world_size=world_size,
+            verify=self._verify,
+            keep=self._keep,
+            buffer_bytes=options.buffer_bytes,
+            limits=StreamLimits(options.discover_s, options.next_s, options.total_s),
+            thread=handle.thread,
+            observer=observer,
+            clock=self._clock,
+        )
+        yield stream.offer(lambda: self._begin(handle.transfer, version))
+
+    @contextmanager
+    def preview(
+        self,
+        version: int | None,
+        rank: int,  # noqa: ARG002 - of the protocol
+        *,
+        world_size: int | None = None,  # noqa: ARG002 - of the protocol
+    ) -> Iterator[Offer]:
+        """Say which version would be asked for: a stream cannot be looked at without receiving it."""
+        if version is None:
+            raise VersionUnnamedError(transport=PACKAGE)
+        yield Offer(
+            version=version,
+            tensors=iter(()),
+            files=(self._peer,),
+            manifest_digest=None,
+            manifest_scope=ManifestScope.LOADED,
+            peak_extra_bytes=self._options.buffer_bytes,
+            declared=False,
+        )
+
+    def close(self) -> None:
+        """Let the package clean up, and end its thread. Blocks some seconds at most. Idempotent."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            begun, self._begun = self._begun, None
+            handle.thread.end(lambda: _clean_up(handle.transfer, begun), wait_s=_CLOSE_S)
+
+    def _connected(self, rank: int, world_size: int | None, observer: LoadObserver) -> _Handle:
+        handle = self._handle
+        if handle is not None and (handle.rank, handle.world_size) == (rank, world_size):
+            return handle
+        self.close()
+        made = self._maker(rank, world_size)
+        thread = ForeignThread(f"wsm-{PACKAGE}-{rank}", self._clock)
+        limit_s = self._options.discover_s
+        try:
+            transfer = thread.call(made, until_ns=self._until(limit_s), observer=observer)
+            self._handle = _Handle(transfer, thread, rank, world_size)
+            thread.call(transfer.initialize, until_ns=self._until(limit_s), observer=observer)
+        except CallExpiredError:
+            raise PeerSilentError(peer=self._peer, waited_s=limit_s, expected="its connection") from None
+        except WsmError:
+            raise
+        except Exception as error:  # a foreign package may raise anything
+            raise PeerFailedError(peer=self._peer, error=type(error).__name__, reason=str(error)) from error
+        finally:
+            if self._handle is None:
+                thread.end(lambda: None, wait_s=0.0)
+        return self._handle
+
+    def _until(self, seconds: float) -> int:
+        return self._clock.monotonic_ns() + int(seconds * 1e9)
+
+    def _maker(self, rank: int, world_size: int | None) -> Callable[[], Any]:
+        """Import what is needed, and return what constructs the package's object."""
+        options = self._options
+        ranks = world_size if world_size is not None else rank + 1
+        group_size = options.group_size if options.group_size is not None else ranks
+        if self._interface is Interface.STREAM:
+            transfer = _imported(PACKAGE, "CheckpointTransfer")
+            return lambda: transfer(**options.for_the_package, local_rank=rank, group_size=group_size)
+        transfer = _imported(f"{PACKAGE}.transfer", "CheckpointTransfer")
+        config_type = _imported(f"{PACKAGE}.config", "TransferConfig")
+        role = _imported(f"{PACKAGE}.config", "Role")
+        backend = _imported(f"{PACKAGE}.config", "Phase1Backend")
+        known = {field.name for field in dataclasses.fields(config_type)}
+        arguments = {key: value for key, value in options.for_the_package.items() if key in known}
+        arguments.update(role=role.INFERENCE, group_size=group_size)
+        if self._interface is Interface.GPU_DIRECT:
+            arguments.update(phase1_backend=backend.GPU_DIRECT, global_rank=options.index * ranks + rank)
+        else:
+            device = self._device_index if self._device_index is not None else rank
+            arguments.update(phase1_backend=backend.IPC, global_rank=device)
+            arguments.setdefault("qsize", 2)
+        return lambda: transfer(config_type(**arguments))
+
+    def _begin(self, transfer: Any, version: int) -> Any:
+        if self._interface is Interface.STREAM:
+            self._begun = transfer.receive_stream(step_id=str(version), verify_checksum=self._verify)
+        else:
+            self._begun = transfer.receive_weights_sync(step_id=str(version), output_framework="paddle")
+        return self._begun
+
+
+async def _clean_up(transfer: Any, begun: Any) -> None:
+    """Close a stream that may not have come to its end, then the package's object, by what call it has."""
+    for owner, calls in ((begun, ("close", "aclose")), (transfer, ("cleanup", "close", "finalize"))):
+        call = next((found for name in calls if callable(found := getattr(owner, name, None))), None)
+        if call is None:
+            continue
+        try:
+            done = call()
+            if inspect.isawaitable(done):
+                await done
+        except Exception as error:  # noqa: BLE001 - the load's own error must be seen, not this one
+            text = f"{type(error).__name__}: {error}"
+            _log.warning(log.TRANSPORT_NOT_CLOSED, transport=PACKAGE, error=text)
+
+
+def _imported(module: str, name: str) -> Any:
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        problem = f"{module} cannot be imported ({error})"
+        raise TransportPackageError(package=PACKAGE, problem=problem) from error
+    except AttributeError as error:
+        raise TransportPackageError(package=PACKAGE, problem=f"{module} has no {name}") from error

@@ -1,0 +1,176 @@
+"""What a stream of tensors promises to bring, as a tensor of its own that travels first.
+
+A transport that moves named tensors and nothing else still carries the promise that a load is checked
+against: version, rank, and every tensor's dtype, shape and digest, sealed. The trainer adds it with
+:func:`with_manifest`; the rank finds it by its name. Knows no transports and no targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.documents import sealed_json
+from wsm.strategies.documents.manifest_fields import FieldReader
+from wsm.strategies.documents.strict_json import is_count
+from wsm.strategies.errors import ManifestError, TrainerTensorError
+from wsm.strategies.files.version_file import MAX_VERSION, check_version
+from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+from wsm.strategies.transports.foreign_tensors import foreign_bytes
+
+#: The manifest's name in the stream; it sorts before any name that a model would use.
+MANIFEST_TENSOR = "!wsm.manifest"
+
+_FORMAT = "wsm.stream-manifest"
+_LAYOUT = 1
+
+
+@dataclass(frozen=True)
+class StreamManifest:
+    """The manifest of one rank's stream.
+
+    Parameters
+    ----------
+    version : int
+        The version that it belongs to.
+    rank, world_size : int or None
+        Whose shard it is, of how many; both None where it is the whole model, which every rank's loaders cut
+        for themselves.
+    publication : str
+        Whatever the trainer's ranks agree on for one publication; may be empty.
+    tensors : mapping of str to (TensorSpec, str)
+        Each tensor with the xxh3-128 of its bytes in C order, by name.
+    """
+
+    version: int
+    rank: int | None
+    world_size: int | None
+    publication: str
+    tensors: Mapping[str, tuple[TensorSpec, str]]
+
+    @cached_property
+    def group_digest(self) -> str:
+        """Digest of what all ranks' manifests of one publication have in common."""
+        return sealed_json.content_digest(
+            {"version": self.version, "publication": self.publication, "world_size": self.world_size}
+        )
+
+    @cached_property
+    def content_digest(self) -> str:
+        """Digest of the tensors alone: equal weights have an equal one."""
+        return shard_digest(self.tensors.values())
+
+    def encode(self) -> bytes:
+        """Return the bytes of the manifest's tensor."""
+        return sealed_json.seal(
+            {
+                "format": _FORMAT,
+                "layout": _LAYOUT,
+                "version": self.version,
+                "rank": self.rank,
+                "world_size": self.world_size,
+                "publication": self.publication,
+                "content_digest": self.content_digest,
+                "tensors": [
+                    {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "digest": digest}
+                    for spec, digest in self.tensors.values()
+                ],
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, *, peer: str) -> StreamManifest:
+        """Parse the bytes of a manifest's tensor.
+
+        Raises
+        ------
+        wsm.strategies.errors.ManifestError
+            If they are damaged, of an unknown layout, or contradict themselves. Any bytes give this or a
+            manifest.
+        """
+        file = f"the manifest from {peer}"
+        fields = sealed_json.unseal(data, file=file, form=_FORMAT, layout=_LAYOUT)
+        reader = FieldReader(fields, file)
+        whole = reader.absent("rank") and reader.absent("world_size")
+        rows = [_tensor(FieldReader(row, file)) for row in reader.rows("tensors")]
+        manifest = cls(
+            version=reader.count("version", MAX_VERSION),
+            rank=None if whole else reader.count("rank"),
+            world_size=None if whole else reader.count("world_size"),
+            publication=reader.text("publication"),
+            tensors={spec.name: (spec, digest) for spec, digest in rows},
+        )
+        if len(manifest.tensors) != len(rows):
+            raise ManifestError(file=file, problem="it lists a tensor twice")
+        if MANIFEST_TENSOR in manifest.tensors:
+            raise ManifestError(file=file, problem="it lists itself")
+        if manifest.rank is not None and manifest.rank >= (manifest.world_size or 0):
+            raise ManifestError(
+                file=file, problem=f"it is of rank {manifest.rank} of {manifest.world_size} ranks"
+            )
+        if fields.get("content_digest") != manifest.content_digest:
+            raise ManifestError(file=file, problem="its content_digest is not that of its tensors")
+        return manifest
+
+
+def with_manifest(
+    state: Mapping[str, Any],
+    *,
+    version: int,
+    rank: int | None = None,
+    world_size: int | None = None,
+    publication: str = "",
+) -> dict[str, Any]:
+    """Return `state` with its manifest as the first tensor, for any transport that moves tensors.
+
+    The trainer's side; reads every byte once, on this thread. The tensors must not change before they are
+    sent.
+
+    Parameters
+    ----------
+    state : mapping of str to tensor
+        One rank's shard, or the whole model: paddle tensors, numpy arrays, contiguous buffers or
+        ``(TensorSpec, buffer)`` pairs.
+    version : int
+        What it is.
+    rank, world_size : int, optional
+        Whose shard of how many; neither for the whole model.
+    publication : str
+        The same for all ranks of one publication, if the trainer's ranks can agree on something.
+
+    Returns
+    -------
+    dict
+        The manifest as a numpy array of bytes, then the very tensors of `state`.
+
+    Raises
+    ------
+    wsm.strategies.errors.VersionNumberError, TrainerTensorError
+        If `version` is none, or there is something else than tensors, or nothing.
+    """
+    if (rank is None) is not (world_size is None):
+        raise TrainerTensorError(tensor=MANIFEST_TENSOR, problem="it is given a rank or a world size alone")
+    if not state or MANIFEST_TENSOR in state:
+        problem = "there is no other tensor" if not state else "it is in the state dict already"
+        raise TrainerTensorError(tensor=MANIFEST_TENSOR, problem=problem)
+    tensors = {}
+    for name, value in state.items():
+        spec, data = foreign_bytes(name, value)
+        tensors[name] = (spec, digest_of(data))
+    manifest = StreamManifest(check_version(version), rank, world_size, publication, tensors)
+    import numpy as np  # noqa: PLC0415 - the command line's quick questions do without
+
+    return {MANIFEST_TENSOR: np.frombuffer(manifest.encode(), np.uint8), **state}
+
+
+def _tensor(reader: FieldReader) -> tuple[TensorSpec, str]:
+    dtype = reader.text("dtype")
+    if dtype not in ITEM_BYTES:
+        raise reader.refuse("dtype", "a dtype that wsm moves")
+    extents = reader.rows("shape")
+    if not all(is_count(extent) for extent in extents):
+        raise reader.refuse("shape", "a list of non-negative integers")
+    return TensorSpec(reader.text("name"), dtype, tuple(extents)), reader.digest("digest")

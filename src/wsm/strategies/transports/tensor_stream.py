@@ -1,0 +1,262 @@
+"""From a foreign iterator of named tensors to an offer: bounded waits, and each tensor held to the manifest.
+
+Used by every transport whose package hands tensors over one after the other. The iterator is advanced only
+when the tensor before was applied, so the package may use its memory again then. Knows no package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from wsm.clock import Clock
+from wsm.errors import WsmError
+from wsm.strategies.errors import (
+    EmptySnapshotError,
+    LoadCancelledError,
+    ShardIdentityError,
+    TrainerTensorError,
+    VersionMismatchError,
+)
+from wsm.strategies.messages.errors import PeerFailedError, PeerSilentError
+from wsm.strategies.observer import LoadObserver
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.transports.errors import (
+    ForeignTensorError,
+    TransferTooLongError,
+    UnpromisedTensorError,
+    UnverifiedStreamError,
+)
+from wsm.strategies.transports.foreign_tensors import foreign_bytes
+from wsm.strategies.transports.foreign_thread import CallExpiredError, ForeignThread
+from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
+
+_END = object()
+
+
+@dataclass(frozen=True)
+class StreamLimits:
+    """How long a stream may take, in seconds: to its first tensor, to each next one, and as a whole."""
+
+    first_s: float
+    next_s: float
+    total_s: float
+
+
+class TensorStream:
+    """One version on its way.
+
+    Parameters
+    ----------
+    peer : str
+        Who brings it, for messages.
+    version, rank, world_size : int, int, int or None
+        What was asked for.
+    verify : bool
+        Whether a stream without a manifest is refused.
+    keep : bool
+        Whether the package never writes to a tensor's memory again, so that a target may keep it.
+    buffer_bytes : int
+        What the package holds in buffers of its own.
+    limits : StreamLimits
+        For the waits.
+    thread : ForeignThread
+        Where the package runs.
+    observer : LoadObserver
+        Asked for cancellation during every wait.
+    clock : Clock
+        For deadlines and costs.
+    """
+
+    def __init__(
+        self,
+        *,
+        peer: str,
+        version: int,
+        rank: int,
+        world_size: int | None,
+        verify: bool,
+        keep: bool,
+        buffer_bytes: int,
+        limits: StreamLimits,
+        thread: ForeignThread,
+        observer: LoadObserver,
+        clock: Clock,
+    ) -> None:
+        self._peer = peer
+        self._version = version
+        self._rank = rank
+        self._world_size = world_size
+        self._verify = verify
+        self._keep = keep
+        self._buffer_bytes = buffer_bytes
+        self._limits = limits
+        self._thread = thread
+        self._observer = observer
+        self._clock = clock
+        self._begun_ns = clock.monotonic_ns()
+        self._waited_ns = 0
+        self._came = 0
+        self._touched = False
+        self._manifest: StreamManifest | None = None
+
+    def offer(self, begin: Callable[[], Any]) -> Offer:
+        """Begin the stream and take its first tensor, before anything is touched. Blocks until it is there.
+
+        Parameters
+        ----------
+        begin : callable
+            Run in the thread; returns the iterator of (name, tensor), or of awaitables of them.
+
+        Raises
+        ------
+        UnverifiedStreamError, wsm.strategies.errors.ManifestError, ShardIdentityError, VersionMismatchError
+            If the manifest is missing or of something else.
+        PeerSilentError, PeerFailedError, TransferTooLongError, LoadCancelledError, ForeignTensorError
+            If the first tensor does not come, or is none.
+        """
+        self._next = _advancing(self._wait(begin, self._limits.first_s, "the stream"))
+        first = self._wait(self._next, self._limits.first_s, "the first tensor")
+        if first is _END:
+            raise EmptySnapshotError(where=self._peer)
+        name, value = self._pair(first)
+        if name == MANIFEST_TENSOR:
+            self._manifest = self._checked(self._bytes(name, value)[1])
+        elif self._verify:
+            raise UnverifiedStreamError(peer=self._peer, first=name)
+        manifest = self._manifest
+        return Offer(
+            version=self._version,
+            tensors=self._tensors(None if manifest is not None else first),
+            files=(self._peer,),
+            manifest_digest=None if manifest is None else manifest.group_digest,
+            manifest_scope=ManifestScope.LOADED if manifest is None else ManifestScope.GROUP,
+            peak_extra_bytes=self._buffer_bytes,
+            declared=False,
+            promised=None if manifest is None else tuple(spec for spec, _ in manifest.tensors.values()),
+            waited_s=lambda: self._waited_ns / 1e9,
+        )
+
+    def _checked(self, data: memoryview) -> StreamManifest:
+        manifest = StreamManifest.decode(bytes(data), peer=self._peer)
+        if manifest.version != self._version:
+            raise VersionMismatchError(requested=self._version, found=manifest.version, where=self._peer)
+        for field, expected, found in (
+            ("rank", self._rank, manifest.rank),
+            ("world size", self._world_size, manifest.world_size),
+        ):
+            if expected is not None and found is not None and expected != found:
+                raise ShardIdentityError(file=self._peer, field=field, expected=expected, found=found)
+        if not manifest.tensors:
+            raise EmptySnapshotError(where=self._peer)
+        return manifest
+
+    def _tensors(self, item: Any) -> Iterator[OfferedTensor]:
+        if item is None:
+            item = self._wait(self._next, self._limits.next_s, "the next tensor")
+        while item is not _END:
+            offered = self._offered(*self._pair(item))
+            item = None
+            self._came += 1
+            yield offered
+            self._touched = True  # it was applied, or is none that the model has; the safe side is this one
+            del offered
+            item = self._wait(self._next, self._limits.next_s, "the next tensor")
+
+    def _offered(self, name: str, value: Any) -> OfferedTensor:
+        spec, data = self._bytes(name, value)
+        digest = None
+        if self._manifest is not None:
+            promised = self._manifest.tensors.get(name)
+            if promised is None or promised[0] != spec:
+                raise UnpromisedTensorError(
+                    peer=self._peer,
+                    tensor=name,
+                    found=_text(spec),
+                    promised="no such tensor" if promised is None else _text(promised[0]),
+                    touched=self._touched,
+                )
+            digest = promised[1]
+
+        def read_into(offset: int, destination: memoryview) -> None:
+            destination[:] = data[offset : offset + len(destination)]
+
+        keep = self._keep and not data.readonly
+        return OfferedTensor(
+            spec,
+            f"{name!r} from {self._peer}",
+            read_into,
+            digest,
+            memory=(lambda: data) if keep else None,
+            data=data,
+        )
+
+    def _pair(self, item: Any) -> tuple[str, Any]:
+        if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
+            return item
+        raise ForeignTensorError(
+            peer=self._peer,
+            tensor="?",
+            problem=f"a {type(item).__name__}, not a name and a tensor",
+            touched=self._touched,
+        )
+
+    def _bytes(self, name: str, value: Any) -> tuple[TensorSpec, memoryview]:
+        try:
+            return foreign_bytes(name, value)
+        except TrainerTensorError as error:
+            raise ForeignTensorError(
+                peer=self._peer, tensor=name, problem=error.context["problem"], touched=self._touched
+            ) from error
+
+    def _wait(self, work: Callable[[], Any], limit_s: float, expected: str) -> Any:
+        begun = self._clock.monotonic_ns()
+        end = self._begun_ns + int(self._limits.total_s * 1e9)
+        until = begun + int(limit_s * 1e9)
+        if begun >= end:
+            raise self._too_long()
+        try:
+            return self._thread.call(work, until_ns=min(until, end), observer=self._observer)
+        except CallExpiredError:
+            if until < end:
+                raise PeerSilentError(
+                    peer=self._peer, waited_s=limit_s, expected=expected, touched=self._touched
+                ) from None
+            raise self._too_long() from None
+        except LoadCancelledError:
+            raise LoadCancelledError(
+                tensors_applied=self._came,
+                tensors=0 if self._manifest is None else len(self._manifest.tensors),
+                touched=self._touched,
+            ) from None
+        except WsmError:
+            raise
+        except Exception as error:  # a foreign package may raise anything
+            raise PeerFailedError(
+                peer=self._peer, error=type(error).__name__, reason=str(error), touched=self._touched
+            ) from error
+        finally:
+            self._waited_ns += self._clock.monotonic_ns() - begun
+
+    def _too_long(self) -> TransferTooLongError:
+        return TransferTooLongError(
+            peer=self._peer, limit_s=self._limits.total_s, tensors=self._came, touched=self._touched
+        )
+
+
+def _advancing(stream: Any) -> Callable[[], Any]:
+    """Return what takes the next item, for iterators and asynchronous ones alike."""
+    if hasattr(stream, "__anext__"):
+        return lambda: _next_of(stream)
+    iterator = iter(stream)
+    return lambda: next(iterator, _END)
+
+
+async def _next_of(stream: Any) -> Any:
+    return await anext(stream, _END)
+
+
+def _text(spec: TensorSpec) -> str:
+    return f"{spec.dtype}{list(spec.shape)}"

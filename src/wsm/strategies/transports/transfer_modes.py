@@ -1,0 +1,49 @@
+"""By which way a version may travel in one update, and whether that way is open here.
+
+The mode is chosen per command; a mode that is not available is refused before anything is touched. Knows the
+transports by name only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from wsm.strategies.transports.checkpoint_transfer import Interface
+from wsm.strategies.transports.errors import TransferModeError
+
+#: How CheckpointTransfer is called in each mode.
+INTERFACES: Mapping[str, Interface] = {
+    "host": Interface.STREAM,
+    "ipc": Interface.IPC,
+    "gpu_direct": Interface.GPU_DIRECT,
+}
+
+
+def check_transfer_mode(mode: str, strategy: str, transport: str) -> None:
+    """Refuse a mode that cannot be used. Imports paddle for the modes that need a device.
+
+    Raises
+    ------
+    TransferModeError
+        If the strategy has no modes, there is no such one, or it needs what is not there.
+    """
+    if strategy != "gdr":
+        problem = f"the strategy {strategy} has no transfer modes"
+        raise TransferModeError(mode=mode, problem=problem, available=())
+    if mode == "host":
+        return
+    available = list(INTERFACES) if transport == "checkpoint_transfer" and _has_device() else ["host"]
+    if mode not in INTERFACES:
+        raise TransferModeError(mode=mode, problem="there is no such mode", available=available)
+    if transport != "checkpoint_transfer":
+        raise TransferModeError(mode=mode, problem=f"{transport} has its own", available=available)
+    if mode not in available:
+        raise TransferModeError(mode=mode, problem="paddle is built without CUDA", available=available)
+
+
+def _has_device() -> bool:
+    try:
+        import paddle  # noqa: PLC0415 - a second of import time, in a process that has it already
+    except ImportError:
+        return False
+    return bool(paddle.is_compiled_with_cuda())
