@@ -19,28 +19,21 @@ over the bytes verifies each piece when it arrives and the whole tensor with its
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, get_args
 
 from wsm.strategies.buckets.plan import ALIGNMENT
-from wsm.strategies.digest import DIGEST_LENGTH
-from wsm.strategies.documents.manifest_fields import is_plain_file_name
-from wsm.strategies.documents.strict_json import is_count, is_text
 from wsm.strategies.files.version_file import MAX_VERSION
-from wsm.strategies.messages import frames
+from wsm.strategies.messages import fields
 from wsm.strategies.messages.errors import PeerMessageError
-from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+from wsm.strategies.messages.vocabulary import Vocabulary
+from wsm.strategies.tensor import TensorSpec
 
 #: Why somebody gives up; ``failed`` comes with an error of their own.
 REASONS = ("failed", "version", "rank", "world_size", "busy", "cancelled")
 
-_MAX_COUNT = (1 << 63) - 1
 _MAX_SLOTS = 1 << 10
-_MAX_TEXT = 1 << 16
 _MAX_BUCKETS = 1 << 22
-_HEX = re.compile(r"[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -116,15 +109,13 @@ Message: TypeAlias = Hello | Init | Ready | Bucket | Ack | End | Done | Abort
 MessageT = TypeVar("MessageT", Hello, Init, Ready, Bucket, Ack, End, Done, Abort)
 
 _KINDS: dict[int, type[Any]] = dict(enumerate(get_args(Message), start=1))
-_NUMBERS = {kind: number for number, kind in _KINDS.items()}
 
 
 def to_bytes(message: Message, session: int) -> bytes:
     """Return the bytes that say `message` in the stream `session`."""
-    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
     if isinstance(message, Init):
-        fields["tensors"] = [[spec.name, spec.dtype, list(spec.shape)] for spec in message.tensors]
-    return frames.encode(frames.Frame(_NUMBERS[type(message)], session, fields))
+        return _WORDS.encode(message, session, tensors=[fields.spec_row(spec) for spec in message.tensors])
+    return _WORDS.encode(message, session)
 
 
 def from_bytes(data: bytes, *, peer: str) -> tuple[int, Message]:
@@ -136,20 +127,10 @@ def from_bytes(data: bytes, *, peer: str) -> tuple[int, Message]:
         If the bytes are no message. Any bytes give this or a message that can be relied on as far as its
         own fields go.
     """
-    frame = frames.decode(data, peer=peer)
-    kind = _KINDS.get(frame.kind)
-    if kind is None:
-        raise PeerMessageError(peer=peer, problem=f"its kind is {frame.kind}, which is none")
-    names = [field.name for field in dataclasses.fields(kind)]
-    if set(frame.fields) != set(names):
-        raise PeerMessageError(
-            peer=peer, problem=f"a {kind.__name__} has the fields {names}, not {sorted(frame.fields)}"
-        )
-    values = {name: _value(kind.__name__, name, frame.fields[name], peer) for name in names}
-    message = kind(**values)
+    session, message = _WORDS.decode(data, peer=peer)
     if isinstance(message, Init):
         _check_offer(message, peer)
-    return frame.session, message
+    return session, message
 
 
 def _check_offer(init: Init, peer: str) -> None:
@@ -166,87 +147,33 @@ def _check_offer(init: Init, peer: str) -> None:
         names.add(spec.name)
 
 
-def _value(kind: str, name: str, value: Any, peer: str) -> Any:
-    checked = _CHECKS[name](value)
-    if checked is _WRONG:
-        raise PeerMessageError(peer=peer, problem=f"the field {name} of its {kind} is wrong: {value!r:.100}")
-    return checked
-
-
-_WRONG = object()
-
-
-def _count(limit: int, least: int = 0) -> Any:
-    return lambda value: value if is_count(value) and least <= value <= limit else _WRONG
-
-
-def _or_none(check: Any) -> Any:
-    return lambda value: None if value is None else check(value)
-
-
-def _flag(value: Any) -> Any:
-    return value if isinstance(value, bool) else _WRONG
-
-
-def _text(value: Any) -> Any:
-    return value if is_text(value) and len(value) <= _MAX_TEXT else _WRONG
-
-
-def _reason(value: Any) -> Any:
-    return value if isinstance(value, str) and value in REASONS else _WRONG
-
-
-def _file_name(value: Any) -> Any:
-    return value if is_text(value) and len(value) < 256 and is_plain_file_name(value) else _WRONG
-
-
-def _digest(value: Any) -> Any:
-    fits = isinstance(value, str) and len(value) == DIGEST_LENGTH and _HEX.fullmatch(value)
-    return value if fits else _WRONG
-
-
-def _digests(value: Any) -> Any:
-    if not isinstance(value, list) or any(_digest(entry) is _WRONG for entry in value):
-        return _WRONG
-    return tuple(value)
-
-
-def _bucket_bytes(value: Any) -> Any:
-    return value if is_count(value) and value and value % ALIGNMENT == 0 and value <= _MAX_COUNT else _WRONG
-
-
 def _tensors(value: Any) -> Any:
     if not isinstance(value, list):
-        return _WRONG
-    specs = []
-    for row in value:
-        if not isinstance(row, list) or len(row) != 3:
-            return _WRONG
-        name, dtype, shape = row
-        if not is_text(name) or not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-            return _WRONG
-        if not isinstance(shape, list) or not all(map(is_count, shape)):
-            return _WRONG
-        specs.append(TensorSpec(name, dtype, tuple(shape)))
-    return tuple(specs) if sum(spec.nbytes for spec in specs) <= _MAX_COUNT else _WRONG
+        return fields.WRONG
+    specs = [fields.spec(row) for row in value]
+    fits = fields.WRONG not in specs and sum(spec.nbytes for spec in specs) <= fields.MAX_COUNT
+    return tuple(specs) if fits else fields.WRONG
 
 
-_CHECKS: dict[str, Any] = {
-    "rank": _count(_MAX_COUNT),
-    "world_size": _or_none(_count(_MAX_COUNT, least=1)),
-    "version": _or_none(_count(MAX_VERSION)),
-    "look": _flag,
-    "publication": _text,
-    "segment": _file_name,
-    "slots": _count(_MAX_SLOTS, least=1),
-    "bucket_bytes": _bucket_bytes,
-    "tensors": _tensors,
-    "index": _count(_MAX_COUNT),
-    "digests": _digests,
-    "buckets": _count(_MAX_COUNT),
-    "content_digest": _digest,
-    "reason": _reason,
-    "error": _text,
-    "text": _text,
-    "found": _or_none(_count(_MAX_COUNT)),
-}
+_WORDS = Vocabulary(
+    _KINDS,
+    {
+        "rank": fields.count(),
+        "world_size": fields.or_none(fields.count(least=1)),
+        "version": fields.or_none(fields.count(MAX_VERSION)),
+        "look": fields.flag,
+        "publication": fields.text,
+        "segment": fields.file_name,
+        "slots": fields.count(_MAX_SLOTS, least=1),
+        "bucket_bytes": fields.count(least=1, multiple_of=ALIGNMENT),
+        "tensors": _tensors,
+        "index": fields.count(),
+        "digests": fields.digests,
+        "buckets": fields.count(),
+        "content_digest": fields.digest,
+        "reason": fields.one_of(REASONS),
+        "error": fields.text,
+        "text": fields.text,
+        "found": fields.or_none(fields.count()),
+    },
+)

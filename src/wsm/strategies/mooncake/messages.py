@@ -19,28 +19,21 @@ A connection is one lease: whoever closes it has let go. The envelope is that of
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
-from wsm.strategies.digest import DIGEST_LENGTH
-from wsm.strategies.documents.strict_json import is_count, is_text
 from wsm.strategies.files.version_file import MAX_VERSION
-from wsm.strategies.messages import frames
+from wsm.strategies.messages import fields
 from wsm.strategies.messages.errors import PeerMessageError
+from wsm.strategies.messages.vocabulary import Vocabulary
 from wsm.strategies.mooncake.plan import Layout, Placed, Region
-from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 #: Why a publisher gives nothing; ``empty``: there is no version (yet).
 REASONS = ("empty", "version", "rank", "world_size", "failed")
 
 # Kinds of frames; those of the buckets' messages are below.
 _FIRST_KIND = 64
-_MAX_COUNT = (1 << 63) - 1
-_MAX_TEXT = 1 << 16
-_DIGEST = re.compile(rf"[0-9a-f]{{{DIGEST_LENGTH}}}")
 _SESSION = re.compile(r"[0-9.]{7,15}:[0-9]{1,5}")
 
 
@@ -133,21 +126,20 @@ class Revoked:
 Message: TypeAlias = Ask | Grant | Renew | Held | Release | Released | Refuse | Revoked
 
 _KINDS: dict[int, type[Any]] = dict(enumerate(get_args(Message), start=_FIRST_KIND))
-_NUMBERS = {kind: number for number, kind in _KINDS.items()}
 
 
 def to_bytes(message: Message) -> bytes:
     """Return the bytes that say `message`."""
-    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(message)}
     if isinstance(message, Grant) and message.layout is not None:
-        fields["layout"] = {
-            "regions": [[region.address, region.nbytes] for region in message.layout.regions],
-            "tensors": [
-                [t.spec.name, t.spec.dtype, list(t.spec.shape), t.region, t.offset]
-                for t in message.layout.tensors
-            ],
-        }
-    return frames.encode(frames.Frame(_NUMBERS[type(message)], 0, fields))
+        return _WORDS.encode(message, layout=_written(message.layout))
+    return _WORDS.encode(message)
+
+
+def _written(layout: Layout) -> dict[str, Any]:
+    return {
+        "regions": [[region.address, region.nbytes] for region in layout.regions],
+        "tensors": [[*fields.spec_row(t.spec), t.region, t.offset] for t in layout.tensors],
+    }
 
 
 def from_bytes(data: bytes, *, peer: str) -> Message:
@@ -159,24 +151,8 @@ def from_bytes(data: bytes, *, peer: str) -> Message:
         If the bytes are none. Any bytes give this or a message whose fields fit each other: every tensor of
         a layout lies within its region, and has a digest.
     """
-    frame = frames.decode(data, peer=peer)
-    kind = _KINDS.get(frame.kind)
-    if kind is None:
-        raise PeerMessageError(peer=peer, problem=f"its kind is {frame.kind}, which is none")
-    names = [field.name for field in dataclasses.fields(kind)]
-    if set(frame.fields) != set(names):
-        raise PeerMessageError(
-            peer=peer, problem=f"a {kind.__name__} has the fields {names}, not {sorted(frame.fields)}"
-        )
-    values = {}
-    for name in names:
-        values[name] = _CHECKS[name](frame.fields[name])
-        if values[name] is _WRONG:
-            raise PeerMessageError(
-                peer=peer,
-                problem=f"the field {name} of its {kind.__name__} is wrong: {frame.fields[name]!r:.100}",
-            )
-    message: Message = kind(**values)
+    message: Message
+    _, message = _WORDS.decode(data, peer=peer)
     if isinstance(message, Grant):
         _check_grant(message, peer)
     return message
@@ -212,91 +188,47 @@ def _problem_of(layout: Layout, digests: tuple[str, ...]) -> str | None:
     return None
 
 
-_WRONG: Any = object()
-
-
-def _count(limit: int, least: int = 0) -> Callable[[Any], Any]:
-    return lambda value: value if is_count(value) and least <= value <= limit else _WRONG
-
-
-def _or_none(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else check(value)
-
-
-def _flag(value: Any) -> Any:
-    return value if isinstance(value, bool) else _WRONG
-
-
-def _text(value: Any) -> Any:
-    return value if is_text(value) and len(value) <= _MAX_TEXT else _WRONG
-
-
-def _reason(value: Any) -> Any:
-    return value if isinstance(value, str) and value in REASONS else _WRONG
-
-
-def _session(value: Any) -> Any:
-    return value if isinstance(value, str) and _SESSION.fullmatch(value) else _WRONG
-
-
-def _digest(value: Any) -> Any:
-    return value if isinstance(value, str) and _DIGEST.fullmatch(value) else _WRONG
-
-
-def _digests(value: Any) -> Any:
-    if not isinstance(value, list) or not all(
-        isinstance(entry, str) and _DIGEST.fullmatch(entry) for entry in value
-    ):
-        return _WRONG
-    return tuple(value)
-
-
 def _layout(value: Any) -> Any:
     if not isinstance(value, dict) or set(value) != {"regions", "tensors"}:
-        return _WRONG
+        return fields.WRONG
     regions, tensors = value["regions"], value["tensors"]
     if not isinstance(regions, list) or not isinstance(tensors, list):
-        return _WRONG
-    if not all(_are_counts(row, 2) and sum(row) <= _MAX_COUNT for row in regions):
-        return _WRONG
+        return fields.WRONG
+    if not all(fields.are_counts(row, 2) and sum(row) <= fields.MAX_COUNT for row in regions):
+        return fields.WRONG
     placed = [_placed(row) for row in tensors]
-    if _WRONG in placed:
-        return _WRONG
+    if fields.WRONG in placed:
+        return fields.WRONG
     return Layout(tuple(Region(*row) for row in regions), tuple(placed))
 
 
 def _placed(row: Any) -> Any:
-    if not isinstance(row, list) or len(row) != 5:
-        return _WRONG
-    name, dtype, shape, *place = row
-    if not is_text(name) or not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        return _WRONG
-    if not isinstance(shape, list) or not all(map(is_count, shape)) or not _are_counts(place, 2):
-        return _WRONG
-    spec = TensorSpec(name, dtype, tuple(shape))
-    return Placed(spec, *place) if spec.nbytes <= _MAX_COUNT else _WRONG
+    if not isinstance(row, list) or not fields.are_counts(row[3:], 2):
+        return fields.WRONG
+    spec = fields.spec(row[:3])
+    fits = spec is not fields.WRONG and spec.nbytes <= fields.MAX_COUNT
+    return Placed(spec, *row[3:]) if fits else fields.WRONG
 
 
-def _are_counts(row: Any, length: int) -> bool:
-    return isinstance(row, list) and len(row) == length and all(map(is_count, row))
-
-
-_CHECKS: dict[str, Callable[[Any], Any]] = {
-    "rank": _count(_MAX_COUNT),
-    "world_size": _or_none(_count(_MAX_COUNT, least=1)),
-    "version": _or_none(_count(MAX_VERSION)),
-    "look": _flag,
-    "layout": _or_none(_layout),
-    "known_layout": _or_none(_digest),
-    "publisher": _digest,
-    "session": _session,
-    "lease_ms": _count(_MAX_COUNT, least=1),
-    "layout_digest": _digest,
-    "digests": _digests,
-    "shards": _digests,
-    "error": _text,
-    "text": _text,
-    "held": _flag,
-    "reason": _reason,
-    "found": _or_none(_count(_MAX_COUNT)),
-}
+_WORDS = Vocabulary(
+    _KINDS,
+    {
+        "rank": fields.count(),
+        "world_size": fields.or_none(fields.count(least=1)),
+        "version": fields.or_none(fields.count(MAX_VERSION)),
+        "look": fields.flag,
+        "layout": fields.or_none(_layout),
+        "known_layout": fields.or_none(fields.digest),
+        "publisher": fields.digest,
+        "session": fields.matching(_SESSION),
+        "lease_ms": fields.count(least=1),
+        "layout_digest": fields.digest,
+        "digests": fields.digests,
+        "shards": fields.digests,
+        "error": fields.text,
+        "text": fields.text,
+        "held": fields.flag,
+        "reason": fields.one_of(REASONS),
+        "found": fields.or_none(fields.count()),
+    },
+)
