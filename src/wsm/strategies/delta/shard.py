@@ -7,13 +7,13 @@ have before, and the one that it must have afterwards. Knows nothing about direc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from wsm.strategies.delta.blocks import MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind, table_problem
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.documents import sealed_json
 from wsm.strategies.documents.manifest_fields import FieldReader
 from wsm.strategies.documents.sealed_document import SealedDocument
 from wsm.strategies.documents.strict_json import is_count
@@ -21,8 +21,6 @@ from wsm.strategies.errors import ManifestError
 from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
-_FORMAT = "wsm.delta-shard-manifest"
-_LAYOUT = 1
 _KINDS = {int(kind): kind for kind in BlockKind}
 
 
@@ -79,6 +77,8 @@ class DeltaShard(SealedDocument):
         All tensors, those that have not changed as well.
     """
 
+    FORMAT: ClassVar[str] = "wsm.delta-shard-manifest"
+
     version: int
     base_version: int
     rank: int
@@ -107,8 +107,7 @@ class DeltaShard(SealedDocument):
         ManifestError
             If it is damaged, of an unknown layout, or contradicts itself. Any bytes give this or a manifest.
         """
-        fields = sealed_json.unseal(data, file=file, form=_FORMAT, layout=_LAYOUT)
-        reader = FieldReader(fields, file)
+        reader = cls._unsealed(data, file=file)
         block_bytes = reader.count("block_bytes", MAX_BLOCK_BYTES)
         if block_bytes < MIN_BLOCK_BYTES or block_bytes % max(ITEM_BYTES.values()):
             raise reader.refuse("block_bytes", f"a multiple of 8 from {MIN_BLOCK_BYTES} on")
@@ -120,17 +119,13 @@ class DeltaShard(SealedDocument):
             publication=reader.text("publication"),
             block_bytes=block_bytes,
             nbytes=reader.count("bytes"),
-            tensors=tuple(
-                _tensor(FieldReader(row, file), file, block_bytes) for row in reader.rows("tensors")
-            ),
+            tensors=tuple(_tensor(row, file, block_bytes) for row in reader.objects("tensors")),
         )
-        shard._check(fields, file)
+        shard._check(reader.fields, file)
         return shard
 
-    def _fields(self) -> dict[str, Any]:
+    def _content(self) -> dict[str, Any]:
         return {
-            "format": _FORMAT,
-            "layout": _LAYOUT,
             "version": self.version,
             "base_version": self.base_version,
             "rank": self.rank,
@@ -154,7 +149,7 @@ class DeltaShard(SealedDocument):
             ],
         }
 
-    def _check(self, fields: dict[str, Any], file: str) -> None:
+    def _check(self, fields: Mapping[str, Any], file: str) -> None:
         names = [row.spec.name for row in self.tensors]
         problem = None
         if self.rank >= self.world_size:
@@ -175,13 +170,7 @@ class DeltaShard(SealedDocument):
 
 
 def _tensor(reader: FieldReader, file: str, block_bytes: int) -> DeltaTensor:
-    dtype = reader.text("dtype")
-    if dtype not in ITEM_BYTES:
-        raise reader.refuse("dtype", "a dtype that wsm moves")
-    extents = reader.rows("shape")
-    if not all(is_count(extent) for extent in extents):
-        raise reader.refuse("shape", "a list of non-negative integers")
-    spec = TensorSpec(reader.text("name"), dtype, tuple(extents))
+    spec = reader.tensor()
     row = DeltaTensor(
         spec,
         reader.digest("base_digest"),
@@ -189,7 +178,9 @@ def _tensor(reader: FieldReader, file: str, block_bytes: int) -> DeltaTensor:
         reader.digest("stored_digest"),
         tuple(_block(block, reader) for block in reader.rows("blocks")),
     )
-    problem = table_problem(row.blocks, nbytes=spec.nbytes, block_bytes=block_bytes, item=ITEM_BYTES[dtype])
+    problem = table_problem(
+        row.blocks, nbytes=spec.nbytes, block_bytes=block_bytes, item=ITEM_BYTES[spec.dtype]
+    )
     if problem is None and not row.blocks and row.base_digest != row.digest:
         problem = "it changes without a block"
     if problem:

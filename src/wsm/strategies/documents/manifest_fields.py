@@ -6,19 +6,32 @@ Knows no manifest: :mod:`wsm.strategies.snapshot.manifest` and its neighbours sa
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from wsm.strategies.digest import DIGEST_LENGTH
 from wsm.strategies.documents.strict_json import is_count, is_text
 from wsm.strategies.errors import ManifestError
+from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 _HEXADECIMAL = re.compile("[0-9a-f]*")
 _DIGEST = re.compile(f"[0-9a-f]{{{DIGEST_LENGTH}}}")
+#: More than any tensor has.
+_MAX_DIMENSIONS = 64
 
 
 def is_plain_file_name(value: str) -> bool:
     """Whether `value` names a file of a directory and leads nowhere else."""
     return value not in ("", ".", "..") and "/" not in value and "\0" not in value
+
+
+def are_digests(values: Collection[Any]) -> bool:
+    """Whether all of many values are digests; all at once, because there are as many as tensors."""
+    return (
+        not set(map(type, values)) - {str}
+        and not set(map(len, values)) - {DIGEST_LENGTH}
+        and _HEXADECIMAL.fullmatch("".join(values)) is not None
+    )
 
 
 class FieldReader:
@@ -37,6 +50,11 @@ class FieldReader:
             raise ManifestError(file=file, problem="it holds something else where an object should be")
         self._fields: dict[str, Any] = fields
         self._file = file
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """All fields, as they stand there."""
+        return self._fields
 
     def refuse(self, name: str, expected: str) -> ManifestError:
         """Return the error that says what `name` should be."""
@@ -64,14 +82,9 @@ class FieldReader:
         return value
 
     def digests(self, name: str) -> dict[str, str]:
-        """Return an object of digests; all at once, because there are as many as tensors."""
+        """Return an object of digests."""
         found = self.mapping(name)
-        values = list(found.values())
-        if (
-            set(map(type, values)) - {str}
-            or set(map(len, values)) - {DIGEST_LENGTH}
-            or not _HEXADECIMAL.fullmatch("".join(values))
-        ):
+        if not are_digests(found.values()):
             raise self.refuse(name, "an object of digests")
         return found
 
@@ -81,6 +94,25 @@ class FieldReader:
         if not is_plain_file_name(value):
             raise self.refuse(name, "a plain file name")
         return value
+
+    def dtype(self, name: str) -> str:
+        """Return a dtype that wsm moves."""
+        value = self.text(name)
+        if value not in ITEM_BYTES:
+            raise self.refuse(name, "a dtype that wsm moves")
+        return value
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the extents of a tensor."""
+        extents = self.rows(name)
+        if len(extents) > _MAX_DIMENSIONS or not all(map(is_count, extents)):
+            raise self.refuse(name, "a list of non-negative integers")
+        return tuple(extents)
+
+    def tensor(self) -> TensorSpec:
+        """Return the tensor that the fields ``name``, ``dtype`` and ``shape`` describe."""
+        dtype, shape = self.dtype("dtype"), self.shape("shape")
+        return TensorSpec(self.text("name"), dtype, shape)
 
     def absent(self, name: str) -> bool:
         """Whether the field is not there, or null."""

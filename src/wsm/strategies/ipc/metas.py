@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.documents import sealed_json
 from wsm.strategies.documents.manifest_fields import FieldReader, is_plain_file_name
+from wsm.strategies.documents.sealed_document import SealedDocument
 from wsm.strategies.documents.strict_json import is_count, is_text
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.files.version_file import MAX_VERSION
@@ -26,8 +27,6 @@ from wsm.strategies.tensor import TensorSpec
 HOST = -1
 
 _PREFIX = "ipc_metas_"
-_FORMAT = "wsm.ipc-metas"
-_LAYOUT = 1
 _FIELDS = 7
 
 # paddle's own numbers for its dtypes (phi::DataType), as they stand in a meta's fourth field.
@@ -152,7 +151,7 @@ def _problem(fields: Any) -> str:
 
 
 @dataclass(frozen=True)
-class IpcMetas:
+class IpcMetas(SealedDocument):
     """The metas file of one rank.
 
     Parameters
@@ -172,6 +171,8 @@ class IpcMetas:
     digests : Mapping of str to str
         xxh3-128 of every tensor's bytes.
     """
+
+    FORMAT: ClassVar[str] = "wsm.ipc-metas"
 
     version: int
     rank: int
@@ -194,22 +195,17 @@ class IpcMetas:
             {"version": self.version, "publication": self.publication, "group": list(self.group)}
         )
 
-    def encode(self) -> bytes:
-        """Return the bytes of the file."""
-        return sealed_json.seal(
-            {
-                "format": _FORMAT,
-                "layout": _LAYOUT,
-                "version": self.version,
-                "rank": self.rank,
-                "world_size": self.world_size,
-                "publication": self.publication,
-                "group": list(self.group),
-                "segments": dict(self.segments),
-                "metas": {meta.spec.name: meta.fields() for meta in self.tensors},
-                "digests": dict(self.digests),
-            }
-        )
+    def _content(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "publication": self.publication,
+            "group": list(self.group),
+            "segments": dict(self.segments),
+            "metas": {meta.spec.name: meta.fields() for meta in self.tensors},
+            "digests": dict(self.digests),
+        }
 
     @classmethod
     def decode(cls, data: bytes, *, file: str) -> IpcMetas:
@@ -220,8 +216,7 @@ class IpcMetas:
         ManifestError
             If it is damaged, of an unknown layout, or contradicts itself. Any bytes give this or metas.
         """
-        fields = sealed_json.unseal(data, file=file, form=_FORMAT, layout=_LAYOUT)
-        reader = FieldReader(fields, file)
+        reader = cls._unsealed(data, file=file)
         rows = reader.mapping("metas")
         found = cls(
             version=reader.count("version", MAX_VERSION),

@@ -9,6 +9,7 @@ shards_present                        all shards of a version
 shard_reader, shard_parts             a shard opened and checked, and its parts
 part_metadata                         what every part says of itself
 manifest, version_manifest            what a shard, and a version of all ranks, consists of
+publication_manifest                  what the manifest of all ranks is, of a version or a delta
 manifest_files, tensor_table          where they are read; their rows
 placement, reslice_plan               which slice of which tensor a rank holds; who holds what it needs
 resliced_shard, slice_reader          a shard put together from other ranks' shards

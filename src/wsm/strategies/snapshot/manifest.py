@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.documents import sealed_json
 from wsm.strategies.documents.manifest_fields import FieldReader
 from wsm.strategies.documents.sealed_document import SealedDocument
 from wsm.strategies.errors import ManifestError
@@ -22,8 +21,6 @@ from wsm.strategies.snapshot.placement import whole_shape
 from wsm.strategies.snapshot.placement_errors import PlacementError
 from wsm.strategies.snapshot.tensor_table import TensorEntry, decode_rows, encode_rows
 
-_FORMAT = "wsm.shard-manifest"
-_LAYOUT = 2
 _NAMED = {"format", "layout", "version", "rank", "world_size", "device_id", "publication"}
 _FIELDS = _NAMED | {"content_digest", "digest", "kinds", "parts", "tensors"}
 
@@ -57,6 +54,9 @@ class ShardManifest(SealedDocument):
         Whether the publisher promises that there is neither NaN nor infinity in them; loads refuse both then.
     """
 
+    FORMAT: ClassVar[str] = "wsm.shard-manifest"
+    LAYOUT: ClassVar[int] = 2
+
     version: int
     rank: int
     world_size: int
@@ -80,12 +80,12 @@ class ShardManifest(SealedDocument):
         ManifestError
             If it is damaged, of an unknown layout, or contradicts itself. Any bytes give this or a manifest.
         """
-        fields = sealed_json.unseal(data, file=file, form=_FORMAT, layout=_LAYOUT)
+        reader = cls._unsealed(data, file=file)
+        fields = reader.fields
         # A promise that is not made is not written, so that documents without it stay what they were.
         if fields.keys() - {"finite"} != _FIELDS or fields.get("finite", True) is not True:
             different = sorted(ascii(name) for name in fields.keys() ^ _FIELDS)
             raise ManifestError(file=file, problem=f"these fields are unknown or missing: {different[:6]}")
-        reader = FieldReader(fields, file)
         parts = [(_part(row), row.count("tensors")) for row in reader.objects("parts")]
         manifest = cls(
             version=reader.count("version", MAX_VERSION),
@@ -104,11 +104,9 @@ class ShardManifest(SealedDocument):
         manifest.__dict__["digest"] = fields["digest"]
         return manifest
 
-    def _fields(self) -> dict[str, Any]:
+    def _content(self) -> dict[str, Any]:
         held = Counter(entry.part for entry in self.tensors)
         return {
-            "format": _FORMAT,
-            "layout": _LAYOUT,
             "version": self.version,
             "rank": self.rank,
             "world_size": self.world_size,

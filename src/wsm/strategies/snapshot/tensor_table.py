@@ -6,19 +6,14 @@ as a kind; which part a tensor lies in follows from how many each part holds. Kn
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
-from wsm.strategies.digest import DIGEST_LENGTH
-from wsm.strategies.documents.manifest_fields import FieldReader
-from wsm.strategies.documents.strict_json import are_texts, is_count
+from wsm.strategies.documents.manifest_fields import FieldReader, are_digests
+from wsm.strategies.documents.strict_json import are_texts
 from wsm.strategies.snapshot.placement import Member, Placement, Replicated, Segment, Split
-from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
-
-_HEXADECIMAL = re.compile("[0-9a-f]*")
-_MAX_DIMENSIONS = 64
+from wsm.strategies.tensor import TensorSpec
 
 _Kind = tuple[str, tuple[int, ...], Placement | None]
 
@@ -84,11 +79,7 @@ def decode_rows(reader: FieldReader, tensors_per_part: Sequence[int]) -> tuple[T
         raise reader.refuse("tensors", "a list of rows that begin with a name")
     if set(map(type, indexes)) != {int} or min(indexes) < 0 or max(indexes) >= len(kinds):
         raise reader.refuse("tensors", "a list of rows with a kind that is listed")
-    if (
-        set(map(type, digests)) != {str}
-        or set(map(len, digests)) != {DIGEST_LENGTH}
-        or not _HEXADECIMAL.fullmatch("".join(digests))
-    ):
+    if not are_digests(digests):
         raise reader.refuse("tensors", "a list of rows that end with a digest")
     if sum(tensors_per_part) != len(rows):
         problem = f"a list of {sum(tensors_per_part)} tensors, as many as the parts hold"
@@ -106,13 +97,7 @@ def _encode_kind(dtype: str, shape: tuple[int, ...], placement: Placement | None
 
 
 def _decode_kind(reader: FieldReader) -> _Kind:
-    dtype = reader.text("dtype")
-    if dtype not in ITEM_BYTES:
-        raise reader.refuse("dtype", "a dtype that wsm moves")
-    extents = reader.rows("shape")
-    if len(extents) > _MAX_DIMENSIONS or not all(map(is_count, extents)):
-        raise reader.refuse("shape", "a list of non-negative integers")
-    return dtype, tuple(extents), _decode_placement(reader)
+    return reader.dtype("dtype"), reader.shape("shape"), _decode_placement(reader)
 
 
 def _encode_placement(placement: Placement | None) -> dict[str, Any] | None:

@@ -1,22 +1,16 @@
 """What ties the shards of one version together: which manifest each rank's shard must have.
 
-Every rank reads the same file, so its digest is what the ranks of a group compare before they switch:
-equal digests mean shards of one publication. Knows nothing about directories or tensors.
+What it shares with a delta's is in :mod:`wsm.strategies.snapshot.publication_manifest`. Knows nothing about
+directories or tensors.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
-from wsm.strategies.documents import sealed_json
 from wsm.strategies.documents.manifest_fields import FieldReader
-from wsm.strategies.documents.sealed_document import SealedDocument
-from wsm.strategies.errors import ManifestError
-from wsm.strategies.files.version_file import MAX_VERSION
-
-_FORMAT = "wsm.version-manifest"
-_LAYOUT = 1
+from wsm.strategies.snapshot.publication_manifest import PublicationManifest
 
 
 @dataclass(frozen=True)
@@ -29,27 +23,10 @@ class ShardEntry:
 
 
 @dataclass(frozen=True)
-class VersionManifest(SealedDocument):
-    """The manifest of a version.
+class VersionManifest(PublicationManifest[ShardEntry]):
+    """The manifest of a version that is published whole; its parameters are those of the base class."""
 
-    Parameters
-    ----------
-    version : int
-        The version.
-    publication : str
-        The publication that wrote all shards.
-    shards : tuple of ShardEntry
-        One per rank, in rank order; their number is the world size.
-    """
-
-    version: int
-    publication: str
-    shards: tuple[ShardEntry, ...]
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks that the version was written for."""
-        return len(self.shards)
+    FORMAT: ClassVar[str] = "wsm.version-manifest"
 
     def same_content(self, other: VersionManifest) -> bool:
         """Whether both describe the same tensors with the same bytes, rank by rank."""
@@ -66,28 +43,7 @@ class VersionManifest(SealedDocument):
         ManifestError
             If it is damaged or of an unknown layout. Any bytes give this or a manifest.
         """
-        fields = sealed_json.unseal(data, file=file, form=_FORMAT, layout=_LAYOUT)
-        reader = FieldReader(fields, file)
-        shards = tuple(_shard(row) for row in reader.objects("shards"))
-        if not shards:
-            raise ManifestError(file=file, problem="it lists no shard")
-        return cls(reader.count("version", MAX_VERSION), reader.text("publication"), shards)
-
-    def _fields(self) -> dict[str, Any]:
-        return {
-            "format": _FORMAT,
-            "layout": _LAYOUT,
-            "version": self.version,
-            "publication": self.publication,
-            "shards": [
-                {
-                    "manifest": shard.manifest,
-                    "digest": shard.digest,
-                    "content_digest": shard.content_digest,
-                }
-                for shard in self.shards
-            ],
-        }
+        return cls(*cls._common(cls._unsealed(data, file=file), _shard, file=file))
 
 
 def _shard(reader: FieldReader) -> ShardEntry:

@@ -10,26 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents import sealed_json
-from wsm.strategies.documents.manifest_fields import FieldReader
-from wsm.strategies.documents.strict_json import is_count
+from wsm.strategies.documents.sealed_document import SealedDocument
 from wsm.strategies.errors import ManifestError, TrainerTensorError
 from wsm.strategies.files.version_file import MAX_VERSION, check_version
-from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.transports.foreign_tensors import foreign_bytes
 
 #: The manifest's name in the stream; it sorts before any name that a model would use.
 MANIFEST_TENSOR = "!wsm.manifest"
 
-_FORMAT = "wsm.stream-manifest"
-_LAYOUT = 1
-
 
 @dataclass(frozen=True)
-class StreamManifest:
+class StreamManifest(SealedDocument):
     """The manifest of one rank's stream.
 
     Parameters
@@ -44,6 +40,8 @@ class StreamManifest:
     tensors : mapping of str to (TensorSpec, str)
         Each tensor with the xxh3-128 of its bytes in C order, by name.
     """
+
+    FORMAT: ClassVar[str] = "wsm.stream-manifest"
 
     version: int
     rank: int | None
@@ -63,23 +61,18 @@ class StreamManifest:
         """Digest of the tensors alone: equal weights have an equal one."""
         return shard_digest(self.tensors.values())
 
-    def encode(self) -> bytes:
-        """Return the bytes of the manifest's tensor."""
-        return sealed_json.seal(
-            {
-                "format": _FORMAT,
-                "layout": _LAYOUT,
-                "version": self.version,
-                "rank": self.rank,
-                "world_size": self.world_size,
-                "publication": self.publication,
-                "content_digest": self.content_digest,
-                "tensors": [
-                    {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "digest": digest}
-                    for spec, digest in self.tensors.values()
-                ],
-            }
-        )
+    def _content(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "publication": self.publication,
+            "content_digest": self.content_digest,
+            "tensors": [
+                {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "digest": digest}
+                for spec, digest in self.tensors.values()
+            ],
+        }
 
     @classmethod
     def decode(cls, data: bytes, *, peer: str) -> StreamManifest:
@@ -92,10 +85,9 @@ class StreamManifest:
             manifest.
         """
         file = f"the manifest from {peer}"
-        fields = sealed_json.unseal(data, file=file, form=_FORMAT, layout=_LAYOUT)
-        reader = FieldReader(fields, file)
+        reader = cls._unsealed(data, file=file)
         whole = reader.absent("rank") and reader.absent("world_size")
-        rows = [_tensor(FieldReader(row, file)) for row in reader.rows("tensors")]
+        rows = [(row.tensor(), row.digest("digest")) for row in reader.objects("tensors")]
         manifest = cls(
             version=reader.count("version", MAX_VERSION),
             rank=None if whole else reader.count("rank"),
@@ -111,7 +103,7 @@ class StreamManifest:
             raise ManifestError(
                 file=file, problem=f"it is of rank {manifest.rank} of {manifest.world_size} ranks"
             )
-        if fields.get("content_digest") != manifest.content_digest:
+        if reader.fields.get("content_digest") != manifest.content_digest:
             raise ManifestError(file=file, problem="its content_digest is not that of its tensors")
         return manifest
 
@@ -164,13 +156,3 @@ def with_manifest(
     import numpy as np  # noqa: PLC0415 - the command line's quick questions do without
 
     return {MANIFEST_TENSOR: np.frombuffer(manifest.encode(), np.uint8), **state}
-
-
-def _tensor(reader: FieldReader) -> tuple[TensorSpec, str]:
-    dtype = reader.text("dtype")
-    if dtype not in ITEM_BYTES:
-        raise reader.refuse("dtype", "a dtype that wsm moves")
-    extents = reader.rows("shape")
-    if not all(is_count(extent) for extent in extents):
-        raise reader.refuse("shape", "a list of non-negative integers")
-    return TensorSpec(reader.text("name"), dtype, tuple(extents)), reader.digest("digest")

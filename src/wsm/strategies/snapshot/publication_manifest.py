@@ -1,0 +1,69 @@
+"""What ties together what one publication wrote for all ranks: one entry per rank, in rank order.
+
+Every rank reads the same file, so its digest is what the ranks of a group compare before they switch: equal
+digests mean one publication. Knows nothing of what an entry stands for; a whole version and a delta say it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from wsm.strategies.documents.manifest_fields import FieldReader
+from wsm.strategies.documents.sealed_document import SealedDocument
+from wsm.strategies.errors import ManifestError
+from wsm.strategies.files.version_file import MAX_VERSION
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+EntryT = TypeVar("EntryT", bound="DataclassInstance")
+
+
+@dataclass(frozen=True)
+class PublicationManifest(SealedDocument, Generic[EntryT]):
+    """The manifest of one publication.
+
+    Parameters
+    ----------
+    version : int
+        The version.
+    publication : str
+        The publication that wrote all entries.
+    shards : tuple of dataclass
+        One per rank, in rank order; their number is the world size.
+    """
+
+    version: int
+    publication: str
+    shards: tuple[EntryT, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that the version was written for."""
+        return len(self.shards)
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "publication": self.publication,
+            "shards": [dataclasses.asdict(shard) for shard in self.shards],
+        }
+
+    @classmethod
+    def _common(
+        cls, reader: FieldReader, entry: Callable[[FieldReader], EntryT], *, file: str
+    ) -> tuple[int, str, tuple[EntryT, ...]]:
+        """Return the version, the publication and the entries, each read by `entry`.
+
+        Raises
+        ------
+        ManifestError
+            If they are not what they must be, or there is no entry.
+        """
+        shards = tuple(entry(row) for row in reader.objects("shards"))
+        if not shards:
+            raise ManifestError(file=file, problem="it lists no shard")
+        return reader.count("version", MAX_VERSION), reader.text("publication"), shards
