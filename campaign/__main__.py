@@ -16,17 +16,41 @@ from pathlib import Path
 from rich.console import Console
 
 from campaign import endurance
-from campaign.case import Case
+from campaign.case import KINDS, Case
 from campaign.conductor import list_cases, play_all
-from campaign.families import sample
+from campaign.families import FAMILIES, sample
 from campaign.result import Result
 from campaign.table import show, show_failure
 
-#: Per slice, the groups and how many of their cases are played; None: all.
-SLICES: dict[str, dict[tuple[str, int], int | None]] = {
-    "ci": {("memory", 2): 44, ("memory", 4): 6, ("gloo", 2): 8},
-    "short": {("memory", 2): 240, ("memory", 4): 60, ("gloo", 2): 60, ("gloo", 4): 12},
-    "full": {("memory", 2): None, ("memory", 4): 600, ("gloo", 2): 600, ("gloo", 4): 120},
+#: Per slice, the groups, what their cases are about, and how many are played; None: all.
+SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
+    "ci": {
+        ("memory", 2, "commands"): 40,
+        ("memory", 2, "halves"): 6,
+        ("memory", 4, "commands"): 6,
+        ("cache", 2, "commands"): 4,
+        ("gloo", 2, "commands"): 8,
+    },
+    "short": {
+        ("memory", 2, "commands"): 240,
+        ("memory", 2, "halves"): 120,
+        ("memory", 4, "commands"): 60,
+        ("cache", 2, "commands"): 60,
+        ("cache", 2, "halves"): 40,
+        ("gloo", 2, "commands"): 60,
+        ("gloo", 2, "halves"): 40,
+        ("gloo", 4, "commands"): 12,
+    },
+    "full": {
+        ("memory", 2, "commands"): None,
+        ("memory", 2, "halves"): None,
+        ("memory", 4, "commands"): 600,
+        ("cache", 2, "commands"): None,
+        ("cache", 2, "halves"): None,
+        ("gloo", 2, "commands"): 600,
+        ("gloo", 2, "halves"): 200,
+        ("gloo", 4, "commands"): 120,
+    },
 }
 
 
@@ -62,9 +86,9 @@ def _chosen(asked: argparse.Namespace) -> list[Case]:
     if asked.case:
         return [Case.parse(name) for name in asked.case]
     chosen: list[Case] = []
-    for (kind, ranks), size in SLICES[asked.slice].items():
-        if asked.kind in (None, kind) and asked.ranks in (None, ranks):
-            cases = [case for case in list_cases(kind, ranks) if asked.only in str(case)]
+    for (kind, ranks, family), size in SLICES[asked.slice].items():
+        if asked.kind in (None, kind) and asked.ranks in (None, ranks) and asked.family in (None, family):
+            cases = [case for case in list_cases(kind, ranks, family) if asked.only in str(case)]
             chosen += cases if size is None else sample(cases, size)
     return chosen
 
@@ -84,7 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slice", choices=SLICES, default="full", help="how many cases (default: full)")
     parser.add_argument("--case", action="append", help="play this case; may be given several times")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names contain this")
-    parser.add_argument("--kind", choices=("memory", "gloo"), help="one kind of group")
+    parser.add_argument("--kind", choices=KINDS, help="one kind of group")
+    parser.add_argument("--family", choices=FAMILIES, help="one family of cases")
     parser.add_argument("--ranks", type=int, choices=(2, 4), help="one size of group")
     parser.add_argument("--jobs", type=int, default=2, help="groups at once (default: 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every result there")

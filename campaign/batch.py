@@ -1,8 +1,8 @@
 """A process that plays cases on one group: ``python -m campaign.batch KIND RANKS``.
 
-``--list`` prints the names of all cases. Otherwise names come in on standard input, one per line, and for
-each one a line ``begin NAME`` and a line of JSON go out. It is a process of its own so that whoever started
-it can end a case that hangs, ranks and all: they die with their supervisor, which lives here.
+``--list FAMILY`` prints the names of a family's cases. Otherwise names come in on standard input, one per
+line, and for each one a line ``begin NAME`` and a line of JSON go out. It is a process of its own so that
+whoever started it can end a case that hangs, ranks and all: they die with their supervisor, which lives here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", "No ccache found")
     log.configure(level="critical")
     if "--list" in sys.argv:
-        for case in families.all_cases(kind, ranks):
+        for case in families.all_cases(kind, ranks, sys.argv[-1]):
             _say(str(case))
         return
     with GroupUnderFault(kind, ranks) as group:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from campaign.fault import Fault
 
+#: Kinds of groups: an engine in plain memory, alone or beside a KV-cache process, and paddle on Gloo.
+KINDS = ("memory", "cache", "gloo")
+
 
 @dataclass(frozen=True)
 class Case:
@@ -14,12 +17,12 @@ class Case:
     Parameters
     ----------
     kind : str
-        ``memory`` or ``gloo``.
+        One of :data:`KINDS`.
     ranks : int
         Of the group.
     operation : str
-        What is under way: ``clear``, ``update`` (from CLEARED), ``in_place`` (from NORMAL), ``hot``,
-        ``boot``, ``serving`` (no command), or a family of damage: ``files``, ``storage``, ``segment``.
+        What is under way: one of :data:`campaign.operations.OPERATIONS`, ``boot``, ``serving`` (no
+        command), or a family of damage: ``files``, ``storage``, ``segment``.
     what : str
         The fault (:class:`campaign.fault.Fault`), or what is damaged and how, with its seed.
     """
@@ -48,6 +51,6 @@ class Case:
             If it is none.
         """
         parts = name.split("/", 3)
-        if len(parts) != 4 or parts[0] not in ("memory", "gloo"):
+        if len(parts) != 4 or parts[0] not in KINDS:
             raise ValueError(f"{name!r} names no case; cases are called KIND/RANKS/OPERATION/WHAT")
         return cls(parts[0], int(parts[1]), parts[2], parts[3])

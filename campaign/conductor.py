@@ -21,8 +21,8 @@ from campaign.result import Result
 CASE_LIMIT_S = 240.0
 
 
-def list_cases(kind: str, ranks: int) -> list[Case]:
-    """Ask a batch process for all cases of one kind of group.
+def list_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
+    """Ask a batch process for all cases of one family on one kind of group.
 
     Raises
     ------
@@ -30,7 +30,7 @@ def list_cases(kind: str, ranks: int) -> list[Case]:
         If the group does not even run without faults.
     """
     listed = subprocess.run(  # noqa: S603 - our own module under our own interpreter
-        [*_batch(kind, ranks), "--list"],
+        [*_batch(kind, ranks), "--list", family],
         check=True,
         stdout=subprocess.PIPE,
         text=True,

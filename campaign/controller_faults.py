@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from campaign.case import Case
-from campaign.catalogue import command_of
 from campaign.environment import victims_environment
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
+from campaign.operations import operation_of, outcome_of
 from campaign.playing import played
 from campaign.rank_faults import finish, prepare
 from campaign.result import Result
@@ -35,6 +35,8 @@ _OPERATIONS = {
         *("before:update", "after:update", "before:commit", "after:commit"),
         *("before:committed", "after:committed"),
     ),
+    **dict.fromkeys(("clear-weights", "clear-kv"), ("after:clear",)),
+    **dict.fromkeys(("wake-weights", "wake-kv"), ("after:update", "after:commit", "after:committed")),
     "hot": (
         *("before:hot_update", "after:hot_update", "before:hot_commit", "after:hot_commit"),
         *("before:committed", "after:committed"),
@@ -44,11 +46,12 @@ _ENDINGS = ("old version", "new version", "CLEARED")
 _PATIENCE_S = 30.0
 
 
-def cases(kind: str, ranks: int) -> list[Case]:
-    """Name the cases."""
+def cases(kind: str, ranks: int, operations: Container[str]) -> list[Case]:
+    """Name the cases of those operations."""
     return [
         Case(kind, ranks, operation, str(Fault("controller", point, act)))
         for operation, points in _OPERATIONS.items()
+        if operation in operations
         for point in points
         for act in (Act.KILL, Act.STOP, Act.FREEZE)
     ]
@@ -62,9 +65,9 @@ def play(case: Case, group: GroupUnderFault) -> Result:
 def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     fault = case.fault
     before = prepare(case.operation, group, result)
-    version = group.publish()
+    version = group.publish() if operation_of(case.operation).brings_weights else None
     group.arm(fault)
-    with _controller(group, command_of(case.operation), version) as process:
+    with _controller(group, case.operation, version) as process:
         if group.await_fired(fault, _PATIENCE_S) is None:
             result.problems.append("the point was never reached")
             return
@@ -81,9 +84,9 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     group.until(lambda: _successor_is_through(group), "a successor finishes the open command")
     result.detected_ms = (time.monotonic_ns() - began_ns) / 1e6
     status = group.status()
-    held = {before: "old version", version: "new version"}
-    result.outcome = held.get(status.version, "another version") if status.serving else status.state
-    result.require(result.outcome in _ENDINGS, f"no outcome of the tables: {status.sentence()}")
+    result.outcome = outcome_of(status, before, version)
+    allowed = {*_ENDINGS, *operation_of(case.operation).endings} - {"FAULTED"}
+    result.require(result.outcome in allowed, f"no outcome of the tables: {status.sentence()}")
     finish(group, result)
 
 
@@ -106,11 +109,11 @@ def _others_are_refused(group: GroupUnderFault, result: Result) -> None:
 
 
 @contextlib.contextmanager
-def _controller(group: GroupUnderFault, command: str, version: int) -> Iterator[subprocess.Popen[str]]:
+def _controller(group: GroupUnderFault, command: str, version: int | None) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
         [
             *(sys.executable, "-m", "campaign.controller_process", group.config.group.name),
-            *(str(group.directory), command, str(version)),
+            *(str(group.directory), command, str(version or "")),
         ],
         stdout=subprocess.PIPE,
         text=True,

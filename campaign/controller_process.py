@@ -1,4 +1,4 @@
-"""A controller that obeys orders: ``python -m campaign.controller_process NAME DIRECTORY COMMAND VERSION``.
+"""A controller that obeys orders: ``python -m campaign.controller_process NAME DIRECTORY OPERATION VERSION``.
 
 Prints one line, the receipt's or the error's, if it lives to see it.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import sys
 
+from campaign.asking import ask
 from campaign.environment import DIRECTORY_VARIABLE
 from campaign.points import trap_controller
 from wsm import Controller
-from wsm.errors import WsmError
 
 
 def main() -> None:
@@ -20,15 +20,9 @@ def main() -> None:
     os.environ[DIRECTORY_VARIABLE] = directory
     trap_controller()
     with Controller(name) as controller:
-        try:
-            if command == "clear":
-                receipt = controller.clear(deadline_s=20.0)
-            else:
-                receipt = controller.update(int(version), hot=command == "hot", deadline_s=20.0)
-        except WsmError as error:
-            sys.stdout.write(f"{type(error).__name__}: {error}\n")
-        else:
-            sys.stdout.write(receipt.sentence() + "\n")
+        answer = ask(controller, command, int(version) if version else None)
+    said = "" if answer.error is None else f"{type(answer.error).__name__}: "
+    sys.stdout.write(f"{said}{answer.said}\n")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import xxhash
 
 from campaign import controller_faults, file_damage, random_faults, rank_faults, segment_damage, storage
 from campaign.case import Case
-from campaign.catalogue import hear_points, rank_cases
+from campaign.catalogue import every_case, every_other_case, hear_points
 from campaign.group import GroupUnderFault
+from campaign.operations import COMMANDS, HALVES, POLICIES
 from campaign.result import Result
 
 #: Who plays which operation; all others are faults of ranks.
@@ -22,15 +23,30 @@ _PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
 }
 
 
-def all_cases(kind: str, ranks: int) -> list[Case]:
-    """Name all cases of one kind of group; runs one, to hear which points its ranks pass."""
+#: Which cases there are, by what they are about: everything at once, or weights and KV cache one by one and
+#: the policies for KV blocks.
+FAMILIES = ("commands", "halves")
+
+
+def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
+    """Name all cases of one family on one kind of group; runs one, to hear which points are passed."""
     with GroupUnderFault(kind, ranks) as group:
-        cases = list(rank_cases(group, hear_points(group), range(ranks)))
-    cases += controller_faults.cases(kind, ranks)
+        heard = hear_points(group, (*HALVES, *POLICIES) if family == "halves" else COMMANDS)
+        of_ranks, others = group.victims[:ranks], group.victims[ranks:]
+        cases = list(every_case(group, heard, others))
+        # Beside a KV-cache process, and with halves, ranks do what they do elsewhere, too.
+        once = family == "commands" and not others
+        if family == "commands" or not others:
+            cases += (every_case if once else every_other_case)(group, heard, of_ranks)
+        if family == "halves":
+            return cases + controller_faults.cases(kind, ranks, HALVES)
+    cases += controller_faults.cases(kind, ranks, COMMANDS)
+    cases += random_faults.cases(kind, ranks)
+    if kind == "cache":  # what it shares with other groups is damaged there
+        return cases
     cases += file_damage.cases(kind, ranks)
     cases += segment_damage.cases(kind, ranks)
     cases += storage.cases(kind, ranks)
-    cases += random_faults.cases(kind, ranks)
     return cases
 
 

@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from campaign.asking import HangError
 from campaign.case import Case
 from campaign.environment import victims_environment
 from campaign.fault import Act, Fault
-from campaign.group import GroupUnderFault, HangError
+from campaign.group import GroupUnderFault
 from campaign.rank_faults import finish, judge_group, prepare
 from campaign.result import Result, named_ranks
 

@@ -12,37 +12,34 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, final
 
 import psutil
 
+from campaign import asking
+from campaign.asking import HANG_S, Answer, HangError
+from campaign.cache_rank import VICTIM as CACHE
 from campaign.environment import victims_environment
 from campaign.fault import Fault, Fired, OrderBook
 from campaign.journals import forget_journals, impossible_entries
 from campaign.leftovers import left_by, remove_leftovers
 from campaign.load import CampaignLoad
+from campaign.operations import operation_of
 from campaign.played_config import played_config, publish_version
 from campaign.step_audit import StepAudit
 from campaign.token_audit import TokenAudit
 from wsm import Controller
+from wsm.controller.participants import who
 from wsm.controller.status import GroupStatus
 from wsm.errors import WsmError
-from wsm.receipt import Receipt
 from wsm.rollout.supervisor import RolloutSupervisor
-
-#: After these seconds without an answer, a caller is said to hang; every deadline below is far shorter.
-HANG_S = 60.0
+from wsm.states.vocabulary import KVPolicy
 
 _STANDING = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 _LOOK_S = 0.002
-_MODULES = {"memory": "campaign.memory_rank", "gloo": "campaign.gloo_rank"}
-
-
-class HangError(Exception):
-    """Something did not come to an end that has a deadline."""
+_MODULES = {"gloo": "campaign.gloo_rank"}
 
 
 class Mark(NamedTuple):
@@ -53,20 +50,6 @@ class Mark(NamedTuple):
     told: int
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a caller was told, and when (monotonic clock, ns)."""
-
-    receipt: Receipt | None
-    error: BaseException | None
-    at_ns: int
-
-    @property
-    def said(self) -> str:
-        """The receipt's sentence or the error's message."""
-        return self.receipt.sentence() if self.receipt is not None else str(self.error)
-
-
 @final
 class GroupUnderFault:
     """A context manager around one rollout group and its directory of orders, snapshots and step records.
@@ -74,7 +57,7 @@ class GroupUnderFault:
     Parameters
     ----------
     kind : str
-        ``memory`` or ``gloo``.
+        One of :data:`campaign.case.KINDS`.
     ranks : int
         How many.
     shut_down_groups : bool or None
@@ -104,11 +87,13 @@ class GroupUnderFault:
             self.snapshots,
             shut_down_groups=kind == "gloo" if shut_down_groups is None else shut_down_groups,
             journals=journals,
+            cache_process=kind == "cache",
         )
         self.published = 0
         self.damaged = False  # whether its words were, so that its journals may tell of anything
-        self._steps = StepAudit(self.directory, self.config.engine.shape, ranks)
-        self._tokens = TokenAudit(self.config.engine.shape)
+        self._policies: dict[int, KVPolicy] = {}
+        self._steps = StepAudit(self.directory, self.config.engine.shape, ranks, self._policies)
+        self._tokens = TokenAudit(self.config.engine.shape, self._policies)
         self._load: CampaignLoad | None = None
         self.told: list[tuple[int, str]] = []
         self._supervisor: RolloutSupervisor | None = None
@@ -124,6 +109,17 @@ class GroupUnderFault:
             self.stop()
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    # -- who takes part -------------------------------------------------------------------------------
+
+    @property
+    def victims(self) -> list[str]:
+        """What orders call those who take part in commands, in the order of their numbers."""
+        return [*(f"rank{rank}" for rank in range(self.ranks)), *([CACHE] if self.kind == "cache" else [])]
+
+    def number(self, victim: str) -> int:
+        """Return the number of a participant, as errors name it."""
+        return self.victims.index(victim)
 
     # -- the life of the group -----------------------------------------------------------------------
 
@@ -153,7 +149,8 @@ class GroupUnderFault:
         self.told.clear()
         supervisor = RolloutSupervisor(
             self.config,
-            rank_module=_MODULES[self.kind],
+            rank_module=_MODULES.get(self.kind, "campaign.memory_rank"),
+            cache_module="campaign.cache_rank",
             tell=lambda said: self.told.append((time.monotonic_ns(), said)),
         )
         self._undo.enter_context(supervisor)
@@ -227,9 +224,10 @@ class GroupUnderFault:
         )
         return there and status.over and status.controller_pid is None and self.supervisor.wait_until_whole(0)
 
-    def told_ns(self, text: str, mark: Mark) -> int | None:
-        """Return when the supervisor first told of `text` since its `mark`; None if it did not."""
-        return next((at for at, said in self.told[mark.told :] if said.startswith(text)), None)
+    def told_ns(self, victim: str, mark: Mark) -> int | None:
+        """Return when the supervisor first told of a participant since its `mark`; None if it did not."""
+        name = f"{who(self.config.participants[self.number(victim)])} "
+        return next((at for at, said in self.told[mark.told :] if said.startswith(name)), None)
 
     # -- versions ------------------------------------------------------------------------------------
 
@@ -242,26 +240,10 @@ class GroupUnderFault:
     # -- commands ------------------------------------------------------------------------------------
 
     def command(self, operation: str, version: int | None = None, *, deadline_s: float = 20.0) -> Answer:
-        """Ask the group for something and wait for the answer; never longer than :data:`HANG_S`.
-
-        Raises
-        ------
-        HangError
-            If there is no answer.
-        """
-        try:
-            if operation == "clear":
-                pending = self.controller.begin_clear(deadline_s=deadline_s, settle_s=deadline_s)
-            else:
-                pending = self.controller.begin_update(
-                    version, hot=operation == "hot", deadline_s=deadline_s, settle_s=deadline_s
-                )
-            receipt = pending.result(HANG_S)
-        except TimeoutError as error:
-            raise HangError(f"{operation} has no answer after {HANG_S:g} s") from error
-        except WsmError as error:
-            return Answer(None, error, time.monotonic_ns())
-        return Answer(receipt, None, time.monotonic_ns())
+        """Ask the group for what an operation asks for; blocks as :func:`campaign.asking.ask`."""
+        if version is not None:
+            self._policies[version] = operation_of(operation).kv_policy
+        return asking.ask(self.controller, operation, version, deadline_s=deadline_s)
 
     def status(self) -> GroupStatus:
         """What the group says of itself now."""

@@ -2,8 +2,9 @@
 
 Run by :class:`wsm.rollout.supervisor.RolloutSupervisor` in the place of a paddle rank. A step is a real
 rendezvous: whoever is inside step n leaves it once every rank's step word shows that it has entered it.
-Each step writes one record: epoch, step, the version of the permit, and a digest of all bytes that this
-rank holds. That digest is what the campaign holds against the version that should have made the step.
+Each step writes one record: epoch, step, the version of the permit, a digest of all bytes that this rank
+holds, and of which version the KV blocks are that the step could read. That is what the campaign holds
+against the version that should have made the step.
 """
 
 from __future__ import annotations
@@ -24,19 +25,23 @@ import xxhash
 
 from campaign.environment import DIRECTORY_VARIABLE, STEPS_VARIABLE
 from campaign.points import Trap, trap_rank
+from campaign.versioned_cache import VersionedCache
 from wsm import log
+from wsm.actions.options import PlanOptions
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
 from wsm.rollout.run_directory import CONFIG_FILE
 from wsm.rollout.sharding import shard_specs
 from wsm.signals.liveness import Life, Liveness
 from wsm.signals.segment import Segment
 from wsm.signals.word import CommandWord, StepWord
+from wsm.states.vocabulary import KVPolicy
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.testing import InMemoryRunner
 from wsm.worker import HOLD, JOIN, Worker
 
-#: One step: epoch, step, version, digest of what is held.
-RECORD = struct.Struct("<QQqQ")
+#: One step: epoch, step, version, digest of what is held, and a version other than its own that computed idle
+#: blocks, or blocks of running requests; its own where there is none.
+RECORD = struct.Struct("<QQqQqq")
 
 _PR_SET_PDEATHSIG = 1
 _STEP_S = 0.001
@@ -85,13 +90,16 @@ class Meeting:
 class StepRecords:
     """The file of a rank's steps; appended to across processes."""
 
-    def __init__(self, directory: Path, rank: int) -> None:
+    def __init__(self, directory: Path, rank: int, blocks: VersionedCache) -> None:
+        self._blocks = blocks
         directory.mkdir(parents=True, exist_ok=True)
         self._file = (directory / f"rank{rank}.steps").open("ab", buffering=0)
 
     def write(self, word: StepWord, version: int, target: MemoryTarget) -> None:
         """Write down what a step was made with."""
-        self._file.write(RECORD.pack(word.epoch, word.step, version, held_digest(target)))
+        kept = self._blocks.foreign(version)
+        self._blocks.compute(version)
+        self._file.write(RECORD.pack(word.epoch, word.step, version, held_digest(target), *kept))
 
 
 def held_digest(target: MemoryTarget) -> int:
@@ -102,8 +110,8 @@ def held_digest(target: MemoryTarget) -> int:
     return digest.intdigest()
 
 
-def read_records(path: Path) -> Iterator[tuple[int, int, int, int]]:
-    """Read (epoch, step, version, digest) of every step; a torn last one is a killed process' own."""
+def read_records(path: Path) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Read the fields of every step's record; a torn last one is a killed process' own."""
     data = path.read_bytes() if path.exists() else b""
     yield from RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size])
 
@@ -118,7 +126,11 @@ def _surviving() -> Iterator[None]:
 
 
 def serve(
-    worker: Worker, runner: InMemoryRunner, meeting: Meeting, records: StepRecords | None, trap: Trap
+    worker: Worker,
+    runner: InMemoryRunner,
+    meeting: Meeting,
+    records: StepRecords | None,
+    trap: Trap,
 ) -> None:
     """Run the loop of the documentation: rank 0 always has work, the others join."""
     stop: list[int] = []
@@ -155,10 +167,14 @@ def main(arguments: list[str]) -> None:
     log.configure(level="warning")
     trap = trap_rank(rank)
     runner = InMemoryRunner(shard_specs(config.engine.shape, rank, config.group.ranks).values())
+    runner.kv_cache = blocks = VersionedCache(runner.requests)
+    options = PlanOptions.from_runner(
+        runner, kv_policies=frozenset(KVPolicy), deadlines=config.group.deadlines.action_s
+    )
     steps = os.environ.get(STEPS_VARIABLE)
     directory = Path(os.environ[DIRECTORY_VARIABLE])
-    with Worker(config.group, runner, rank=rank) as worker:
-        records = StepRecords(directory / "steps", rank) if steps != "no" else None
+    with Worker(config.group, runner, rank=rank, plan_options=options) as worker:
+        records = StepRecords(directory / "steps", rank, blocks) if steps != "no" else None
         serve(worker, runner, Meeting(config, rank), records, trap)
 
 

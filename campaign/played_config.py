@@ -30,7 +30,13 @@ _numbers = iter(range(1 << 30))
 
 
 def played_config(
-    ranks: int, directory: Path, snapshots: Path, *, shut_down_groups: bool, journals: bool
+    ranks: int,
+    directory: Path,
+    snapshots: Path,
+    *,
+    shut_down_groups: bool,
+    journals: bool,
+    cache_process: bool = False,
 ) -> RolloutConfig:
     """Return the configuration of a group of its own name, with everything it writes in `directory`."""
     name = f"campaign-{os.getpid()}-{next(_numbers)}"
@@ -44,6 +50,7 @@ def played_config(
         "journal_directory": str(directory / "journals") if journals else None,
         "deadlines": {"drain_s": 2.0, "park_s": 10.0},
         "shut_down_groups": shut_down_groups,
+        "kv_cache_process": cache_process,
     }
     return rollout_config_from_mapping({"group": group, "model": MODEL, "recovery": _RECOVERY})
 

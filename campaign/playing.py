@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from campaign.asking import HangError
 from campaign.case import Case
-from campaign.group import GroupUnderFault, HangError
+from campaign.group import GroupUnderFault
 from campaign.result import Result
 
 Play = Callable[[Case, GroupUnderFault, Result], None]

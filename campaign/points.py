@@ -107,7 +107,15 @@ class Trap:
 
 def trap_rank(rank: int) -> Trap:
     """Wrap the seams of a rank's process, which must not have a worker yet; return its trap."""
-    trap = victim_trap(f"rank{rank}")
+    trap = trap_participant(f"rank{rank}")
+    trap_writes(WatchedTarget, trap)
+    trap_writes(StagedMemory, trap)
+    return trap
+
+
+def trap_participant(victim: str) -> Trap:
+    """Wrap what every participant has, journal and actions; return its trap."""
+    trap = victim_trap(victim)
     append = Journal.append
 
     @wraps(append)
@@ -116,8 +124,6 @@ def trap_rank(rank: int) -> Trap:
         trap.passes(point_of(found))
 
     _wrap(Journal, "append", append_and_pass)
-    trap_writes(WatchedTarget, trap)
-    trap_writes(StagedMemory, trap)
     for action in _concrete(Action):  # type: ignore[type-abstract]  # the root of a search, never made
         _trap_action(action, trap)
     return trap

@@ -14,9 +14,9 @@ import threading
 import time
 
 from campaign.case import Case
-from campaign.catalogue import command_of
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
+from campaign.operations import operation_of
 from campaign.playing import played
 from campaign.rank_faults import STOPPED_DEADLINE_S, aftermath, finish, judge_answer, judge_group, prepare
 from campaign.result import Result
@@ -25,7 +25,7 @@ SEEDS = 60
 _ROUNDS = 3
 
 #: A command takes about this long; faults strike within it, or a little later.
-_LONGEST_DELAY_S = {"memory": 0.02, "gloo": 0.12}
+_LONGEST_DELAY_S = {"memory": 0.02, "cache": 0.02, "gloo": 0.12}
 
 
 def cases(kind: str, ranks: int) -> list[Case]:
@@ -47,25 +47,26 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
 
 def _round(group: GroupUnderFault, result: Result, chance: random.Random) -> None:
     operation = chance.choice(("clear", "update", "in_place", "hot"))
-    rank, act = chance.randrange(group.ranks), chance.choice((Act.KILL, Act.KILL, Act.STOP, Act.FREEZE))
+    number = chance.randrange(len(group.victims))
+    act = chance.choice((Act.KILL, Act.KILL, Act.STOP, Act.FREEZE))
     delay_s = chance.uniform(0.0, _LONGEST_DELAY_S[group.kind])
     before = prepare(operation, group, result)
-    version = None if operation == "clear" else group.publish()
-    fault = Fault(f"rank{rank}", "random", act)
+    version = group.publish() if operation_of(operation).brings_weights else None
+    fault = Fault(group.victims[number], "random", act)
     group.orders.withdraw(fault.victim)  # who obeyed an earlier case's is another process
     mark = group.mark()
-    pid = group.supervisor.pids()[rank]
+    pid = group.supervisor.pids()[number]
     striker = _Striker(pid, act, delay_s)
     striker.start()
     stands = act in (Act.STOP, Act.FREEZE)
     deadline_s = 4 * STOPPED_DEADLINE_S[group.kind] if stands else 20.0
-    answer = group.command(command_of(operation), version, deadline_s=deadline_s)
+    answer = group.command(operation, version, deadline_s=deadline_s)
     striker.join()
     if answer.error is not None and act is Act.KILL:
         result.detected_ms = (answer.at_ns - striker.at_ns) / 1e6
-    where = f"{operation}, {act.value} of rank {rank} after {delay_s * 1e3:.1f} ms"
+    where = f"{operation}, {act.value} of {fault.victim} after {delay_s * 1e3:.1f} ms"
     sound = len(result.problems)
-    judge_answer(fault, answer, result)
+    judge_answer(fault, answer, result, group)
     aftermath(fault, group, mark, result, pid)
     judge_group(operation, group, result, before=before, version=version)
     result.recovered_s = None

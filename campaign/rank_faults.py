@@ -14,32 +14,26 @@ import signal
 import threading
 import time
 
+from campaign import halves
+from campaign.asking import Answer, HangError
 from campaign.case import Case
-from campaign.catalogue import command_of
 from campaign.fault import Act, Fault, Fired
-from campaign.group import Answer, GroupUnderFault, HangError, Mark
+from campaign.group import GroupUnderFault, Mark
+from campaign.operations import Begin, operation_of, outcome_of
 from campaign.playing import played
 from campaign.result import Result, named_ranks
 from wsm.controller.errors import CommandRefusedError, RankLostError, UnsettledError
 from wsm.errors import WsmError
 
 #: A caller's patience with a group one rank of which stands still, and how long it may be late with the news.
-STOPPED_DEADLINE_S = {"memory": 0.5, "gloo": 1.0}
-
-#: Where a group may end, by the operation that the fault struck; others begin and end serving. An aborted
-#: command leaves what was there, or nothing if any rank was touched.
-_ENDINGS = {
-    "clear": ("old version", "CLEARED", "FAULTED"),
-    "update": ("new version", "CLEARED"),
-    "in_place": ("old version", "new version", "CLEARED"),
-}
-
-#: The same where a rank was replaced: what is lost then is loaded again.
-_RECOVERED = {"clear": ("old version", "CLEARED"), "update": ("new version", "CLEARED")}
+STOPPED_DEADLINE_S = {"memory": 0.5, "cache": 0.5, "gloo": 1.0}
 
 _STANDING = (Act.STOP, Act.FREEZE, Act.HANG)
 _DEADLY = (Act.KILL, Act.FREEZE, Act.HANG)
 _MAX_MESSAGE = 300
+
+#: What is asked of a group, which serves or holds nothing, to make it what an operation begins with.
+_WAYS = {Begin.CLEARED: "clear", Begin.WEIGHTS_ALONE: "clear-kv", Begin.KV_ALONE: "clear-weights"}
 
 
 def play(case: Case, group: GroupUnderFault) -> Result:
@@ -52,7 +46,7 @@ def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
     patience_s = STOPPED_DEADLINE_S[group.kind]
     for attempt in range(3):
         before = prepare(case.operation, group, result)
-        version = None if case.operation == "clear" else group.publish()
+        version = group.publish() if operation_of(case.operation).brings_weights else None
         mark = group.mark()
         group.arm(fault)
         if case.operation == "serving":
@@ -62,13 +56,13 @@ def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
         stands = fault.act in _STANDING
         deadline_s = patience_s * 4**attempt if stands else 20.0
         asked_ns = time.monotonic_ns()
-        answer = group.command(command_of(case.operation), version, deadline_s=deadline_s)
+        answer = group.command(case.operation, version, deadline_s=deadline_s)
         fired = group.await_fired(fault, 5.0 if answer.receipt is not None else 0.1)
         if fired is not None:
             since_ns = max(fired.at_ns, asked_ns + int(deadline_s * 1e9) if stands else 0)
             if answer.error is not None:
                 result.detected_ms = (answer.at_ns - since_ns) / 1e6
-            judge_answer(fault, answer, result)
+            judge_answer(fault, answer, result, group)
             break
         # On a busy machine the deadline may come before the point does: ask again, with more patience.
         group.orders.withdraw(fault.victim)
@@ -77,6 +71,8 @@ def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
         return
     aftermath(fault, group, mark, result)
     judge_group(case.operation, group, result, before=before, version=version)
+    if operation_of(case.operation).is_half:
+        halves.repeat(case.operation, group, result)
     finish(group, result)
 
 
@@ -91,7 +87,7 @@ def _play_boot(case: Case, group: GroupUnderFault, result: Result) -> None:
     try:
         group.start()
     except WsmError as error:
-        judge_answer(fault, Answer(None, error, time.monotonic_ns()), result)
+        judge_answer(fault, Answer(None, error, time.monotonic_ns()), result, group)
         result.outcome = "not started"
         result.leftovers += group.stop()
         result.require(fault.act not in _DEADLY, "the group did not survive a death at boot")
@@ -106,29 +102,29 @@ def _play_boot(case: Case, group: GroupUnderFault, result: Result) -> None:
 
 
 def prepare(operation: str, group: GroupUnderFault, result: Result) -> int | None:
-    """Bring the group to where the operation begins; return the version that it serves, if it does."""
+    """Bring the group to where the operation begins; return the version that it holds, if it does."""
     group.ensure_running()
-    if operation == "update":
-        answer = group.command("clear")
-        if answer.receipt is None:
-            raise HangError(f"the group could not be cleared before the case: {answer.said}")
-        return None
-    if not group.status().serving:
+    begin = operation_of(operation).begin
+    if begin is not Begin.CLEARED and not group.status().serving:
         good_update(group, result)
         if not group.running:
             raise HangError(f"the group could not be made to serve before the case: {result.problems[-1]}")
-    return group.status().version
+    if begin in _WAYS:
+        answer = group.command(_WAYS[begin])
+        if answer.receipt is None:
+            raise HangError(f"the group could not be cleared before the case: {answer.said}")
+    return group.status().version if begin in (Begin.SERVING, Begin.WEIGHTS_ALONE) else None
 
 
-def judge_answer(fault: Fault, answer: Answer, result: Result) -> None:
+def judge_answer(fault: Fault, answer: Answer, result: Result, group: GroupUnderFault) -> None:
     """See that an error names the rank that is to blame, and the action where it failed in one."""
     result.said = answer.said[:_MAX_MESSAGE]
     if answer.error is None:
         return
     result.error = type(answer.error).__name__
     result.named = named_ranks(answer.error)
-    rank = int(fault.victim.removeprefix("rank"))
-    result.require(rank in result.named, f"the error names {result.named or 'nobody'}, not rank {rank}")
+    number = group.number(fault.victim)
+    result.require(number in result.named, f"the error names {result.named or 'nobody'}, not {fault.victim}")
     if isinstance(answer.error, CommandRefusedError | RankLostError | UnsettledError):
         return  # nothing was begun, or what was raised went to the loop and ended the process
     if fault.act in (Act.RAISE, Act.DENY) and ":" in fault.point:  # a lie may come out later in the plan
@@ -155,7 +151,7 @@ def aftermath(
     if deadly:
         group.until(lambda: group.supervisor.recoveries > mark.recoveries, "the supervisor replaces the rank")
     group.until(group.is_whole, "every rank is there, and done with the command")
-    told_ns = group.told_ns(f"rank {fault.victim.removeprefix('rank')} ", mark)
+    told_ns = group.told_ns(fault.victim, mark)
     if group.supervisor.recoveries > mark.recoveries:
         result.recovered_s = (time.monotonic_ns() - fired.at_ns) / 1e9
         # Who fails in an action lives on; whom it left alone in a collective may be the one that ends.
@@ -170,22 +166,16 @@ def judge_group(
     operation: str, group: GroupUnderFault, result: Result, *, before: int | None, version: int | None
 ) -> None:
     """Name where the group has ended, and see that it does what it says."""
-    status = group.status()
-    if status.serving:
-        result.outcome = {before: "old version", version: "new version"}.get(
-            status.version, "another version"
-        )
-    else:
-        result.outcome = status.state
+    status, asked = group.status(), operation_of(operation)
+    result.outcome = outcome_of(status, before, version)
     recovered = result.recovered_s is not None
-    serving = ("old version", "new version")
-    allowed = (_RECOVERED if recovered else _ENDINGS).get(operation, serving)
+    allowed = asked.recovered if recovered else asked.endings
     if recovered and operation == "boot":
-        allowed = (*serving, "another version")
+        allowed = (*allowed, "another version")
     told = [said for _, said in group.told[-4:]]
     result.require(result.outcome in allowed, f"no outcome of the tables: {status.sentence()}; told: {told}")
     if status.serving and status.version is not None:
-        _account(result, *group.await_service(status.version))  # it says so: it must do so, too
+        account(result, *group.await_service(status.version))  # it says so: it must do so, too
 
 
 def finish(group: GroupUnderFault, result: Result) -> None:
@@ -204,10 +194,11 @@ def good_update(group: GroupUnderFault, result: Result) -> None:
         result.problems.append(f"a good update afterwards failed: {answer.said[:_MAX_MESSAGE]}")
         result.leftovers += group.stop()
         return
-    _account(result, *group.await_service(version))
+    account(result, *group.await_service(version))
 
 
-def _account(result: Result, checked: int, problems: list[str]) -> None:
+def account(result: Result, checked: int, problems: list[str]) -> None:
+    """Take in what an audit said."""
     result.checked += checked
     result.problems += problems
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import mmap
 import random
 
+from campaign.asking import HangError
 from campaign.case import Case
-from campaign.group import GroupUnderFault, HangError
+from campaign.group import GroupUnderFault
 from campaign.playing import played
 from campaign.rank_faults import finish, good_update, prepare
 from campaign.result import Result, named_ranks

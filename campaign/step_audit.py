@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import xxhash
@@ -11,6 +13,7 @@ import xxhash
 from campaign.memory_rank import read_records
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.sharding import initial_state, shard
+from wsm.states.vocabulary import KVPolicy
 
 
 class StepAudit:
@@ -24,9 +27,18 @@ class StepAudit:
         The model.
     ranks : int
         How many.
+    policies : mapping
+        By which KV policy each version came; those that are not in it, by DROP.
     """
 
-    def __init__(self, directory: Path, shape: ModelShape, ranks: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        shape: ModelShape,
+        ranks: int,
+        policies: Mapping[int, KVPolicy] = MappingProxyType({}),
+    ) -> None:
+        self._policies = policies
         self._directory = directory / "steps"
         self._shape = shape
         self._ranks = ranks
@@ -49,7 +61,7 @@ class StepAudit:
             records = list(read_records(self._path(rank)))[self._seen[rank] :]
             self._seen[rank] += len(records)
             checked += len(records)
-            for epoch, step, version, digest in records:
+            for epoch, step, version, digest, idle, running in records:
                 self.last_version = version
                 first_rank, first = self._versions.setdefault((epoch, step), (rank, version))
                 if first != version:
@@ -61,7 +73,19 @@ class StepAudit:
                     problems.append(
                         f"step {step} of epoch {epoch}: rank {rank} said version {version}, held other bytes"
                     )
+                problem = self._kept(version, idle, running)
+                if problem:
+                    problems.append(f"step {step} of epoch {epoch}: rank {rank} {problem}")
         return checked, problems[:5]
+
+    def _kept(self, version: int, idle: int, running: int) -> str:
+        """Say what is wrong with the versions of the KV blocks that a step could read; empty if nothing."""
+        policy = self._policies.get(version, KVPolicy.DROP)
+        if policy is not KVPolicy.KEEP and idle != version:
+            return f"offered prefixes of version {idle} to version {version}, which came with {policy.value}"
+        if policy is KVPolicy.DROP and running != version:
+            return f"went on from blocks of version {running} in version {version}, which came with drop"
+        return ""
 
     def _path(self, rank: int) -> Path:
         return self._directory / f"rank{rank}.steps"

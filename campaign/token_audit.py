@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from campaign.load import Answered, shape_problem
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.sharding import initial_state
+from wsm.states.vocabulary import KVPolicy
 
 
 class TokenAudit:
@@ -18,10 +20,14 @@ class TokenAudit:
     ----------
     shape : ModelShape
         The model; the weights of a version are those whose seed is its number.
+    policies : mapping
+        By which KV policy each version came; those that are not in it, by DROP. A token that was chosen from
+        blocks of several versions is no one version's: it must be marked, and its policy must allow it.
     """
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, policies: Mapping[int, KVPolicy] = MappingProxyType({})) -> None:
         self._shape = shape
+        self._policies = policies
         self.last_version: int | None = None
         self._next: dict[tuple[int, tuple[int, ...]], int] = {}
         self._weights = lru_cache(maxsize=4)(self._load)
@@ -39,6 +45,10 @@ class TokenAudit:
             for index, (token, version) in enumerate(zip(found.tokens, found.versions, strict=True)):
                 checked += 1
                 self.last_version = version
+                if index in found.mixed:
+                    if self._policies.get(version, KVPolicy.DROP) is KVPolicy.DROP:
+                        problems.append(f"request {answer.prompt}: token {index} is mixed, {version} drops")
+                    continue
                 expected = self._token(version, (*answer.prompt, *found.tokens[:index]))
                 if token != expected:
                     problems.append(

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from campaign import conductor
 from campaign.case import Case
-from campaign.catalogue import rank_cases
+from campaign.catalogue import every_case, every_other_case
 from campaign.families import sample
 from campaign.fault import Act, Fault, Fired, OrderBook
 from campaign.group import GroupUnderFault
@@ -18,26 +18,32 @@ from campaign.journals import impossible_entries
 from campaign.leftovers import left_by, remove_leftovers
 from campaign.load import Answered, shape_problem
 from campaign.memory_rank import RECORD
+from campaign.operations import HALVES, Begin
 from campaign.played_config import MODEL
 from campaign.points import OrderedFailureError, Trap
 from campaign.result import Result, named_ranks
 from campaign.step_audit import StepAudit, published_digest
 from campaign.table import show, show_failure
 from campaign.token_audit import TokenAudit
+from campaign.versioned_cache import VersionedCache
 from wsm.controller.errors import CommandTimeoutError, RankLostError
 from wsm.rollout.request import FinishReason, Generation
 from wsm.rollout.shape import ModelShape
 from wsm.signals.names import segment_path
+from wsm.states.vocabulary import KVPolicy
+from wsm.testing import InMemoryRequests
 
 SHAPE = ModelShape.from_mapping(MODEL)
+VICTIMS = ["rank0", "rank1"]
 
 
 def write_steps(directory, rank, *steps):
-    """Each step: epoch, number, version that it names, version whose bytes were held."""
+    """Each step: epoch, number, version that it names, version whose bytes were held; and whose blocks."""
     (directory / "steps").mkdir(exist_ok=True)
     with (directory / "steps" / f"rank{rank}.steps").open("ab") as file:
-        for epoch, step, version, held in steps:
-            file.write(RECORD.pack(epoch, step, version, published_digest(SHAPE, held, rank, 2)))
+        for epoch, step, version, held, *blocks in steps:
+            kept = blocks or (version, version)
+            file.write(RECORD.pack(epoch, step, version, published_digest(SHAPE, held, rank, 2), *kept))
 
 
 def test_pure_steps_are_found_pure_and_counted_once(tmp_path):
@@ -64,6 +70,39 @@ def test_a_step_with_other_bytes_than_its_versions_is_named(tmp_path):
     assert (checked, problems) == (1, ["step 7 of epoch 1: rank 0 said version 1, held other bytes"])
 
 
+@pytest.mark.parametrize(
+    ("policy", "idle", "running", "problem"),
+    [
+        (KVPolicy.DROP, 1, 2, "offered prefixes of version 1 to version 2, which came with drop"),
+        (KVPolicy.DROP, 2, 1, "went on from blocks of version 1 in version 2, which came with drop"),
+        (KVPolicy.KEEP_IN_FLIGHT, 1, 1, "offered prefixes of version 1 to version 2"),
+        (KVPolicy.KEEP_IN_FLIGHT, 2, 1, None),
+        (KVPolicy.KEEP, 1, 1, None),
+    ],
+)
+def test_blocks_of_older_weights_that_the_policy_does_not_allow_are_named(
+    tmp_path, policy, idle, running, problem
+):
+    write_steps(tmp_path, 0, (1, 7, 2, 2, idle, running))
+    _, problems = StepAudit(tmp_path, SHAPE, 2, {2: policy}).check()
+    assert [problem in found for found in problems] == ([True] if problem else [])
+
+
+def test_an_engine_in_memory_knows_whose_blocks_its_requests_and_its_prefixes_are():
+    requests = InMemoryRequests()
+    blocks = VersionedCache(requests)
+    requests.submit(2)
+    requests.advance()
+    blocks.compute(1)
+    assert blocks.foreign(1) == (1, 1)
+    assert blocks.foreign(2) == (1, 1)
+    blocks.forget_idle()
+    assert blocks.foreign(2) == (2, 1)
+    requests.abort_all()
+    blocks.forget_idle()
+    assert blocks.foreign(2) == (2, 2)
+
+
 def test_the_last_record_of_a_killed_rank_may_be_torn(tmp_path):
     write_steps(tmp_path, 0, (1, 1, 1, 1))
     with (tmp_path / "steps" / "rank0.steps").open("ab") as file:
@@ -85,6 +124,14 @@ def answer(tokens, versions, reason=FinishReason.LENGTH):
 )
 def test_answers_that_cannot_be_are_named(wrong, problem):
     assert problem in shape_problem(wrong)
+
+
+@pytest.mark.paddle
+def test_a_token_of_mixed_blocks_is_allowed_only_where_its_version_came_with_blocks():
+    token = Generation("r", (1,), (0.0,), (2,), FinishReason.ABORTED, mixed=(0,))
+    for policy, wrong in ((KVPolicy.DROP, 1), (KVPolicy.KEEP, 0)):
+        _, problems = TokenAudit(SHAPE, {2: policy}).check([Answered((1, 2), token)])
+        assert len(problems) == wrong
 
 
 @pytest.mark.paddle
@@ -155,13 +202,31 @@ def test_a_case_says_by_its_name_how_to_play_it_again():
 def test_every_new_line_of_a_journal_has_its_cases():
     group = GroupUnderFault.__new__(GroupUnderFault)
     group.kind, group.ranks = "memory", 2
-    heard = {"hot": {rank: ["started:stage_weights", "begin:stage_weights", "write"] for rank in (0, 1)}}
-    names = {str(case) for case in rank_cases(group, heard, [0, 1])}
+    points = ["started:stage_weights", "begin:stage_weights", "write"]
+    heard = {"hot": dict.fromkeys(VICTIMS, points)}
+    names = {str(case) for case in every_case(group, heard, VICTIMS)}
     assert {
         "memory/2/hot/rank1/kill@started:stage_weights#1",
         "memory/2/hot/rank0/lie@begin:stage_weights#1",
         "memory/2/hot/rank0/raise@write#1",
     } <= names
+
+
+def test_ranks_that_take_turns_have_every_point_of_a_journal_between_them():
+    group = GroupUnderFault.__new__(GroupUnderFault)
+    group.kind, group.ranks = "memory", 2
+    points = [f"{kind}:{action}" for action in ("drain", "load", "flip") for kind in ("started", "finished")]
+    heard = {"wake-kv": dict.fromkeys(VICTIMS, points)}
+    killed = [case.fault for case in every_other_case(group, heard, VICTIMS) if case.fault.act is Act.KILL]
+    assert sorted(fault.point for fault in killed) == sorted(points)
+    assert {fault.victim for fault in killed} == set(VICTIMS)
+
+
+def test_every_half_begins_where_another_can_end():
+    ends = {ending for half in HALVES.values() for ending in half.endings}
+    assert {"weights alone", "KV cache alone", "CLEARED", "new version", "old version"} <= ends
+    assert {half.begin for half in HALVES.values()} == set(Begin)
+    assert all(half.is_half for half in HALVES.values())
 
 
 def test_a_sample_is_the_same_every_time_and_has_something_of_everything():

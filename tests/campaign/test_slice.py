@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 @pytest.mark.timeout(600)  # five minutes on two quiet cores would be far too long already; they may be busy
 @pytest.mark.parametrize(
-    ("kind", "ranks"), [pytest.param(*group, marks=[pytest.mark.paddle]) for group in SLICES["ci"]]
+    ("kind", "ranks", "family"), [pytest.param(*group, marks=[pytest.mark.paddle]) for group in SLICES["ci"]]
 )
-def test_every_fault_of_the_slice_has_an_outcome_that_the_tables_name(kind, ranks):
-    cases = sample(list_cases(kind, ranks), SLICES["ci"][kind, ranks])
+def test_every_fault_of_the_slice_has_an_outcome_that_the_tables_name(kind, ranks, family):
+    cases = sample(list_cases(kind, ranks, family), SLICES["ci"][kind, ranks, family])
     results = play_all(cases, jobs=2, tell=lambda result: None)
     bad = [result for result in results if not result.good]
     assert not bad, "\n".join(f"{result.case}: {result.problems} {result.leftovers}" for result in bad)

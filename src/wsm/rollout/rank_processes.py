@@ -36,13 +36,16 @@ class RankProcesses:
         The group, for the log.
     run_directory : Path
         Where ranks find their configuration and write their logs.
-    module : str
-        What each rank runs.
+    module, cache_module : str
+        What each rank runs, and what the KV-cache process does.
     """
 
-    def __init__(self, group: str, run_directory: Path, module: str) -> None:
+    def __init__(
+        self, group: str, run_directory: Path, module: str, cache_module: str = CACHE_MODULE
+    ) -> None:
         self._run_directory = run_directory
         self._module = module
+        self._cache_module = cache_module
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._descriptors: dict[int, int] = {}
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wsm-rank-starter")
@@ -139,7 +142,7 @@ class RankProcesses:
             "GLOG_minloglevel": "1",
             "PYTHONWARNINGS": "ignore:No ccache found:UserWarning",
         }
-        module = CACHE_MODULE if isinstance(rank, CacheProcess) else self._module
+        module = self._cache_module if isinstance(rank, CacheProcess) else self._module
         with log_path(self._run_directory, rank).open("wb") as output:
             return subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
                 [sys.executable, "-m", module, self._run_directory, str(rank), str(os.getpid())],

@@ -30,7 +30,7 @@ from wsm.rollout.config import RolloutConfig
 from wsm.rollout.errors import GroupNotReadyError, RankExitedError
 from wsm.rollout.keeper import GroupKeeper
 from wsm.rollout.load import LoadGenerator
-from wsm.rollout.rank_processes import RankProcesses
+from wsm.rollout.rank_processes import CACHE_MODULE, RankProcesses
 from wsm.rollout.request_socket import request_socket_path
 from wsm.rollout.run_directory import (
     keep_logs_only,
@@ -68,9 +68,10 @@ class RolloutSupervisor:
         How long its processes may take to attach.
     tell : callable
         Given one line for each rank that dies and each recovery; for a terminal.
-    rank_module : str
-        The module that each rank runs; another one wraps :mod:`wsm.rollout.worker_process`, as the fault
-        campaign does to make its victims fail at a chosen point.
+    rank_module, cache_module : str
+        The modules that each rank and the KV-cache process run; others wrap
+        :mod:`wsm.rollout.worker_process` and :mod:`wsm.rollout.cache_process`, as the fault campaign does to
+        make its victims fail at a chosen point.
 
     Raises
     ------
@@ -89,12 +90,13 @@ class RolloutSupervisor:
         start_s: float = 60.0,
         tell: Callable[[str], object] = len,
         rank_module: str = RANK_MODULE,
+        cache_module: str = CACHE_MODULE,
     ) -> None:
         self.config = config
         self._start_s = start_s
         self._tell = tell
         self._run_directory = run_directory_path(config.group.name)
-        self._processes = RankProcesses(config.group.name, self._run_directory, rank_module)
+        self._processes = RankProcesses(config.group.name, self._run_directory, rank_module, cache_module)
         self._log = log.logger("rollout.supervisor", group=config.group.name)
         self._undo = contextlib.ExitStack()
         self._keeper: GroupKeeper | None = None
