@@ -7,7 +7,15 @@ from collections.abc import Callable, Sequence
 
 import xxhash
 
-from campaign import controller_faults, file_damage, random_faults, rank_faults, segment_damage, storage
+from campaign import (
+    controller_faults,
+    file_damage,
+    havoc,
+    random_faults,
+    rank_faults,
+    segment_damage,
+    storage,
+)
 from campaign.case import Case
 from campaign.catalogue import every_case, every_other_case, hear_points
 from campaign.group import GroupUnderFault
@@ -20,16 +28,19 @@ _PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
     "segment": segment_damage.play,
     "storage": storage.play,
     "random": random_faults.play,
+    "havoc": havoc.play,
 }
 
 
-#: Which cases there are, by what they are about: everything at once, or weights and KV cache one by one and
-#: the policies for KV blocks.
-FAMILIES = ("commands", "halves")
+#: Which cases there are, by what they are about: everything at once; weights and KV cache one by one, and the
+#: policies for KV blocks; several faults, or faults at any line.
+FAMILIES = ("commands", "halves", "havoc")
 
 
 def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
     """Name all cases of one family on one kind of group; runs one, to hear which points are passed."""
+    if family == "havoc":
+        return havoc.cases(kind, ranks)
     with GroupUnderFault(kind, ranks) as group:
         heard = hear_points(group, (*HALVES, *POLICIES) if family == "halves" else COMMANDS)
         of_ranks, others = group.victims[:ranks], group.victims[ranks:]

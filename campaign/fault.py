@@ -16,6 +16,7 @@ class Act(enum.Enum):
     FREEZE = "freeze"  # SIGSTOP to oneself, and SIGKILL from outside once the caller was told
     HANG = "hang"  # SIGSTOP to oneself, and nobody helps but the group's supervisor
     RAISE = "raise"  # an error of a type that wsm has never seen
+    EXHAUST = "exhaust"  # MemoryError, at whatever line it strikes
     LIE = "lie"  # an action returns without having done its work
     DENY = "deny"  # an action did its work, and its probe says that it is not done
 

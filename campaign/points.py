@@ -2,8 +2,9 @@
 
 A rank passes a point with every line of its journal (``started:load_weights``, ``word:PREPARED``,
 ``transition:weights.CLEARED`` ...), with the begin and the end of every action's own work (``begin:``,
-``done:``), with each tensor that is written (``write``) and inside its steps (``step``). A controller passes
-one before and after each of its words. Nothing of wsm is changed but what these wrappers add.
+``done:``), with each tensor that is written (``write``) and inside its steps (``step``); ``line`` is any line
+of wsm after the first journal line since the order (:mod:`campaign.line_points`). A controller passes one
+before and after each of its words. Nothing of wsm is changed but what these wrappers add.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from campaign.environment import DIRECTORY_VARIABLE
 from campaign.fault import Act, Fault, Fired, OrderBook
+from campaign.line_points import LINE, LineCounter
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
 from wsm.actions.weights import WatchedTarget
@@ -54,6 +56,8 @@ class Trap:
         self._fault: Fault | None = None
         self._stamp = 0
         self._left = 0
+        self._lines = LineCounter(self._strike)
+        self._counting = False
 
     def passes(self, point: str, *acts: Act) -> Act | None:
         """Obey the order for this point, if there is one and it is its turn.
@@ -73,12 +77,24 @@ class Trap:
         self._orders.passed(self._victim, point)
         fault = self._fault if self._ordered(point) else None
         if fault is None:
+            if ":" in point and self._ordered(LINE) and not self._counting:
+                self._counting = True
+                self._lines.begin(self._left)
             return None
         if fault.act in (Act.LIE, Act.DENY) and fault.act not in acts:
             return None
         self._left -= 1
         if self._left:
             return None
+        return self._obey(fault)
+
+    def _strike(self) -> None:
+        """Obey an order that counts lines, unless it was withdrawn meanwhile."""
+        fault, self._fault = self._fault, None
+        if fault is not None and self._path.exists():
+            self._obey(fault)
+
+    def _obey(self, fault: Fault) -> Act:
         self._fault = None
         self._orders.obeyed(self._victim, Fired(time.monotonic_ns(), os.getpid()))
         if fault.act is Act.KILL:
@@ -88,6 +104,8 @@ class Trap:
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         elif fault.act is Act.RAISE:
             raise OrderedFailureError(_STRANGE)
+        elif fault.act is Act.EXHAUST:
+            raise MemoryError(_STRANGE)
         return fault.act
 
     def is_next(self, point: str) -> bool:
@@ -102,6 +120,7 @@ class Trap:
         if stamp != self._stamp:
             self._stamp, self._fault = stamp, self._orders.read(self._victim)
             self._left = self._fault.nth if self._fault is not None else 0
+            self._counting = False
         return self._fault is not None and self._fault.point == point
 
 

@@ -27,6 +27,10 @@ _NAMED = ("command", "committed", "owner", "header", "arguments")
 _PER_RANK = ("status", "step", "heartbeat", "occupant", "report", "error")
 
 
+#: Every place, to be formatted with ``rank``.
+PLACES = (*_NAMED, *(f"{place}{{rank}}" for place in _PER_RANK))
+
+
 def cases(kind: str, ranks: int) -> list[Case]:
     """Name the cases."""
     places = [*_NAMED, *(f"{place}{rank}" for place in _PER_RANK for rank in range(ranks))]
@@ -42,7 +46,7 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     _, place, seed = case.what.split(":")
     prepare("in_place", group, result)
     version = group.publish()
-    _flip(group, place, random.Random(f"{place} {seed}"))  # noqa: S311 - a case must be the same every time
+    flip(group, place, random.Random(f"{place} {seed}"))  # noqa: S311 - a case must be the same every time
     answer = group.command("update", version, deadline_s=_DEADLINE_S)
     result.said = answer.said[:300]
     if answer.error is not None:
@@ -66,10 +70,10 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     finish(group, result)
 
 
-def _flip(group: GroupUnderFault, place: str, chance: random.Random) -> None:
+def flip(group: GroupUnderFault, place: str, chance: random.Random) -> None:
     """Flip one to three bits of a place in the segment."""
     group.damaged = True
-    layout = layout_of(group.ranks)
+    layout = layout_of(group.ranks, len(group.victims) - group.ranks)
     name, rank = place.rstrip("0123456789"), int(place.lstrip("abcdefghijklmnopqrstuvwxyz") or 0)
     if name == "header":
         offset, length = 0, HEADER_BYTES

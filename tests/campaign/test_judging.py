@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from campaign import conductor
+from campaign import conductor, havoc
 from campaign.case import Case
 from campaign.catalogue import every_case, every_other_case
 from campaign.families import sample
@@ -22,15 +22,17 @@ from campaign.operations import HALVES, Begin
 from campaign.played_config import MODEL
 from campaign.points import OrderedFailureError, Trap
 from campaign.result import Result, named_ranks
+from campaign.segment_damage import PLACES
 from campaign.step_audit import StepAudit, published_digest
 from campaign.table import show, show_failure
 from campaign.token_audit import TokenAudit
 from campaign.versioned_cache import VersionedCache
+from wsm.command import parse_tags
 from wsm.controller.errors import CommandTimeoutError, RankLostError
 from wsm.rollout.request import FinishReason, Generation
 from wsm.rollout.shape import ModelShape
 from wsm.signals.names import segment_path
-from wsm.states.vocabulary import KVPolicy
+from wsm.states.vocabulary import KVPolicy, Tag
 from wsm.testing import InMemoryRequests
 
 SHAPE = ModelShape.from_mapping(MODEL)
@@ -188,6 +190,28 @@ def test_an_order_is_obeyed_once_at_its_turn_and_no_other_point(tmp_path):
     assert isinstance(orders.fired("rank0"), Fired)
     trap.passes("started:load_weights")
     trap.passes("started:load_weights")
+
+
+@pytest.mark.parametrize(("act", "error"), [(Act.RAISE, OrderedFailureError), (Act.EXHAUST, MemoryError)])
+def test_an_order_for_a_line_is_obeyed_between_two_lines_of_wsm_after_the_next_journal_line(
+    tmp_path, act, error
+):
+    orders = OrderBook(tmp_path)
+    trap = Trap(orders, "rank0")
+    orders.give(Fault("rank0", "line", act, nth=3))
+    trap.passes("step")
+    assert parse_tags("weights") == {Tag.WEIGHTS}
+    trap.passes("started:load_weights")
+    with pytest.raises(error):
+        parse_tags("weights")
+    assert isinstance(orders.fired("rank0"), Fired)
+    assert parse_tags("weights") == {Tag.WEIGHTS}
+
+
+def test_every_kind_of_havoc_can_be_chosen_and_every_place_of_a_segment_flipped():
+    kinds = {case.what.partition(":")[0] for case in havoc.cases("cache", 2)}
+    assert kinds == set(havoc.KINDS) >= {"line-kill", "while-restored", "flip-midway", "no-descriptors"}
+    assert {place.format(rank=1) for place in PLACES} >= {"command", "status1", "heartbeat1", "report1"}
 
 
 def test_a_case_says_by_its_name_how_to_play_it_again():

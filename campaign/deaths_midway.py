@@ -1,0 +1,107 @@
+"""Several processes die or stand still while a command is under way, or while its group is restored."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from campaign.fault import Act, Fault
+from campaign.group import GroupUnderFault
+
+if TYPE_CHECKING:
+    from campaign.havoc import Havoc
+
+#: A command executes some thousands of lines of wsm on a rank; a restored one no more.
+_LINES = 12_000
+_LONGEST_S = 0.15
+_SIGNALS = (signal.SIGTERM, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGINT, signal.SIGHUP)
+
+
+def any_line(chance: random.Random) -> int:
+    """Return the number of a line, more often an early one: later ones may never be reached."""
+    return int(_LINES ** chance.uniform(0.0, 1.0))
+
+
+def let_go(group: GroupUnderFault, *faults: Fault) -> None:
+    """Let victims that stand still go on, or die; withdraw orders whose turn never came."""
+    for fault in faults:
+        fired = group.fired(fault)
+        group.orders.withdraw(fault.victim)
+        if fired is not None and fault.act in (Act.STOP, Act.FREEZE) and group.await_standing(fired.pid):
+            send([fired.pid], signal.SIGCONT if fault.act is Act.STOP else signal.SIGKILL)
+
+
+def send(pids: Sequence[int], number: signal.Signals) -> None:
+    """Send a signal to processes, as close to each other as can be; who is gone is left out."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def later(chance: random.Random, strike: Callable[[], object]) -> Callable[[], None]:
+    """Strike after a while, in a thread; return what waits for it."""
+    timer = threading.Timer(chance.uniform(0.0, _LONGEST_S), strike)
+    timer.daemon = True
+    timer.start()
+    return timer.join
+
+
+def _at_once(count: int | None, *numbers: signal.Signals) -> Havoc:
+    def begin(group: GroupUnderFault, chance: random.Random) -> Callable[[], object]:
+        pids = group.supervisor.pids()
+        victims = chance.sample(pids, len(pids) if count is None else count)
+        return later(chance, lambda: send(victims, chance.choice(numbers)))
+
+    return begin
+
+
+def _two_lines(group: GroupUnderFault, chance: random.Random) -> Callable[[], object]:
+    faults = [
+        Fault(victim, "line", chance.choice((Act.KILL, Act.FREEZE)), any_line(chance))
+        for victim in chance.sample(group.victims, 2)
+    ]
+    for fault in faults:
+        group.arm(fault)
+    return lambda: let_go(group, *faults)
+
+
+def _while_restored(group: GroupUnderFault, chance: random.Random) -> Callable[[], object]:
+    """Kill one, and then one more, at a line of its own, in the epoch that restores the group."""
+    mark = group.mark()
+    first = Fault(chance.choice(group.victims), "line", Act.KILL, any_line(chance))
+    second = Fault(
+        chance.choice(group.victims),
+        "line",
+        chance.choice((Act.KILL, Act.KILL, Act.FREEZE)),
+        any_line(chance),
+    )
+    group.arm(first)
+
+    def afterwards() -> None:
+        if group.fired(first) is None:
+            group.orders.withdraw(first.victim)
+            return
+        group.arm(second)
+        deadline = time.monotonic() + 60.0
+        while group.fired(second) is None and time.monotonic() < deadline:
+            if group.mark().recoveries > mark.recoveries:
+                break
+            time.sleep(0.01)
+        let_go(group, second)
+
+    return afterwards
+
+
+KINDS: dict[str, Havoc] = {
+    "two": _at_once(2, signal.SIGKILL),
+    "all": _at_once(None, signal.SIGKILL),
+    "signal": _at_once(1, *_SIGNALS),
+    "two-lines": _two_lines,
+    "while-restored": _while_restored,
+}

@@ -1,0 +1,122 @@
+"""Plays cases of several faults at once, and of faults at any line of wsm, while a command is under way.
+
+No rank is singled out, so no error has to name one. What must hold: callers are answered with a receipt or a
+typed error; the group comes back whole by itself, or, where its words or its segment were damaged, after a
+start; no step is mixed or made with other bytes than its version's; a good update works.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+from campaign import damage_midway, deaths_midway, starved
+from campaign.asking import Answer, HangError
+from campaign.case import Case
+from campaign.fault import Act, Fault
+from campaign.group import GroupUnderFault
+from campaign.operations import COMMANDS, HALVES, POLICIES, operation_of
+from campaign.playing import played
+from campaign.rank_faults import account, finish, good_update, prepare
+from campaign.result import Result
+from wsm.errors import WsmError
+
+SEEDS = 12
+
+#: Given the group, and chance: begins what goes wrong, and returns what is to be done once the caller was
+#: answered.
+Havoc = Callable[[GroupUnderFault, random.Random], Callable[[], object]]
+
+_SELF_S = 30.0
+
+
+def _line(act: Act) -> Havoc:
+    def begin(group: GroupUnderFault, chance: random.Random) -> Callable[[], object]:
+        fault = Fault(chance.choice(group.victims), "line", act, deaths_midway.any_line(chance))
+        group.arm(fault)
+        return lambda: deaths_midway.let_go(group, fault)
+
+    return begin
+
+
+KINDS: dict[str, Havoc] = {
+    "line-kill": _line(Act.KILL),
+    "line-stop": _line(Act.STOP),
+    "line-freeze": _line(Act.FREEZE),
+    "line-exhaust": _line(Act.EXHAUST),
+    **deaths_midway.KINDS,
+    **damage_midway.KINDS,
+    **starved.KINDS,
+}
+
+_OPERATIONS = (*COMMANDS, *HALVES, *POLICIES)
+
+
+def cases(kind: str, ranks: int) -> list[Case]:
+    """Name the cases."""
+    return [Case(kind, ranks, "havoc", f"{what}:{seed}") for what in KINDS for seed in range(SEEDS)]
+
+
+def play(case: Case, group: GroupUnderFault) -> Result:
+    """Play one case."""
+    return played(case, group, _play)
+
+
+def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
+    what, _, _ = case.what.partition(":")
+    chance = random.Random(str(case))  # noqa: S311 - a case must be the same every time
+    operation = chance.choice(_OPERATIONS)
+    prepare(operation, group, result)
+    version = group.publish() if operation_of(operation).brings_weights else None
+    if what.startswith("yaml"):
+        version = None  # so that the ranks ask the file
+    afterwards = KINDS[what](group, chance)
+    answers: list[Answer | BaseException] = []
+    asking = threading.Thread(target=_ask, args=(group, operation, version, answers), daemon=True)
+    asking.start()
+    asking.join()
+    afterwards()
+    if not answers or isinstance(answers[0], BaseException):
+        raise HangError(f"{operation} had no answer: {answers}")
+    answer = answers[0]
+    result.said = f"{operation}: {answer.said[:300]}"
+    result.error = type(answer.error).__name__ if answer.error is not None else ""
+    result.outcome = "by itself" if _comes_back(group, result) else "restarted"
+    if result.outcome == "restarted":
+        result.require(group.damaged, f"it did not come back: {_why(group)}")
+        result.leftovers += group.stop()
+        group.start()
+    finish(group, result)
+
+
+def _ask(
+    group: GroupUnderFault, operation: str, version: int | None, answers: list[Answer | BaseException]
+) -> None:
+    try:
+        answers.append(group.command(operation, version, deadline_s=3.0))
+    except BaseException as error:  # noqa: BLE001 - a thread has nobody else to tell
+        answers.append(error)
+
+
+def _comes_back(group: GroupUnderFault, result: Result) -> bool:
+    """Whether the group is whole again by itself, and takes an update."""
+    try:
+        group.until(group.is_whole, "the group is whole again", _SELF_S if group.damaged else 120.0)
+        trial = Result("")
+        good_update(group, trial)
+    except (HangError, WsmError) as error:
+        result.said += f"; {error}"
+        return False
+    account(result, trial.checked, [one for one in trial.problems if "good update" not in one])
+    return not trial.problems
+
+
+def _why(group: GroupUnderFault) -> str:
+    if not group.running:
+        return "a good update failed"
+    try:
+        group.is_whole()
+        return f"{group.status().sentence()}; told: {[said for _, said in group.told[-4:]]}"
+    except WsmError as error:
+        return f"{type(error).__name__}: {error}"
