@@ -43,6 +43,7 @@ PUBLISHER = (
     STATE
     + """
 import wsm.strategies.snapshot.staged_version as staged_version
+import wsm.strategies.trainer.staged_directory as staged_directory
 
 root, stage = sys.argv[1], sys.argv[2]
 
@@ -68,7 +69,7 @@ if stage == "in the middle of a part":
 
     shard_writer.specs_of = specs_first
 elif stage == "before the rename":
-    staged_version.bring_in = stop
+    staged_directory.bring_in = stop
 elif stage == "before the announcement":
     def announce(directory, *arguments, original=staged_version.write_version, **options):
         if str(directory) == root:

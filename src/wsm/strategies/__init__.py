@@ -43,11 +43,11 @@ from wsm.strategies.offer import ManifestScope
 from wsm.strategies.registry import STRATEGIES
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.publish import PublishReport, publish_snapshot
-from wsm.strategies.snapshot.retention import Retention
 from wsm.strategies.snapshot.source import SnapshotSource
 from wsm.strategies.snapshot.staged_version import StagedVersion
 from wsm.strategies.snapshot.version_manifest import VersionManifest
 from wsm.strategies.tensor import TensorSpec, WeightTarget
+from wsm.strategies.trainer.retention import Retention
 from wsm.strategies.transports.gdr import GdrSource
 from wsm.strategies.transports.rsync import RsyncSource
 from wsm.strategies.transports.stream_manifest import with_manifest

@@ -15,18 +15,19 @@ from wsm.clock import Clock, SystemClock
 from wsm.strategies.delta.blocks import BLOCK_BYTES
 from wsm.strategies.delta.errors import DeltaNotFoundError
 from wsm.strategies.delta.names import DELTAS_DIRECTORY
-from wsm.strategies.delta.publish import CROSSOVER, published_tensors, write_rank
+from wsm.strategies.delta.publish import CROSSOVER
 from wsm.strategies.delta.report import DeltaReport
 from wsm.strategies.delta.route import places, whole_offer
 from wsm.strategies.delta.shard import DeltaShard
 from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.delta.staged import StagedDelta
-from wsm.strategies.delta.writer import DeltaPlan
+from wsm.strategies.delta.strategy import published_tensors
+from wsm.strategies.delta.writer import DeltaPlan, write_delta
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.offer import Offer
-from wsm.strategies.snapshot.retention import KEEP_TWO, Retention
 from wsm.strategies.snapshot.shards_present import shards_in
+from wsm.strategies.trainer.retention import KEEP_TWO, Retention
 
 _NANOSECONDS = 1_000_000_000
 
@@ -109,7 +110,7 @@ def _write(path: Path, offer: Offer, source: DeltaSource, plan: DeltaPlan) -> De
     with ExitStack() as stack:
         base = published_tensors(source, plan.base_version, stack)
         specs = [tensor.spec for tensor in tensors]
-        return write_rank(path, specs, tensors, base, dataclasses.replace(plan, rank=source.rank))
+        return write_delta(path, specs, tensors, base, dataclasses.replace(plan, rank=source.rank))
 
 
 def _stored(shards: Sequence[DeltaShard]) -> int:

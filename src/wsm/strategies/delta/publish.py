@@ -7,28 +7,27 @@ the whole version is published instead, and the report says so.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
-from wsm.strategies.delta.blocks import BLOCK_BYTES, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES
-from wsm.strategies.delta.errors import DeltaModelError, DeltaPublishedBaseError
+from wsm.strategies.delta.blocks import BLOCK_BYTES
+from wsm.strategies.delta.errors import DeltaPublishedBaseError
 from wsm.strategies.delta.names import DELTAS_DIRECTORY
 from wsm.strategies.delta.published import chain_to, content_digests
 from wsm.strategies.delta.report import DeltaReport
 from wsm.strategies.delta.shard import DeltaShard
 from wsm.strategies.delta.source import MAX_CHAIN, DeltaSource
 from wsm.strategies.delta.staged import StagedDelta
-from wsm.strategies.delta.strategy import Delta
+from wsm.strategies.delta.strategy import published_tensors
 from wsm.strategies.delta.writer import DeltaPlan, write_delta
 from wsm.strategies.errors import IncompletePublicationError
 from wsm.strategies.files.version_file import check_version
-from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.snapshot.publish import publish_snapshot
-from wsm.strategies.snapshot.retention import KEEP_TWO, Retention
 from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer.retention import KEEP_TWO, Retention
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
 
 #: A delta that is larger than this part of the whole version is not published.
@@ -142,50 +141,6 @@ def publish_delta(
     )
 
 
-def write_rank(
-    path: Path,
-    specs: Sequence[TensorSpec],
-    tensors: Iterable[OfferedTensor],
-    base: Mapping[str, OfferedTensor],
-    plan: DeltaPlan,
-) -> DeltaShard:
-    """Write the delta of one rank, once base and new version are seen to be of one model. Blocks.
-
-    Raises
-    ------
-    DeltaModelError
-        If they are not.
-    IncompletePublicationError
-        If there is no tensor, or the plan is none.
-    """
-    problem = None
-    if plan.version == plan.base_version:
-        problem = "it cannot be its own base"
-    elif not MIN_BLOCK_BYTES <= plan.block_bytes <= MAX_BLOCK_BYTES or plan.block_bytes % MIN_BLOCK_BYTES:
-        problem = f"a block cannot stand for {plan.block_bytes} bytes"
-    elif not specs:
-        problem = f"the state dict of rank {plan.rank} is empty"
-    if problem:
-        raise IncompletePublicationError(version=plan.version, problem=problem)
-    ours, theirs = {spec.name: spec for spec in specs}, {name: row.spec for name, row in base.items()}
-    different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-    if different:
-        raise DeltaModelError(rank=plan.rank, tensors=different)
-    return write_delta(path, tensors, lambda spec: base[spec.name], plan)
-
-
-def published_tensors(source: DeltaSource, version: int, stack: ExitStack) -> dict[str, OfferedTensor]:
-    """Return the tensors of a published version, whole or with the deltas since; `stack` closes their files.
-
-    Raises
-    ------
-    wsm.errors.WsmError
-        As a load of that version into a target that holds nothing.
-    """
-    offer = stack.enter_context(Delta().open(source, version, UNOBSERVED))
-    return {tensor.spec.name: tensor for tensor in offer.tensors}
-
-
 def _write(
     path: Path,
     plan: DeltaPlan,
@@ -202,7 +157,7 @@ def _write(
             before = {spec.name: _from_trainer(base[rank], spec) for spec in specs_of(base[rank])}
         specs = specs_of(states[rank])
         offered = (_from_trainer(states[rank], spec) for spec in specs)
-        return write_rank(path, specs, offered, before, dataclasses.replace(plan, rank=rank))
+        return write_delta(path, specs, offered, before, dataclasses.replace(plan, rank=rank))
 
 
 def _from_trainer(tensors: TrainerTensors, spec: TensorSpec) -> OfferedTensor:

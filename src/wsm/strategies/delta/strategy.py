@@ -182,3 +182,15 @@ def _read(
         base.read(row.spec, offset, destination)
     for link in links[max(begin, 0) :]:
         link.patch(row.spec.name, offset, destination)
+
+
+def published_tensors(source: DeltaSource, version: int, stack: ExitStack) -> dict[str, OfferedTensor]:
+    """Return the tensors of a published version, whole or with the deltas since; `stack` closes their files.
+
+    Raises
+    ------
+    wsm.errors.WsmError
+        As a load of that version into a target that holds nothing.
+    """
+    offer = stack.enter_context(Delta().open(source, version, UNOBSERVED))
+    return {tensor.spec.name: tensor for tensor in offer.tensors}

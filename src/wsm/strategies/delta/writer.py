@@ -7,16 +7,16 @@ time. Makes nothing visible: :mod:`wsm.strategies.delta.publish` does.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wsm.strategies.delta.blocks import BLOCK_BYTES, Block, BlockKind
-from wsm.strategies.delta.errors import DeltaFormatError, ZstandardMissingError
+from wsm.strategies.delta.blocks import BLOCK_BYTES, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind
+from wsm.strategies.delta.errors import DeltaFormatError, DeltaModelError, ZstandardMissingError
 from wsm.strategies.delta.names import blocks_name, rank_manifest_name
 from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
 from wsm.strategies.digest import running_digest
-from wsm.strategies.errors import StorageError
+from wsm.strategies.errors import IncompletePublicationError, StorageError
 from wsm.strategies.files.atomic_file import write_all, write_new
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
@@ -51,25 +51,34 @@ class DeltaPlan:
 
 def write_delta(
     directory: Path,
+    specs: Sequence[TensorSpec],
     tensors: Iterable[OfferedTensor],
-    base_of: Callable[[TensorSpec], OfferedTensor],
+    base: Mapping[str, OfferedTensor],
     plan: DeltaPlan,
 ) -> DeltaShard:
     """Write the blocks of one rank's delta, then its manifest, into `directory`. Blocks.
+
+    Nothing is written before base and new version are seen to be of one model.
 
     Parameters
     ----------
     directory : path
         Where no reader looks yet; it must exist and hold no delta of this rank.
+    specs : sequence of TensorSpec
+        What `tensors` will be, known before the first of them is there.
     tensors : iterable of OfferedTensor
         The new tensors.
-    base_of : callable
-        Returns the tensor of the base, of the same dtype and shape.
+    base : mapping of str to OfferedTensor
+        The tensors of the base, by name.
     plan : DeltaPlan
         Whose delta it is.
 
     Raises
     ------
+    DeltaModelError
+        If base and new version have other tensors, dtypes or shapes.
+    IncompletePublicationError
+        If there is no tensor, or the plan is none.
     DeltaFormatError
         If a tensor was promised by a digest, and is another one.
     StorageError
@@ -77,11 +86,13 @@ def write_delta(
     ZstandardMissingError
         If what compresses is not installed.
     """
+    _check_plan(specs, plan)
+    _check_model(specs, base, plan.rank)
     path = directory / blocks_name(plan.rank)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            rows = tuple(_write(descriptor, tensor, base_of(tensor.spec), plan) for tensor in tensors)
+            rows = tuple(_write(descriptor, tensor, base[tensor.spec.name], plan) for tensor in tensors)
             if plan.durable:
                 os.fsync(descriptor)
             nbytes = os.fstat(descriptor).st_size
@@ -101,6 +112,25 @@ def write_delta(
     except OSError as error:
         raise StorageError(path=str(path), reason=error.strerror or str(error)) from error
     return shard
+
+
+def _check_plan(specs: Sequence[TensorSpec], plan: DeltaPlan) -> None:
+    problem = None
+    if plan.version == plan.base_version:
+        problem = "it cannot be its own base"
+    elif not MIN_BLOCK_BYTES <= plan.block_bytes <= MAX_BLOCK_BYTES or plan.block_bytes % MIN_BLOCK_BYTES:
+        problem = f"a block cannot stand for {plan.block_bytes} bytes"
+    elif not specs:
+        problem = f"the state dict of rank {plan.rank} is empty"
+    if problem:
+        raise IncompletePublicationError(version=plan.version, problem=problem)
+
+
+def _check_model(specs: Sequence[TensorSpec], base: Mapping[str, OfferedTensor], rank: int) -> None:
+    ours, theirs = {spec.name: spec for spec in specs}, {name: row.spec for name, row in base.items()}
+    different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    if different:
+        raise DeltaModelError(rank=rank, tensors=different)
 
 
 def _write(descriptor: int, tensor: OfferedTensor, base: OfferedTensor, plan: DeltaPlan) -> DeltaTensor:

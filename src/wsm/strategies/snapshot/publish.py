@@ -12,9 +12,9 @@ from pathlib import Path
 from wsm.clock import Clock, SystemClock
 from wsm.strategies.errors import IncompletePublicationError
 from wsm.strategies.snapshot.placement import Placement
-from wsm.strategies.snapshot.retention import KEEP_TWO, Retention
 from wsm.strategies.snapshot.shard_writer import PART_BYTES
 from wsm.strategies.snapshot.staged_version import StagedVersion
+from wsm.strategies.trainer.retention import KEEP_TWO, Retention
 from wsm.strategies.trainer.tensors import TrainerTensors
 
 

@@ -1,42 +1,31 @@
 """A version on its way to its readers: it becomes visible whole, or not at all.
 
-It is written under ``versions/.staging-…``, which readers do not look at, and renamed to
-``versions/{version}`` when every rank's shard is complete; only then does ``version.yaml`` announce it. A
-version's own directory is a FastDeploy model directory (flat names, its own ``version.yaml``). The kernel's
-lock on ``versions/.publisher.lock`` keeps a second publisher out and dies with its holder, so whatever
-staging directory is found under the lock is a dead publisher's.
+It is staged as every publication is (:mod:`wsm.strategies.trainer.staged_directory`), under ``versions/``;
+only when every rank's shard is complete and visible does ``version.yaml`` announce it. A version's own
+directory is a FastDeploy model directory (flat names, its own ``version.yaml``).
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from wsm.strategies.errors import (
     IncompletePublicationError,
     ManifestError,
-    StorageError,
-    VersionExistsError,
 )
 from wsm.strategies.files import snapshot_names
-from wsm.strategies.files.atomic_file import sync_directory, write_new
-from wsm.strategies.files.version_file import check_version, write_version
+from wsm.strategies.files.atomic_file import write_new
+from wsm.strategies.files.version_file import write_version
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.part_metadata import PartMetadata
 from wsm.strategies.snapshot.placement import Placement
-from wsm.strategies.snapshot.retention import KEEP_TWO, Retention, bring_in, finish_removals, retire
 from wsm.strategies.snapshot.shard_writer import PART_BYTES, ShardPlan, write_shard
 from wsm.strategies.snapshot.version_manifest import ShardEntry, VersionManifest
-from wsm.strategies.trainer.publisher_lock import take_publisher_lock
+from wsm.strategies.trainer.retention import KEEP_TWO, Retention, retire
+from wsm.strategies.trainer.staged_directory import StagedDirectory
 from wsm.strategies.trainer.tensors import TrainerTensors
-
-_STAGING_PREFIX = ".staging-"
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,7 @@ class Published:
     retired: tuple[int, ...]
 
 
-class StagedVersion(AbstractContextManager["StagedVersion"]):
+class StagedVersion(StagedDirectory):
     """A version that is being written; a context manager that discards it unless it was committed.
 
     Trainers with several processes let one of them stage and commit; the others write their shards into
@@ -84,22 +73,8 @@ class StagedVersion(AbstractContextManager["StagedVersion"]):
     """
 
     def __init__(self, directory: Path | str, version: int, *, world_size: int, durable: bool = True) -> None:
-        self.version = check_version(version)
+        super().__init__(directory, snapshot_names.VERSIONS_DIRECTORY, version, durable=durable)
         self.world_size = world_size
-        self.publication = secrets.token_hex(8)
-        self._directory = Path(directory)
-        self._versions = self._directory / snapshot_names.VERSIONS_DIRECTORY
-        self._durable = durable
-        self.path = self._versions / f"{_STAGING_PREFIX}{version}-{self.publication}"
-        self._lock = take_publisher_lock(self._versions)
-        try:
-            for leftover in self._versions.glob(f"{_STAGING_PREFIX}*"):
-                shutil.rmtree(leftover)
-            finish_removals(self._versions)
-            self.path.mkdir()
-        except OSError as error:
-            self._release()
-            raise StorageError(path=str(self.path), reason=error.strerror or str(error)) from error
 
     def plan(
         self,
@@ -146,38 +121,18 @@ class StagedVersion(AbstractContextManager["StagedVersion"]):
         StorageError
             If the file system refuses.
         """
-        try:
+        with self._storage():
             shards = self._shards()
             manifest = self._seal(shards)
-            final = self._versions / str(self.version)
-            standing = standing_publication(final)
+            standing = standing_publication(self.final)
             if standing is not None and _is_the_same(standing, (manifest, shards)):
                 manifest, shards = standing
             else:
-                if final.exists() and not replace:
-                    raise VersionExistsError(version=self.version, path=str(final))
-                bring_in(self.path, final)
-                if self._durable:
-                    sync_directory(self._versions)
+                self._check_vacant(replace=replace)
+                self._show()
             write_version(self._directory, self.version, durable=self._durable)
-        except OSError as error:
-            raise StorageError(path=str(self.path), reason=error.strerror or str(error)) from error
-        retired = retire(self._versions, self.version, retain)
-        return Published(str(final), manifest, shards, retired)
-
-    def discard(self) -> None:
-        """Remove what was staged, if it was not committed, and let other publishers in. Idempotent."""
-        if self.path.exists():
-            shutil.rmtree(self.path, ignore_errors=True)
-        self._release()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.discard()
+        retired = retire(self._place, self.version, retain)
+        return Published(str(self.final), manifest, shards, retired)
 
     def _shards(self) -> tuple[ShardManifest, ...]:
         by_rank: dict[int, ShardManifest] = {}
@@ -209,11 +164,6 @@ class StagedVersion(AbstractContextManager["StagedVersion"]):
         write_new(self.path / snapshot_names.VERSION_MANIFEST, manifest.encode(), durable=self._durable)
         write_version(self.path, self.version, durable=self._durable)
         return manifest
-
-    def _release(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
 
 def standing_publication(path: Path) -> tuple[VersionManifest, tuple[ShardManifest, ...]] | None:

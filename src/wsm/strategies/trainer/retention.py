@@ -1,8 +1,8 @@
 """Which published versions stay, and how one goes without disturbing anyone who reads it.
 
 A version vanishes by a rename to a hidden name, in one step; its files are removed after that. One that
-somebody reads, or may have to read again (:mod:`.version_pins`), is left for the next time.
-All of it happens under the publisher's lock. Knows nothing about tensors.
+somebody reads, or may have to read again (:mod:`wsm.strategies.snapshot.version_pins`), is left for the next
+time. All of it happens under the publisher's lock. Knows nothing about tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Retention:
         How many of the newest, by time of publication, the new one included; at least 1.
     protect : iterable of int
         Versions that stay whatever their age. What a group on this host, or on a file system with locks,
-        serves or is loading stays anyway: its ranks hold it (:mod:`.version_pins`).
+        serves or is loading stays anyway: its ranks hold it (:mod:`wsm.strategies.snapshot.version_pins`).
     """
 
     keep: int = 2

@@ -1,0 +1,132 @@
+"""A publication on its way to its readers: a directory that becomes visible whole, or not at all.
+
+It is written under ``.staging-…``, which readers do not look at, and renamed to its version's number once it
+is complete. The kernel's lock of the publishers dies with its holder, so whatever staging directory is found
+under the lock is a dead publisher's. What it holds, a whole version or a delta, who derives from it knows.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from typing_extensions import Self
+
+from wsm.strategies.errors import StorageError, VersionExistsError
+from wsm.strategies.files.atomic_file import sync_directory
+from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
+from wsm.strategies.files.version_file import check_version
+from wsm.strategies.trainer.publisher_lock import take_publisher_lock
+from wsm.strategies.trainer.retention import bring_in, finish_removals
+
+_STAGING_PREFIX = ".staging-"
+
+StagedT = TypeVar("StagedT", bound="StagedDirectory")
+
+
+class StagedDirectory:
+    """What is being published; a context manager that discards it unless it was committed.
+
+    Parameters
+    ----------
+    directory : path or str
+        Where versions are published; the lock is that of all publishers into it, since all of them announce
+        in its ``version.yaml``.
+    place : str
+        The directory in it that holds one directory per version.
+    version : int
+        The version.
+    durable : bool
+        Whether it must survive a power cut once it is committed.
+
+    Attributes
+    ----------
+    path : Path
+        Where the ranks' files are written; readers do not look there.
+    final : Path
+        Where readers will find it.
+    publication : str
+        What marks every file of this publication.
+
+    Raises
+    ------
+    PublisherBusyError
+        If another process publishes into the directory.
+    StorageError
+        If the file system refuses.
+    wsm.strategies.errors.VersionNumberError
+        If `version` is none.
+    """
+
+    def __init__(self, directory: Path | str, place: str, version: int, *, durable: bool) -> None:
+        self.version = check_version(version)
+        self.publication = secrets.token_hex(8)
+        self._directory = Path(directory)
+        self._place = self._directory / place
+        self._durable = durable
+        self.path = self._place / f"{_STAGING_PREFIX}{version}-{self.publication}"
+        self.final = self._place / str(version)
+        self._lock = take_publisher_lock(self._directory / VERSIONS_DIRECTORY)
+        try:
+            with self._storage():
+                self._place.mkdir(exist_ok=True)
+                for leftover in self._place.glob(f"{_STAGING_PREFIX}*"):
+                    shutil.rmtree(leftover)
+                finish_removals(self._place)
+                self.path.mkdir()
+        except BaseException:
+            self._release()
+            raise
+
+    def discard(self) -> None:
+        """Remove what was staged, if it was not committed, and let other publishers in. Idempotent."""
+        if self.path.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.discard()
+
+    @contextmanager
+    def _storage(self) -> Iterator[None]:
+        """Turn what the file system refuses within into a StorageError."""
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(path=str(self.path), reason=error.strerror or str(error)) from error
+
+    def _check_vacant(self, *, replace: bool) -> None:
+        """Refuse to take the place of a version that is there, unless it may be replaced.
+
+        Raises
+        ------
+        VersionExistsError
+            If it may not.
+        """
+        if self.final.exists() and not replace:
+            raise VersionExistsError(version=self.version, path=str(self.final))
+
+    def _show(self) -> None:
+        """Make what was staged visible in one step. Blocks; raises OSError."""
+        bring_in(self.path, self.final)
+        if self._durable:
+            sync_directory(self._place)
+
+    def _release(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
