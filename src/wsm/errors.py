@@ -18,6 +18,10 @@ from __future__ import annotations
 
 from typing import Any
 
+# A message goes into logs, terminals and reports of a few KiB.
+_MAX_MESSAGE = 8000
+_HEAD, _TAIL = 6000, 1500
+
 
 class WsmError(Exception):
     """Root of all errors of wsm.
@@ -41,7 +45,7 @@ class WsmError(Exception):
     retryable: bool = False
 
     def __init__(self, message: str, **context: Any) -> None:
-        super().__init__(message)
+        super().__init__(_shortened(message))
         self.context = context
         for key, value in context.items():
             setattr(self, key, value)
@@ -49,6 +53,17 @@ class WsmError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without calling the constructors of subclasses, whose parameters differ."""
         return _rebuild, (type(self), str(self), self.context)
+
+
+def _shortened(message: str) -> str:
+    """Return a message of bounded length: what a file or a peer says of itself may stand in it.
+
+    Its end stays, which says what to do; the context holds the facts whole.
+    """
+    if len(message) <= _MAX_MESSAGE:
+        return message
+    left_out = len(message) - _HEAD - _TAIL
+    return f"{message[:_HEAD]} [... {left_out} characters ...] {message[-_TAIL:]}"
 
 
 def _rebuild(kind: type[WsmError], message: str, context: dict[str, Any]) -> WsmError:

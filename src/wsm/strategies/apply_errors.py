@@ -15,7 +15,8 @@ from wsm.strategies.file_errors import listed
 class CoverageError(BadInputError):
     """The offered tensors are not exactly the model's: some are missing, unknown, or offered twice.
 
-    ``touched`` if a stream showed it only after other tensors of it were applied.
+    `origins` are the files or peers that bring them. ``touched`` if a stream showed it only after other
+    tensors of it were applied.
     """
 
     def __init__(
@@ -24,6 +25,7 @@ class CoverageError(BadInputError):
         missing: Sequence[str] = (),
         unknown: Sequence[str] = (),
         duplicate: Sequence[str] = (),
+        origins: Sequence[str] = (),
         touched: bool = False,
     ) -> None:
         found = [
@@ -34,11 +36,13 @@ class CoverageError(BadInputError):
         super().__init__(
             "the snapshot does not cover the model's tensors exactly once: "
             + "; ".join(found)
+            + (f"; they come from {listed(origins)}" if origins else "")
             + ("; the target's weights are not whole" if touched else "")
             + "; publish the state dict of this very model and rank",
             missing=tuple(missing),
             unknown=tuple(unknown),
             duplicate=tuple(duplicate),
+            origins=tuple(origins),
             touched=touched,
         )
 

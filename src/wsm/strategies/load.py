@@ -195,6 +195,7 @@ def load(
                 observer,
                 declared=offer.declared,
                 promised=offer.promised,
+                origins=offer.files,
                 allowed_unknown=allowed_unknown,
                 partial=partial,
                 threads=(threads or default_threads()) if offer.parallel else 1,

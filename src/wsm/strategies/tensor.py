@@ -32,6 +32,10 @@ ITEM_BYTES: dict[str, int] = {
 }
 
 
+_MAX_DIMENSIONS = 64
+_MAX_EXTENT = (1 << 63) - 1
+
+
 @dataclass(frozen=True, init=False)
 class TensorSpec:
     """One tensor without its bytes.
@@ -61,6 +65,18 @@ class TensorSpec:
     def nbytes(self) -> int:
         """Bytes of the tensor in C order."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def is_shape(value: object) -> bool:
+    """Whether what a file or a peer says can be a tensor's shape: 64 extents of 63 bits at most.
+
+    Nothing is multiplied before: the product of a million long integers takes minutes.
+    """
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) <= _MAX_DIMENSIONS
+        and all(type(extent) is int and 0 <= extent <= _MAX_EXTENT for extent in value)
+    )
 
 
 class WeightTarget(Protocol):

@@ -27,6 +27,8 @@ class Arrival(Protocol):
     impossible: Mapping[Wrong, str]
     #: Whether it says beforehand what it will bring (:attr:`wsm.strategies.offer.Offer.declared`).
     declared: bool
+    #: What every error about a version names: a directory, an address, a port.
+    place: str
 
     def publish(self, version: int, state: Mapping[str, tuple[TensorSpec, bytes]]) -> None:
         """Make a good version of rank 0's `state` available (rank 1 gets something else)."""

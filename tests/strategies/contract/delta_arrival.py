@@ -39,11 +39,13 @@ class DeltaArrival:
     strategy = "delta"
     declared = True
     impossible: Mapping[Wrong, str] = {
+        Wrong.TRUNCATED_ON_THE_WAY: "see test_impossible_claims.py, which cuts files while they are read",
         Wrong.PEER_ENDLESS: "a file has the size that its manifest says, or is refused",
     }
 
     def __init__(self, directory: Path) -> None:
         self._root = directory / "versions-and-deltas"
+        self.place = str(self._root)
         self._last: tuple[int, dict[int, State]] | None = None
 
     def publish(self, version: int, state: State) -> Path:

@@ -37,11 +37,14 @@ with SharedTensors(sys.argv[1]) as shared:
 class IpcArrival:
     strategy = "ipc"
     declared = True
-    impossible: Mapping[Wrong, str] = {}
+    impossible: Mapping[Wrong, str] = {
+        Wrong.TRUNCATED_ON_THE_WAY: "see test_impossible_claims.py, which cuts memory while it is read",
+    }
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / "metas"
         self._metas = self._directory / "ipc_metas_0"
+        self.place = ""  # the metas file or the segment; each test says which
         self._shared: SharedTensors | None = None
 
     def publish(self, version: int, state: State) -> None:

@@ -92,11 +92,13 @@ class RawDesk:
 class MooncakeArrival:
     strategy = "rsync"
     declared = True
-    impossible: Mapping[Wrong, str] = {}
+    impossible: Mapping[Wrong, str] = {
+        Wrong.TRUNCATED_ON_THE_WAY: "a publisher's memory is unmapped only with its process",
+    }
 
     def __init__(self, directory: Path) -> None:
         self._path = f"{directory}/publisher"
-        self._address = f"ipc://{self._path}"
+        self._address = self.place = f"ipc://{self._path}"
         self._connect_s = 60.0
         self._transport = KeptTransport("mooncake", self._make)
         self._publisher: MooncakePublisher | None = None

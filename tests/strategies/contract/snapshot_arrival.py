@@ -32,11 +32,13 @@ class SnapshotArrival:
     strategy = "ipc_snapshot"
     declared = True
     impossible: Mapping[Wrong, str] = {
+        Wrong.TRUNCATED_ON_THE_WAY: "see test_impossible_claims.py, which cuts files while they are read",
         Wrong.PEER_ENDLESS: "a file has the size that its manifest says, or is refused",
     }
 
     def __init__(self, directory: Path) -> None:
         self._root = directory / "snapshots"
+        self.place = str(self._root)
 
     def publish(self, version: int, state: State, **options: object) -> Path:
         shards = {0: state, 1: make_state(seed=version + 1000)}

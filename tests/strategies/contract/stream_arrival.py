@@ -71,6 +71,7 @@ class StreamArrival:
 
     def __init__(self, directory: Path) -> None:
         self._address = f"ipc://{directory}/buckets"
+        self.place = ""  # the address or the segment; each test says which
         self._connect_s = 60.0
         self._sender: BucketSender | None = None
         self._sending: tuple[Sending, threading.Thread] | None = None
@@ -231,6 +232,27 @@ class StreamArrival:
         path = f"{MEMORY_DIRECTORY}/{self._segment.name}"
         os.truncate(path, BUCKET_BYTES)
         return Expected(errors.FileSizeError, (path, "truncated"))
+
+    def _truncated_on_the_way(self, version: int, state: State) -> Expected:
+        stream = self._stream(version, state)
+        path = f"{MEMORY_DIRECTORY}/{stream.segment.name}"
+
+        def answer(message: say.Message, session: int) -> Iterable[bytes]:
+            if isinstance(message, say.Hello):
+                yield say.to_bytes(stream.greet(message, b"rank", session), session)
+                return
+            if isinstance(message, say.Abort):
+                return
+            stream.hear(message)
+            while (reply := stream.next_message()) is not None:
+                if isinstance(reply, say.Bucket) and reply.index == 3:
+                    os.truncate(path, 0)
+                yield say.to_bytes(reply, session)
+                if isinstance(reply, say.Bucket) and reply.index == 3:
+                    return
+
+        self._peer = RawPeer(self._address, answer)
+        return Expected(errors.FileSizeError, (path, "truncated"), may_touch=True)
 
     def _truncated_description(self, version: int, state: State) -> Expected:
         self._offer(version, state, lambda init, session: [say.to_bytes(init, session)[:-7]])

@@ -211,7 +211,7 @@ def test_what_is_wrong_is_a_typed_error_and_a_good_version_loads_afterwards(arri
     with pytest.raises(WsmError) as caught:
         rank.load(3)
     assert isinstance(caught.value, expected.error), repr(caught.value)
-    for text in expected.mentions:
+    for text in (*expected.mentions, arrival.place):
         assert text in str(caught.value)
     if expected.may_touch:
         assert rank.tainted == 1

@@ -44,7 +44,9 @@ sys.stdin.read()
 class TransferArrival:
     strategy = "rsync"
     declared = False
-    impossible: Mapping[Wrong, str] = {}
+    impossible: Mapping[Wrong, str] = {
+        Wrong.TRUNCATED_ON_THE_WAY: "what is cut is a connection, and its end is seen",
+    }
     _source = RsyncSource
 
     def __init__(self, directory: Path) -> None:
@@ -54,6 +56,7 @@ class TransferArrival:
         self._process: subprocess.Popen[bytes] | None = None
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self._port: int = probe.getsockname()[1]
+        self.place = str(self._port)
         self._kept: dict[float, KeptTransport] = {}
         self._patience_s = 60.0
 

@@ -45,6 +45,7 @@ class Wrong(enum.Enum):
     GARBAGE = "something else entirely"
     EMPTY = "it holds no tensor"
     NOTHING_THERE = "nothing was ever published"
+    TRUNCATED_ON_THE_WAY = "the end of the data goes missing while it is applied"
     PEER_DIES = "who brings the weights is killed on the way"
     PEER_SILENT = "who brings the weights says nothing"
     PEER_ENDLESS = "who brings the weights never ends"

@@ -10,10 +10,10 @@ Knows no files, no states, no paddle.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from wsm.strategies.applier.coverage import RunningCoverage
+from wsm.strategies.applier.coverage import RunningCoverage, promised_by
 from wsm.strategies.applier.parallel_copy import CopyJob, copy_on_threads
 from wsm.strategies.applier.partial import check_kept, digests_of_kept
 from wsm.strategies.applier.tensor_copy import (
@@ -67,6 +67,7 @@ def apply_tensors(
     *,
     declared: bool = True,
     promised: Collection[TensorSpec] | None = None,
+    origins: Sequence[str] = (),
     allowed_unknown: Collection[str] = (),
     partial: bool = False,
     threads: int = 1,
@@ -85,6 +86,8 @@ def apply_tensors(
         Whether all tensors are known now. If not, each one is checked when it comes, before it is written.
     promised : collection of TensorSpec, optional
         What will come though it is not declared, in whatever order; checked before the first one comes.
+    origins : sequence of str
+        The files or peers that they come from, for messages.
     allowed_unknown : collection of str
         Offered names that are left out if the target does not have them.
     partial : bool
@@ -106,12 +109,12 @@ def apply_tensors(
     ties = Ties(tied, allowed_unknown)
     if not declared:
         if promised is not None:
-            rows = [(spec, "its manifest") for spec in promised]
+            rows = [(spec, promised_by(origins)) for spec in promised]
             check_tied_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
         if partial:
             known = () if promised is None else {ties.own(spec.name) for spec in promised}
             check_kept(target, [name for name in specs if name not in known])
-        coverage = RunningCoverage(specs, allowed_unknown=allowed_unknown, partial=partial)
+        coverage = RunningCoverage(specs, allowed_unknown=allowed_unknown, partial=partial, origins=origins)
         total = sum(spec.nbytes for spec in specs.values())
         one_pass = _Pass(target, observer, tensors=len(specs), nbytes=total)
         return one_pass.run(_as_they_come(tensors, coverage, ties))

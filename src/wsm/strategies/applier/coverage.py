@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from wsm.strategies.errors import CoverageError, DtypeMismatchError, ShapeMismatchError
+from wsm.strategies.file_errors import listed
 from wsm.strategies.tensor import TensorSpec
 
 
@@ -52,7 +53,9 @@ def check_coverage(
     unknown = [name for name in counts if name not in wanted and name not in allowed_unknown]
     duplicate = [name for name, count in counts.items() if count > 1]
     if missing or unknown or duplicate:
-        raise CoverageError(missing=missing, unknown=unknown, duplicate=duplicate)
+        wrong = set(unknown) | set(duplicate)
+        origins = dict.fromkeys(origin for spec, origin in rows if not wrong or spec.name in wrong)
+        raise CoverageError(missing=missing, unknown=unknown, duplicate=duplicate, origins=list(origins))
     known = [(spec, wanted[spec.name], origin) for spec, origin in rows if spec.name in wanted]
     dtypes = [
         (spec.name, model.dtype, spec.dtype, origin)
@@ -81,6 +84,11 @@ def _is_covered(rows: Sequence[tuple[TensorSpec, str]], wanted: Mapping[str, Ten
     return True
 
 
+def promised_by(origins: Sequence[str]) -> str:
+    """Return what messages call the origin of tensors that were promised and have not come yet."""
+    return f"the manifest from {listed(origins)}" if origins else "its manifest"
+
+
 class RunningCoverage:
     """The same comparison for tensors that are known only as they come.
 
@@ -92,6 +100,8 @@ class RunningCoverage:
         Names that may come although the model does not have them.
     partial : bool
         Whether not all need to come.
+    origins : sequence of str
+        The files or peers that they come from, for messages.
     """
 
     def __init__(
@@ -100,8 +110,10 @@ class RunningCoverage:
         *,
         allowed_unknown: Collection[str] = (),
         partial: bool = False,
+        origins: Sequence[str] = (),
     ) -> None:
         self._partial = partial
+        self._origins = origins
         self._wanted = wanted
         self._allowed_unknown = allowed_unknown
         self._seen: set[str] = set()
@@ -119,9 +131,9 @@ class RunningCoverage:
         if model is None:
             if name in self._allowed_unknown:
                 return False
-            raise CoverageError(unknown=[name], touched=touched)
+            raise CoverageError(unknown=[name], origins=[origin], touched=touched)
         if name in self._seen:
-            raise CoverageError(duplicate=[name], touched=touched)
+            raise CoverageError(duplicate=[name], origins=[origin], touched=touched)
         self.fits(spec, origin)
         self._seen.add(name)
         return True
@@ -152,4 +164,4 @@ class RunningCoverage:
             return
         missing = [name for name in self._wanted if name not in self._seen]
         if missing:
-            raise CoverageError(missing=missing, touched=bool(self._seen))
+            raise CoverageError(missing=missing, origins=self._origins, touched=bool(self._seen))

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from wsm.strategies.applier.apply import Applied
 from wsm.strategies.applier.copying import CHUNK_BYTES
-from wsm.strategies.applier.coverage import RunningCoverage, check_coverage
+from wsm.strategies.applier.coverage import RunningCoverage, check_coverage, promised_by
 from wsm.strategies.applier.loaders import (
     LoaderContractError,
     ModelLoader,
@@ -101,7 +101,7 @@ class _Feeding:
         self._total = sum(spec.nbytes for spec in self._wanted.values())
         promised = [tensor.spec for tensor in offer.known or ()] if offer.declared else offer.promised
         if promised is not None:
-            rows = ((spec, "its manifest") for spec in promised)
+            rows = ((spec, promised_by(offer.files)) for spec in promised)
             check_coverage(rows, self._wanted, allowed_unknown=self._allowed_unknown)
         self._parameters.used_by(self._main.name)
         self._main.load_weights(self._stream(offer), self._parameters)
@@ -122,7 +122,7 @@ class _Feeding:
 
     def _stream(self, offer: Offer) -> Iterator[tuple[TensorSpec, memoryview]]:
         """Yield what the main model takes; give the auxiliary ones theirs on the way."""
-        coverage = RunningCoverage(self._wanted, allowed_unknown=self._allowed_unknown)
+        coverage = RunningCoverage(self._wanted, allowed_unknown=self._allowed_unknown, origins=offer.files)
         self._stop_if_cancelled()
         for tensor in offer.tensors:
             self._stop_if_cancelled()

@@ -220,6 +220,8 @@ class BucketReceiver:
                     f"{len(self._buckets[due])} was due"
                 )
             self._digests.append(bucket.digests)
+            if self._segment is not None:
+                self._segment.require_whole(touched=self._touched)
 
     def _acknowledge(self, count: int) -> None:
         while self._acknowledged < count:

@@ -12,12 +12,11 @@ from typing import Any
 from wsm.strategies.digest import DIGEST_LENGTH
 from wsm.strategies.documents.strict_json import is_count, is_text
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+from wsm.strategies.tensor import ITEM_BYTES, TensorSpec, is_shape
 
 _HEXADECIMAL = re.compile("[0-9a-f]*")
 _DIGEST = re.compile(f"[0-9a-f]{{{DIGEST_LENGTH}}}")
 #: More than any tensor has.
-_MAX_DIMENSIONS = 64
 
 
 def is_plain_file_name(value: str) -> bool:
@@ -105,8 +104,8 @@ class FieldReader:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the extents of a tensor."""
         extents = self.rows(name)
-        if len(extents) > _MAX_DIMENSIONS or not all(map(is_count, extents)):
-            raise self.refuse(name, "a list of non-negative integers")
+        if not is_shape(extents):
+            raise self.refuse(name, "the shape of a tensor")
         return tuple(extents)
 
     def tensor(self) -> TensorSpec:

@@ -18,7 +18,7 @@ from typing import Any
 from wsm.strategies.documents import strict_json
 from wsm.strategies.documents.strict_json import is_count, is_text
 from wsm.strategies.errors import FileSizeError, SafetensorsFormatError
-from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+from wsm.strategies.tensor import ITEM_BYTES, TensorSpec, is_shape
 
 #: Bytes before the JSON.
 PREFIX_BYTES = 8
@@ -28,7 +28,6 @@ METADATA_KEY = "__metadata__"
 MAX_HEADER_BYTES = 100_000_000
 
 _quoted = json.encoder.encode_basestring
-_MAX_DIMENSIONS = 64
 _ALIGNMENT = 64  # data begins on a cache line; the format asks for 8
 # Where a copy's target begins a few bytes further into its page than its source, each load waits for an
 # earlier store of the same twelve address bits (4K aliasing), and the copy takes a quarter longer. Allocators
@@ -181,7 +180,7 @@ def _row(name: str, value: Any, file: str) -> tuple[int, int, TensorSpec]:
         raise SafetensorsFormatError(
             file=file, problem=f"tensor {name!r} has the unsupported dtype {dtype!r}"
         )
-    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS or not all(map(is_count, shape)):
+    if not is_shape(shape):
         raise SafetensorsFormatError(file=file, problem=f"the shape of {name!r} is no list of extents")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_count, offsets)):
         raise SafetensorsFormatError(file=file, problem=f"the data_offsets of {name!r} are not two offsets")

@@ -109,12 +109,16 @@ class DeviceMemoryLeasedError(RefusedError):
 
 
 class DeviceMetaError(BadInputError):
-    """A meta describes device memory that cannot be opened here."""
+    """A meta describes memory that paddle cannot open here.
 
-    def __init__(self, *, tensor: str, file: str, problem: str) -> None:
+    ``touched`` if that was seen when the tensor was due.
+    """
+
+    def __init__(self, *, tensor: str, file: str, problem: str, touched: bool = False) -> None:
         super().__init__(
             f"the memory of {tensor!r} in {file} cannot be opened: {problem}",
             tensor=tensor,
             file=file,
             problem=problem,
+            touched=touched,
         )

@@ -21,7 +21,7 @@ from wsm.strategies.documents.sealed_document import SealedDocument
 from wsm.strategies.documents.strict_json import is_count, is_text
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.files.version_file import MAX_VERSION
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.tensor import TensorSpec, is_shape
 
 #: The device of a meta whose memory is host memory.
 HOST = -1
@@ -127,8 +127,7 @@ def _is_dense(fields: Any) -> bool:
         and offset >= 0
         and nbytes >= 0
         and kind in _DTYPES
-        and isinstance(dims, (list, tuple))
-        and all(type(extent) is int and extent >= 0 for extent in dims)
+        and is_shape(dims)
         and not lod
         and device >= HOST
     )
@@ -143,7 +142,7 @@ def _problem(fields: Any) -> str:
         (not isinstance(handle, str) or not handle, "has no handle"),
         (not is_count(offset) or not is_count(nbytes), "has no offset or size"),
         (not is_count(kind) or kind not in _DTYPES, f"has the type {kind!r}, which is none that wsm moves"),
-        (not isinstance(dims, (list, tuple)) or not all(map(is_count, dims)), f"has the dims {dims!r}"),
+        (not is_shape(dims), f"has the dims {dims!r:.200}"),
         (bool(lod), "has levels of detail, so it is no dense tensor"),
         (True, f"has the device {device!r}"),
     )

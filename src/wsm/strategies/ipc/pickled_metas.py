@@ -94,14 +94,22 @@ class PickledMetas:
         if on_host:
             # paddle's meta of host memory: name, descriptor (-1), size, type, dims, lod, by descriptor
             meta = TensorMeta.of_fields(name, [fields[0], 0, *fields[2:6], HOST], file=self.path)
-            return _offered(meta.spec, self.path, partial(_open_on_host, tuple(fields)))
+            return _offered(meta.spec, self.path, partial(_open_on_host, meta, self.path, tuple(fields)))
         meta = TensorMeta.of_fields(name, fields, file=self.path)
-        return _offered(meta.spec, self.path, partial(_open_on_device, meta, self.path, device_index))
+        return device_tensor(meta, None, self.path, device_index)
 
 
-def device_tensor(meta: TensorMeta, digest: str, file: str, device_index: int | None) -> OfferedTensor:
-    """Return a tensor of device memory to offer; it is opened, and copied to the host, when it is read."""
-    return _offered(meta.spec, file, partial(_open_on_device, meta, file, device_index), digest)
+def device_tensor(meta: TensorMeta, digest: str | None, file: str, device_index: int | None) -> OfferedTensor:
+    """Return a tensor of device memory to offer; it is opened, and copied to the host, when it is read.
+
+    Raises
+    ------
+    DeviceMetaError
+        If this build of paddle opens none. Nothing was changed.
+    """
+    shared = _shared_cuda(meta, file)
+    index = device_index_from_environment(os.environ) if device_index is None else device_index
+    return _offered(meta.spec, file, partial(_open_on_device, shared, meta, file, index), digest)
 
 
 def _offered(
@@ -127,24 +135,29 @@ def _read(
         held.data = None
 
 
-def _open_on_host(fields: tuple[Any, ...]) -> Any:
-    paddle = _paddle(str(fields[0]))
-    return paddle.to_tensor(_dense_tensor(paddle)._new_shared_filename(fields))
-
-
-def _open_on_device(meta: TensorMeta, file: str, device_index: int | None) -> Any:
+def _open_on_host(meta: TensorMeta, file: str, fields: tuple[Any, ...]) -> Any:
     paddle = _paddle(file)
-    shared = getattr(_dense_tensor(paddle), "_new_shared_cuda", None)
+    try:
+        return paddle.to_tensor(_dense_tensor(paddle)._new_shared_filename(fields))
+    except Exception as error:  # whatever paddle says of memory that is gone, or never was
+        raise DeviceMetaError(tensor=meta.spec.name, file=file, problem=str(error), touched=True) from error
+
+
+def _shared_cuda(meta: TensorMeta, file: str) -> Callable[[Any], Any]:
+    shared: Callable[[Any], Any] | None = getattr(_dense_tensor(_paddle(file)), "_new_shared_cuda", None)
     if shared is None:
         raise DeviceMetaError(
             tensor=meta.spec.name, file=file, problem="this build of paddle has no CUDA; use a GPU build"
         )
-    index = device_index_from_environment(os.environ) if device_index is None else device_index
+    return shared
+
+
+def _open_on_device(shared: Callable[[Any], Any], meta: TensorMeta, file: str, index: int) -> Any:
     fields = meta.fields()
     try:
-        return paddle.to_tensor(shared((fields[0].encode("latin-1"), *fields[1:6], index)))
+        return _paddle(file).to_tensor(shared((fields[0].encode("latin-1"), *fields[1:6], index)))
     except Exception as error:  # whatever CUDA says
-        raise DeviceMetaError(tensor=meta.spec.name, file=file, problem=str(error)) from error
+        raise DeviceMetaError(tensor=meta.spec.name, file=file, problem=str(error), touched=True) from error
 
 
 def _dense_tensor(paddle: Any) -> Any:

@@ -185,16 +185,39 @@ class AttachedSegment:
         self.read_into(begin + offset, destination)
 
     def shared_memory(self) -> memoryview:
-        """Return its bytes, read-only, as the owner writes them; if it cut the file short, we would die."""
-        return memoryview(mmap.mmap(self._descriptor, self.nbytes, access=mmap.ACCESS_READ))
+        """Return its bytes, read-only, as the owner writes them; :meth:`require_whole` before each use.
+
+        Raises
+        ------
+        UnreadableFileError
+            If they cannot be mapped.
+        """
+        return memoryview(self._mapped(mmap.ACCESS_READ))
+
+    def require_whole(self, *, touched: bool) -> None:
+        """See that the memory has not been cut short: reading what is gone would kill this process.
+
+        Raises
+        ------
+        FileSizeError
+            If it has; `touched` is what it says of the target.
+        """
+        size = os.fstat(self._descriptor).st_size
+        if size < self.nbytes:
+            raise FileSizeError(file=self.path, expected=self.nbytes, actual=size, touched=touched)
 
     def memory(self) -> memoryview:
         """Return its bytes, mapped privately: what is written there nobody else sees.
 
         The mapping shares the open file, and with it the lease, until the last view of it is gone.
+
+        Raises
+        ------
+        UnreadableFileError
+            If they cannot be mapped.
         """
         if self._mapping is None:
-            self._mapping = mmap.mmap(self._descriptor, self.nbytes, access=mmap.ACCESS_COPY)
+            self._mapping = self._mapped(mmap.ACCESS_COPY)
         return memoryview(self._mapping)
 
     def close(self) -> None:
@@ -203,6 +226,12 @@ class AttachedSegment:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _mapped(self, access: int) -> mmap.mmap:
+        try:
+            return mmap.mmap(self._descriptor, self.nbytes, access=access)
+        except (OSError, ValueError, OverflowError) as error:  # no room for it, cut short, no such size
+            raise UnreadableFileError(file=self.path, reason=f"it cannot be mapped ({error})") from error
 
     def _check(self) -> None:
         status = os.fstat(self._descriptor)

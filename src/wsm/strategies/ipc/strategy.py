@@ -43,6 +43,9 @@ _MAX_METAS_BYTES = 1 << 28
 # Each further attempt takes a trainer that published anew between two of our system calls.
 _ATTEMPTS = 8
 
+# Before so many bytes are read where they lie it is worth a system call to see that they are all there.
+_LARGE_BYTES = 1 << 20
+
 _log = log.logger("strategies")
 
 
@@ -248,6 +251,8 @@ def _from_segment(
 
 
 def _memory(segment: AttachedSegment, meta: TensorMeta) -> memoryview:
+    if meta.spec.nbytes >= _LARGE_BYTES:
+        segment.require_whole(touched=True)
     return segment.memory()[meta.offset : meta.offset + meta.spec.nbytes]
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from wsm.strategies.digest import DIGEST_LENGTH
 from wsm.strategies.documents.manifest_fields import is_plain_file_name
 from wsm.strategies.documents.strict_json import is_count, is_text
-from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
+from wsm.strategies.tensor import ITEM_BYTES, TensorSpec, is_shape
 
 Check: TypeAlias = Callable[[Any], Any]
 
@@ -88,7 +88,7 @@ def spec(row: Any) -> Any:
     name, dtype, shape = row
     if not is_text(name) or not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         return WRONG
-    if not isinstance(shape, list) or not all(map(is_count, shape)):
+    if not is_shape(shape):
         return WRONG
     return TensorSpec(name, dtype, tuple(shape))
 

@@ -196,6 +196,8 @@ def _layout(value: Any) -> Any:
         return fields.WRONG
     if not all(fields.are_counts(row, 2) and sum(row) <= fields.MAX_COUNT for row in regions):
         return fields.WRONG
+    if sum(nbytes for _, nbytes in regions) > fields.MAX_COUNT:
+        return fields.WRONG
     placed = [_placed(row) for row in tensors]
     if fields.WRONG in placed:
         return fields.WRONG
