@@ -152,7 +152,7 @@ def test_a_message_that_nobody_could_follow_is_refused(message, problem):
     ("change", "problem"),
     [
         ({"magic": b"HTTP"}, "begins with b'HTTP'"),
-        ({"protocol": 2}, "speaks protocol 2, we speak 1"),
+        ({"protocol": 9}, f"speaks protocol 9, we speak {frames.PROTOCOL}"),
         ({"kind": 99}, "its kind is 99"),
         ({"reserved": 1}, "damaged"),
     ],
@@ -160,7 +160,7 @@ def test_a_message_that_nobody_could_follow_is_refused(message, problem):
 )
 def test_the_envelope_says_what_is_wrong_with_it(monkeypatch, change, problem):
     body = json.dumps({"index": 3}).encode()
-    parts = {"magic": frames.MAGIC, "protocol": 1, "kind": 5, "reserved": 0, **change}
+    parts = {"magic": frames.MAGIC, "protocol": frames.PROTOCOL, "kind": 5, "reserved": 0, **change}
     head = frames._HEAD.pack(*parts.values(), len(body), 1)
     with pytest.raises(PeerMessageError, match=problem):
         heard(head + bytes.fromhex(digest_of(head + body)) + body)

@@ -93,7 +93,12 @@ NAMES = AuxiliaryNames(first_layer=2, layers=1)
 
 
 def stream(
-    state: Mapping[str, np.ndarray[Any, Any]], *, lie: str = "", promised: bool = True, chunk: int = 16
+    state: Mapping[str, np.ndarray[Any, Any]],
+    *,
+    lie: str = "",
+    promised: bool = True,
+    chunk: int = 16,
+    finite: bool = False,
 ) -> Offer:
     """Tensors one by one through one buffer that is used again for each."""
     specs = [spec(name, *value.shape) for name, value in state.items()]
@@ -105,9 +110,8 @@ def stream(
             digest = digest_of(data)
             buffer[: len(data)] = data
             buffer[0] ^= each.name == lie
-            yield OfferedTensor(
-                each, "the trainer", lambda *_: None, digest, data=memoryview(buffer)[: len(data)]
-            )
+            view = memoryview(buffer)[: len(data)]
+            yield OfferedTensor(each, "the trainer", lambda *_: None, digest, data=view, finite=finite)
 
     return Offer(
         version=1,
@@ -211,6 +215,18 @@ def test_a_corrupt_tensor_never_reaches_the_loader(lie, seen):
     assert caught.value.touched == bool(model.tainted) == bool(seen)
     model.feed()
     assert np.array_equal(array(model.target.readable("head"), WIDTH, 2), model.checkpoint["head"].T)
+
+
+@pytest.mark.parametrize(("name", "seen"), [("layers.0.q", 0), ("head", 3)])
+def test_nan_where_it_is_forbidden_never_reaches_the_loader(name, seen):
+    model = Model()
+    model.checkpoint[name].flat[5] = np.nan
+    with pytest.raises(errors.NotFiniteError, match=f"'{name}' .* element 5 ") as caught:
+        model.feed(stream(model.checkpoint, finite=True))
+    assert len(model.main.seen) == seen
+    assert caught.value.touched == bool(model.tainted) == bool(seen)
+    model.checkpoint[name].flat[5] = 1
+    assert model.feed(stream(model.checkpoint, finite=True)).verified == len(model.checkpoint)
 
 
 def test_a_load_can_be_cancelled_between_two_tensors():

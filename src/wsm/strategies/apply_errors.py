@@ -90,16 +90,22 @@ def _mismatch_message(
 
 
 class NotFiniteError(BadInputError):
-    """A tensor holds NaN or infinity although its manifest promises neither. Its target was touched."""
+    """A tensor holds NaN or infinity although its manifest promises neither.
 
-    def __init__(self, *, tensor: str, origin: str, index: int) -> None:
+    Found in the pass that copies, so the target was touched and must not serve; only loaders of models get
+    bytes that were checked before, and what a change leaves as it is may be looked at first.
+    """
+
+    def __init__(self, *, tensor: str, origin: str, index: int, touched: bool = True) -> None:
         super().__init__(
             f"tensor {tensor!r} of {origin} is not finite from element {index} on (in C order), although its "
-            "manifest says finite; the target's weights are not whole; publish a version without NaN",
+            "manifest says finite; "
+            + ("the target's weights are not whole; " if touched else "")
+            + "publish a version without NaN",
             tensor=tensor,
             origin=origin,
             index=index,
-            touched=True,
+            touched=touched,
         )
 
 

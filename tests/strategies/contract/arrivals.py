@@ -30,8 +30,13 @@ class Arrival(Protocol):
     #: What every error about a version names: a directory, an address, a port.
     place: str
 
-    def publish(self, version: int, state: Mapping[str, tuple[TensorSpec, bytes]]) -> None:
-        """Make a good version of rank 0's `state` available (rank 1 gets something else)."""
+    def publish(
+        self, version: int, state: Mapping[str, tuple[TensorSpec, bytes]], *, finite: bool = False
+    ) -> None:
+        """Make a good version of rank 0's `state` available (rank 1 gets something else).
+
+        `finite` has the trainer promise that there is neither NaN nor infinity in it.
+        """
         ...
 
     def publish_wrong(

@@ -48,15 +48,24 @@ class DeltaArrival:
         self.place = str(self._root)
         self._last: tuple[int, dict[int, State]] | None = None
 
-    def publish(self, version: int, state: State) -> Path:
+    def publish(self, version: int, state: State, *, finite: bool = False) -> Path:
         """The first version whole, every other as a change of the one before."""
-        shards = {0: state, 1: make_state(seed=version + 1000)}
+        shards = {0: state, 1: make_state(seed=version + 1000, finite=finite)}
         if self._last is None:
-            path = publish_snapshot(self._root, version, shards, durable=False, replace=True).path
+            path = publish_snapshot(
+                self._root, version, shards, durable=False, replace=True, finite=finite
+            ).path
         else:
             base_version, base = self._last
             report = publish_delta(
-                self._root, version, base_version, shards, base=base, crossover=2.0, durable=False
+                self._root,
+                version,
+                base_version,
+                shards,
+                base=base,
+                crossover=2.0,
+                durable=False,
+                finite=finite,
             )
             assert report.whole is None
             path = report.path

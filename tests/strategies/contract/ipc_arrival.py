@@ -47,10 +47,11 @@ class IpcArrival:
         self.place = ""  # the metas file or the segment; each test says which
         self._shared: SharedTensors | None = None
 
-    def publish(self, version: int, state: State) -> None:
+    def publish(self, version: int, state: State, *, finite: bool = False) -> None:
         if self._shared is None:
             self._shared = SharedTensors(self._directory)
-        self._shared.publish(version, {0: state, 1: make_state(seed=version + 1000)})
+        shards = {0: state, 1: make_state(seed=version + 1000, finite=finite)}
+        self._shared.publish(version, shards, finite=finite)
 
     def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
         if wrong is Wrong.NOTHING_THERE:

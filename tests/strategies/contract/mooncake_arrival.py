@@ -106,8 +106,8 @@ class MooncakeArrival:
         self._engine: Engine | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def publish(self, version: int, state: State) -> None:
-        self._publish(version, {0: state, 1: make_state(seed=version + 1000)})
+    def publish(self, version: int, state: State, *, finite: bool = False) -> None:
+        self._publish(version, {0: state, 1: make_state(seed=version + 1000, finite=finite)}, finite=finite)
 
     def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
         if wrong in BY_STATE:
@@ -129,12 +129,12 @@ class MooncakeArrival:
         # Many spans in few buffers, so that most of a version is read while it is applied.
         return MooncakeTransport(self._address, connect_s=self._connect_s, span_bytes=1 << 16, buffers=2)
 
-    def _publish(self, version: int, shards: Mapping[int, State]) -> None:
+    def _publish(self, version: int, shards: Mapping[int, State], *, finite: bool = False) -> None:
         self._connect_s = 60.0
         self._end_wrongs()
         if self._publisher is None:
             self._publisher = MooncakePublisher(self._address)
-        self._publisher.publish(version, shards)
+        self._publisher.publish(version, shards, finite=finite)
 
     def _end_wrongs(self) -> None:
         if self._desk is not None:

@@ -14,8 +14,8 @@ from wsm.strategies.tensor import ITEM_BYTES
 
 
 class ReslicedArrival(SnapshotArrival):
-    def publish(self, version: int, state: State, **options: object) -> Path:
-        other = make_state(seed=version + 1000)
+    def publish(self, version: int, state: State, *, finite: bool = False) -> Path:
+        other = make_state(seed=version + 1000, finite=finite)
         shards: dict[int, State] = {}
         placements: dict[str, Placement] = {}
         for rank in range(4):
@@ -39,6 +39,7 @@ class ReslicedArrival(SnapshotArrival):
             part_bytes=1 << 20,
             durable=False,
             replace=True,
+            finite=finite,
         )
         return Path(report.path)
 

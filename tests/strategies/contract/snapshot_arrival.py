@@ -40,10 +40,10 @@ class SnapshotArrival:
         self._root = directory / "snapshots"
         self.place = str(self._root)
 
-    def publish(self, version: int, state: State, **options: object) -> Path:
-        shards = {0: state, 1: make_state(seed=version + 1000)}
+    def publish(self, version: int, state: State, *, finite: bool = False) -> Path:
+        shards = {0: state, 1: make_state(seed=version + 1000, finite=finite)}
         report = publish_snapshot(
-            self._root, version, shards, part_bytes=1 << 20, durable=False, replace=True
+            self._root, version, shards, part_bytes=1 << 20, durable=False, replace=True, finite=finite
         )
         return Path(report.path)
 

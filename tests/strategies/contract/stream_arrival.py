@@ -79,8 +79,8 @@ class StreamArrival:
         self._process: subprocess.Popen[bytes] | None = None
         self._segment: OwnedSegment | None = None
 
-    def publish(self, version: int, state: State) -> None:
-        self._send(version, {0: state, 1: make_state(seed=version + 1000)})
+    def publish(self, version: int, state: State, *, finite: bool = False) -> None:
+        self._send(version, {0: state, 1: make_state(seed=version + 1000, finite=finite)}, finite=finite)
 
     def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
         if wrong in BY_STATE:
@@ -97,7 +97,7 @@ class StreamArrival:
             self._sender.close()
         self._end_peer()
 
-    def _send(self, version: int, shards: Mapping[int, State]) -> None:
+    def _send(self, version: int, shards: Mapping[int, State], *, finite: bool = False) -> None:
         self._connect_s = 60.0
         self._end_sending()
         self._end_peer()
@@ -105,7 +105,8 @@ class StreamArrival:
             self._sender = BucketSender(self._address, bucket_bytes=BUCKET_BYTES, in_flight=2)
         sender, sending = self._sender, Sending()
         thread = threading.Thread(
-            target=sending.run, args=(lambda cancelled: sender.send(version, shards, cancelled=cancelled),)
+            target=sending.run,
+            args=(lambda cancelled: sender.send(version, shards, finite=finite, cancelled=cancelled),),
         )
         thread.start()
         self._sending = (sending, thread)

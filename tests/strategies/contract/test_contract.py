@@ -12,47 +12,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from arrivals import ARRIVALS, Arrival
-from wrongs import State, Wrong, make_state
+from one_rank import BYTES, A, B, Rank, digest_of_state
+from wrongs import State, Wrong
 
 from wsm.errors import WsmError
-from wsm.strategies import STRATEGIES, LoadReport, MemoryTarget, errors, inspect, load
-from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies import STRATEGIES, MemoryTarget, errors, inspect, load
 from wsm.strategies.offer import ManifestScope
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
-
-A, B = make_state(seed=1), make_state(seed=2)
-BYTES = sum(spec.nbytes for spec, _ in A.values())
-
-
-class Rank:
-    """Rank 0's memory, and whether anybody was told that it is no longer whole."""
-
-    def __init__(self, arrival: Arrival, *, serving: State | None = None) -> None:
-        self.arrival = arrival
-        self.target = MemoryTarget(spec for spec, _ in A.values())
-        self.tainted = 0
-        for name, (_, data) in (serving or {}).items():
-            self.target.writable(name)[:] = data
-
-    def load(self, version: int | None, **options: object) -> LoadReport:
-        return load(
-            self.arrival.source(),
-            self.target,
-            name=self.arrival.strategy,
-            version=version,
-            taint=self._taint,
-            **options,
-        )
-
-    def holds(self, state: State) -> bool:
-        return all(self.target.readable(name) == data for name, (_, data) in state.items())
-
-    def _taint(self) -> None:
-        self.tainted += 1
-
-
-def digest_of_state(state: State) -> str:
-    return shard_digest((spec, digest_of(data)) for spec, data in state.values())
 
 
 def test_every_registered_strategy_keeps_the_contract() -> None:

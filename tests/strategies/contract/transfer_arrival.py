@@ -60,11 +60,11 @@ class TransferArrival:
         self._kept: dict[float, KeptTransport] = {}
         self._patience_s = 60.0
 
-    def publish(self, version: int, state: State) -> None:
+    def publish(self, version: int, state: State, *, finite: bool = False) -> None:
         self._patience_s = 60.0
         if self._sender is not None:
             self._sender.settle()
-        self._send(version, with_manifest(state, version=version, rank=0, world_size=2))
+        self._send(version, with_manifest(state, version=version, rank=0, world_size=2, finite=finite))
 
     def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
         if wrong in BY_STATE:

@@ -70,11 +70,16 @@ class Expected:
     may_touch: bool = False
 
 
-def make_state(seed: int) -> State:
-    """A state dict of every kind of tensor; other bytes for every seed."""
+def make_state(seed: int, *, finite: bool = False) -> State:
+    """A state dict of every kind of tensor; other bytes for every seed, NaN among them unless `finite`."""
     generator = np.random.default_rng(seed)
+    # Without the second highest bit of any byte no exponent is all ones, in whatever type.
+    mask = np.uint8(0xBF if finite else 0xFF)
     specs = [TensorSpec(name, dtype, shape) for name, dtype, shape in SHAPES]
-    return {spec.name: (spec, generator.bytes(spec.nbytes)) for spec in specs}
+    return {
+        spec.name: (spec, (np.frombuffer(generator.bytes(spec.nbytes), "u1") & mask).tobytes())
+        for spec in specs
+    }
 
 
 def wrong_state(state: State, wrong: Wrong) -> State:

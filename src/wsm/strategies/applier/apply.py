@@ -18,6 +18,7 @@ from wsm.strategies.applier.parallel_copy import CopyJob, copy_on_threads
 from wsm.strategies.applier.partial import check_kept, digests_of_kept
 from wsm.strategies.applier.tensor_copy import (
     Steps,
+    check_promised,
     copy_tensor,
     copy_transposed,
     digest_source,
@@ -233,6 +234,8 @@ class _Pass:
 
     def _stand(self, tensor: OfferedTensor) -> None:
         """Count a tensor that is where it belongs already."""
+        if tensor.finite and tensor.spec.nbytes:
+            check_promised(tensor, self._target.readable(tensor.spec.name), touched=self._touched)
         self._verified += 1
         self._digests.append((tensor.spec, tensor.digest or ""))
         self.moved(tensor.spec.nbytes)

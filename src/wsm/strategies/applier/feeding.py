@@ -20,6 +20,7 @@ from wsm.strategies.applier.loaders import (
     NoAuxiliaryTensorsError,
     ParameterMemory,
 )
+from wsm.strategies.applier.tensor_copy import check_promised
 from wsm.strategies.digest import digest_of, running_digest, shard_digest
 from wsm.strategies.errors import DigestMismatchError, LoadCancelledError
 from wsm.strategies.observer import LoadObserver
@@ -61,7 +62,7 @@ def feed_loaders(
         If an auxiliary model takes nothing. Nothing was changed.
     CoverageError, DtypeMismatchError, ShapeMismatchError
         If the stream is not what the loaders take; ``touched`` says whether anything was changed.
-    DigestMismatchError, LoadCancelledError, LoaderContractError
+    DigestMismatchError, NotFiniteError, LoadCancelledError, LoaderContractError
         Their ``touched`` says whether anything was changed.
     """
     return _Feeding(loaders, target, observer, offer.chunk_tensors or 1, allowed_unknown).run(offer)
@@ -169,6 +170,7 @@ class _Feeding:
                     actual=actual,
                     touched=self._touched,
                 )
+        check_promised(tensor, data, touched=self._touched)
         return data.toreadonly()
 
     def _flush(self) -> None:

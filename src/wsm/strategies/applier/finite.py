@@ -1,12 +1,15 @@
 """Finding NaN and infinity in the bytes of a tensor, chunk by chunk, for publications that promise neither.
 
 The vocabulary of dtypes is wider than numpy's, so bits are compared: a value is not finite if all bits of
-its exponent are set (of ``F8_E4M3``, which has no infinity, all bits but the sign). Knows no tensors' names.
+its exponent are set (of ``F8_E4M3``, which has no infinity, all bits but the sign). Knows no sources
+and no targets.
 """
 
 from __future__ import annotations
 
 from wsm.strategies.applier.copying import CHUNK_BYTES
+from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 # Type of the bits, and those that are all set in what is not finite.
 _BITS = {
@@ -41,3 +44,26 @@ def first_not_finite(dtype: str, data: memoryview) -> int | None:
         if exponents.max() == wanted:
             return begin + int(np.argmax(exponents == wanted))
     return None
+
+
+def check_finite(spec: TensorSpec, data: memoryview, begin: int = 0) -> None:
+    """See that a tensor may be published as finite. Blocks: reads every byte.
+
+    Parameters
+    ----------
+    spec : TensorSpec
+        What it is.
+    data : memoryview
+        Its bytes, flat, format ``B``, or some of them: whole elements.
+    begin : int
+        Where these begin in it, in bytes.
+
+    Raises
+    ------
+    TrainerTensorError
+        If it holds NaN or infinity; names the first one.
+    """
+    bad = first_not_finite(spec.dtype, data)
+    if bad is not None:
+        at = bad + begin // ITEM_BYTES[spec.dtype]
+        raise TrainerTensorError(tensor=spec.name, problem=f"element {at} is not finite, and it must be")

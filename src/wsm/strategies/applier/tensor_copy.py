@@ -114,6 +114,28 @@ def digest_tensor(tensor: OfferedTensor, kept: memoryview, steps: Steps) -> str:
     return _verified(tensor, digest.hexdigest(), bad)
 
 
+def check_promised(tensor: OfferedTensor, data: memoryview, *, touched: bool) -> None:
+    """See that bytes whose digest is right keep what else is promised of their tensor. Blocks.
+
+    Parameters
+    ----------
+    tensor : OfferedTensor
+        What it is.
+    data : memoryview
+        All of its bytes, flat.
+    touched : bool
+        Whether the target was; part of the error.
+
+    Raises
+    ------
+    NotFiniteError
+        If they do not.
+    """
+    bad = first_not_finite(tensor.spec.dtype, data) if tensor.finite else None
+    if bad is not None:
+        raise NotFiniteError(tensor=tensor.spec.name, origin=tensor.origin, index=bad, touched=touched)
+
+
 def digest_source(tensor: OfferedTensor, steps: Steps) -> str:
     """Read a tensor that nobody keeps, through memory of one chunk, and return its digest. Blocks.
 

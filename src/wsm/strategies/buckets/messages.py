@@ -48,7 +48,10 @@ class Hello:
 
 @dataclass(frozen=True)
 class Init:
-    """What a stream will consist of, and the shared memory of `slots` buckets that it comes in."""
+    """What a stream will consist of, and the shared memory of `slots` buckets that it comes in.
+
+    `finite` promises that there is neither NaN nor infinity in it.
+    """
 
     version: int
     rank: int
@@ -58,6 +61,7 @@ class Init:
     slots: int
     bucket_bytes: int
     tensors: tuple[TensorSpec, ...]
+    finite: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,6 +166,7 @@ _WORDS = Vocabulary(
         "world_size": fields.or_none(fields.count(least=1)),
         "version": fields.or_none(fields.count(MAX_VERSION)),
         "look": fields.flag,
+        "finite": fields.flag,
         "publication": fields.text,
         "segment": fields.file_name,
         "slots": fields.count(_MAX_SLOTS, least=1),

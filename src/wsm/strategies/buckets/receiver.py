@@ -131,6 +131,7 @@ class BucketReceiver:
                 partial(self._read, places[index]),
                 piece_bytes=init.bucket_bytes if spec.nbytes > init.bucket_bytes else 0,
                 witness=partial(self._verify, places[index]),
+                finite=init.finite,
             )
             for index, spec in enumerate(init.tensors)
         )

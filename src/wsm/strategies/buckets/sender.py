@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from wsm.clock import Clock, SystemClock
+from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets.plan import ALIGNMENT
 from wsm.strategies.buckets.sending import SendingLoop
@@ -26,7 +27,7 @@ from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sw
 from wsm.strategies.messages.errors import BucketSizeError
 from wsm.strategies.observer import never_cancelled
 from wsm.strategies.trainer.report import TrainerReport
-from wsm.strategies.trainer.tensors import TrainerTensors
+from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
 
 #: Size of a bucket: large enough that messages cost nothing, small enough that four stay in a shared cache.
 BUCKET_BYTES = 8 << 20
@@ -141,6 +142,7 @@ class BucketSender:
         *,
         join_s: float = 60.0,
         silence_s: float = 10.0,
+        finite: bool = False,
         progress: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] = never_cancelled,
     ) -> SendReport:
@@ -156,6 +158,9 @@ class BucketSender:
             How long to wait for a rank to come.
         silence_s : float
             How long a rank that has come may say nothing.
+        finite : bool
+            Refuse NaN and infinity before anything is sent (one more pass over the bytes), and have every
+            rank refuse them.
         progress : callable, optional
             ``progress(bytes sent, bytes in all)``, after each MiB at most; what it raises ends the sending.
         cancelled : callable, optional
@@ -178,6 +183,10 @@ class BucketSender:
             raise IncompletePublicationError(
                 version=version, problem=f"shards were given for ranks {sorted(shards)}"
             )
+        if finite:
+            for tensors in shards.values():
+                for spec in specs_of(tensors):
+                    check_finite(spec, bytes_of(tensors, spec))
         publication = secrets.token_hex(16)
         done = _Progress(progress)
         streams = {
@@ -189,6 +198,7 @@ class BucketSender:
                 tensors=shards[rank],
                 segment=self._segment(rank),
                 bucket_bytes=self._bucket_bytes,
+                finite=finite,
                 progress=done.add,
             )
             for rank in sorted(shards)
@@ -228,7 +238,7 @@ class BucketSender:
         sending = Sending()
         thread = threading.Thread(
             target=sending.run,
-            args=(lambda cancelled: self.send(version, shards, cancelled=cancelled, **options),),  # type: ignore[arg-type]  # the deadlines alone can be given so
+            args=(lambda cancelled: self.send(version, shards, cancelled=cancelled, **options),),  # type: ignore[arg-type]  # the deadlines and `finite` can be given so
             name=f"wsm-send-{version}",
             daemon=True,
         )

@@ -43,6 +43,8 @@ class RankStream:
         The memory of its buckets.
     bucket_bytes : int
         Size of one.
+    finite : bool
+        Whether the rank is to refuse NaN and infinity.
     progress : callable
         ``progress(bytes)`` after each MiB at most that was copied.
 
@@ -66,6 +68,7 @@ class RankStream:
         tensors: TrainerTensors,
         segment: OwnedSegment,
         bucket_bytes: int,
+        finite: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         self.rank = rank
@@ -87,6 +90,7 @@ class RankStream:
             segment=segment.name,
             slots=segment.nbytes // bucket_bytes,
             bucket_bytes=bucket_bytes,
+            finite=finite,
             tensors=self._specs,
         )
         self._filled = 0

@@ -79,6 +79,9 @@ def delta_between(
             version, base_version, 0, len(sources), staged.publication, block_bytes, durable=durable
         )
         offers = [_whole(source, version, stack) for source in sources]
+        # What was promised of the whole version is promised of what leads to it.
+        promised = all(tensor.finite for offer in offers for tensor in offer.tensors)
+        plan = dataclasses.replace(plan, finite=promised)
         shards = [
             _write(staged.path, offer, source, plan) for source, offer in zip(sources, offers, strict=True)
         ]

@@ -50,6 +50,7 @@ def publish_delta(
     retain: Retention = KEEP_TWO,
     replace: bool = False,
     durable: bool = True,
+    finite: bool = False,
     clock: Clock | None = None,
 ) -> DeltaReport:
     """Publish what turns `base_version` into `version`, and announce the version. Blocks.
@@ -80,6 +81,8 @@ def publish_delta(
         Whether a version of this number with other content may be replaced.
     durable : bool
         Whether it must survive a power cut once the call has returned.
+    finite : bool
+        Refuse NaN and infinity in the new version here, and have every load refuse them.
     clock : Clock, optional
         For the seconds in the report.
 
@@ -108,7 +111,14 @@ def publish_delta(
     devices = {rank: (device_ids or {}).get(rank, rank) for rank in ranks}
     with StagedDelta(directory, check_version(version), durable=durable) as staged:
         plan = DeltaPlan(
-            version, check_version(base_version), 0, len(ranks), staged.publication, block_bytes, durable
+            version,
+            check_version(base_version),
+            0,
+            len(ranks),
+            staged.publication,
+            block_bytes,
+            durable,
+            finite,
         )
         source = DeltaSource(directory, 0, world_size=len(ranks), max_chain=max_chain)
         sources = [dataclasses.replace(source, rank=rank, device_id=devices[rank]) for rank in ranks]
@@ -129,6 +139,7 @@ def publish_delta(
             retain=retain,
             replace=replace,
             durable=durable,
+            finite=finite,
         )
         path, digest, retired = published.path, published.manifest_digest, published.retired
     return DeltaReport.of(

@@ -75,6 +75,9 @@ class DeltaShard(SealedDocument):
         Bytes of the file with the blocks, which lie there in the order of the tensors without gaps.
     tensors : tuple of DeltaTensor
         All tensors, those that have not changed as well.
+    finite : bool
+        Whether the publisher promises that there is neither NaN nor infinity in them afterwards; loads refuse
+        both then.
     """
 
     FORMAT: ClassVar[str] = "wsm.delta-shard-manifest"
@@ -87,6 +90,7 @@ class DeltaShard(SealedDocument):
     block_bytes: int
     nbytes: int
     tensors: tuple[DeltaTensor, ...]
+    finite: bool = False
 
     @cached_property
     def base_digest(self) -> str:
@@ -120,6 +124,7 @@ class DeltaShard(SealedDocument):
             block_bytes=block_bytes,
             nbytes=reader.count("bytes"),
             tensors=tuple(_tensor(row, file, block_bytes) for row in reader.objects("tensors")),
+            finite=reader.promise("finite"),
         )
         shard._check(reader.fields, file)
         return shard
@@ -135,6 +140,7 @@ class DeltaShard(SealedDocument):
             "bytes": self.nbytes,
             "base_digest": self.base_digest,
             "content_digest": self.content_digest,
+            **({"finite": True} if self.finite else {}),
             "tensors": [
                 {
                     "name": row.spec.name,

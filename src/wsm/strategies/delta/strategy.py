@@ -131,7 +131,7 @@ def _offer(route: Route, held: TargetBase | None) -> Offer:
     whole, last = route.whole, route.last
     if whole is not None and (last is None or not route.links):
         # The ranks of a group compare manifests: all say that of the delta, whichever way they have come.
-        return whole if last is None else replace(whole, manifest_digest=last.manifest.digest)
+        return whole if last is None else _as_promised(whole, last)
     if last is None:
         raise InternalError("a route begins nowhere and has no delta")
     base = held if whole is None else SnapshotBase(whole.tensors)
@@ -147,6 +147,14 @@ def _offer(route: Route, held: TargetBase | None) -> Offer:
     )
 
 
+def _as_promised(whole: Offer, last: OpenDelta) -> Offer:
+    """Offer whole files under the manifest of the delta to their version, with what that promises."""
+    tensors = whole.tensors
+    if last.shard.finite:
+        tensors = tuple(replace(tensor, finite=True) for tensor in tensors)
+    return replace(whole, tensors=tensors, manifest_digest=last.manifest.digest)
+
+
 def _tensor(
     row: DeltaTensor, links: Sequence[OpenDelta], base: BaseTensors | None, last: OpenDelta
 ) -> OfferedTensor:
@@ -158,6 +166,7 @@ def _tensor(
         row.digest,
         piece_bytes=last.shard.block_bytes,
         stands=in_place and not any(link.rows[row.spec.name].blocks for link in links),
+        finite=last.shard.finite,
     )
 
 

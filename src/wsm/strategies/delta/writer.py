@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.delta.blocks import BLOCK_BYTES, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind
 from wsm.strategies.delta.errors import DeltaFormatError, DeltaModelError, ZstandardMissingError
 from wsm.strategies.delta.names import blocks_name, rank_manifest_name
@@ -38,6 +39,8 @@ class DeltaPlan:
         Bytes of a tensor that one block stands for.
     durable : bool
         Whether the files must survive a power cut once the call has returned.
+    finite : bool
+        Whether new tensors that hold NaN or infinity are refused, here and by every load.
     """
 
     version: int
@@ -47,6 +50,7 @@ class DeltaPlan:
     publication: str
     block_bytes: int = BLOCK_BYTES
     durable: bool = True
+    finite: bool = False
 
 
 def write_delta(
@@ -81,6 +85,8 @@ def write_delta(
         If there is no tensor, or the plan is none.
     DeltaFormatError
         If a tensor was promised by a digest, and is another one.
+    TrainerTensorError
+        If one is not finite although it is to be.
     StorageError
         If the file system refuses.
     ZstandardMissingError
@@ -107,6 +113,7 @@ def write_delta(
             block_bytes=plan.block_bytes,
             nbytes=nbytes,
             tensors=rows,
+            finite=plan.finite,
         )
         write_new(directory / rank_manifest_name(plan.rank), shard.encode(), durable=plan.durable)
     except OSError as error:
@@ -149,6 +156,8 @@ def _write(descriptor: int, tensor: OfferedTensor, base: OfferedTensor, plan: De
         tensor.read_into(begin, new[:length])
         before.update(old[:length])
         after.update(new[:length])
+        if plan.finite:
+            check_finite(spec, new[:length], begin)
         block, data = codec.encode(old[:length], new[:length], ITEM_BYTES[spec.dtype])
         stored.update(data)
         write_all(descriptor, data)

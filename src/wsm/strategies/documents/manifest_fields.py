@@ -117,6 +117,12 @@ class FieldReader:
         """Whether the field is not there, or null."""
         return self._fields.get(name) is None
 
+    def promise(self, name: str) -> bool:
+        """Return whether something is promised; a promise that is not made is not written."""
+        if name in self._fields and self._fields[name] is not True:
+            raise self.refuse(name, "true, or left out")
+        return name in self._fields
+
     def mapping(self, name: str) -> dict[str, Any]:
         """Return an object."""
         value = self._fields.get(name)

@@ -169,6 +169,8 @@ class IpcMetas(SealedDocument):
         The tensors, in the order in which they lie in memory.
     digests : Mapping of str to str
         xxh3-128 of every tensor's bytes.
+    finite : bool
+        Whether the trainer promises that there is neither NaN nor infinity in them; loads refuse both then.
     """
 
     FORMAT: ClassVar[str] = "wsm.ipc-metas"
@@ -181,6 +183,7 @@ class IpcMetas(SealedDocument):
     segments: Mapping[str, int]
     tensors: tuple[TensorMeta, ...]
     digests: Mapping[str, str]
+    finite: bool = False
 
     @cached_property
     def content_digest(self) -> str:
@@ -204,6 +207,7 @@ class IpcMetas(SealedDocument):
             "segments": dict(self.segments),
             "metas": {meta.spec.name: meta.fields() for meta in self.tensors},
             "digests": dict(self.digests),
+            **({"finite": True} if self.finite else {}),
         }
 
     @classmethod
@@ -231,6 +235,7 @@ class IpcMetas(SealedDocument):
                 )
             ),
             digests=reader.digests("digests"),
+            finite=reader.promise("finite"),
         )
         found._check(file)
         return found

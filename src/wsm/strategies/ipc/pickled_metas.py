@@ -99,7 +99,9 @@ class PickledMetas:
         return device_tensor(meta, None, self.path, device_index)
 
 
-def device_tensor(meta: TensorMeta, digest: str | None, file: str, device_index: int | None) -> OfferedTensor:
+def device_tensor(
+    meta: TensorMeta, digest: str | None, file: str, device_index: int | None, *, finite: bool = False
+) -> OfferedTensor:
     """Return a tensor of device memory to offer; it is opened, and copied to the host, when it is read.
 
     Raises
@@ -109,13 +111,19 @@ def device_tensor(meta: TensorMeta, digest: str | None, file: str, device_index:
     """
     shared = _shared_cuda(meta, file)
     index = device_index_from_environment(os.environ) if device_index is None else device_index
-    return _offered(meta.spec, file, partial(_open_on_device, shared, meta, file, index), digest)
+    opened = partial(_open_on_device, shared, meta, file, index)
+    return _offered(meta.spec, file, opened, digest, finite=finite)
 
 
 def _offered(
-    spec: TensorSpec, file: str, opened: Callable[[], Any], digest: str | None = None
+    spec: TensorSpec,
+    file: str,
+    opened: Callable[[], Any],
+    digest: str | None = None,
+    *,
+    finite: bool = False,
 ) -> OfferedTensor:
-    return OfferedTensor(spec, file, partial(_read, _Held(), opened, spec), digest)
+    return OfferedTensor(spec, file, partial(_read, _Held(), opened, spec), digest, finite=finite)
 
 
 class _Held:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.errors import IncompletePublicationError, StorageError
 from wsm.strategies.files.atomic_file import replace_file
@@ -97,6 +98,7 @@ class SharedDeviceTensors:
         *,
         publication: str | None = None,
         group: Sequence[str] | None = None,
+        finite: bool = False,
     ) -> str:
         """Let the rank find the tensors where they lie. Blocks: each is copied to the host to be digested.
 
@@ -110,6 +112,8 @@ class SharedDeviceTensors:
             The same on all ranks and never used before; drawn here if this rank is the only one.
         group : sequence of str, optional
             The :meth:`digest` of every rank's shard, in rank order; needed with more ranks than one.
+        finite : bool
+            Refuse NaN and infinity here, and have every load refuse them.
 
         Returns
         -------
@@ -120,13 +124,15 @@ class SharedDeviceTensors:
         ------
         DeviceMetaError
             If this build of paddle has no CUDA, or a tensor cannot be exported. Nothing became visible.
+        TrainerTensorError
+            If one is not finite although it is to be. Nothing became visible.
         IncompletePublicationError
             If the ranks' digests are missing or do not fit. Nothing became visible.
         StorageError, SharingRefusedError
             If the file or the segment cannot be written. Nothing became visible.
         """
         check_version(version)
-        rows = self._exported(tensors)
+        rows = self._exported(tensors, finite=finite)
         own = shard_digest((meta.spec, digest) for meta, digest in rows)
         if group is None and self._world_size == 1:
             group, publication = (own,), publication or secrets.token_hex(16)
@@ -146,6 +152,7 @@ class SharedDeviceTensors:
             segments={lease.name: lease.nbytes},
             tensors=tuple(meta for meta, _ in rows),
             digests={meta.spec.name: digest for meta, digest in rows},
+            finite=finite,
         )
         content = metas.encode()
         try:
@@ -205,10 +212,10 @@ class SharedDeviceTensors:
                 kept.append((lease, tensors))
         self._held = kept
 
-    def _exported(self, tensors: Mapping[str, Any]) -> list[tuple[TensorMeta, str]]:
-        return [self._export(name, tensor) for name, tensor in tensors.items()]
+    def _exported(self, tensors: Mapping[str, Any], *, finite: bool = False) -> list[tuple[TensorMeta, str]]:
+        return [self._export(name, tensor, finite=finite) for name, tensor in tensors.items()]
 
-    def _export(self, name: str, tensor: Any) -> tuple[TensorMeta, str]:
+    def _export(self, name: str, tensor: Any, *, finite: bool) -> tuple[TensorMeta, str]:
         file = str(self._path)
         dense = tensor.value().get_tensor()
         share = getattr(dense, "_share_cuda", None)
@@ -216,10 +223,14 @@ class SharedDeviceTensors:
             raise DeviceMetaError(
                 tensor=name, file=file, problem="this build of paddle has no CUDA; use a GPU build"
             )
-        digest = digest_of(memoryview(tensor.numpy().reshape(-1)).cast("B"))
+        data = memoryview(tensor.numpy().reshape(-1)).cast("B")
+        digest = digest_of(data)
         try:
             handle, *rest = share()
         except Exception as error:  # whatever CUDA says
             raise DeviceMetaError(tensor=name, file=file, problem=str(error)) from error
         text = handle.decode("latin-1") if isinstance(handle, bytes) else handle
-        return TensorMeta.of_fields(name, [text, *rest[:5], self._index], file=file), digest
+        meta = TensorMeta.of_fields(name, [text, *rest[:5], self._index], file=file)
+        if finite:
+            check_finite(meta.spec, data)
+        return meta, digest

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
 from wsm.strategies.applier.copying import copy_and_digest
+from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, running_digest, shard_digest
 from wsm.strategies.errors import IncompletePublicationError, PublisherBusyError, StorageError
 from wsm.strategies.files.atomic_file import replace_file
@@ -95,6 +96,7 @@ class SharedTensors:
         version: int,
         shards: Mapping[int, TrainerTensors],
         *,
+        finite: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> SharedReport:
         """Copy one version into shared memory and let workers find it. Blocks.
@@ -105,6 +107,8 @@ class SharedTensors:
             Its number.
         shards : mapping of int to mapping
             Per rank 0..world size - 1, its state dict (:mod:`wsm.strategies.trainer.tensors`).
+        finite : bool
+            Refuse NaN and infinity here, and have every load refuse them.
         progress : callable, optional
             ``progress(bytes)`` after each MiB at most; what it raises ends the publication, and nothing
             became visible.
@@ -130,7 +134,7 @@ class SharedTensors:
                 segment, new = self._segment_for(_nbytes(specs_of(shards[rank])))
                 undo.callback(self._older.append, segment)
                 created += segment.nbytes if new else 0
-                written[rank] = _write(segment, shards[rank], progress)
+                written[rank] = _write(segment, shards[rank], progress, finite=finite)
             group = tuple(shard_digest(written[rank].rows) for rank in sorted(written))
             for shard in written.values():
                 shard.segment.end_writing()
@@ -144,6 +148,7 @@ class SharedTensors:
                     segments={shard.segment.name: shard.segment.nbytes},
                     tensors=shard.metas,
                     digests={spec.name: digest for spec, digest in shard.rows},
+                    finite=finite,
                 )
                 for rank, shard in written.items()
             }
@@ -240,13 +245,21 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _write(segment: OwnedSegment, tensors: TrainerTensors, progress: Callable[[int], None] | None) -> _Shard:
+def _write(
+    segment: OwnedSegment,
+    tensors: TrainerTensors,
+    progress: Callable[[int], None] | None,
+    *,
+    finite: bool,
+) -> _Shard:
     offset = _BEGIN
     metas, rows = [], []
     for spec in specs_of(tensors):
         digest = running_digest()
         destination = segment.memory[offset : offset + spec.nbytes]
         copy_and_digest(bytes_of(tensors, spec), destination, digest, progress)
+        if finite:
+            check_finite(spec, destination)
         metas.append(TensorMeta(spec, segment.name, offset))
         rows.append((spec, digest.hexdigest()))
         offset += _aligned(spec.nbytes)

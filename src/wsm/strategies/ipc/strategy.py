@@ -224,7 +224,9 @@ def _offer(data: bytes, file: str, source: IpcSource, version: int | None, held:
     tensors = tuple(
         _from_segment(meta, metas, segments[meta.handle], adopt=adopt)
         if meta.device == HOST
-        else device_tensor(meta, metas.digests[meta.spec.name], file, source.device_index)
+        else device_tensor(
+            meta, metas.digests[meta.spec.name], file, source.device_index, finite=metas.finite
+        )
         for meta in metas.tensors
     )
     return Offer(
@@ -247,6 +249,7 @@ def _from_segment(
         partial(segment.read_from, meta.offset),
         metas.digests[meta.spec.name],
         memory=partial(_memory, segment, meta) if adopt else None,
+        finite=metas.finite,
     )
 
 

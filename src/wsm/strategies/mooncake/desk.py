@@ -32,11 +32,15 @@ _log = log.logger("strategies")
 
 @dataclass(frozen=True)
 class Publication:
-    """What is published: per rank its layout, the layout's digest, and the digests of its tensors."""
+    """What is published: per rank its layout, the layout's digest, and the digests of its tensors.
+
+    `finite` promises that there is neither NaN nor infinity in them.
+    """
 
     version: int
     shards: Mapping[int, tuple[Layout, str, tuple[str, ...]]]
     shard_digests: tuple[str, ...]
+    finite: bool = False
 
 
 class Desk:
@@ -191,6 +195,7 @@ class Desk:
             layout=None if layout_digest == ask.known_layout else layout,
             digests=digests,
             shards=publication.shard_digests,
+            finite=publication.finite,
         )
 
     def _now_s(self) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from wsm.strategies.applier.copying import copy_and_digest
+from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import running_digest
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.mooncake.engine import Engine, address_of
@@ -51,7 +52,9 @@ class PublishedMemory:
         """How many regions are registered."""
         return len(self._registered)
 
-    def place(self, shards: Mapping[int, TrainerTensors]) -> dict[int, tuple[Layout, tuple[str, ...]]]:
+    def place(
+        self, shards: Mapping[int, TrainerTensors], *, finite: bool = False
+    ) -> dict[int, tuple[Layout, tuple[str, ...]]]:
         """Let ranks read `shards`; nobody may be reading what was placed before. Blocks: reads every byte.
 
         Returns
@@ -62,7 +65,7 @@ class PublishedMemory:
         Raises
         ------
         TrainerTensorError
-            If one of them is no tensor in an accepted form.
+            If one of them is no tensor in an accepted form, or `finite` and one is not.
         MemoryRegistrationError
             If the engine does not take it.
         """
@@ -79,7 +82,7 @@ class PublishedMemory:
         alive = [*packs.values(), *(view for views in data.values() for view in views.values())]
         self._register(merged([of_one for of_rank in read.values() for of_one in of_rank]), alive)
         return {
-            rank: self._placed(shards[rank], specs[rank], data[rank], packs[rank], read[rank])
+            rank: self._placed(shards[rank], specs[rank], data[rank], packs[rank], read[rank], finite=finite)
             for rank in shards
         }
 
@@ -117,6 +120,8 @@ class PublishedMemory:
         data: Mapping[str, memoryview],
         pack: memoryview,
         ranges: Sequence[_Range],
+        *,
+        finite: bool,
     ) -> tuple[Layout, tuple[str, ...]]:
         begins = [begin for begin, _ in ranges]
         placed, digests, packed = [], [], 0
@@ -129,6 +134,8 @@ class PublishedMemory:
             else:
                 view = data[spec.name]
                 digest.update(view)
+            if finite:
+                check_finite(spec, view)
             region = bisect.bisect_right(begins, address_of(view)) - 1 if spec.nbytes else 0
             offset = address_of(view) - begins[region] if spec.nbytes else 0
             placed.append(Placed(spec, region, offset))

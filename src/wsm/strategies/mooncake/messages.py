@@ -68,6 +68,8 @@ class Grant:
         One per tensor of the layout.
     shards : tuple of str
         One per rank: digest of its tensors.
+    finite : bool
+        Whether it is promised that there is neither NaN nor infinity in them.
     """
 
     version: int
@@ -80,6 +82,7 @@ class Grant:
     layout: Layout | None
     digests: tuple[str, ...]
     shards: tuple[str, ...]
+    finite: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,6 +222,7 @@ _WORDS = Vocabulary(
         "world_size": fields.or_none(fields.count(least=1)),
         "version": fields.or_none(fields.count(MAX_VERSION)),
         "look": fields.flag,
+        "finite": fields.flag,
         "layout": fields.or_none(_layout),
         "known_layout": fields.or_none(fields.digest),
         "publisher": fields.digest,

@@ -109,7 +109,12 @@ class MooncakePublisher:
         )
 
     def publish(
-        self, version: int, shards: Mapping[int, TrainerTensors], *, wait_s: float = WITHDRAW_S
+        self,
+        version: int,
+        shards: Mapping[int, TrainerTensors],
+        *,
+        wait_s: float = WITHDRAW_S,
+        finite: bool = False,
     ) -> MooncakeReport:
         """Let ranks read a version, instead of the one before. Blocks; reads every byte once.
 
@@ -123,13 +128,16 @@ class MooncakePublisher:
             Per rank 0..world size - 1, its state dict (:mod:`wsm.strategies.trainer.tensors`).
         wait_s : float
             How long to wait for ranks that are reading the version before.
+        finite : bool
+            Refuse NaN and infinity here, and have every load refuse them.
 
         Raises
         ------
         PublicationHeldError
             If they still read it then. Nothing was changed, but no rank is given that version any more.
         IncompletePublicationError, TrainerTensorError, wsm.strategies.errors.VersionNumberError
-            If what was handed over is no version. Nothing was changed.
+            If what was handed over is no version. Nothing was changed, unless a tensor is not finite although
+            it is to be: nothing is published then.
         MemoryRegistrationError
             If the engine does not take the memory. Nothing is published.
         """
@@ -141,13 +149,14 @@ class MooncakePublisher:
             )
         check_shards(shards)
         self.withdraw(wait_s=wait_s)
-        placed = self._memory.place(shards)
+        placed = self._memory.place(shards, finite=finite)
         digests = {rank: _digest(*placed[rank]) for rank in sorted(placed)}
         self._desk.put(
             Publication(
                 version,
                 {rank: (layout, layout.digest(), each) for rank, (layout, each) in placed.items()},
                 tuple(digests.values()),
+                finite,
             )
         )
         self._version = version
@@ -162,14 +171,19 @@ class MooncakePublisher:
 
     @contextmanager
     def publishing(
-        self, version: int, shards: Mapping[int, TrainerTensors], *, wait_s: float = WITHDRAW_S
+        self,
+        version: int,
+        shards: Mapping[int, TrainerTensors],
+        *,
+        wait_s: float = WITHDRAW_S,
+        finite: bool = False,
     ) -> Iterator[MooncakeReport]:
         """Publish for as long as the context lasts, in which the caller commands the group.
 
         Leaving it waits for ranks that still read; leaving it with an exception revokes their leases.
         Parameters and errors are those of :meth:`publish` and :meth:`withdraw`.
         """
-        report = self.publish(version, shards, wait_s=wait_s)
+        report = self.publish(version, shards, wait_s=wait_s, finite=finite)
         try:
             yield report
         except BaseException:

@@ -265,7 +265,9 @@ class MooncakeTransport:
         for index in known.order:
             placed = known.layout.tensors[index]
             read_into = partial(_read, copy, placed.region, placed.offset)
-            tensors.append(OfferedTensor(placed.spec, peer, read_into, digest=grant.digests[index]))
+            tensors.append(
+                OfferedTensor(placed.spec, peer, read_into, grant.digests[index], finite=grant.finite)
+            )
         return Offer(
             version=grant.version,
             tensors=tuple(tensors),

@@ -96,7 +96,8 @@ def open_resliced(
         kept_bytes=sum(assembly.spec.nbytes for assembly in assemblies),
         read_bytes=read_bytes,
     )
-    tensors = tuple(_offered(assembly, readers) for assembly in assemblies)
+    finite = all(shards[rank].finite for rank in needed)
+    tensors = tuple(_offered(assembly, readers, finite=finite) for assembly in assemblies)
     return ReslicedShard(tensors, tuple(part.path for files in parts.values() for part in files), read_bytes)
 
 
@@ -127,14 +128,14 @@ def _readers(parts: Iterable[PartFile]) -> dict[str, _Reader]:
     return {spec.name: (part.path, read_into) for part in parts for spec, read_into in part.readers()}
 
 
-def _offered(assembly: Assembly, readers: dict[int, dict[str, _Reader]]) -> OfferedTensor:
+def _offered(assembly: Assembly, readers: dict[int, dict[str, _Reader]], *, finite: bool) -> OfferedTensor:
     spec = assembly.spec
     whole_from = assembly.whole_from
     if whole_from is not None or not spec.nbytes:
         rank = assembly.pieces[0].rank
         origin, read_into = readers[rank][spec.name]
         # A tensor without bytes has the digest of no bytes, whatever it was cut from.
-        return OfferedTensor(spec, origin, read_into, assembly.sources[rank].digest)
+        return OfferedTensor(spec, origin, read_into, assembly.sources[rank].digest, finite=finite)
     # Bytes of one index of the split axis; what lies before that axis are rows.
     unit = math.prod(spec.shape[assembly.axis + 1 :]) * ITEM_BYTES[spec.dtype]
     order = list(assembly.sources)
@@ -154,4 +155,5 @@ def _offered(assembly: Assembly, readers: dict[int, dict[str, _Reader]]) -> Offe
         reader.read_into,
         piece_bytes=reader.piece_bytes,
         witness=reader.witness,
+        finite=finite,
     )

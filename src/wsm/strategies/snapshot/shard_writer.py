@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wsm.strategies.applier.finite import first_not_finite
-from wsm.strategies.errors import IncompletePublicationError, StorageError, TrainerTensorError
+from wsm.strategies.applier.finite import check_finite
+from wsm.strategies.errors import IncompletePublicationError, StorageError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.files.safetensors_writer import file_order, write_safetensors
@@ -125,9 +125,8 @@ def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> Sh
 
 def _bytes_of(tensors: TrainerTensors, spec: TensorSpec, plan: ShardPlan) -> memoryview:
     data = bytes_of(tensors, spec)
-    bad = first_not_finite(spec.dtype, data) if plan.finite else None
-    if bad is not None:
-        raise TrainerTensorError(tensor=spec.name, problem=f"element {bad} is not finite, and it must be")
+    if plan.finite:
+        check_finite(spec, data)
     return data
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents import sealed_json
 from wsm.strategies.documents.sealed_document import SealedDocument
@@ -39,6 +40,8 @@ class StreamManifest(SealedDocument):
         Whatever the trainer's ranks agree on for one publication; may be empty.
     tensors : mapping of str to (TensorSpec, str)
         Each tensor with the xxh3-128 of its bytes in C order, by name.
+    finite : bool
+        Whether the trainer promises that there is neither NaN nor infinity in them; loads refuse both then.
     """
 
     FORMAT: ClassVar[str] = "wsm.stream-manifest"
@@ -48,6 +51,7 @@ class StreamManifest(SealedDocument):
     world_size: int | None
     publication: str
     tensors: Mapping[str, tuple[TensorSpec, str]]
+    finite: bool = False
 
     @cached_property
     def group_digest(self) -> str:
@@ -72,6 +76,7 @@ class StreamManifest(SealedDocument):
                 {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "digest": digest}
                 for spec, digest in self.tensors.values()
             ],
+            **({"finite": True} if self.finite else {}),
         }
 
     @classmethod
@@ -94,6 +99,7 @@ class StreamManifest(SealedDocument):
             world_size=None if whole else reader.count("world_size"),
             publication=reader.text("publication"),
             tensors={spec.name: (spec, digest) for spec, digest in rows},
+            finite=reader.promise("finite"),
         )
         if len(manifest.tensors) != len(rows):
             raise ManifestError(file=file, problem="it lists a tensor twice")
@@ -115,6 +121,7 @@ def with_manifest(
     rank: int | None = None,
     world_size: int | None = None,
     publication: str = "",
+    finite: bool = False,
 ) -> dict[str, Any]:
     """Return `state` with its manifest as the first tensor, for any transport that moves tensors.
 
@@ -132,6 +139,8 @@ def with_manifest(
         Whose shard of how many; neither for the whole model.
     publication : str
         The same for all ranks of one publication, if the trainer's ranks can agree on something.
+    finite : bool
+        Refuse NaN and infinity here, and have every load refuse them.
 
     Returns
     -------
@@ -141,7 +150,8 @@ def with_manifest(
     Raises
     ------
     wsm.strategies.errors.VersionNumberError, TrainerTensorError
-        If `version` is none, or there is something else than tensors, or nothing.
+        If `version` is none, or there is something else than tensors, or nothing, or a tensor is not finite
+        although it is to be.
     """
     if (rank is None) is not (world_size is None):
         raise TrainerTensorError(tensor=MANIFEST_TENSOR, problem="it is given a rank or a world size alone")
@@ -151,8 +161,10 @@ def with_manifest(
     tensors = {}
     for name, value in state.items():
         spec, data = foreign_bytes(name, value)
+        if finite:
+            check_finite(spec, data)
         tensors[name] = (spec, digest_of(data))
-    manifest = StreamManifest(check_version(version), rank, world_size, publication, tensors)
+    manifest = StreamManifest(check_version(version), rank, world_size, publication, tensors, finite)
     import numpy as np  # noqa: PLC0415 - the command line's quick questions do without
 
     return {MANIFEST_TENSOR: np.frombuffer(manifest.encode(), np.uint8), **state}

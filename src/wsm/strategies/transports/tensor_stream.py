@@ -191,6 +191,7 @@ class TensorStream:
             digest,
             memory=(lambda: data) if keep else None,
             data=data,
+            finite=self._manifest is not None and self._manifest.finite,
         )
 
     def _pair(self, item: Any) -> tuple[str, Any]:

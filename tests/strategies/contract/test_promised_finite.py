@@ -1,0 +1,147 @@
+"""NaN and infinity in a version that was published as finite, whatever brings it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from one_rank import Rank
+from wrongs import State, make_state
+
+from wsm.strategies import (
+    BucketSender,
+    DeltaSource,
+    MemoryTarget,
+    MooncakePublisher,
+    SharedTensors,
+    delta_between,
+    errors,
+    load,
+    publish_delta,
+    publish_snapshot,
+    with_manifest,
+)
+from wsm.strategies.applier import finite
+from wsm.strategies.delta.shard import DeltaShard
+
+GOOD, BETTER = make_state(seed=5, finite=True), make_state(seed=6, finite=True)
+
+
+def with_nan(state: State, name: str, index: int) -> State:
+    spec, data = state[name]
+    dtype, bits = {"F32": ("<u4", 0x7FC0_0000), "BF16": ("<u2", 0x7FC0), "F16": ("<u2", 0x7C00)}[spec.dtype]
+    array = np.frombuffer(data, dtype).copy()
+    array[index] = bits
+    return {**state, name: (spec, array.tobytes())}
+
+
+@contextmanager
+def trainer_that_does_not_look() -> Iterator[None]:
+    """A trainer says finite whatever it publishes; what ranks look at is untouched by this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finite, "first_not_finite", lambda *_: None)
+        yield
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "index"), [("second.weight", 500_000), ("large.weight", 0), ("layer.0.bias", 23)]
+)
+def test_nan_is_refused_by_name_and_a_good_version_loads_afterwards(arrival, name, index, threads):
+    rank = Rank(arrival)
+    arrival.publish(1, GOOD, finite=True)
+    assert rank.load(1, threads=threads).verified == len(GOOD)
+    with trainer_that_does_not_look():
+        arrival.publish(2, with_nan(BETTER, name, index), finite=True)
+        with pytest.raises(errors.NotFiniteError, match=f"'{name}' .* element {index} ") as caught:
+            rank.load(2, threads=threads)
+    assert (caught.value.tensor, caught.value.index, caught.value.touched) == (name, index, True)
+    assert rank.tainted == 2
+    arrival.publish(3, BETTER, finite=True)
+    rank.load(3, threads=threads)
+    assert rank.holds(BETTER)
+
+
+def test_nan_in_memory_with_its_axes_exchanged_is_refused_at_its_place_in_the_source(arrival):
+    rank = Rank(arrival)
+    rank.target = MemoryTarget((spec for spec, _ in GOOD.values()), transposed={"second.weight"})
+    with trainer_that_does_not_look():
+        arrival.publish(1, with_nan(GOOD, "second.weight", 300_001), finite=True)
+        with pytest.raises(errors.NotFiniteError, match=r"'second\.weight' .* element 300001 "):
+            rank.load(1)
+    arrival.publish(2, GOOD, finite=True)
+    rank.load(2)
+    assert rank.holds(GOOD)
+
+
+def test_nan_that_nobody_forbade_arrives_bit_by_bit(arrival):
+    bad = with_nan(GOOD, "large.weight", 7)
+    arrival.publish(1, bad)
+    rank = Rank(arrival)
+    rank.load(1)
+    assert rank.holds(bad)
+
+
+def whole(root: Path, state: State) -> None:
+    publish_snapshot(root, 2, {0: state}, durable=False, finite=True)
+
+
+def change(root: Path, state: State) -> None:
+    publish_delta(root, 2, 1, {0: state}, base={0: GOOD}, crossover=2.0, durable=False, finite=True)
+
+
+def shared(root: Path, state: State) -> None:
+    with SharedTensors(root) as trainer:
+        trainer.publish(2, {0: state}, finite=True)
+
+
+def buckets(root: Path, state: State) -> None:
+    with BucketSender(f"ipc://{root}/buckets") as trainer:
+        trainer.send(2, {0: state}, finite=True)
+
+
+def stream(root: Path, state: State) -> None:
+    with_manifest(state, version=2, finite=True)
+
+
+def registered(root: Path, state: State) -> None:
+    with MooncakePublisher(f"ipc://{root}/publisher") as trainer:
+        trainer.publish(2, {0: state}, finite=True)
+
+
+@pytest.mark.parametrize("publish", [whole, change, shared, buckets, stream, registered])
+@pytest.mark.parametrize(("name", "index"), [("second.weight", 520_000), ("layer.0.bias", 3)])
+def test_a_trainer_that_promises_finite_weights_is_told_where_they_are_not(tmp_path, publish, name, index):
+    refused: Callable[[Path, State], None] = publish
+    with pytest.raises(errors.TrainerTensorError, match=f"'{name}' .* element {index} is not finite"):
+        refused(tmp_path, with_nan(GOOD, name, index))
+
+
+@pytest.mark.parametrize("changed", ["steps", "embed.weight"])
+def test_nan_in_a_tensor_that_a_change_leaves_as_it_is_is_refused_too(tmp_path, changed):
+    base = with_nan(GOOD, "large.weight", 9)
+    publish_snapshot(tmp_path, 1, {0: base}, durable=False)
+    new = {**base, changed: BETTER[changed]}
+    with trainer_that_does_not_look():
+        publish_delta(tmp_path, 2, 1, {0: new}, base={0: base}, durable=False, finite=True)
+    target = MemoryTarget(spec for spec, _ in base.values())
+    source, tainted = DeltaSource(tmp_path, 0, device_id=0), []
+    load(source, target, name="delta", version=1)
+    with pytest.raises(errors.NotFiniteError, match=r"'large\.weight' .* element 9 ") as caught:
+        load(source, target, name="delta", version=2, taint=lambda: tainted.append(True))
+    assert caught.value.touched == bool(tainted)
+
+
+def test_a_change_between_published_versions_promises_what_the_newer_one_does(tmp_path):
+    source = DeltaSource(tmp_path, 0, device_id=0)
+    publish_snapshot(tmp_path, 1, {0: GOOD}, durable=False)
+    for version, state, promised in ((2, BETTER, True), (3, GOOD, False)):
+        publish_snapshot(tmp_path, version, {0: state}, durable=False, finite=promised)
+        delta_between(tmp_path, version - 1, version, crossover=2.0, durable=False)
+        (file,) = (tmp_path / "deltas" / str(version)).glob("delta.tp0.manifest.json")
+        assert DeltaShard.decode(file.read_bytes(), file=str(file)).finite is promised
+    target = MemoryTarget(spec for spec, _ in GOOD.values())
+    assert load(source, target, name="delta", version=2).verified == len(GOOD)
