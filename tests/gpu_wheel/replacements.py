@@ -31,17 +31,19 @@ REPLACEMENTS: dict[str, tuple[frozenset[str], str]] = {
 #: their ids match, and why. Each is run and must fail there; one that passes is an error in this table.
 LACKING_IN_2_6: dict[str, str] = {
     r"tests/actions/test_paddle_weights\.py::.*float8_": "paddle 2.6 has no float8",
-    r"tests/strategies/test_pickle\.py::test_float8_has_lost": "paddle 2.6 has no float8",
-    r"tests/strategies/test_pickle\.py::test_paddles_own_reader": "its paddle.load reads no safetensors",
-    r"tests/strategies/test_pickled_metas\.py::test_(a_pickle_is_refused_u|an_allowed|its_version)": (
+    r"tests/strategies/files/test_pickle\.py::test_float8_has_lost": "paddle 2.6 has no float8",
+    r"tests/strategies/files/test_pickle\.py::test_paddles_own_reader": (
+        "its paddle.load reads no safetensors"
+    ),
+    r"tests/strategies/ipc/test_pickled_metas\.py::test_(a_pickle_is_refused_u|an_allowed|its_version)": (
         "its metas of host memory have five fields, not the seven of FastDeploy's builds"
     ),
-    r"tests/strategies/test_ipc_metas\.py::test_the_numbers_are_those_of_paddle": (
+    r"tests/strategies/ipc/test_ipc_metas\.py::test_the_numbers_are_those_of_paddle": (
         "its metas of host memory have five fields, not the seven of FastDeploy's builds"
     ),
     # All but those that end before a tensor of the stream becomes one of paddle's.
-    r"tests/strategies/test_checkpoint_transfer\.py::test_(buffers_that|what_the_load_cost|the_object_is_made|"
-    r"a_released_model_keeps|without_leave|a_stream_without_a_manifest_is_applied|a_tensor_that_the_manifest|a_failing_sender.*"
+    r"tests/strategies/transports/test_checkpoint_transfer\.py::"
+    r"test_(buffers_that|what_the_load_cost|the_object_is_made|a_released_model_keeps|without_leave|a_stream_without_a_manifest_is_applied|a_tensor_that_the_manifest|a_failing_sender.*"
     r"(silent|truncate|cut|lie)|a_sender_that_always|the_first_interface|the_second_interface_gets|"
     r"the_trainer_may)": "the stream of these tests has a tensor of float8, which paddle 2.6 has not",
     r"tests/demo/test_trainer\.py::test_a_mixture_of_experts_can_be_trained": (

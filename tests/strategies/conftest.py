@@ -12,8 +12,8 @@ import pytest
 
 from wsm.strategies import MemoryTarget, SnapshotSource, publish_snapshot
 
-# The program of a receiving rank is both run as a process and read by tests.
-sys.path.insert(0, str(Path(__file__).parent))
+# What tests of several packages share; the program of a receiving rank is both run as a process and read.
+sys.path.insert(0, str(Path(__file__).parent / "shared"))
 
 from small_state import State, contents, make_state
 

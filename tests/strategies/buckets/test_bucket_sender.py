@@ -26,7 +26,7 @@ from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
 from wsm.strategies.messages import errors as stream_errors
 
 BUCKET = 1 << 18
-PROGRAM = Path(__file__).with_name("receiving_rank.py")
+PROGRAM = Path(__file__).parent.parent / "shared" / "receiving_rank.py"
 
 
 def shard(version, rank):
