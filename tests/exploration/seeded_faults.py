@@ -17,7 +17,7 @@ from wsm.exploration import adversary, work
 from wsm.exploration.participant import Participant
 from wsm.exploration.scope import Scope
 from wsm.exploration.search import Findings, explore
-from wsm.protocol import decide, epochs, park, phases, rank, rank_words, takeover, votes
+from wsm.protocol import decide, epochs, park, phases, rank, rank_words, restoring, takeover, votes
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.protocol.view import View
 from wsm.signals.word import CommandWord, Operation, StatusCode, StepKind, StepWord
@@ -562,6 +562,46 @@ def the_dead_are_asked_what_they_hold():
 def nobody_is_owed_anything_before_the_restore():
     """A command in an epoch that was not restored yet counts as given to a cleared group."""
     return {(epochs, "unrestored"): lambda _view, **_named: None}
+
+
+@fault("operations=update commands=0 steps=0 rank_crashes=1 failures=1 starts=serving")
+def a_restore_is_tried_but_once():
+    """A restore that failed for a reason that may pass leaves the group without weights."""
+
+    def next_attempt(_view: View, *, restores: bool, failed: int, limit: int) -> restoring.Attempt:
+        del restores, limit
+        return restoring.Attempt.OVERTAKEN if failed else restoring.Attempt.MAKE
+
+    return {(restoring, "next_attempt"): next_attempt}
+
+
+@fault("operations=update commands=0 steps=0 rank_crashes=1 failures=2 starts=serving")
+def a_restore_is_tried_for_ever():
+    """Nobody counts how often a restore has failed."""
+    return {(restoring, "next_attempt"): lambda _view, **_asked: restoring.Attempt.MAKE}
+
+
+@fault("operations=update commands=0 steps=0 rank_crashes=2 failures=1 starts=serving")
+def a_death_between_two_attempts_ends_the_debt():
+    """What an aborted restore was to bring back is not looked at when the next epoch begins."""
+
+    def goal(view: View, *, asked: int | None, served: bool | None, restores: bool) -> int | None:
+        del restores, served
+        return epochs.restored_version(view, asked=asked, served=False)
+
+    return {(restoring, "goal"): goal}
+
+
+@fault("operations=clear,update commands=1 steps=0 rank_crashes=1 failures=2 starts=serving")
+def a_command_between_two_attempts_is_undone():
+    """A restore is tried again although somebody has commanded the group since."""
+    real = epochs.unrestored
+
+    def unrestored(view: View, *, restores: bool = False) -> int | None:
+        del restores
+        return real(view, restores=True)
+
+    return {(epochs, "unrestored"): unrestored}
 
 
 @fault("operations=clear,update commands=2 steps=1 halves=True starts=serving")

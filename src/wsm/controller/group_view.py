@@ -162,8 +162,12 @@ class GroupView:
 
     def unrestored(self, view: View) -> int | None:
         """Return the version that the group is owed since it lost a rank; None if it is owed nothing."""
+        return epochs.unrestored(view, restores=self.restores(view))
+
+    def restores(self, view: View) -> bool:
+        """Whether the last command is one that restores the group after it lost a rank."""
         arguments = self.arguments(view.command)
-        return epochs.unrestored(view, restores=arguments is not None and arguments.restores)
+        return arguments is not None and arguments.restores
 
     def plans(self, rank: int, epoch: int) -> DeclaredPlans | None:
         """Read which plans a rank derived, as it said when it joined the epoch; None if it has not.

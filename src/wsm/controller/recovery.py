@@ -23,7 +23,8 @@ from wsm.controller.group_view import GroupView
 from wsm.controller.pending import Pending
 from wsm.controller.transaction import SETTLE_S, Transaction
 from wsm.errors import InternalError
-from wsm.protocol import decide, epochs
+from wsm.protocol import decide, epochs, restoring
+from wsm.protocol.restoring import Attempt
 from wsm.protocol.view import View
 from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError
@@ -103,6 +104,12 @@ class Recovery:
         An update that was to restore it and failed leaves the debt; any other command takes it away.
         """
         return self._group.unrestored(self._group.view())
+
+    def next_attempt(self, *, failed: int, limit: int) -> Attempt:
+        """Say what follows after `failed` attempts to restore the group, of which `limit` may fail."""
+        view = self._group.view()
+        restores = self._group.restores(view)
+        return restoring.next_attempt(view, restores=restores, failed=failed, limit=limit)
 
     def versions(self) -> set[int]:
         """Return the versions that the group may have to load: the committed, and that of an open command.
@@ -265,9 +272,8 @@ class Recovery:
         served = None
         if arguments is not None and arguments.before is not None:
             served = arguments.before is WeightState.NORMAL
-        goal = self._group.unrestored(view)
-        if goal is None:
-            goal = epochs.restored_version(view, asked=asked, served=served)
+        restores = arguments is not None and arguments.restores
+        goal = restoring.goal(view, asked=asked, served=served, restores=restores)
         completed = epochs.completed_commit(view, goal) if goal is not None else None
         word = completed or epochs.goal_word(view, goal)
         if word is not None:

@@ -17,11 +17,14 @@ module              answers
 :mod:`.desk`        what is the controller?
 :mod:`.world`       what is a whole group, as bytes; which groups count as the same?
 :mod:`.looking`     what does the protocol tell a participant that reads these words?
+:mod:`.situation`   what matters for what it does next?
 :mod:`.deeds`       what can come of what it was told?
 :mod:`.work`        what does that do to its memory and its machines?
 :mod:`.company`     what must it do with others: leave a step, leave a collective action, come to life?
 :mod:`.adversary`   who dies, and who reads late?
-:mod:`.controller_moves`  what can the controller, its successor and the group's owner do?
+:mod:`.clerk`       how does a controller store a word?
+:mod:`.controller_moves`  what can the controller and its successor do?
+:mod:`.recovery_moves`    what can the group's owner do when a rank is gone?
 :mod:`.moves`       all of that, for one world
 :mod:`.invariants`  what must hold after every move?
 :mod:`.rest`        what must hold when nothing moves any more?

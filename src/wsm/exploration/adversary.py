@@ -53,6 +53,7 @@ def controller_killed(desk: Desk) -> Desk:
         pending=0,
         pending_version=0,
         pending_before=False,
+        pending_restores=False,
         pending_tags=BOTH,
         seen=Seen(),
     )

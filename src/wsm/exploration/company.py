@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wsm.exploration import invariants, work
-from wsm.exploration.deeds import Doer, Situation
+from wsm.exploration.deeds import Doer
 from wsm.exploration.looking import told
 from wsm.exploration.outcomes import Outcome
 from wsm.exploration.participant import (
@@ -22,6 +22,7 @@ from wsm.exploration.participant import (
     read_step,
 )
 from wsm.exploration.scope import Budget
+from wsm.exploration.situation import Situation
 from wsm.exploration.storing import failed, store, tell
 from wsm.protocol import rank as protocol
 from wsm.protocol.errors import EpochUsedError

@@ -7,7 +7,6 @@ Every way in which it can end is a move. Where others stand matters here only fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from wsm.exploration import invariants, work
 from wsm.exploration.errors import RuleBrokenError
@@ -15,7 +14,6 @@ from wsm.exploration.looking import Told, told
 from wsm.exploration.outcomes import Outcome, Outcomes
 from wsm.exploration.participant import (
     COMMAND_WORD,
-    Entered,
     Participant,
     Pending,
     Place,
@@ -24,6 +22,7 @@ from wsm.exploration.participant import (
     read_step,
 )
 from wsm.exploration.scope import Budget
+from wsm.exploration.situation import Situation
 from wsm.exploration.storing import failed, store, tell
 from wsm.protocol import rank as protocol
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
@@ -35,39 +34,6 @@ _AT_ONCE = frozenset((Todo.LOOK, Todo.WAIT, Todo.SERVE, Todo.DRAIN))
 
 #: What may bring a rank into a step.
 STEPPING = frozenset((Todo.SERVE, Todo.DRAIN, Todo.STAGE, Todo.JOIN))
-
-
-@dataclass(frozen=True)
-class Situation:
-    """What matters for what a participant does.
-
-    Parameters
-    ----------
-    index : int
-        Who it is.
-    command : int
-        The command word as it is now.
-    version, tags : int
-        What the command's arguments name, and what they say it is about.
-    clears_half : bool
-        Whether they say that it is a clear, of one half.
-    entered : tuple of Entered
-        Who is in which step; empty where nobody can enter one.
-    fine, long_plans : bool
-        As in :class:`wsm.exploration.scope.Scope`.
-    affordable : frozenset of Budget
-        What may still go wrong.
-    """
-
-    index: int
-    command: int
-    version: int
-    tags: int
-    clears_half: bool
-    entered: tuple[Entered, ...]
-    fine: bool
-    long_plans: bool
-    affordable: frozenset[Budget]
 
 
 def after_looking(me: Participant, answer: Told, situation: Situation) -> list[Outcome]:
@@ -240,15 +206,17 @@ class Doer:
 
     def stage(self, me: Participant) -> None:
         """Let it stage weights beside the ones that it serves."""
-        for label, version, spends in (
-            ("stages the new weights", self._situation.version, None),
-            ("stages another version", _other(self._situation.version), Budget.FAILURES),
-        ):
-            beside = work.load_beside(me, version)
-            self.add(label, lambda beside=beside: self._tell(beside, protocol.staged), spends)  # type: ignore[misc]  # mypy cannot infer a lambda with a default
+        version = self._situation.version
+        self.add("stages the new weights", lambda: self._stage(me, version))
+        if me.state.steps:  # what a helper fetches for a version is its own business
+            other = _other(version)
+            self.add("stages another version", lambda: self._stage(me, other), Budget.FAILURES)
         self.add_failure("fails to stage", me)
         if me.state.holds and me.state.steps and not me.state.broken:
             self.add("has work beside the staging", lambda: self._begin_step(me), Budget.STEPS)
+
+    def _stage(self, me: Participant, version: int) -> Participant:
+        return self._tell(work.load_beside(me, version), protocol.staged)
 
     def commit(self, me: Participant) -> None:
         """Let it serve what was decided."""

@@ -43,6 +43,13 @@ class Desk(NamedTuple):
         As `tags`, of the word that is not written yet.
     clears_half : bool
         What the command's arguments say besides: whether it is a clear, of one half.
+    restores, pending_restores : bool
+        What the arguments say besides: whether the command restores what the group served before it lost a
+        rank; and of the word that is not written yet.
+    failed : int
+        What the group's owner remembers: how many attempts to restore it have failed in this epoch.
+    gave_up : bool
+        Whether the owner recovers the group no more: whoever is gone stays away.
     owed : int
         What no process knows, and a rule asks for: the version that the group must serve if an epoch ends
         now; 0: none.
@@ -68,15 +75,19 @@ class Desk(NamedTuple):
     tags: int = 3
     pending_tags: int = 3
     clears_half: bool = False
+    restores: bool = False
+    pending_restores: bool = False
+    failed: int = 0
+    gave_up: bool = False
     owed: int = 0
     stopped: int = 0
     seen: Seen = Seen()
 
 
-_DESK = struct.Struct("<QQBBQBBBQBQ")
+_DESK = struct.Struct("<QQBHQBBBQBQ")
 
 #: Where a packed desk says which word is hidden from the controller.
-SEEN_BYTE = struct.calcsize("<QQBBQBBBQ")
+SEEN_BYTE = struct.calcsize("<QQBHQBBBQ")
 
 
 @lru_cache(maxsize=1 << 17)
@@ -91,6 +102,10 @@ def pack(desk: Desk) -> bytes:
         | desk.before << 5
         | desk.pending_before << 6
         | desk.clears_half << 7
+        | desk.restores << 8
+        | desk.pending_restores << 9
+        | desk.gave_up << 10
+        | desk.failed << 11
     )
     return _DESK.pack(
         desk.command,
@@ -125,6 +140,10 @@ def unpack(data: bytes) -> Desk:
         before=bool(flags & 32),
         pending_before=bool(flags & 64),
         clears_half=bool(flags & 128),
+        restores=bool(flags & 256),
+        pending_restores=bool(flags & 512),
+        gave_up=bool(flags & 1024),
+        failed=flags >> 11,
         tags=tags & 3,
         pending_tags=tags >> 2,
         owed=owed,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from wsm.errors import BadInputError, InternalError, RefusedError
+import traceback
+from pathlib import Path
+
+from wsm.errors import BadInputError, InternalError, RefusedError, WsmError
 
 
 class ScopeError(BadInputError):
@@ -22,6 +25,18 @@ class RuleBrokenError(InternalError):
 
     def __init__(self, *, rule: str, seen: str) -> None:
         super().__init__(f"{seen}, but {rule}", rule=rule, seen=seen)
+
+
+def broken_by(error: Exception) -> str:
+    """Say which rule an error breaks that was raised while somebody moved.
+
+    Whatever the code of the group raises, it raised for a world that can be reached.
+    """
+    if isinstance(error, WsmError):
+        return str(error)
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(where.filename).name}:{where.lineno}"
+    return f"{type(error).__name__} ({error}) is raised in {place}, but every world has an answer"
 
 
 class UnpackableError(InternalError):

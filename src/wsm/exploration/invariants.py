@@ -176,6 +176,15 @@ def check_goal(goal: int | None, owed: int) -> None:
         )
 
 
+def check_attempts(failed: int, limit: int) -> None:
+    """A group that cannot be restored is given up, and free for whoever commands it."""
+    if failed >= limit:
+        raise RuleBrokenError(
+            rule="a restore is tried as often as is allowed, and no more",
+            seen=f"it is tried again after {failed} attempts have failed",
+        )
+
+
 def is_blocked(me: Participant, others: Sequence[Presence]) -> bool:
     """Whether a step that the participant is in lacks somebody still."""
     return me.place is Place.IN_STEP and not all(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from wsm.exploration.errors import RuleBrokenError
+from wsm.exploration.errors import RuleBrokenError, broken_by
 from wsm.exploration.participant import (
     COMMAND_WORD,
     Seen,
@@ -92,14 +92,14 @@ class Reading:
 
 def look(state: RankState, reading: Reading, *, first: bool) -> Told:
     """Ask the protocol; the `first` time with a memory, show it the other commands too."""
-    view = reading.view()
     try:
+        view = reading.view()
         move = protocol.advance(state, view)
         if first:
             check_other_commands(state, view)
-    except (ProtocolViolationError, RuleBrokenError) as error:
-        return Told(state, Todo.WAIT, broken=str(error))
-    return told(move)
+        return told(move)
+    except Exception as error:  # noqa: BLE001 - whatever is raised here: a world that can be reached breaks it
+        return Told(state, Todo.WAIT, broken=broken_by(error))
 
 
 def told(move: Move) -> Told:

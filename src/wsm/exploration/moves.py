@@ -8,7 +8,7 @@ remembered by.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from wsm.exploration import (
@@ -23,7 +23,9 @@ from wsm.exploration import (
 from wsm.exploration import (
     participant as participants,
 )
-from wsm.exploration.deeds import STEPPING, Situation
+from wsm.exploration.clerk import Group, Visible
+from wsm.exploration.deeds import STEPPING
+from wsm.exploration.errors import broken_by
 from wsm.exploration.looking import Reading, Told, look
 from wsm.exploration.outcomes import Outcome
 from wsm.exploration.participant import (
@@ -44,6 +46,7 @@ from wsm.exploration.participant import (
     read_words,
 )
 from wsm.exploration.scope import Budget, Scope
+from wsm.exploration.situation import Situation
 from wsm.exploration.world import FIRST, World, affordable, desk_of, participant, spent
 
 CONTROLLER = -1
@@ -173,7 +176,7 @@ class Moves:
         if found is None:
             situation = self._situation(index, world, wallet)
             outcomes = self._outcomes(world, me, told, situation)
-            found = self._of_rank[key] = list(_with_strikes(index, me, outcomes, wallet))
+            found = self._of_rank[key] = _whatever_happens(lambda: _with_strikes(index, me, outcomes, wallet))
         return found
 
     def _tell(self, world: World, index: int, packed: bytes, me: Participant, command: int) -> Told:
@@ -241,22 +244,20 @@ class Moves:
 
     def _controller(self, world: World, wallet: frozenset[Budget]) -> list[_Remembered]:
         seen = tuple([each[:PUBLIC_BYTES] for each in world[FIRST:]])
-        visible = tuple(
-            [controller_moves.Visible(*read_words(each[WORD_BYTES]), each[16], each[-1]) for each in seen]
-        )
+        visible = tuple([Visible(*read_words(each[WORD_BYTES]), each[16], each[-1]) for each in seen])
         key = (world[0], wallet, visible)
         found = self._of_controller.get(key)
         if found is None:
-            found = self._of_controller[key] = list(self._controller_anew(world, visible, wallet))
+            found = self._of_controller[key] = _whatever_happens(
+                lambda: self._controller_anew(world, visible, wallet)
+            )
         return found
 
     def _controller_anew(
-        self, world: World, visible: tuple[controller_moves.Visible, ...], wallet: frozenset[Budget]
+        self, world: World, visible: tuple[Visible, ...], wallet: frozenset[Budget]
     ) -> Iterator[_Remembered]:
         desk, scope = desk_of(world), self._scope
-        group = controller_moves.Group(
-            scope.ranks, visible, scope.operations, halves=scope.halves, fine=scope.fine
-        )
+        group = Group(scope.ranks, visible, scope.operations, halves=scope.halves, fine=scope.fine)
         for label, after, spends, broken in controller_moves.moves(desk, group, wallet):
             if after is None:
                 yield _Remembered(label, b"", spends, broken, ())
@@ -283,6 +284,16 @@ class Moves:
 
 
 _NOTHING_PENDING = Pending()
+
+
+def _whatever_happens(moves: Callable[[], Iterator[_Remembered]]) -> list[_Remembered]:
+    """Return the moves, and what is raised instead of one: it may be a value that grows without end."""
+    found: list[_Remembered] = []
+    try:
+        found.extend(moves())
+    except Exception as error:  # noqa: BLE001 - whatever is raised here: a world that can be reached breaks it
+        found.append(_Remembered("moves", b"", (), broken_by(error), ()))
+    return found
 
 
 def _with_strikes(

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from wsm.exploration.errors import RuleBrokenError
+from wsm.exploration.errors import broken_by
 from wsm.exploration.invariants import check_words
 from wsm.exploration.participant import Participant
 from wsm.exploration.scope import Budget
-from wsm.protocol.errors import EpochUsedError, ProtocolViolationError
-from wsm.states.errors import IllegalTransitionError
 
 
 class Outcome(NamedTuple):
@@ -62,8 +60,8 @@ class Outcomes:
             if after is None or after == self._before:
                 return
             check_words(self._before, after)
-        except (RuleBrokenError, ProtocolViolationError, IllegalTransitionError, EpochUsedError) as error:
-            self.found.append(Outcome(label, None, spends, str(error)))
+        except Exception as error:  # noqa: BLE001 - whatever is raised here: a world that can be reached breaks it
+            self.found.append(Outcome(label, None, spends, broken_by(error)))
         else:
             self.found.append(Outcome(label, after, spends))
 

@@ -6,7 +6,9 @@ of every world that rests. Together they say that no group hangs.
 
 from __future__ import annotations
 
+from wsm.exploration.desk import Desk
 from wsm.exploration.participant import Participant, Place, read_command, read_status, read_step
+from wsm.exploration.recovery_moves import ATTEMPTS
 from wsm.exploration.world import World, desk_of, everybody
 from wsm.protocol import decide
 from wsm.protocol.rank_state import Phase
@@ -25,6 +27,8 @@ def objection(world: World, ranks: int) -> str:
         [read_status(each.status) for each in people],
         CommittedWord.unpack(desk.committed),
     )
+    if desk.gave_up:
+        return _given_up(people, view)
     stuck = [f"rank {i} {why} for ever" for i, each in enumerate(people) if (why := _stuck(each))]
     if not decide.is_over(view):
         stuck.append(f"{view.command.operation.name} {view.command.sequence} is never over")
@@ -33,10 +37,10 @@ def objection(world: World, ranks: int) -> str:
     if stuck:
         return stuck[0]
     mistaken = [f"rank {i} {why}" for i, each in enumerate(people) if (why := _mistaken(each, view))]
-    return mistaken[0] if mistaken else _disagreement(people, view)
+    return mistaken[0] if mistaken else _disagreement(people) or _never_restored(desk, people, view)
 
 
-def _disagreement(people: list[Participant], view: View) -> str:
+def _disagreement(people: list[Participant]) -> str:
     """Say in what the ranks differ, or what the group as a whole has lost.
 
     A FAULTED rank may hold less than the others: nobody serves beside it, and only a clear of both goes on.
@@ -49,10 +53,26 @@ def _disagreement(people: list[Participant], view: View) -> str:
         return f"the ranks rest with different halves: {halves}"
     if len(held) < len(people) and any(each.state.holds for each in people):
         return "a rank serves beside one that is FAULTED"
-    version = view.committed.version
-    if view.command.operation is Operation.NONE and version is not None and not any(held):
+    return ""
+
+
+def _never_restored(desk: Desk, people: list[Participant], view: View) -> str:
+    """Say that a group stays CLEARED in its new epoch, although its restore may be tried still."""
+    version, operation = view.committed.version, view.command.operation
+    tried = operation is Operation.ABORT and desk.restores
+    waits = operation is Operation.NONE or (tried and desk.failed < ATTEMPTS)
+    if waits and version is not None and not any(each.content for each in people):
         return f"the group must serve version {version} again in its new epoch, and never does"
     return ""
+
+
+def _given_up(people: list[Participant], view: View) -> str:
+    """Say what is wrong with a group whose owner recovers it no more: those who live must not hang inside."""
+    opened = view.command.operation in (Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE)
+    if opened and not decide.is_over(view):
+        return f"{view.command.operation.name} {view.command.sequence} is never decided"
+    inside = (f"rank {i} {_stuck(each)} for ever" for i, each in enumerate(people) if each.place)
+    return next(inside, "")
 
 
 def _is_faulted(me: Participant) -> bool:

@@ -18,6 +18,7 @@ module              answers
 :mod:`.decide`      the controller's one decision per command, and when a command is over
 :mod:`.takeover`    what a successor does with what a dead controller left
 :mod:`.epochs`      how a group gets a new incarnation, and who may join it
+:mod:`.restoring`   what is it owed then, and when is that tried again or given up?
 ==================  ==============================================================================
 
 The rules were model-checked before they were written (park and vote, aborts, deadlines, crashes of

@@ -15,11 +15,14 @@ from wsm.controller.errors import RankLostError
 from wsm.controller.recovery import Recovery
 from wsm.errors import WsmError
 from wsm.protocol.errors import CommandOpenError
+from wsm.protocol.restoring import Attempt
 from wsm.receipt import Receipt
 from wsm.rollout.config import RolloutConfig
 
 #: Longest time between two looks at whether the wait for a receipt is wanted still, in seconds.
 _LOOK_S = 0.02
+
+_OVERTAKEN = "was given another command, and is restored no more"
 
 
 class Restoration:
@@ -79,9 +82,9 @@ class Restoration:
         if not self._recovery.take_role(0.0):
             self.due_s = time.monotonic() + self._limits.delay_s
             return
-        if self._attempts and self._recovery.owed() is None:
+        if self._next() is Attempt.OVERTAKEN:
             self._recovery.release()
-            self._end("was given another command, and is restored no more")
+            self._end(_OVERTAKEN)
             return
         try:
             receipt = self._update()
@@ -102,7 +105,11 @@ class Restoration:
         if self._cancelled():
             self.over = True
             return
-        if number >= limit:
+        following = self._next()
+        if following is Attempt.OVERTAKEN:
+            self._end(_OVERTAKEN)
+            return
+        if following is Attempt.GIVE_UP:
             self._log.error(log.GROUP_NOT_RESTORED, epoch=epoch, attempts=number, error=str(error))
             self._end(
                 f"is not restored after {number} attempts and stays CLEARED until it is updated: {error}"
@@ -116,6 +123,9 @@ class Restoration:
         self._tell(
             f"{self._name} is not restored yet, attempt {number + 1} of {limit} in {delay_s:g} s: {error}"
         )
+
+    def _next(self) -> Attempt:
+        return self._recovery.next_attempt(failed=self._attempts, limit=self._limits.restore_attempts)
 
     def _update(self) -> Receipt | None:
         pending = self._recovery.restore(deadline_s=self._limits.restore_s)

@@ -1,0 +1,47 @@
+"""What a new epoch owes its group: the goal, the attempts, and their end."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsm.protocol.restoring import Attempt, goal, next_attempt
+from wsm.protocol.view import View
+from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+
+
+def after(operation: Operation, *, sequence: int = 5, version: int | None = 7) -> View:
+    """An epoch that owes version 7, and whose last command came to `operation`; nobody holds anything."""
+    return View(
+        CommandWord(2, sequence, operation),
+        [StepWord(2, 0, StepKind.PARKED, 0)] * 2,
+        [StatusWord(2, sequence, StatusCode.DONE_CLEARED)] * 2,
+        CommittedWord(4, version),
+    )
+
+
+def test_the_first_attempt_is_made_at_once():
+    view = after(Operation.NONE)
+    assert next_attempt(view, restores=False, failed=0, limit=3) is Attempt.MAKE
+
+
+@pytest.mark.parametrize(("failed", "follows"), [(1, Attempt.MAKE), (2, Attempt.MAKE), (3, Attempt.GIVE_UP)])
+def test_a_restore_that_failed_is_made_again_as_often_as_is_allowed(failed, follows):
+    view = after(Operation.ABORT)
+    assert next_attempt(view, restores=True, failed=failed, limit=3) is follows
+
+
+@pytest.mark.parametrize("operation", [Operation.ABORT, Operation.COMMIT, Operation.CLEAR])
+def test_another_command_between_two_attempts_ends_them(operation):
+    view = after(operation)
+    assert next_attempt(view, restores=False, failed=1, limit=3) is Attempt.OVERTAKEN
+    assert next_attempt(view, restores=False, failed=3, limit=3) is Attempt.OVERTAKEN
+
+
+def test_a_death_between_two_attempts_hands_the_debt_on():
+    assert goal(after(Operation.ABORT), asked=7, served=True, restores=True) == 7
+    assert goal(after(Operation.NONE), asked=None, served=None, restores=False) == 7
+
+
+def test_whoever_cleared_the_group_in_between_owns_its_memory():
+    assert goal(after(Operation.CLEAR), asked=None, served=True, restores=False) is None
+    assert goal(after(Operation.NONE, version=None), asked=None, served=None, restores=False) is None
