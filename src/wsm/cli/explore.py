@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -128,6 +129,8 @@ def explore(
         total += found.states
         if states is not None and total >= states:
             break
+    if not whole and states is None:
+        _look_for_circles(scopes, save)
     if len(scopes) > 1:
         click.echo(f"{total:,} worlds in {time.monotonic() - began:.0f} s; no rule is broken")
 
@@ -186,6 +189,21 @@ def _tell_violation(violation: Violation, scope: Scope, save: Path | None) -> No
         scenario.save(violation, scope, save)
     raise RuleBrokenInExplorationError(
         rule=violation.broken, moves=len(violation.moves), file=None if save is None else str(save)
+    )
+
+
+def _look_for_circles(scopes: Sequence[Scope], save: Path | None) -> None:
+    """Look for groups that never come to rest, in what is left of some bounds when little may go wrong."""
+    total, began, smaller = 0, time.monotonic(), graph.cuts(scopes)
+    for each in smaller:
+        found = _whole_graph(each)
+        if found.violation is not None:
+            _tell(found)
+            _tell_violation(found.violation, each, save)
+        total += found.states
+    click.echo(
+        f"nothing goes round in circles within {len(smaller)} smaller bounds "
+        f"({total:,} worlds, {time.monotonic() - began:.1f} s)"
     )
 
 

@@ -11,14 +11,18 @@ must come to rest without anybody giving up, dying or asking for more.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from wsm.exploration.errors import GraphTooLargeError
 from wsm.exploration.moves import Moves
 from wsm.exploration.rest import objection
-from wsm.exploration.scope import Scope
+from wsm.exploration.scope import Budget, Scope
 from wsm.exploration.search import ROOT, Broken, Violation, shortest_way
 from wsm.exploration.world import Symmetry, World, fingerprint, first_worlds
+
+#: What goes wrong, if it may.
+_STRIKES = tuple(budget for budget in Budget if budget not in (Budget.COMMANDS, Budget.STEPS))
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,24 @@ def whole_graph(scope: Scope, *, limit: int | None = None) -> Graph:
         if wrong:
             return Graph(scope, graph.numbers, graph.parents, graph.onward, Broken(own, wrong))
     return graph
+
+
+def cuts(scopes: Iterable[Scope]) -> list[Scope]:
+    """Return smaller bounds that are small enough for graphs: one command, and one thing that goes wrong.
+
+    What goes round in circles is one participant that is told the same again; it needs no more than that.
+    """
+    found: dict[Scope, None] = {}
+    for scope in scopes:
+        calm = replace(scope, **{budget.name.lower(): 0 for budget in _STRIKES}, fine=False)
+        calm = replace(
+            calm, ranks=min(scope.ranks, 2), commands=min(scope.commands, 1), steps=min(scope.steps, 1)
+        )
+        found[calm] = None
+        for budget in _STRIKES:
+            if scope.budget(budget):
+                found[replace(calm, **{budget.name.lower(): 1})] = None
+    return list(found)
 
 
 def violation(graph: Graph) -> Violation | None:

@@ -23,7 +23,10 @@ from wsm.protocol import rank as protocol
 from wsm.protocol.errors import ProtocolViolationError
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, Operation
+from wsm.signals.word import CommandWord, Operation, StatusCode
+
+#: What participants say that are not whole any more, or may not be.
+_TOUCHED = frozenset((StatusCode.STOPPED_TOUCHED, StatusCode.DONE_CLEARED, StatusCode.DONE_FAULTED))
 
 _QUIET = frozenset((Todo.WAIT, Todo.SERVE, Todo.JOIN))
 
@@ -95,6 +98,7 @@ def look(state: RankState, reading: Reading, *, first: bool) -> Told:
     try:
         view = reading.view()
         move = protocol.advance(state, view)
+        check_ends_alike(state, move, view)
         if first:
             check_other_commands(state, view)
         return told(move)
@@ -108,6 +112,29 @@ def told(move: Move) -> Told:
     status = move.status.pack() if move.status else 0
     label = f"is {move.state.phase.value}" if move.status is None else f"says {move.status.code.name}"
     return Told(move.state, move.todo, step, status, label)
+
+
+def check_ends_alike(before: RankState, move: Move, view: View) -> None:
+    """Check how a participant that has stopped for an ABORT is told to end: it drops what somebody touched.
+
+    Raises
+    ------
+    RuleBrokenError
+        If it is told to drop what nobody has touched, or before all have said whether they did.
+    """
+    if before.phase is not Phase.STOPPED or move.state.phase is not Phase.SETTLING:
+        return
+    said = [word.code for word in view.statuses if word[:2] == (before.epoch, before.sequence)]
+    if len(said) < len(view.statuses) or min(said) < StatusCode.STOPPED_UNTOUCHED:
+        raise RuleBrokenError(
+            rule="nobody ends an aborted command before all have said whether they touched anything",
+            seen=f"it ends, and of {len(view.statuses)} these have stopped: {[code.name for code in said]}",
+        )
+    if move.state.touched and not _TOUCHED.intersection(said):
+        raise RuleBrokenError(
+            rule="what nobody has touched is kept",
+            seen=f"it drops its weights, and the others say {[code.name for code in said]}",
+        )
 
 
 def check_other_commands(state: RankState, view: View) -> None:
