@@ -100,14 +100,19 @@ def cuts(scopes: Iterable[Scope]) -> list[Scope]:
     """
     found: dict[Scope, None] = {}
     for scope in scopes:
-        calm = replace(scope, **{budget.name.lower(): 0 for budget in _STRIKES}, fine=False)
         calm = replace(
-            calm, ranks=min(scope.ranks, 2), commands=min(scope.commands, 1), steps=min(scope.steps, 1)
+            scope,
+            ranks=min(scope.ranks, 2),
+            commands=min(scope.commands, 1),
+            steps=min(scope.steps, 1),
+            fine=False,
         )
+        for strike in _STRIKES:
+            calm = calm.with_budget(strike, 0)
         found[calm] = None
-        for budget in _STRIKES:
-            if scope.budget(budget):
-                found[replace(calm, **{budget.name.lower(): 1})] = None
+        for strike in _STRIKES:
+            if scope.budget(strike):
+                found[calm.with_budget(strike, 1)] = None
     return list(found)
 
 

@@ -121,6 +121,10 @@ class Scope:
         value: int = getattr(self, budget.name.lower())
         return value
 
+    def with_budget(self, budget: Budget, value: int) -> Scope:
+        """Return the same bounds, but for how often one thing may happen."""
+        return replace(self, **{budget.name.lower(): value})  # type: ignore[arg-type]  # all of them are numbers
+
     def as_text(self) -> str:
         """Return one line that :meth:`from_text` reads: what differs from the defaults."""
         return " ".join(f"{name}={value}" for name, value in self._changed().items()) or "defaults"
