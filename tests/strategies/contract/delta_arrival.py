@@ -82,7 +82,7 @@ class DeltaArrival:
             path = publish_delta(
                 self._root, version, version - 1, {0: state}, crossover=2.0, durable=False
             ).path
-            return Expected(errors.ShardIdentityError, (path, "world size 1", "world size 2"))
+            return Expected(delta_errors.DeltaLayoutError, (path, "world size 1", "world size 2"))
         self.publish(version - 1, wrong_state(make_state(seed=2), wrong))
         base = self._last
         path = self.publish(version, wrong_state(state, wrong))

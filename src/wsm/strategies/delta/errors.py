@@ -63,6 +63,33 @@ class DeltaBaseError(RefusedError):
         )
 
 
+class DeltaLayoutError(BadInputError):
+    """A delta was made for another number of ranks, and there are no whole files. Nothing was changed.
+
+    Parameters
+    ----------
+    version : int
+        The version that was asked for.
+    where : str
+        The delta's manifest.
+    made_for, ranks : int
+        For how many ranks it was made, and how many there are.
+    looked_for : str
+        Why no whole files are loaded instead.
+    """
+
+    def __init__(self, *, version: int, where: str, made_for: int, ranks: int, looked_for: str) -> None:
+        super().__init__(
+            f"version {version} in {where} is a delta for world size {made_for}, and this group has "
+            f"world size {ranks}: changes of one layout cannot be cut into another; {looked_for}; publish "
+            f"version {version} whole, with placements or for {ranks} ranks, or start {made_for} ranks",
+            version=version,
+            where=where,
+            made_for=made_for,
+            ranks=ranks,
+        )
+
+
 class DeltaNotFoundError(BadInputError):
     """Neither a delta nor a full version is published under the number that is wanted."""
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from wsm.strategies.delta.blocks import BlockKind
-from wsm.strategies.delta.errors import DeltaFormatError, ZstandardMissingError
+from wsm.strategies.delta.errors import DeltaFormatError, DeltaLayoutError, ZstandardMissingError
 from wsm.strategies.delta.manifest import DeltaManifest
 from wsm.strategies.delta.names import DELTA_MANIFEST, DELTAS_DIRECTORY, blocks_name, rank_manifest_name
 from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
@@ -199,6 +199,8 @@ def open_delta(source: DeltaSource, version: int, stack: ExitStack) -> OpenDelta
     ------
     ZstandardMissingError
         If there is one, and what reads it is not installed.
+    DeltaLayoutError
+        If it was made for another number of ranks. Nothing was changed.
     wsm.strategies.errors.BadInputError
         Of the type that fits what is wrong. Nothing was changed.
     """
@@ -274,7 +276,13 @@ def _check_group(manifest: DeltaManifest, file: str, source: DeltaSource, versio
         raise VersionMismatchError(requested=version, found=manifest.version, where=file)
     wanted = source.world_size if source.world_size is not None else max(manifest.world_size, source.rank + 1)
     if manifest.world_size != wanted:
-        raise ShardIdentityError(file=file, field="world size", expected=wanted, found=manifest.world_size)
+        raise DeltaLayoutError(
+            version=version,
+            where=file,
+            made_for=manifest.world_size,
+            ranks=wanted,
+            looked_for="whole files were not looked for",
+        )
     if source.rank >= wanted:
         raise ShardIdentityError(file=file, field="world size", expected=source.rank + 1, found=wanted)
 

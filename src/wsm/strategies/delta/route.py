@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from wsm.strategies.delta.errors import DeltaBaseError, DeltaNotFoundError
+from wsm.strategies.delta.errors import DeltaBaseError, DeltaLayoutError, DeltaNotFoundError
 from wsm.strategies.delta.names import DELTAS_DIRECTORY
 from wsm.strategies.delta.published import content_digests, version_with_digest
 from wsm.strategies.delta.reader import OpenDelta, open_delta
@@ -52,6 +52,8 @@ def links_to(source: DeltaSource, version: int, stack: ExitStack) -> list[OpenDe
 
     Raises
     ------
+    DeltaLayoutError
+        If the one that leads to it was made for another number of ranks. Nothing was changed.
     wsm.strategies.errors.BadInputError
         If one of them is damaged, or another rank's. Nothing was changed.
     """
@@ -59,7 +61,12 @@ def links_to(source: DeltaSource, version: int, stack: ExitStack) -> list[OpenDe
     seen: set[int] = set()
     while len(links) < source.max_chain and version not in seen:
         seen.add(version)
-        link = open_delta(source, version, stack)
+        try:
+            link = open_delta(source, version, stack)
+        except DeltaLayoutError:
+            if not links:
+                raise
+            break  # what lies before was another layout's; a whole version of this one may begin the way
         if link is None or (links and links[0].shard.base_digest != link.shard.content_digest):
             break
         links.insert(0, link)
@@ -89,6 +96,9 @@ def find_route(
 
     Raises
     ------
+    DeltaLayoutError
+        If the version is a delta for another number of ranks, and there are no whole files of it that this
+        one can be cut from.
     DeltaBaseError
         If the version is a delta, and the rank neither holds its base nor may load whole files instead.
     DeltaNotFoundError
@@ -96,7 +106,10 @@ def find_route(
     wsm.strategies.errors.BadInputError
         If what is published is damaged.
     """
-    links = links_to(source, version, stack)
+    try:
+        links = links_to(source, version, stack)
+    except DeltaLayoutError as error:
+        return Route((), whole_for_this_layout(source, error, stack), None)
     if not links:
         whole = whole_offer(source, version, stack)
         if whole is None:
@@ -115,6 +128,32 @@ def find_route(
             if whole is not None and offered_digest(whole) == digest:
                 return Route(links[index:], whole, links[-1])
     raise _refusal(source, links, holds)
+
+
+def whole_for_this_layout(source: DeltaSource, error: DeltaLayoutError, stack: ExitStack) -> Offer:
+    """Open whole files of a version whose delta is another layout's: all ranks of the group do the same.
+
+    Raises
+    ------
+    DeltaLayoutError
+        If there are none, or the source is not to load them.
+    wsm.strategies.errors.BadInputError
+        If they are damaged, or cannot be cut for so many ranks.
+    """
+    version: int = error.context["version"]
+    looked_for = "whole files are not loaded instead (fallback: refuse)"
+    if source.fallback == "full":
+        whole = whole_offer(source, version, stack)
+        if whole is not None:
+            return whole
+        looked_for = f"no whole files of it are in {places(source, version)[1]}"
+    raise DeltaLayoutError(
+        version=version,
+        where=error.context["where"],
+        made_for=error.context["made_for"],
+        ranks=error.context["ranks"],
+        looked_for=looked_for,
+    ) from None
 
 
 def whole_offer(source: DeltaSource, version: int, stack: ExitStack) -> Offer | None:

@@ -14,9 +14,17 @@ from functools import partial
 from wsm import log
 from wsm.errors import InternalError
 from wsm.strategies.delta.base import BaseTensors, SnapshotBase, TargetBase
-from wsm.strategies.delta.errors import DeltaNotFoundError
+from wsm.strategies.delta.errors import DeltaLayoutError, DeltaNotFoundError
 from wsm.strategies.delta.reader import OpenDelta
-from wsm.strategies.delta.route import Held, Route, find_route, links_to, places, whole_offer
+from wsm.strategies.delta.route import (
+    Held,
+    Route,
+    find_route,
+    links_to,
+    places,
+    whole_for_this_layout,
+    whole_offer,
+)
 from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
 from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.errors import VersionFileMissingError
@@ -77,7 +85,11 @@ class Delta:
         """Open to look only: names, dtypes and shapes, whatever base a rank holds."""
         with ExitStack() as stack:
             number = _number(source, version)
-            links = links_to(replace(source, max_chain=1), number, stack)
+            try:
+                links = links_to(replace(source, max_chain=1), number, stack)
+            except DeltaLayoutError as error:
+                yield whole_for_this_layout(source, error, stack)
+                return
             if links:
                 yield _offer(Route(links, None, links[-1]), None)
                 return
