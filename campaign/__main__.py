@@ -34,6 +34,7 @@ SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
     "short": {
         ("memory", 2, "commands"): 240,
         ("memory", 2, "halves"): 120,
+        ("memory", 2, "havoc"): 80,
         ("memory", 4, "commands"): 60,
         ("cache", 2, "commands"): 60,
         ("cache", 2, "halves"): 40,
@@ -44,9 +45,11 @@ SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
     "full": {
         ("memory", 2, "commands"): None,
         ("memory", 2, "halves"): None,
+        ("memory", 2, "havoc"): None,
         ("memory", 4, "commands"): 600,
         ("cache", 2, "commands"): None,
         ("cache", 2, "halves"): None,
+        ("cache", 2, "havoc"): 100,
         ("gloo", 2, "commands"): 600,
         ("gloo", 2, "halves"): 200,
         ("gloo", 4, "commands"): 120,

@@ -29,6 +29,7 @@ _PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
     "storage": storage.play,
     "random": random_faults.play,
     "havoc": havoc.play,
+    "supervisor": supervisor_faults.play,
 }
 
 
@@ -40,7 +41,7 @@ FAMILIES = ("commands", "halves", "havoc")
 def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
     """Name all cases of one family on one kind of group; runs one, to hear which points are passed."""
     if family == "havoc":
-        return havoc.cases(kind, ranks)
+        return havoc.cases(kind, ranks) + supervisor_faults.cases(kind, ranks)
     with GroupUnderFault(kind, ranks) as group:
         heard = hear_points(group, (*HALVES, *POLICIES) if family == "halves" else COMMANDS)
         of_ranks, others = group.victims[:ranks], group.victims[ranks:]

@@ -68,6 +68,7 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     chance = random.Random(str(case))  # noqa: S311 - a case must be the same every time
     operation = chance.choice(_OPERATIONS)
     prepare(operation, group, result)
+    group.damaged = False
     version = group.publish() if operation_of(operation).brings_weights else None
     if what.startswith("yaml"):
         version = None  # so that the ranks ask the file
@@ -82,9 +83,10 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     answer = answers[0]
     result.said = f"{operation}: {answer.said[:300]}"
     result.error = type(answer.error).__name__ if answer.error is not None else ""
+    damaged = group.damaged
     result.outcome = "by itself" if _comes_back(group, result) else "restarted"
     if result.outcome == "restarted":
-        result.require(group.damaged, f"it did not come back: {_why(group)}")
+        result.require(damaged, f"it did not come back: {_why(group)}")
         result.leftovers += group.stop()
         group.start()
     finish(group, result)
@@ -109,6 +111,8 @@ def _comes_back(group: GroupUnderFault, result: Result) -> bool:
         result.said += f"; {error}"
         return False
     account(result, trial.checked, [one for one in trial.problems if "good update" not in one])
+    result.said += "; ".join(["", *trial.problems])
+    result.leftovers += trial.leftovers
     return not trial.problems
 
 

@@ -51,6 +51,10 @@ class VersionedCache(InMemoryKVCache):
         self._idle.clear()
         return super().forget_idle()
 
+    def findable_blocks(self) -> int:
+        """Count what new requests would find: one block per version."""
+        return len(self._idle)
+
     def _let_go(self) -> None:
         if not (self._requests.running or self._requests.frozen):
             self._running.clear()

@@ -25,6 +25,7 @@ from wsm.actions.weights import AddressContract, LoadWeights, ReleaseWeights, Wa
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
+from wsm.testing import InMemoryKVCache
 
 
 def drop_graphs(*, collective=False, contract=None):
@@ -291,6 +292,24 @@ def test_bytes_needed_are_those_that_are_not_held(runner, make_context):
 # -- caches -----------------------------------------------------------------------------------------
 
 
+class OfferingKVCache(InMemoryKVCache):
+    """Counts blocks that a new request would find."""
+
+    def __init__(self, offered: int) -> None:
+        super().__init__()
+        self._offered = offered
+
+    def forget(self) -> None:
+        self._offered = 0
+
+    def forget_idle(self) -> int:
+        self._offered = 0
+        return 0
+
+    def findable_blocks(self) -> int:
+        return self._offered
+
+
 def test_the_kv_cache_goes_comes_and_goes_again_by_undo(runner, make_context):
     context = make_context()
     assert ReleaseKVCache().bytes_freed(context) == runner.kv_cache.size
@@ -334,6 +353,21 @@ def test_auxiliary_caches_follow_the_same_policy(runner, make_context):
         ReleaseAuxiliaryCache().probe(context)
     RebuildAuxiliaryCache().undo(context)
     assert draft.allocated_bytes() == 0
+
+
+@pytest.mark.parametrize("policy", [KVPolicy.DROP, KVPolicy.KEEP_IN_FLIGHT])
+@pytest.mark.parametrize("action", [ForgetKVCache, ForgetAuxiliaryCache])
+def test_a_cache_that_still_offers_blocks_of_the_old_weights_is_found(
+    action, policy, runner, make_context, monkeypatch
+):
+    offering = OfferingKVCache(offered=3)
+    monkeypatch.setattr(runner, "kv_cache", offering)
+    monkeypatch.setattr(runner.auxiliaries[0], "kv_cache", offering)
+    with pytest.raises(PostconditionError, match="3 blocks"):
+        action().probe(make_context(kv_policy=policy))
+    action().probe(make_context(kv_policy=KVPolicy.KEEP))
+    action().run(make_context(kv_policy=policy))
+    action().probe(make_context(kv_policy=policy))
 
 
 # -- routing replay ---------------------------------------------------------------------------------

@@ -305,6 +305,7 @@ def test_the_runner_has_every_surface_that_actions_know(engine):
         assert isinstance(getattr(runner, name), surface), name
     assert isinstance(runner.auxiliaries[0], surfaces.AuxiliarySurface)
     assert isinstance(runner.auxiliaries[0].kv_cache, surfaces.KeepingKVCacheSurface)
+    assert isinstance(runner.kv_cache, surfaces.CountedKVCacheSurface)
 
 
 def test_releasing_everything_gives_back_what_loading_took(engine):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
-from wsm.actions.kv_cache import carry_over, keeps_untouched
+from wsm.actions.kv_cache import carry_over, keeps_untouched, require_forgotten
 
 
 class ReleaseAuxiliaryCache(Action):
@@ -90,6 +90,12 @@ class ForgetAuxiliaryCache(Action):
             return
         for auxiliary in context.runner.auxiliaries:
             carry_over(auxiliary.kv_cache, context.kv_policy, action=self.name)
+
+    def probe(self, context: ActionContext) -> None:
+        """Ask every cache for the blocks that can be found still; PostconditionError if one offers any."""
+        for auxiliary in context.runner.auxiliaries:
+            cache = auxiliary.kv_cache
+            require_forgotten(cache, context, weights_go=self._weights_go, action=self.name)
 
 
 class ResetAuxiliaryInputs(Action):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
-from wsm.actions.surfaces import KeepingKVCacheSurface, KVCacheSurface, require
+from wsm.actions.surfaces import CountedKVCacheSurface, KeepingKVCacheSurface, KVCacheSurface, require
 from wsm.states.vocabulary import KVPolicy
 
 
@@ -97,6 +97,27 @@ def keeps_untouched(context: ActionContext, *, weights_go: bool) -> bool:
     return context.kept_digest is not None and context.kept_digest == context.facts.get("digest")
 
 
+def require_forgotten(
+    cache: KVCacheSurface, context: ActionContext, *, weights_go: bool, action: str
+) -> None:
+    """See that one cache offers nothing that it had to forget. Local.
+
+    Only of a cache that counts what it offers. The policy KEEP has nothing to be forgotten, and neither has
+    KEEP_IN_FLIGHT of what running requests hold.
+
+    Raises
+    ------
+    PostconditionError
+        If a new request could still find blocks.
+    """
+    if context.kv_policy is KVPolicy.KEEP or keeps_untouched(context, weights_go=weights_go):
+        return
+    found = cache.findable_blocks() if isinstance(cache, CountedKVCacheSurface) else 0
+    if found:
+        expected = "no block of the old weights that a new request can find"
+        raise PostconditionError(action=action, expected=expected, found=f"{found} blocks")
+
+
 class ForgetKVCache(Action):
     """Drop the content of every block and the prefix tree, except for what the command keeps.
 
@@ -121,3 +142,8 @@ class ForgetKVCache(Action):
         kept = carry_over(_cache(context, self.name), context.kv_policy, action=self.name)
         if kept is not None:
             context.facts["kv_blocks_kept"] = kept
+
+    def probe(self, context: ActionContext) -> None:
+        """Ask for the blocks that can be found still; PostconditionError as :func:`require_forgotten`."""
+        cache = _cache(context, self.name)
+        require_forgotten(cache, context, weights_go=self._weights_go, action=self.name)

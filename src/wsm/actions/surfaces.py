@@ -194,6 +194,19 @@ class KeepingKVCacheSurface(KVCacheSurface, Protocol):
 
 
 @runtime_checkable
+class CountedKVCacheSurface(KVCacheSurface, Protocol):
+    """A cache that can say what it would offer to a new request: then what it forgot is proven.
+
+    A cache without it is believed: one that returns from ``forget()`` and goes on offering prefixes that
+    older weights computed is not noticed.
+    """
+
+    def findable_blocks(self) -> int:
+        """Blocks, computed before now, that a new request could be given instead of computing its own."""
+        ...
+
+
+@runtime_checkable
 class AuxiliarySurface(Protocol):
     """An auxiliary model such as MTP: shares the weight life cycle, has a KV cache of its own."""
 

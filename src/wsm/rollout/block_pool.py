@@ -188,6 +188,10 @@ class BlockPool:
         self._readable = sorted(makers, reverse=True)
         return self._held() + len(self._idle)
 
+    def findable(self) -> int:
+        """Count the blocks, held or idle, that a request could be given as part of its prefix."""
+        return len(self._known)
+
     def by_version(self) -> dict[int, int]:
         """Count the blocks, held or idle, that each version has written into."""
         return dict(Counter(version for versions in self._contents() for version in versions))

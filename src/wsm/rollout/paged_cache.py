@@ -27,7 +27,7 @@ class LayerCache(NamedTuple):
 
 
 class PagedKVCache:
-    """Preallocated key and value blocks; a :class:`wsm.actions.surfaces.KeepingKVCacheSurface`.
+    """Preallocated key and value blocks; a :class:`wsm.actions.surfaces.KeepingKVCacheSurface` that counts.
 
     It starts without memory.
 
@@ -78,6 +78,10 @@ class PagedKVCache:
     def keep_all(self) -> int:
         """Let later versions read every block's content; return how many blocks have any. Idempotent."""
         return self.pool.keep_all()
+
+    def findable_blocks(self) -> int:
+        """Count the blocks of prefixes that a new request could find."""
+        return self.pool.findable()
 
     def allocated_bytes(self) -> int:
         """Bytes held now."""

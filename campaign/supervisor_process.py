@@ -1,0 +1,30 @@
+"""A group's owner as a process of its own, so that it can be killed.
+
+``python -m campaign.supervisor_process CONFIG_JSON`` says ``ready`` with the processes of its ranks once the
+group serves, and ends it when its standard input is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from wsm import log
+from wsm.rollout.config import rollout_config_from_mapping
+from wsm.rollout.supervisor import RolloutSupervisor
+
+
+def main() -> None:
+    """Own the group until nobody wants it any more."""
+    log.configure(level="critical")
+    config = rollout_config_from_mapping(json.loads(sys.argv[1]))
+    with RolloutSupervisor(
+        config, rank_module="campaign.memory_rank", cache_module="campaign.cache_rank"
+    ) as group:
+        sys.stdout.write(f"ready {json.dumps(group.pids())}\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
