@@ -15,6 +15,7 @@ from campaign import (
     rank_faults,
     segment_damage,
     storage,
+    supervisor_faults,
 )
 from campaign.case import Case
 from campaign.catalogue import every_case, every_other_case, hear_points
