@@ -2,7 +2,9 @@
 
 ``python -m campaign`` (``make campaign``) kills and stops ranks and controllers at every line of their
 journals and inside actions, damages files and shared memory, and holds what is left to the outcomes that
-the tables name. Two kinds of groups: ``memory`` (real processes, segment and snapshots around an engine in
-plain memory) and ``gloo`` (:mod:`wsm.rollout`, paddle on Gloo, under requests whose every token is
-recomputed). ``python -m campaign endurance`` runs cycles and watches for what grows.
+the tables name. Three kinds of groups: ``memory`` (real processes, segment and snapshots around an engine in
+plain memory), ``cache`` (the same beside a KV-cache process) and ``gloo`` (:mod:`wsm.rollout`, paddle on
+Gloo, under requests whose every token is recomputed). Three families of cases: commands about everything at
+once, commands about weights or KV cache alone and KV policies, and havoc: several faults, at any line.
+``python -m campaign endurance`` runs cycles and watches for what grows.
 """

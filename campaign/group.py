@@ -145,7 +145,7 @@ class GroupUnderFault:
         os.environ.update(victims_environment(self.directory))  # the supervisor hands its own on
         if not self.published:
             self.publish()
-        self._steps.begin()
+        self.begin_audit()
         self.told.clear()
         supervisor = RolloutSupervisor(
             self.config,
@@ -173,6 +173,10 @@ class GroupUnderFault:
         self.damaged = False
         remove_leftovers(self.config.group.name)
         return found
+
+    def begin_audit(self) -> None:
+        """Forget the steps that were seen: a group that is started anew numbers its epochs anew."""
+        self._steps.begin()
 
     def audit(self) -> tuple[int, list[str]]:
         """Hold what was served since the last call against the versions that should have served it."""
@@ -241,8 +245,9 @@ class GroupUnderFault:
 
     def command(self, operation: str, version: int | None = None, *, deadline_s: float = 20.0) -> Answer:
         """Ask the group for what an operation asks for; blocks as :func:`campaign.asking.ask`."""
-        if version is not None:
-            self._policies[version] = operation_of(operation).kv_policy
+        policy = operation_of(operation).kv_policy
+        if version is not None or policy is not KVPolicy.DROP:  # without a version, the newest is meant
+            self._policies[self.published if version is None else version] = policy
         return asking.ask(self.controller, operation, version, deadline_s=deadline_s)
 
     def status(self) -> GroupStatus:

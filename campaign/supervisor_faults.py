@@ -26,6 +26,7 @@ from campaign.environment import victims_environment
 from campaign.group import GroupUnderFault
 from campaign.operations import COMMANDS, operation_of
 from campaign.playing import played
+from campaign.rank_faults import account
 from campaign.result import Result
 from wsm import Controller
 from wsm.signals.names import segment_path
@@ -67,14 +68,15 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
         if what.startswith("kill"):
             owner.wait()
             _await_ends(pids)
+            account(result, *group.audit())
+            group.begin_audit()  # the next owner numbers its epochs anew
             owner, _ = ending.enter_context(_owned(group))
             result.outcome = "started again"
             with Controller(group.config.group.name) as controller:
                 result.require(_serves_again(controller, group), "the next owner's group takes no update")
         _, said = owner.communicate()
         result.require(owner.returncode == 0, f"the owner ended with {owner.returncode}: {said[-500:]}")
-        result.checked, problems = group.audit()
-        result.problems += problems
+        account(result, *group.audit())
         result.require(result.outcome != "hang", "the group did not come back")
         result.require(not segment_path(group.config.group.name).exists(), "the segment was left behind")
         result.leftovers += group.stop()
