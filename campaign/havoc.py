@@ -18,7 +18,7 @@ from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 from campaign.operations import COMMANDS, HALVES, POLICIES, operation_of
 from campaign.playing import played
-from campaign.rank_faults import account, finish, good_update, prepare
+from campaign.rank_faults import account, finish, prepare
 from campaign.result import Result
 from wsm.errors import WsmError
 
@@ -28,7 +28,8 @@ SEEDS = 12
 #: answered.
 Havoc = Callable[[GroupUnderFault, random.Random], Callable[[], object]]
 
-_SELF_S = 30.0
+#: How long a group may take to come back, damaged or not, and how many updates it may refuse meanwhile.
+_SELF_S, _WHOLE_S, _ATTEMPTS = 30.0, 120.0, 3
 
 
 def _line(act: Act) -> Havoc:
@@ -68,7 +69,6 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     chance = random.Random(str(case))  # noqa: S311 - a case must be the same every time
     operation = chance.choice(_OPERATIONS)
     prepare(operation, group, result)
-    group.damaged = False
     version = group.publish() if operation_of(operation).brings_weights else None
     if what.startswith("yaml"):
         version = None  # so that the ranks ask the file
@@ -90,6 +90,8 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
         result.leftovers += group.stop()
         group.start()
     finish(group, result)
+    if group.damaged:  # what was flipped may strike whoever attaches next
+        result.leftovers += group.stop()
 
 
 def _ask(
@@ -102,23 +104,25 @@ def _ask(
 
 
 def _comes_back(group: GroupUnderFault, result: Result) -> bool:
-    """Whether the group is whole again by itself, and takes an update."""
-    try:
-        group.until(group.is_whole, "the group is whole again", _SELF_S if group.damaged else 120.0)
-        trial = Result("")
-        good_update(group, trial)
-    except (HangError, WsmError) as error:
-        result.said += f"; {error}"
-        return False
-    account(result, trial.checked, [one for one in trial.problems if "good update" not in one])
-    result.said += "; ".join(["", *trial.problems])
-    result.leftovers += trial.leftovers
-    return not trial.problems
+    """Whether the group is whole again by itself, and takes an update; a death may be seen late."""
+    for _ in range(_ATTEMPTS):
+        try:
+            group.until(group.is_whole, "the group is whole again", _SELF_S if group.damaged else _WHOLE_S)
+            if group.status().state not in ("NORMAL", "CLEARED"):
+                group.command("clear")
+            version = group.publish()
+            answer = group.command("update", version)
+            if answer.receipt is not None:
+                account(result, *group.await_service(version))
+                return True
+            result.said += f"; {answer.said[:300]}"
+        except (HangError, WsmError) as error:
+            result.said += f"; {error}"
+            return False
+    return False
 
 
 def _why(group: GroupUnderFault) -> str:
-    if not group.running:
-        return "a good update failed"
     try:
         group.is_whole()
         return f"{group.status().sentence()}; told: {[said for _, said in group.told[-4:]]}"
