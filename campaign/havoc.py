@@ -105,21 +105,24 @@ def _ask(
 
 def _comes_back(group: GroupUnderFault, result: Result) -> bool:
     """Whether the group is whole again by itself, and takes an update; a death may be seen late."""
-    for _ in range(_ATTEMPTS):
-        try:
-            group.until(group.is_whole, "the group is whole again", _SELF_S if group.damaged else _WHOLE_S)
-            if group.status().state not in ("NORMAL", "CLEARED"):
-                group.command("clear")
-            version = group.publish()
-            answer = group.command("update", version)
-            if answer.receipt is not None:
-                account(result, *group.await_service(version))
-                return True
-            result.said += f"; {answer.said[:300]}"
-        except (HangError, WsmError) as error:
-            result.said += f"; {error}"
-            return False
-    return False
+    try:
+        return any(_is_back(group, result) for _ in range(_ATTEMPTS))
+    except (HangError, WsmError) as error:
+        result.said += f"; {error}"
+        return False
+
+
+def _is_back(group: GroupUnderFault, result: Result) -> bool:
+    group.until(group.is_whole, "the group is whole again", _SELF_S if group.damaged else _WHOLE_S)
+    if group.status().state not in ("NORMAL", "CLEARED"):
+        group.command("clear")
+    version = group.publish()
+    answer = group.command("update", version)
+    if answer.receipt is None:
+        result.said += f"; {answer.said[:300]}"
+        return False
+    account(result, *group.await_service(version))
+    return True
 
 
 def _why(group: GroupUnderFault) -> str:
