@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocol": FOUNDATION | {"states", "signals"},
     "exploration": FOUNDATION | {"states", "signals", "protocol"},
     "strategies": CORE,
-    "actions": CORE | {"strategies.tensor", "strategies.digest", "strategies.transposing"},
+    "actions": CORE | {f"strategies.{name}" for name in ("tensor", "digest", "transposing", "paddle_dtypes")},
     "config": FOUNDATION | {"config_reading", "states", "actions", "strategies"},
     "config_reading": FOUNDATION,
     "command": CORE,

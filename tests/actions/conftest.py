@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 
 from wsm.actions.base import ActionContext
-from wsm.actions.errors import WeightsReleasedError
 from wsm.actions.options import PlanOptions
 from wsm.actions.sequence import Plan
 from wsm.actions.surfaces import GroupKind
 from wsm.actions.verify import resident_digest
 from wsm.strategies.applier.staged_memory import StagedMemory
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 
 KIB = 1024
 SPECS = {
@@ -51,7 +50,7 @@ class InMemoryWeights:
         if not SPECS[name].nbytes:
             return memoryview(b"")
         if name not in self.buffers:
-            raise WeightsReleasedError(tensor=name)
+            raise TensorReleasedError(tensor=name)
         return memoryview(self.buffers[name]).toreadonly()
 
     def release(self) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.actions.errors import WeightsReleasedError
 from wsm.strategies import MemoryTarget, SnapshotSource, load, publish_snapshot
-from wsm.strategies.tensor import StagedTarget
+from wsm.strategies.tensor import StagedTarget, TensorReleasedError
 
 paddle = pytest.importorskip("paddle", reason="needs the cpu or gpu extra")
 from wsm.actions.backends.device_weights import DeviceWeights  # noqa: E402 - needs paddle first
@@ -68,7 +67,7 @@ def test_bytes_that_do_not_match_their_digest_never_reach_the_device(weights, tm
 
 def test_released_tensors_have_no_bytes_to_read(weights):
     weights.release()
-    with pytest.raises(WeightsReleasedError):
+    with pytest.raises(TensorReleasedError):
         weights.readable("0.weight")
 
 

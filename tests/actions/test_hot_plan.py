@@ -24,7 +24,7 @@ from wsm.actions.staging import MakeFlipReady, StageWeights, VerifyStaged
 from wsm.actions.staging_memory import RESERVE_BYTES, PlanStagingMemory
 from wsm.actions.verify import resident_digest
 from wsm.actions.weights import AddressContract
-from wsm.strategies.errors import TensorReleasedError
+from wsm.strategies.tensor import TensorReleasedError
 
 SHARD_BYTES = 64 * 256 * 4 + 256 * 64 * 2
 

@@ -7,7 +7,6 @@ import pytest
 
 from wsm.actions.backends.available_memory import available_bytes
 from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
-from wsm.actions.errors import WeightsReleasedError
 from wsm.actions.staging_surface import AvailableMemory, StageableWeights
 from wsm.actions.verify import resident_digest
 from wsm.strategies.applier.memory_target import MemoryTarget
@@ -15,7 +14,7 @@ from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.load import load
 from wsm.strategies.snapshot.publish import publish_snapshot
 from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.strategies.tensor import StagedTarget
+from wsm.strategies.tensor import StagedTarget, TensorReleasedError
 
 pytestmark = pytest.mark.paddle
 paddle = pytest.importorskip("paddle")
@@ -170,16 +169,16 @@ def test_a_load_that_finds_a_flipped_bit_leaves_the_served_version_alone(tmp_pat
 def test_a_tensor_that_was_not_staged_or_holds_no_memory_cannot_be_flipped(surface):
     weights = surface(model())
     staged = weights.stage()
-    with pytest.raises(WeightsReleasedError):
+    with pytest.raises(TensorReleasedError):
         staged.make_ready(frozenset())
-    with pytest.raises(WeightsReleasedError):
+    with pytest.raises(TensorReleasedError):
         staged.readable("0.weight")
     for name, spec in weights.specs().items():
         staged.writable(name)[:] = b"\1" * spec.nbytes
         if isinstance(staged, StagedTarget):
             staged.written(name)
     weights.release()
-    with pytest.raises(WeightsReleasedError):
+    with pytest.raises(TensorReleasedError):
         staged.make_ready(frozenset())
 
 

@@ -11,13 +11,14 @@ import pytest
 from wsm.actions.backends.errors import AdoptionError, TensorChangedError, UnsupportedTensorError
 from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
 from wsm.actions.backends.paddle_weights import PaddleWeights
-from wsm.actions.errors import PostconditionError, StorageMovedError, WeightsReleasedError
+from wsm.actions.errors import PostconditionError, StorageMovedError
 from wsm.actions.measuring import MemoryDrop
 from wsm.actions.plan import PlanOptions, derive_plans
 from wsm.actions.surfaces import WeightSurface
 from wsm.actions.verify import VerifyLoaded, resident_digest
 from wsm.actions.weights import AddressContract
 from wsm.errors import BadInputError
+from wsm.strategies.tensor import TensorReleasedError
 
 pytestmark = pytest.mark.paddle
 paddle = pytest.importorskip("paddle")
@@ -72,7 +73,7 @@ def test_every_dtype_and_shape_comes_back_bit_equal_in_the_same_tensor(dtype, sh
         assert bytes(weights.readable("x")) == data[:size]
         assert weights.release() == size
         assert list(weights.held()) == []
-        with pytest.raises(WeightsReleasedError, match="'x'"):
+        with pytest.raises(TensorReleasedError, match="'x'"):
             weights.readable("x")
     weights.writable("x")[:] = data[:size]
     assert layer.x is tensor

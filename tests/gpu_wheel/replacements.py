@@ -43,7 +43,8 @@ LACKING_IN_2_6: dict[str, str] = {
     ),
     # All but those that end before a tensor of the stream becomes one of paddle's.
     r"tests/strategies/transports/test_checkpoint_transfer\.py::"
-    r"test_(buffers_that|what_the_load_cost|the_object_is_made|a_released_model_keeps|without_leave|a_stream_without_a_manifest_is_applied|a_tensor_that_the_manifest|a_failing_sender.*"
+    r"test_(buffers_that|what_the_load_cost|the_object_is_made|a_released_model_keeps|without_leave|"
+    r"a_stream_without_a_manifest_is_applied|a_tensor_that_the_manifest|a_failing_sender.*"
     r"(silent|truncate|cut|lie)|a_sender_that_always|the_first_interface|the_second_interface_gets|"
     r"the_trainer_may)": "the stream of these tests has a tensor of float8, which paddle 2.6 has not",
     r"tests/demo/test_trainer\.py::test_a_mixture_of_experts_can_be_trained": (

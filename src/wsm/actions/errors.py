@@ -108,16 +108,6 @@ class PlanOptionsError(BadInputError):
         )
 
 
-class WeightsReleasedError(RefusedError):
-    """The bytes of a released tensor were asked for."""
-
-    def __init__(self, *, tensor: str) -> None:
-        super().__init__(
-            f"tensor {tensor!r} is released and has no bytes to read; load a version first",
-            tensor=tensor,
-        )
-
-
 class StorageMovedError(GroupError):
     """Tensors lie elsewhere than where something has captured them."""
 

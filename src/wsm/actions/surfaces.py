@@ -143,7 +143,7 @@ class WeightSurface(WeightTarget, Protocol):
 
     Implemented for paddle by :class:`wsm.actions.backends.paddle_weights.PaddleWeights` in host memory and by
     :class:`wsm.actions.backends.device_weights.DeviceWeights` in device memory.
-    ``readable`` raises :class:`wsm.actions.errors.WeightsReleasedError` for released tensors.
+    ``readable`` raises :class:`wsm.strategies.tensor.TensorReleasedError` for released tensors.
     """
 
     def release(self) -> int:

@@ -38,6 +38,7 @@ from wsm.strategies.file_errors import (
     UnreadableFileError,
     listed,
 )
+from wsm.strategies.tensor import TensorReleasedError
 
 __all__ = [
     "CoverageError",
@@ -188,13 +189,6 @@ class SourceTypeError(BadInputError):
             expected=expected,
             found=found,
         )
-
-
-class TensorReleasedError(RefusedError):
-    """The bytes of a tensor were asked for while it holds no memory."""
-
-    def __init__(self, *, tensor: str) -> None:
-        super().__init__(f"tensor {tensor!r} is released and has no bytes; load weights first", tensor=tensor)
 
 
 class PaddleMissingError(RefusedError):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
+from wsm.errors import RefusedError
+
 #: Bytes per element of every dtype that wsm moves, under safetensors' names.
 ITEM_BYTES: dict[str, int] = {
     "BOOL": 1,
@@ -34,6 +36,13 @@ ITEM_BYTES: dict[str, int] = {
 
 _MAX_DIMENSIONS = 64
 _MAX_EXTENT = (1 << 63) - 1
+
+
+class TensorReleasedError(RefusedError):
+    """The bytes of a tensor were asked for while it holds no memory."""
+
+    def __init__(self, *, tensor: str) -> None:
+        super().__init__(f"tensor {tensor!r} is released and has no bytes; load weights first", tensor=tensor)
 
 
 @dataclass(frozen=True, init=False)

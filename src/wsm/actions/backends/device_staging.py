@@ -11,7 +11,7 @@ import numpy as np
 
 from wsm.actions.backends.errors import AdoptionError
 from wsm.actions.backends.paddle_staging import PaddleStaging, ServedTensors
-from wsm.actions.errors import WeightsReleasedError
+from wsm.strategies.tensor import TensorReleasedError
 
 
 class ServedDeviceTensors(ServedTensors, Protocol):
@@ -72,11 +72,11 @@ class DeviceStaging(PaddleStaging):
 
         Raises
         ------
-        WeightsReleasedError
+        TensorReleasedError
             If nothing was staged for it.
         """
         if not self.specs()[name].nbytes:
             return memoryview(b"")
         if name not in self._staged:
-            raise WeightsReleasedError(tensor=name)
+            raise TensorReleasedError(tensor=name)
         return self._device.as_declared(name, self._device.copy_of(self._staged[name]))

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from wsm.actions.backends.carriers import carrier_name
 from wsm.actions.backends.device_staging import DeviceStaging
 from wsm.actions.backends.errors import AdoptionError
-from wsm.actions.backends.paddle_dtypes import carrier_name, paddle_name
 from wsm.actions.backends.paddle_weights import PaddleWeights
-from wsm.actions.errors import WeightsReleasedError
+from wsm.strategies.paddle_dtypes import paddle_name
+from wsm.strategies.tensor import TensorReleasedError
 
 
 class DeviceWeights(PaddleWeights):
@@ -86,14 +87,14 @@ class DeviceWeights(PaddleWeights):
 
         Raises
         ------
-        WeightsReleasedError
+        TensorReleasedError
             If it holds no memory.
         """
         spec = self._specs[name]
         if not spec.nbytes:
             return memoryview(b"")
         if not self._tensors[name]._is_initialized():
-            raise WeightsReleasedError(tensor=name)
+            raise TensorReleasedError(tensor=name)
         return self.as_declared(name, self.copy_of(self.tensor(name)))
 
     def stage(self) -> DeviceStaging:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from wsm.actions.backends.paddle_dtypes import carrier_name, paddle_name
+from wsm.actions.backends.carriers import carrier_name
+from wsm.strategies.paddle_dtypes import paddle_name
 
 
 class _Held:

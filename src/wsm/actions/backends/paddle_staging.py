@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from wsm.actions.backends.errors import AdoptionError
 from wsm.actions.backends.paddle_bytes import second_owner
-from wsm.actions.backends.paddle_dtypes import paddle_name
-from wsm.actions.errors import WeightsReleasedError
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.paddle_dtypes import paddle_name
+from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 
 
 class ServedTensors(Protocol):
@@ -100,13 +99,13 @@ class PaddleStaging:
 
         Raises
         ------
-        WeightsReleasedError
+        TensorReleasedError
             If nothing was staged for it.
         """
         if not self.specs()[name].nbytes:
             return memoryview(b"")
         if name not in self._staged:
-            raise WeightsReleasedError(tensor=name)
+            raise TensorReleasedError(tensor=name)
         return self._served.as_declared(name, self._served.bytes_of(self._staged[name]))
 
     def served(self, name: str) -> memoryview:
@@ -114,7 +113,7 @@ class PaddleStaging:
 
         Raises
         ------
-        WeightsReleasedError
+        TensorReleasedError
             If it holds no memory.
         """
         return self._served.readable(name)
@@ -124,7 +123,7 @@ class PaddleStaging:
 
         Raises
         ------
-        WeightsReleasedError
+        TensorReleasedError
             If a tensor was not staged, or the served one holds no memory.
         TensorChangedError, AdoptionError
             If the served tensor is not what it was, or its memory could not be held on to.
@@ -133,10 +132,10 @@ class PaddleStaging:
             if not spec.nbytes:
                 continue
             if name not in self._staged:
-                raise WeightsReleasedError(tensor=name)
+                raise TensorReleasedError(tensor=name)
             tensor, staged = self._served.tensor(name), self._staged[name]
             if not tensor._is_initialized():
-                raise WeightsReleasedError(tensor=name)
+                raise TensorReleasedError(tensor=name)
             if paddle_name(staged) != paddle_name(tensor) or list(staged.shape) != list(tensor.shape):
                 raise AdoptionError(
                     tensor=name, found=f"{paddle_name(staged)}{list(staged.shape)} is staged for it"

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from wsm.actions.backends import paddle_bytes
+from wsm.actions.backends.carriers import carrier_name, safetensors_name
 from wsm.actions.backends.errors import AdoptionError, TensorChangedError, UnsupportedTensorError
-from wsm.actions.backends.paddle_dtypes import carrier_name, paddle_name, safetensors_name
 from wsm.actions.backends.paddle_staging import PaddleStaging
-from wsm.actions.errors import WeightsReleasedError
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.paddle_dtypes import paddle_name
+from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 from wsm.strategies.transposing import in_source_order, swapped_shape
 
 
@@ -127,7 +127,7 @@ class PaddleWeights:
         ------
         KeyError
             If the model has no such tensor.
-        WeightsReleasedError
+        TensorReleasedError
             If it holds no memory. Paddle itself would answer with an empty array.
         TensorChangedError
             If paddle's tensor and this shard's description of it have parted.
@@ -136,7 +136,7 @@ class PaddleWeights:
         if not spec.nbytes:
             return memoryview(b"")
         if not self._tensors[name]._is_initialized():
-            raise WeightsReleasedError(tensor=name)
+            raise TensorReleasedError(tensor=name)
         return self.as_declared(name, self.bytes_of(self.tensor(name)))
 
     def adopts(self, name: str) -> bool:

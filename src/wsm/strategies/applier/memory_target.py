@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from wsm.strategies.applier.staged_memory import StagedMemory
-from wsm.strategies.errors import TensorReleasedError
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 from wsm.strategies.transposing import in_source_order
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from wsm.strategies.errors import TensorReleasedError
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 from wsm.strategies.transposing import in_source_order
 
 

@@ -9,23 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from wsm.strategies.errors import PaddleMissingError, PickleContentError
+from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import TensorSpec
-
-# paddle's dtype names, without its prefix
-PADDLE_DTYPES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "int16": "I16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "int32": "I32",
-    "float32": "F32",
-    "int64": "I64",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-}
 
 
 def read_state(descriptor: int, *, file: str) -> dict[str, tuple[TensorSpec, memoryview]]:
@@ -61,7 +46,7 @@ def read_state(descriptor: int, *, file: str) -> dict[str, tuple[TensorSpec, mem
 def _tensor(name: object, value: Any, file: str) -> tuple[TensorSpec, memoryview]:
     if not isinstance(name, str) or not hasattr(value, "numpy") or not hasattr(value, "dtype"):
         raise PickleContentError(file=file, problem=f"{name!r} is a {type(value).__name__}, not a tensor")
-    dtype = str(value.dtype).rpartition(".")[2]
+    dtype = paddle_name(value)
     if dtype not in PADDLE_DTYPES:
         raise PickleContentError(file=file, problem=f"{name!r} has the unsupported dtype {dtype}")
     spec = TensorSpec(name, PADDLE_DTYPES[dtype], tuple(value.shape))

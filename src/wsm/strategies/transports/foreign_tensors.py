@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from wsm.strategies.errors import TrainerTensorError
-from wsm.strategies.files.paddle_state import PADDLE_DTYPES
+from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import bytes_of, specs_of
 
@@ -45,7 +45,7 @@ def foreign_bytes(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
     if not is_paddle_tensor(value):
         (spec,) = specs_of({name: value})
         return spec, bytes_of({name: value}, spec)
-    dtype = str(value.dtype).rpartition(".")[2]
+    dtype = paddle_name(value)
     if dtype not in PADDLE_DTYPES:
         raise TrainerTensorError(tensor=name, problem=f"its dtype is paddle's {dtype}")
     spec = TensorSpec(name, PADDLE_DTYPES[dtype], tuple(int(extent) for extent in value.shape))
