@@ -4,6 +4,7 @@
 module                  responsible for
 ======================  ==================================================================================
 :mod:`.controller`      :class:`Controller`: ``clear()``, ``update()``, ``status()``
+:mod:`.asking`          from what a caller says to the arguments of a command
 :mod:`.order`           what a caller asks: one command, and how long to wait for what
 :mod:`.access`          the hold on the segment, shared with commands that outlive the controller
 :mod:`.opening`         how a command is begun, and a dead controller's command completed

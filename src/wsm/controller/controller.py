@@ -5,26 +5,23 @@ Responsible for what can be asked, and how. How a command is begun is in :mod:`.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import final
 
 from wsm.clock import Clock, SystemClock
-from wsm.command import CommandArguments, PartialUpdateRefusedError, checked_tags
 from wsm.config import EngineWordsConfig
 from wsm.controller.access import GroupAccess
-from wsm.controller.errors import HotFallbackError, TagsContradictError, UnknownTransferModeError
+from wsm.controller.asking import clear_arguments, update_arguments
 from wsm.controller.opening import Opening
 from wsm.controller.order import Order
 from wsm.controller.pending import Pending
 from wsm.controller.status import GroupStatus, read_status
 from wsm.controller.transaction import SETTLE_S
-from wsm.receipt import Receipt, named
+from wsm.receipt import Receipt
 from wsm.signals.word import Operation
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag, TransferMode
-from wsm.strategies.files.version_file import check_version
 
 
 @final
@@ -233,13 +230,7 @@ class Controller:
             Asked once it is this controller's turn, before anything is written; False raises
             :class:`CommandWithdrawnError`.
         """
-        arguments = CommandArguments(
-            request_id or uuid.uuid4().hex,
-            in_flight=in_flight,
-            kv_policy=kv_policy,
-            tags=checked_tags(tags),
-            clears=True,
-        )
+        arguments = clear_arguments(request_id, tags=tags, in_flight=in_flight, kv_policy=kv_policy)
         return self._opening.begin(
             Order(Operation.CLEAR, arguments, deadline_s, settle_s, wait_s, still_wanted=still_wanted)
         )
@@ -263,29 +254,17 @@ class Controller:
         still_wanted: Callable[[], bool] | None = None,
     ) -> Pending:
         """As :meth:`update`, without waiting for its end; `still_wanted` as :meth:`begin_clear`."""
-        if version is not None:
-            check_version(version)
-        wanted = checked_tags(tags)
-        if hot and wanted != ALL_TAGS:
-            raise TagsContradictError(tags=named(wanted), argument="hot", why="a hot update replaces both")
-        if version is not None and Tag.WEIGHTS not in wanted:
-            raise TagsContradictError(tags=named(wanted), argument="version", why="no weights are loaded")
-        if force and Tag.WEIGHTS not in wanted:
-            raise TagsContradictError(tags=named(wanted), argument="force", why="no weights are loaded")
-        if partial and Tag.WEIGHTS not in wanted:
-            raise TagsContradictError(tags=named(wanted), argument="partial", why="no weights are loaded")
-        if partial and hot:
-            raise PartialUpdateRefusedError(why="a hot update stages every tensor anew")
-        arguments = CommandArguments(
-            request_id or uuid.uuid4().hex,
+        arguments = update_arguments(
+            request_id,
             version,
-            in_flight or (InFlightPolicy.KEEP if hot else InFlightPolicy.ABORT),
-            kv_policy,
-            hot_fallback=_fallback(hot_fallback),
-            tags=wanted,
-            reload=force,
+            tags=tags,
+            hot=hot,
+            hot_fallback=hot_fallback,
+            in_flight=in_flight,
+            kv_policy=kv_policy,
+            force=force,
             partial=partial,
-            transfer_mode=None if transfer_mode is None else _transfer_mode(transfer_mode),
+            transfer_mode=transfer_mode,
         )
         return self._opening.begin(
             Order(
@@ -324,18 +303,3 @@ class Controller:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _fallback(asked: HotFallback | str) -> HotFallback:
-    try:
-        return HotFallback(asked)
-    except ValueError:
-        raise HotFallbackError(value=asked, allowed=[each.value for each in HotFallback]) from None
-
-
-def _transfer_mode(asked: TransferMode | str) -> TransferMode:
-    try:
-        return TransferMode(asked)
-    except ValueError:
-        allowed = [each.value for each in TransferMode]
-        raise UnknownTransferModeError(value=asked, allowed=allowed) from None

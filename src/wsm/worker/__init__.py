@@ -4,6 +4,7 @@
 module                      responsible for
 ==========================  =============================================================================
 :mod:`.worker`              :class:`Worker`: ``poll()``, ``step()``; the path taken while serving
+:mod:`.participation`       what a participant is made of, put together and joined
 :mod:`.driver`              the slow path: look at the words, do one thing, tell the protocol what came of it
 :mod:`.patience`            how long a rank waits, for whom, and what it says when that was too long
 :mod:`.cache_participant`   :class:`CacheParticipant`: a KV-cache process, which takes part and never steps

@@ -19,20 +19,12 @@ from wsm.config import WsmConfig, load_config
 from wsm.protocol.rank_state import Phase
 from wsm.report import WITHOUT_WEIGHTS
 from wsm.states.journal import Journal
-from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVPolicy, KVState
-from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.attaching import attach_cache_process
 from wsm.worker.cache_surfaces import CacheSurfaces
 from wsm.worker.cache_word import CacheWords
-from wsm.worker.driver import RankDriver
-from wsm.worker.execution_factory import ExecutionFactory
-from wsm.worker.group_words import GroupWords
 from wsm.worker.holding import Holding
-from wsm.worker.patience import Patience
-from wsm.worker.recording import Recorder
-from wsm.worker.reporting import Reporter
-from wsm.worker.watch import ActionWatch
+from wsm.worker.participation import Work, join_group
 
 
 @final
@@ -81,44 +73,25 @@ class CacheParticipant:
         runner = CacheSurfaces(kv_cache, memory)
         options = PlanOptions(cache_only=True, kv_policies=kv_policies, deadlines=config.deadlines.action_s)
         plans = derive_plans(options)
+        work = Work(
+            runner,
+            plans,
+            lambda _context, _target: {},
+            holding=Holding(compares_blocks=False),
+            facts={WITHOUT_WEIGHTS: True},
+        )
         with ExitStack() as undo:
-            recorder = Recorder(rank=index, clock=clock, directory=config.journal_directory)
-            undo.callback(recorder.close)
-            attachment = attach_cache_process(config, directory)
-            undo.callback(attachment.abandon)
-            segment = attachment.segment
-            words = GroupWords(segment, index, clock)
-            recorder.keep_in(segment.journal(index))
-            watch = ActionWatch(index, words.presence, plans, clock)
-            life = LifeCycle()
-            driver = RankDriver(
-                words=words,
-                life=life,
-                executions=ExecutionFactory(
-                    words=words,
-                    runner=runner,
-                    plans=plans,
-                    load=lambda _context, _target: {},
-                    life=life,
-                    clock=clock,
-                    recorder=recorder,
-                    announced=AnnouncedVersion(segment, index, None),
-                    watch=watch,
-                    holding=Holding(compares_blocks=False),
-                    facts={WITHOUT_WEIGHTS: True},
-                ),
-                reporter=Reporter(segment, index, watch.declaration()),
-                patience=Patience(config.deadlines, clock, runner.requests),
+            self._part = join_group(
+                undo,
+                config,
+                index,
+                work=work,
                 clock=clock,
-                recorder=recorder,
-                watch=watch,
+                attach=lambda: attach_cache_process(config, directory),
             )
-            driver.join()
             undo.pop_all()
-        self._attachment = attachment
-        self._recorder = recorder
-        self._driver = driver
-        self._words = words
+        self._driver = self._part.driver
+        self._words = self._part.words
         self._engine_words = CacheWords(config.engine_words, directory)
 
     @classmethod
@@ -134,7 +107,7 @@ class CacheParticipant:
     @property
     def journal(self) -> Journal:
         """The bounded, replayable record of what this process did."""
-        return self._recorder.journal
+        return self._part.recorder.journal
 
     def poll(self) -> bool:
         """Do what a command needs now: at most one action, or a wait of 1 ms.
@@ -153,7 +126,7 @@ class CacheParticipant:
         self._engine_words.show(self.kv, self._words.view())
         self._driver.turn()
         self._engine_words.show(self.kv, self._words.view())
-        self._attachment.check(self._driver.state.sequence)
+        self._part.attachment.check(self._driver.state.sequence)
         return self._driver.state.phase is not Phase.IDLE
 
     def wait(self, timeout_s: float) -> bool:
@@ -162,10 +135,8 @@ class CacheParticipant:
 
     def close(self) -> None:
         """Leave the group's segment. Idempotent. The group can be commanded no more without this process."""
-        self._driver.leave()
         self._engine_words.close()
-        self._attachment.close()
-        self._recorder.close()
+        self._part.close()
 
     def __enter__(self) -> CacheParticipant:
         return self

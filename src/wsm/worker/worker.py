@@ -27,23 +27,15 @@ from wsm.signals.errors import SegmentClosedError
 from wsm.signals.image import SegmentImage
 from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
-from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.strategies.snapshot.version_pins import VersionPins
-from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.attaching import attach_rank
-from wsm.worker.driver import RankDriver
 from wsm.worker.execution import Load
-from wsm.worker.execution_factory import ExecutionFactory
-from wsm.worker.group_words import GroupWords
 from wsm.worker.loading import find_function, load_function, pins_for, proven
-from wsm.worker.patience import Patience
+from wsm.worker.participation import Work, join_group
 from wsm.worker.permit import StepPermit
-from wsm.worker.recording import Recorder
-from wsm.worker.reporting import Reporter
 from wsm.worker.resident_tensors import keeping_tensors
 from wsm.worker.sources import Sources
-from wsm.worker.watch import ActionWatch
 from wsm.worker.watchdog import Watchdog
 
 #: A command word that no controller ever writes: nothing is quiet.
@@ -121,44 +113,22 @@ class Worker:
         if load is None:
             sources = Sources(config)
             load, find = load_function(sources), find_function(sources)
+        work = Work(runner, plans, proven(load), find, pins=self._pins)
         with ExitStack() as undo:
-            recorder = Recorder(rank=rank, clock=clock, directory=config.journal_directory)
-            undo.callback(recorder.close)
-            attachment = attach_rank(config, rank, directory)
-            undo.callback(attachment.abandon)
-            words = GroupWords(attachment.segment, rank, clock)
-            recorder.keep_in(attachment.segment.journal(rank))
-            watch = ActionWatch(rank, words.presence, plans, clock)
-            life = LifeCycle()
-            driver = RankDriver(
-                words=words,
-                life=life,
-                executions=ExecutionFactory(
-                    words=words,
-                    runner=runner,
-                    plans=plans,
-                    load=proven(load),
-                    life=life,
-                    clock=clock,
-                    recorder=recorder,
-                    announced=AnnouncedVersion(attachment.segment, rank, find),
-                    watch=watch,
-                    pins=self._pins,
-                ),
-                reporter=Reporter(attachment.segment, rank, watch.declaration()),
-                patience=Patience(config.deadlines, clock, runner.requests),
+            self._part = part = join_group(
+                undo,
+                config,
+                rank,
+                work=work,
                 clock=clock,
-                recorder=recorder,
-                watch=watch,
+                attach=lambda: attach_rank(config, rank, directory),
             )
-            driver.join()
-            self._watchdog = Watchdog(words, watch, runner.groups, recorder, driver)
+            self._watchdog = Watchdog(part.words, part.watch, runner.groups, part.recorder, part.driver)
             undo.pop_all()
         self._sources = sources
-        self._recorder = recorder
-        self._attachment = attachment
-        self._driver = driver
-        self._words = words
+        self._attachment = part.attachment
+        self._driver = part.driver
+        self._words = words = part.words
         self._rank = rank
         self._bell: Bell | None = None
         self._memory: memoryview[int] | _ClosedWords = words.words
@@ -196,7 +166,7 @@ class Worker:
     @property
     def journal(self) -> Journal:
         """The bounded, replayable record of what this rank did."""
-        return self._recorder.journal
+        return self._part.recorder.journal
 
     def poll(self, *, block: bool = False) -> Turn:
         """Say what the loop may do, after doing what a weight change needs now.
@@ -280,14 +250,12 @@ class Worker:
     def close(self) -> None:
         """Leave the group's segment. Idempotent. The group cannot step without this rank."""
         self._watchdog.close()
-        self._driver.leave()
         self._quiet = _NEVER
-        self._memory = _ClosedWords(str(self._attachment.segment.path))
+        self._memory = _ClosedWords(str(self._words.segment.path))
         if self._bell is not None:
             self._bell.close()
             self._bell = None
-        self._attachment.close()
-        self._recorder.close()
+        self._part.close()
         self._pins.close()
         if self._sources is not None:
             self._sources.close()
