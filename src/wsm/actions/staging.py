@@ -10,6 +10,7 @@ from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError, PreconditionError, StagingUnsupportedError
 from wsm.actions.flipping import captured_names
+from wsm.actions.preconditions import require_digest, require_load
 from wsm.actions.staging_surface import StageableWeights, StagedWeights
 from wsm.actions.verify import ResidentDigest
 from wsm.actions.weights import AddressContract
@@ -37,12 +38,7 @@ class StageWeights(Action):
 
     def precondition(self, context: ActionContext) -> None:
         """Refuse a command that brings nothing to load (PreconditionError)."""
-        if context.load is None:
-            raise PreconditionError(
-                action=self.name,
-                found="the command has no load function",
-                fix="configure a load strategy for this worker",
-            )
+        require_load(context, action=self.name)
 
     def run(self, context: ActionContext) -> None:
         """Stage. Local; blocks as long as the strategy does. Its facts become the command's facts."""
@@ -77,12 +73,7 @@ class VerifyStaged(Action):
 
     def precondition(self, context: ActionContext) -> None:
         """Refuse to verify what does not say what it should be (PreconditionError)."""
-        if not context.facts.get("digest"):
-            raise PreconditionError(
-                action=self.name,
-                found="the load reported no digest",
-                fix="a load strategy must report the digest of what it applied",
-            )
+        require_digest(context, action=self.name)
 
     def run(self, context: ActionContext) -> None:
         """Verify. Local; reads every byte once, at the speed of the memory bus.

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
-from wsm.actions.errors import PostconditionError, PreconditionError
+from wsm.actions.errors import PostconditionError
 from wsm.actions.measuring import MemoryProof
+from wsm.actions.preconditions import require_digest
 from wsm.actions.weights import AddressContract
 from wsm.states.vocabulary import ALL_TAGS, Tag
 from wsm.strategies.digest import digest_of, shard_digest
@@ -124,12 +125,7 @@ class VerifyLoaded(Action):
 
     def precondition(self, context: ActionContext) -> None:
         """Refuse to verify what does not say what it should be (PreconditionError)."""
-        if not context.facts.get("digest"):
-            raise PreconditionError(
-                action=self.name,
-                found="the load reported no digest",
-                fix="a load strategy must report the digest of what it applied",
-            )
+        require_digest(context, action=self.name)
 
     def run(self, context: ActionContext) -> None:
         """Verify. Local; reads every byte once, at the speed of the memory bus.

@@ -12,7 +12,8 @@ from typing import Protocol, runtime_checkable
 
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
-from wsm.actions.errors import PostconditionError, PreconditionError, StorageMovedError
+from wsm.actions.errors import PostconditionError, StorageMovedError
+from wsm.actions.preconditions import require_load
 from wsm.strategies.tensor import (
     AdoptingTarget,
     StagedTarget,
@@ -132,12 +133,7 @@ class LoadWeights(Action):
 
     def precondition(self, context: ActionContext) -> None:
         """Refuse a command that brings nothing to load (PreconditionError)."""
-        if context.load is None:
-            raise PreconditionError(
-                action=self.name,
-                found="the command has no load function",
-                fix="configure a load strategy for this worker",
-            )
+        require_load(context, action=self.name)
 
     def run(self, context: ActionContext) -> None:
         """Load. Local; blocks as long as the strategy does. Its facts become the command's facts."""

@@ -21,13 +21,12 @@ from wsm.strategies.buckets.plan import ALIGNMENT
 from wsm.strategies.buckets.sending import SendingLoop
 from wsm.strategies.buckets.stream import RankStream
 from wsm.strategies.documents.sealed_json import content_digest
-from wsm.strategies.errors import IncompletePublicationError
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.messages.errors import BucketSizeError
 from wsm.strategies.observer import never_cancelled
 from wsm.strategies.trainer.report import TrainerReport
-from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
+from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of
 
 #: Size of a bucket: large enough that messages cost nothing, small enough that four stay in a shared cache.
 BUCKET_BYTES = 8 << 20
@@ -179,10 +178,7 @@ class BucketSender:
         """
         begun = self._clock.monotonic_ns()
         check_version(version)
-        if not shards or sorted(shards) != list(range(len(shards))):
-            raise IncompletePublicationError(
-                version=version, problem=f"shards were given for ranks {sorted(shards)}"
-            )
+        check_ranks(version, shards)
         if finite:
             for tensors in shards.values():
                 for spec in specs_of(tensors):

@@ -20,7 +20,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.strategies.applier.copying import copy_and_digest
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, running_digest, shard_digest
-from wsm.strategies.errors import IncompletePublicationError, PublisherBusyError, StorageError
+from wsm.strategies.errors import PublisherBusyError, StorageError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.files.version_file import check_version
@@ -28,7 +28,7 @@ from wsm.strategies.ipc.metas import IpcMetas, TensorMeta, metas_name
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.report import TrainerReport
-from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
+from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of
 
 # Every tensor begins on a cache line, and no vector instruction minds where it was adopted.
 _ALIGNMENT = 64
@@ -122,10 +122,7 @@ class SharedTensors:
         """
         begun = self._clock.monotonic_ns()
         check_version(version)
-        if not shards or sorted(shards) != list(range(len(shards))):
-            raise IncompletePublicationError(
-                version=version, problem=f"shards were given for ranks {sorted(shards)}"
-            )
+        check_ranks(version, shards)
         publication = secrets.token_hex(16)
         created = 0
         written: dict[int, _Shard] = {}

@@ -8,7 +8,7 @@ it. If the trainer has ended, what it left is copied, digests checked, or refuse
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from wsm.strategies.errors import (
     UnreadableFileError,
     VersionMismatchError,
 )
-from wsm.strategies.files.device_id import device_id_from_environment
+from wsm.strategies.files.device_id import OfDevice
 from wsm.strategies.files.part_file import is_pickle
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
@@ -50,7 +50,7 @@ _log = log.logger("strategies")
 
 
 @dataclass(frozen=True)
-class IpcSource:
+class IpcSource(OfDevice):
     """One rank's view of a directory of metas files.
 
     Parameters
@@ -85,18 +85,6 @@ class IpcSource:
     allow_pickle: bool = False
     device_index: int | None = None
     memory_directory: str = MEMORY_DIRECTORY
-
-    def resolved_device_id(self, environment: Mapping[str, str] = os.environ) -> int:
-        """Return the device id, from the environment if none was given.
-
-        Raises
-        ------
-        wsm.strategies.errors.DeviceIdError
-            If the environment gives no number either.
-        """
-        if self.device_id is not None:
-            return self.device_id
-        return device_id_from_environment(self.rank, environment)
 
 
 class Ipc:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from wsm.clock import Clock, SystemClock
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.documents.sealed_json import content_digest
-from wsm.strategies.errors import IncompletePublicationError
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.mooncake import channel as mooncake_channel
 from wsm.strategies.mooncake.desk import Desk, Publication
@@ -26,7 +25,7 @@ from wsm.strategies.mooncake.leases import Leases
 from wsm.strategies.mooncake.memory import PACKED_BELOW, PublishedMemory, check_shards
 from wsm.strategies.mooncake.plan import Layout
 from wsm.strategies.trainer.report import TrainerReport
-from wsm.strategies.trainer.tensors import TrainerTensors
+from wsm.strategies.trainer.tensors import TrainerTensors, check_ranks
 
 #: Long enough for a rank that copies in between, short enough to wait for one that hangs.
 LEASE_S = 30.0
@@ -143,10 +142,7 @@ class MooncakePublisher:
         """
         begun = self._clock.monotonic_ns()
         check_version(version)
-        if not shards or sorted(shards) != list(range(len(shards))):
-            raise IncompletePublicationError(
-                version=version, problem=f"shards were given for ranks {sorted(shards)}"
-            )
+        check_ranks(version, shards)
         check_shards(shards)
         self.withdraw(wait_s=wait_s)
         placed = self._memory.place(shards, finite=finite)

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
-from wsm.strategies.errors import IncompletePublicationError
 from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.snapshot.shard_writer import PART_BYTES
 from wsm.strategies.snapshot.staged_version import StagedVersion
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention
-from wsm.strategies.trainer.tensors import TrainerTensors
+from wsm.strategies.trainer.tensors import TrainerTensors, check_ranks
 
 
 @dataclass(frozen=True)
@@ -100,10 +99,7 @@ def publish_snapshot(
     IncompletePublicationError, TrainerTensorError, PlacementError, wsm.strategies.errors.VersionNumberError
         If what was handed over is no version. Nothing became visible.
     """
-    if not shards or sorted(shards) != list(range(len(shards))):
-        raise IncompletePublicationError(
-            version=version, problem=f"shards were given for ranks {sorted(shards)}"
-        )
+    check_ranks(version, shards)
     clock = clock or SystemClock()
     begun = clock.monotonic_ns()
     with StagedVersion(directory, version, world_size=len(shards), durable=durable) as staged:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from wsm.strategies.files.device_id import device_id_from_environment
+from wsm.strategies.files.device_id import OfDevice
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 
 
 @dataclass(frozen=True)
-class SnapshotSource:
+class SnapshotSource(OfDevice):
     """One rank's view of a snapshot directory.
 
     Parameters
@@ -43,15 +41,3 @@ class SnapshotSource:
     shared_directory: Path | str | None = SHARED_DIRECTORY
     allow_pickle: bool = False
     readahead_bytes: int = 0
-
-    def resolved_device_id(self, environment: Mapping[str, str] = os.environ) -> int:
-        """Return the device id, from the environment if none was given.
-
-        Raises
-        ------
-        wsm.strategies.errors.DeviceIdError
-            If the environment gives no number either.
-        """
-        if self.device_id is not None:
-            return self.device_id
-        return device_id_from_environment(self.rank, environment)

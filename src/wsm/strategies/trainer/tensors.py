@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from wsm.strategies.documents.strict_json import is_text
-from wsm.strategies.errors import TrainerTensorError
+from wsm.strategies.errors import IncompletePublicationError, TrainerTensorError
 from wsm.strategies.files.safetensors_header import METADATA_KEY
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
@@ -38,6 +38,20 @@ _BY_NUMPY_NAME = {
 _BY_BUFFER_FORMAT = {"?": "BOOL", "e": "F16", "f": "F32", "d": "F64"}
 _SIGNED_FORMATS = "bhilq"
 _UNSIGNED_FORMATS = "cBHILQ"
+
+
+def check_ranks(version: int, shards: Mapping[int, object]) -> None:
+    """Refuse what was handed over for other ranks than 0 to the world size - 1.
+
+    Raises
+    ------
+    wsm.strategies.errors.IncompletePublicationError
+        If a rank is missing, or there is none.
+    """
+    if not shards or sorted(shards) != list(range(len(shards))):
+        raise IncompletePublicationError(
+            version=version, problem=f"shards were given for ranks {sorted(shards)}"
+        )
 
 
 def specs_of(tensors: TrainerTensors) -> list[TensorSpec]:
