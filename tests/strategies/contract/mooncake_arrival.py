@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
+from peer_arrival import HERE, AddressArrival
+from wrongs import Expected, State, Wrong
 
 from wsm.strategies import errors
 from wsm.strategies.digest import shard_digest
@@ -89,31 +88,20 @@ class RawDesk:
         self._listening.close()
 
 
-class MooncakeArrival:
+class MooncakeArrival(AddressArrival):
     strategy = "rsync"
-    declared = True
     impossible: Mapping[Wrong, str] = {
         Wrong.TRUNCATED_ON_THE_WAY: "a publisher's memory is unmapped only with its process",
     }
 
     def __init__(self, directory: Path) -> None:
         self._path = f"{directory}/publisher"
-        self._address = self.place = f"ipc://{self._path}"
-        self._connect_s = 60.0
+        super().__init__(f"ipc://{self._path}")
+        self.place = self._address
         self._transport = KeptTransport("mooncake", self._make)
         self._publisher: MooncakePublisher | None = None
         self._desk: RawDesk | None = None
         self._engine: Engine | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def publish(self, version: int, state: State, *, finite: bool = False) -> None:
-        self._publish(version, {0: state, 1: make_state(seed=version + 1000, finite=finite)}, finite=finite)
-
-    def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
-        if wrong in BY_STATE:
-            self.publish(version, wrong_state(state, wrong))
-            return BY_STATE[wrong]
-        return getattr(self, f"_{wrong.name.lower()}")(version, state)
 
     def source(self) -> RsyncSource:
         return RsyncSource(self._transport, 0, world_size=2)
@@ -129,7 +117,7 @@ class MooncakeArrival:
         # Many spans in few buffers, so that most of a version is read while it is applied.
         return MooncakeTransport(self._address, connect_s=self._connect_s, span_bytes=1 << 16, buffers=2)
 
-    def _publish(self, version: int, shards: Mapping[int, State], *, finite: bool = False) -> None:
+    def _hand_over(self, version: int, shards: Mapping[int, State], *, finite: bool = False) -> None:
         self._connect_s = 60.0
         self._end_wrongs()
         if self._publisher is None:
@@ -143,10 +131,7 @@ class MooncakeArrival:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
-        if self._process is not None:
-            with self._process:
-                self._process.kill()
-            self._process = None
+        self._end_process()
 
     def _grant(self, version: int, state: State) -> say.Grant:
         """A right Grant, over memory that can really be read."""
@@ -171,10 +156,6 @@ class MooncakeArrival:
         """Answer everything a rank says with `data`."""
         self._desk = RawDesk(self._address, lambda _message: data)
 
-    def _nothing_there(self, version: int, state: State) -> Expected:
-        self._connect_s = 0.3
-        return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
-
     def _peer_silent(self, version: int, state: State) -> Expected:
         self._connect_s = 0.3
         self._answer(b"")
@@ -185,10 +166,7 @@ class MooncakeArrival:
         return Expected(stream_errors.PeerMessageError, (self._address, "it is a Grant, nothing was due"))
 
     def _peer_dies(self, version: int, state: State) -> Expected:
-        command = [sys.executable, "-c", _DYING_PUBLISHER, self._address, str(Path(__file__).parent)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"listening\n"
+        self._start_dying(_DYING_PUBLISHER, self._address, str(HERE))
         return Expected(stream_errors.PeerDiedError, (self._address, "has ended"), may_touch=True)
 
     def _duplicate_name(self, version: int, state: State) -> Expected:
@@ -203,17 +181,9 @@ class MooncakeArrival:
         self._answer(say.to_bytes(twice))
         return Expected(stream_errors.PeerMessageError, (self._address, "'embed.weight' twice"))
 
-    def _other_version(self, version: int, state: State) -> Expected:
-        self.publish(version + 1, state)
-        return Expected(errors.VersionMismatchError, (self._address, f"version {version + 1}"))
-
     def _other_rank(self, version: int, state: State) -> Expected:
         self._answer(say.to_bytes(replace(self._grant(version, state), rank=1)))
         return Expected(errors.ShardIdentityError, (self._address, "rank 1", "rank 0"))
-
-    def _other_world(self, version: int, state: State) -> Expected:
-        self._publish(version, {0: state})
-        return Expected(errors.ShardIdentityError, (self._address, "world size 1", "world size 2"))
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
         spec, data = state["large.weight"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
+from peer_arrival import HERE, AddressArrival
+from wrongs import Expected, State, Wrong
 
 from wsm.strategies import errors
 from wsm.strategies.buckets import bucket_socket
@@ -64,29 +63,17 @@ class RawPeer:
         self._socket.close()
 
 
-class StreamArrival:
+class StreamArrival(AddressArrival):
     strategy = "ipc_async"
-    declared = True
     impossible: Mapping[Wrong, str] = {}
 
     def __init__(self, directory: Path) -> None:
-        self._address = f"ipc://{directory}/buckets"
+        super().__init__(f"ipc://{directory}/buckets")
         self.place = ""  # the address or the segment; each test says which
-        self._connect_s = 60.0
         self._sender: BucketSender | None = None
         self._sending: tuple[Sending, threading.Thread] | None = None
         self._peer: RawPeer | None = None
-        self._process: subprocess.Popen[bytes] | None = None
         self._segment: OwnedSegment | None = None
-
-    def publish(self, version: int, state: State, *, finite: bool = False) -> None:
-        self._send(version, {0: state, 1: make_state(seed=version + 1000, finite=finite)}, finite=finite)
-
-    def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
-        if wrong in BY_STATE:
-            self.publish(version, wrong_state(state, wrong))
-            return BY_STATE[wrong]
-        return getattr(self, f"_{wrong.name.lower()}")(version, state)
 
     def source(self) -> IpcAsyncSource:
         return IpcAsyncSource(self._address, 0, world_size=2, connect_s=self._connect_s)
@@ -97,7 +84,7 @@ class StreamArrival:
             self._sender.close()
         self._end_peer()
 
-    def _send(self, version: int, shards: Mapping[int, State], *, finite: bool = False) -> None:
+    def _hand_over(self, version: int, shards: Mapping[int, State], *, finite: bool = False) -> None:
         self._connect_s = 60.0
         self._end_sending()
         self._end_peer()
@@ -125,10 +112,7 @@ class StreamArrival:
         if self._segment is not None:
             self._segment.close()
             self._segment = None
-        if self._process is not None:
-            with self._process:
-                self._process.kill()
-            self._process = None
+        self._end_process()
 
     def _stream(self, version: int, state: State) -> RankStream:
         self._segment = OwnedSegment("wsm-test.", 2 * BUCKET_BYTES)
@@ -155,10 +139,6 @@ class StreamArrival:
 
         self._peer = RawPeer(self._address, answer)
 
-    def _nothing_there(self, version: int, state: State) -> Expected:
-        self._connect_s = 0.3
-        return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
-
     def _peer_silent(self, version: int, state: State) -> Expected:
         self._connect_s = 0.3
         self._offer(version, state, lambda init, session: [])
@@ -173,10 +153,7 @@ class StreamArrival:
         return Expected(stream_errors.PeerMessageError, (self._address, "it is a Init, bucket 0 was due"))
 
     def _peer_dies(self, version: int, state: State) -> Expected:
-        command = [sys.executable, "-c", _DYING_SENDER, self._address, str(Path(__file__).parent)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"listening\n"
+        self._start_dying(_DYING_SENDER, self._address, str(HERE))
         return Expected(stream_errors.PeerDiedError, (self._address, "has ended"), may_touch=True)
 
     def _duplicate_name(self, version: int, state: State) -> Expected:
@@ -186,17 +163,9 @@ class StreamArrival:
         self._offer(version, state, twice)
         return Expected(stream_errors.PeerMessageError, (self._address, "'embed.weight' twice"))
 
-    def _other_version(self, version: int, state: State) -> Expected:
-        self.publish(version + 1, state)
-        return Expected(errors.VersionMismatchError, (self._address, f"version {version + 1}"))
-
     def _other_rank(self, version: int, state: State) -> Expected:
         self._offer(version, state, lambda init, session: [say.to_bytes(replace(init, rank=1), session)])
         return Expected(errors.ShardIdentityError, (self._address, "rank 1", "rank 0"))
-
-    def _other_world(self, version: int, state: State) -> Expected:
-        self._send(version, {0: state})
-        return Expected(errors.ShardIdentityError, (self._address, "world size 1", "world size 2"))
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
         stream = self._stream(version, state)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +11,8 @@ from typing import Any
 
 from checkpoint_transfer import wire
 from checkpoint_transfer.sender import FakeSender
-from wrongs import BY_STATE, Expected, State, Wrong, wrong_state
+from peer_arrival import HERE, PeerArrival
+from wrongs import Expected, State, Wrong
 
 from wsm.strategies import errors, with_manifest, write_version
 from wsm.strategies.messages import errors as stream_errors
@@ -23,8 +22,6 @@ from wsm.strategies.transports.gdr import GdrSource
 from wsm.strategies.transports.rsync import RsyncSource
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
 from wsm.strategies.transports.transport import KeptTransport
-
-HERE = Path(__file__).parent
 
 # A trainer that is killed when half of its buckets are sent.
 _DYING_TRAINER = """
@@ -41,7 +38,7 @@ sys.stdin.read()
 """
 
 
-class TransferArrival:
+class TransferArrival(PeerArrival):
     strategy = "rsync"
     declared = False
     impossible: Mapping[Wrong, str] = {
@@ -50,10 +47,10 @@ class TransferArrival:
     _source = RsyncSource
 
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         self._directory = directory
         self._sender: FakeSender | None = None
         self._raw: tuple[socket.socket, threading.Thread] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self._port: int = probe.getsockname()[1]
         self.place = str(self._port)
@@ -65,12 +62,6 @@ class TransferArrival:
         if self._sender is not None:
             self._sender.settle()
         self._send(version, with_manifest(state, version=version, rank=0, world_size=2, finite=finite))
-
-    def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
-        if wrong in BY_STATE:
-            self.publish(version, wrong_state(state, wrong))
-            return BY_STATE[wrong]
-        return getattr(self, f"_{wrong.name.lower()}")(version, state)
 
     def source(self) -> RsyncSource:
         if self._patience_s not in self._kept:
@@ -112,10 +103,7 @@ class TransferArrival:
             listener.close()
             thread.join()
             self._raw = None
-        if self._process is not None:
-            with self._process:
-                self._process.kill()
-            self._process = None
+        self._end_process()
 
     def _change_manifest(self, version: int, state: State, /, **changes: Any) -> None:
         sent = with_manifest(state, version=version, rank=0, world_size=2)
@@ -186,12 +174,7 @@ class TransferArrival:
         return Expected(stream_errors.PeerFailedError, (str(self._port), "ConnectionRefusedError"))
 
     def _peer_dies(self, version: int, state: State) -> Expected:
-        command = [sys.executable, "-c", _DYING_TRAINER, str(HERE), str(HERE.parents[1] / "standins")]
-        self._process = subprocess.Popen(
-            [*command, str(self._port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"listening\n"
+        self._start_dying(_DYING_TRAINER, str(HERE), str(HERE.parents[1] / "standins"), str(self._port))
         return Expected(stream_errors.PeerFailedError, (str(self._port), "ConnectionError"), may_touch=True)
 
     def _peer_silent(self, version: int, state: State) -> Expected:

@@ -1,0 +1,75 @@
+"""What arrivals from a process that listens have in common, whatever it says to the ranks that come."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from wrongs import BY_STATE, Expected, State, Wrong, make_state, wrong_state
+
+from wsm.strategies import errors
+from wsm.strategies.messages import errors as stream_errors
+
+HERE = Path(__file__).parent
+
+
+class PeerArrival:
+    """Each way of being wrong that names, dtypes and shapes do not show is a method of its name."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def publish(self, version: int, state: State, *, finite: bool = False) -> None:
+        raise NotImplementedError
+
+    def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
+        if wrong in BY_STATE:
+            self.publish(version, wrong_state(state, wrong))
+            return BY_STATE[wrong]
+        return getattr(self, f"_{wrong.name.lower()}")(version, state)
+
+    def _start_dying(self, program: str, *arguments: str) -> None:
+        """Start a trainer that kills itself on the way; return when it listens."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"listening\n"
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            with self._process:
+                self._process.kill()
+            self._process = None
+
+
+class AddressArrival(PeerArrival):
+    """From a trainer of ours at an address, which says beforehand what it will bring."""
+
+    declared = True
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+        self._connect_s = 60.0
+
+    def publish(self, version: int, state: State, *, finite: bool = False) -> None:
+        other = make_state(seed=version + 1000, finite=finite)
+        self._hand_over(version, {0: state, 1: other}, finite=finite)
+
+    def _hand_over(self, version: int, shards: Mapping[int, State], *, finite: bool = False) -> None:
+        raise NotImplementedError
+
+    def _nothing_there(self, version: int, state: State) -> Expected:
+        self._connect_s = 0.3
+        return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
+
+    def _other_version(self, version: int, state: State) -> Expected:
+        self.publish(version + 1, state)
+        return Expected(errors.VersionMismatchError, (self._address, f"version {version + 1}"))
+
+    def _other_world(self, version: int, state: State) -> Expected:
+        self._hand_over(version, {0: state})
+        return Expected(errors.ShardIdentityError, (self._address, "world size 1", "world size 2"))
