@@ -25,10 +25,9 @@ from campaign.table import show, show_failure
 #: Per slice, the groups, what their cases are about, and how many are played; None: all.
 SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
     "ci": {
-        ("memory", 2, "commands"): 40,
-        ("memory", 2, "halves"): 6,
+        ("memory", 2, "commands"): 38,
         ("memory", 4, "commands"): 6,
-        ("cache", 2, "commands"): 4,
+        ("cache", 2, "halves"): 8,
         ("gloo", 2, "commands"): 8,
     },
     "short": {
@@ -48,7 +47,7 @@ SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
         ("memory", 2, "havoc"): None,
         ("memory", 4, "commands"): 600,
         ("cache", 2, "commands"): None,
-        ("cache", 2, "halves"): None,
+        ("cache", 2, "halves"): 700,
         ("cache", 2, "havoc"): 100,
         ("gloo", 2, "commands"): 600,
         ("gloo", 2, "halves"): 200,

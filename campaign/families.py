@@ -48,9 +48,8 @@ def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
         of_ranks, others = group.victims[:ranks], group.victims[ranks:]
         cases = list(every_case(group, heard, others))
         # Beside a KV-cache process, and with halves, ranks do what they do elsewhere, too.
-        once = family == "commands" and not others
-        if family == "commands" or not others:
-            cases += (every_case if once else every_other_case)(group, heard, of_ranks)
+        every = every_case if family == "commands" and not others else every_other_case
+        cases += every(group, heard, of_ranks)
         if family == "halves":
             return cases + controller_faults.cases(kind, ranks, HALVES)
     cases += controller_faults.cases(kind, ranks, COMMANDS)
