@@ -8,7 +8,7 @@ from typing import Protocol
 
 from delta_arrival import DeltaArrival
 from ipc_arrival import IpcArrival
-from mooncake_arrival import MooncakeArrival
+from mooncake_arrival import GdrMooncakeArrival, MooncakeArrival
 from resliced_arrival import ReslicedArrival
 from snapshot_arrival import SnapshotArrival
 from stream_arrival import StreamArrival
@@ -61,7 +61,8 @@ ARRIVALS: Mapping[str, Callable[[Path], Arrival]] = {
     "ipc_async": StreamArrival,
     "ipc_snapshot": SnapshotArrival,
     "ipc_snapshot, resliced": ReslicedArrival,
-    "gdr": GdrArrival,
+    "gdr over checkpoint_transfer": GdrArrival,
+    "gdr over mooncake": GdrMooncakeArrival,
     "rsync over checkpoint_transfer": TransferArrival,
     "rsync over mooncake": MooncakeArrival,
 }

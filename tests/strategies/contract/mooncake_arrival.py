@@ -23,6 +23,7 @@ from wsm.strategies.mooncake.memory import PublishedMemory
 from wsm.strategies.mooncake.plan import Layout
 from wsm.strategies.mooncake.publisher import MooncakePublisher
 from wsm.strategies.mooncake.transport import MooncakeTransport
+from wsm.strategies.transports.gdr import GdrSource
 from wsm.strategies.transports.rsync import RsyncSource
 from wsm.strategies.transports.transport import KeptTransport
 
@@ -104,7 +105,7 @@ class MooncakeArrival(AddressArrival):
         self._engine: Engine | None = None
 
     def source(self) -> RsyncSource:
-        return RsyncSource(self._transport, 0, world_size=2)
+        return self._source(self._transport, 0, world_size=2)
 
     def close(self) -> None:
         self._transport.close()
@@ -228,3 +229,10 @@ class MooncakeArrival(AddressArrival):
         )
         self._answer(say.to_bytes(grant))
         return Expected(errors.EmptySnapshotError, (self._address,))
+
+
+class GdrMooncakeArrival(MooncakeArrival):
+    """The same for a target without loaders, which gets the tensors by name."""
+
+    strategy = "gdr"
+    _source = GdrSource

@@ -16,11 +16,22 @@ from checkpoint_transfer.stream import FakeCheckpointTransfer
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
 from small_state import State, contents, make_state
 
-from wsm.strategies import LoadReport, ManifestScope, MemoryTarget, RsyncSource, errors, load, with_manifest
+from wsm.strategies import (
+    LoadReport,
+    ManifestScope,
+    MemoryTarget,
+    RsyncSource,
+    TensorSpec,
+    errors,
+    load,
+    with_manifest,
+)
 from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies.transports import batches
 from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport, Interface
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.foreign_thread import ForeignThread
 from wsm.strategies.transports.transport import KeptTransport
 
 pytestmark = pytest.mark.processes
@@ -90,6 +101,19 @@ def test_buffers_that_are_used_again_do_not_reach_the_weights(sender, source):
     assert model.holds(state)
     assert (report.version, report.verified, report.tensors) == (1, len(state), len(state))
     assert report.manifest_scope is ManifestScope.GROUP
+
+
+def test_thousands_of_small_tensors_change_threads_far_fewer_times(sender, source, monkeypatch):
+    monkeypatch.setattr(batches, "BATCH_S", 3600.0)  # however slow the machine is
+    calls, call = [], ForeignThread.call
+    monkeypatch.setattr(ForeignThread, "call", lambda self, *a, **o: calls.append(a) or call(self, *a, **o))
+    state = {f"t{index}": np.full(8, index, np.float32) for index in range(2000)}
+    target = MemoryTarget(TensorSpec(name, "F32", (8,)) for name in state)
+    sender.send(with_manifest(state, version=1, rank=0, world_size=1), step_id="1")
+    report = load(source(), target, name="rsync", version=1)
+    assert (report.tensors, report.verified) == (len(state), len(state))
+    assert all(target.readable(name) == array.tobytes() for name, array in state.items())
+    assert len(calls) < len(state) / 2
 
 
 def test_what_the_load_cost_is_split_into_waiting_and_own_work(sender, source):

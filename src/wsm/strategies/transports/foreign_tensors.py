@@ -6,12 +6,13 @@ in device memory come as a copy on the host. paddle is used where its tensors ar
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 from wsm.strategies.trainer.tensors import bytes_of, specs_of
 
 
@@ -60,6 +61,19 @@ def foreign_bytes(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
     if not value.place.is_cpu_place():
         return spec, value.numpy().reshape(-1).view(np.uint8).data
     return spec, np.asarray(_Held(value, spec.nbytes)).data
+
+
+def host_nbytes(value: Any) -> int | None:
+    """Return the bytes of a foreign tensor in host memory; None for any other, and for what may be none."""
+    if isinstance(value, tuple):
+        return value[0].nbytes if len(value) == 2 and isinstance(value[0], TensorSpec) else None
+    if not is_paddle_tensor(value):
+        found: Any = len(value) if isinstance(value, bytes | bytearray) else getattr(value, "nbytes", None)
+        return found if isinstance(found, int) else None
+    dtype = PADDLE_DTYPES.get(paddle_name(value.dtype))
+    if dtype is None or not value._is_initialized() or not value.place.is_cpu_place():
+        return None
+    return math.prod(map(int, value.shape)) * ITEM_BYTES[dtype]
 
 
 def is_paddle_tensor(value: Any) -> bool:

@@ -1,11 +1,13 @@
 """From a foreign iterator of named tensors to an offer: bounded waits, and each tensor held to the manifest.
 
 Used by every transport whose package hands tensors over one after the other. The iterator is advanced only
-when the tensor before was applied, so the package may use its memory again then. Knows no package.
+when the tensor before was applied, or copied if it is small, so the package may use its memory again then.
+Knows no package.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +25,7 @@ from wsm.strategies.messages.errors import PeerFailedError, PeerSilentError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.transports.batches import BATCH_BYTES, BATCH_S, END, Batches
 from wsm.strategies.transports.errors import (
     ForeignTensorError,
     TransferTooLongError,
@@ -32,8 +35,6 @@ from wsm.strategies.transports.errors import (
 from wsm.strategies.transports.foreign_tensors import foreign_bytes
 from wsm.strategies.transports.foreign_thread import CallExpiredError, ForeignThread
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
-
-_END = object()
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,9 @@ class TensorStream:
         PeerSilentError, PeerFailedError, TransferTooLongError, LoadCancelledError, ForeignTensorError
             If the first tensor does not come, or is none.
         """
-        self._next = _advancing(self._wait(begin, self._limits.first_s, "the stream"))
-        first = self._wait(self._next, self._limits.first_s, "the first tensor")
-        if first is _END:
+        batches = Batches(self._wait(begin, self._limits.first_s, "the stream"), keep=self._keep)
+        first = self._wait(batches.first, self._limits.first_s, "the first tensor")
+        if first is END:
             raise EmptySnapshotError(where=self._peer)
         name, value = self._pair(first)
         if name == MANIFEST_TENSOR:
@@ -129,11 +130,11 @@ class TensorStream:
         manifest = self._manifest
         return Offer(
             version=self._version,
-            tensors=self._tensors(None if manifest is not None else first),
+            tensors=self._tensors(batches, None if manifest is not None else first),
             files=(self._peer,),
             manifest_digest=None if manifest is None else manifest.group_digest,
             manifest_scope=ManifestScope.LOADED if manifest is None else ManifestScope.GROUP,
-            peak_extra_bytes=self._buffer_bytes,
+            peak_extra_bytes=self._buffer_bytes + (0 if self._keep else BATCH_BYTES),
             declared=False,
             promised=None if manifest is None else tuple(spec for spec, _ in manifest.tensors.values()),
             waited_s=lambda: self._waited_ns / 1e9,
@@ -153,17 +154,21 @@ class TensorStream:
             raise EmptySnapshotError(where=self._peer)
         return manifest
 
-    def _tensors(self, item: Any) -> Iterator[OfferedTensor]:
-        if item is None:
-            item = self._wait(self._next, self._limits.next_s, "the next tensor")
-        while item is not _END:
+    def _tensors(self, batches: Batches, first: Any) -> Iterator[OfferedTensor]:
+        items: deque[Any] = deque(() if first is None else (first,))
+        while True:
+            if not items:
+                # The last of a batch is waited for as long as any, however long the batch took before.
+                items = self._wait(batches.take, self._limits.next_s, "the next tensor", slack_s=BATCH_S)
+            item = items.popleft()
+            if item is END:
+                return
             offered = self._offered(*self._pair(item))
             item = None
             self._came += 1
             yield offered
             self._touched = True  # it was applied, or is none that the model has; the safe side is this one
             del offered
-            item = self._wait(self._next, self._limits.next_s, "the next tensor")
 
     def _offered(self, name: str, value: Any) -> OfferedTensor:
         spec, data = self._bytes(name, value)
@@ -212,10 +217,10 @@ class TensorStream:
                 peer=self._peer, tensor=name, problem=error.context["problem"], touched=self._touched
             ) from error
 
-    def _wait(self, work: Callable[[], Any], limit_s: float, expected: str) -> Any:
+    def _wait(self, work: Callable[[], Any], limit_s: float, expected: str, *, slack_s: float = 0.0) -> Any:
         begun = self._clock.monotonic_ns()
         end = self._begun_ns + int(self._limits.total_s * 1e9)
-        until = begun + int(limit_s * 1e9)
+        until = begun + int((limit_s + slack_s) * 1e9)
         if begun >= end:
             raise self._too_long()
         try:
@@ -245,18 +250,6 @@ class TensorStream:
         return TransferTooLongError(
             peer=self._peer, limit_s=self._limits.total_s, tensors=self._came, touched=self._touched
         )
-
-
-def _advancing(stream: Any) -> Callable[[], Any]:
-    """Return what takes the next item, for iterators and asynchronous ones alike."""
-    if hasattr(stream, "__anext__"):
-        return lambda: _next_of(stream)
-    iterator = iter(stream)
-    return lambda: next(iterator, _END)
-
-
-async def _next_of(stream: Any) -> Any:
-    return await anext(stream, _END)
 
 
 def _text(spec: TensorSpec) -> str:
