@@ -70,7 +70,7 @@ def host_nbytes(value: Any) -> int | None:
     if not is_paddle_tensor(value):
         found: Any = len(value) if isinstance(value, bytes | bytearray) else getattr(value, "nbytes", None)
         return found if isinstance(found, int) else None
-    dtype = PADDLE_DTYPES.get(paddle_name(value.dtype))
+    dtype = PADDLE_DTYPES.get(paddle_name(value))
     if dtype is None or not value._is_initialized() or not value.place.is_cpu_place():
         return None
     return math.prod(map(int, value.shape)) * ITEM_BYTES[dtype]
