@@ -64,6 +64,7 @@ EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "actions",
     "strategies",
     "config",
+    "config_reading",
     "command",
     "report",
     "declared_plans",

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-import yaml
 
-from wsm.config_reading import ConfigurationError, build, connected_parts
+from wsm.config_reading import ConfigurationError, build, connected_parts, read_yaml
 from wsm.strategies.delta.source import FALLBACKS
 from wsm.strategies.source_config import (
     ORPHANS,
@@ -273,12 +272,10 @@ def load_config(path: str | Path) -> WsmConfig:
         If the file cannot be read, is not a mapping, or holds an unknown, missing or ill-typed value.
     """
     where = str(path)
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(
-            where=where, problem=" ".join(str(error).split()), fix="give a readable YAML file"
-        ) from error
+    content = read_yaml(
+        path,
+        lambda reason: ConfigurationError(where=where, problem=reason, fix="give a readable YAML file"),
+    )
     if not isinstance(content, Mapping):
         raise ConfigurationError(
             where=where, problem=f"holds a {type(content).__name__}", fix="it must be a mapping of options"

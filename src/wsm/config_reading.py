@@ -1,5 +1,7 @@
 """Plain values turned into configuration sections: unknown, missing and ill-typed ones are refused by name.
 
+Every configuration file is read this way, whatever error its reader makes of what is wrong.
+
 Knows the annotations that sections use, and how communicators join ranks; no section by itself.
 """
 
@@ -7,10 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from wsm.errors import BadInputError
+import yaml
+
+from wsm.errors import BadInputError, WsmError
 
 
 class ConfigurationError(BadInputError):
@@ -18,6 +24,23 @@ class ConfigurationError(BadInputError):
 
     def __init__(self, *, where: str, problem: str, fix: str) -> None:
         super().__init__(f"configuration {where}: {problem}; {fix}", where=where, problem=problem, fix=fix)
+
+
+@dataclass(frozen=True)
+class OptionFault:
+    """What is wrong with one option: its name, what was found, what it must be."""
+
+    option: str
+    problem: str
+    fix: str
+
+
+def read_yaml(path: str | Path, refusal: Callable[[str], WsmError]) -> Any:
+    """Return what a YAML file holds; raises what `refusal` makes of the reason why it cannot be read."""
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise refusal(" ".join(str(error).split())) from error
 
 
 def build(kind: type[Any], values: object, where: str) -> Any:
@@ -30,23 +53,44 @@ def build(kind: type[Any], values: object, where: str) -> Any:
     """
     if not isinstance(values, Mapping):
         raise ConfigurationError(where=where, problem=f"is {values!r}", fix="it must be a mapping of options")
-    fields = {f.name: f for f in dataclasses.fields(kind)}
+    fault = option_fault(kind, values)
+    if fault is not None:
+        raise ConfigurationError(where=where, problem=f"{fault.option!r} {fault.problem}", fix=fault.fix)
+    return kind(**values)
+
+
+def option_fault(
+    kind: type[Any], values: Mapping[Any, Any], *, without: Collection[str] = ()
+) -> OptionFault | None:
+    """Return the first unknown, missing or ill-typed option of the section `kind` among `values`.
+
+    Parameters
+    ----------
+    kind : type
+        A dataclass.
+    values : mapping
+        Plain values, as YAML has them.
+    without : collection of str
+        Fields of `kind` that are no options: they are made otherwise.
+    """
+    fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in without}
     for key in values:
         if key not in fields:
             close = difflib.get_close_matches(str(key), fields, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(fields)}"
-            raise ConfigurationError(where=where, problem=f"unknown option {key!r}", fix=hint)
+            return OptionFault(str(key), "is unknown", hint)
     for name, f in fields.items():
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and name not in values:
-            raise ConfigurationError(where=where, problem=f"{name!r} is missing", fix="add it")
-        if name in values:
-            _check_type(f"{where}: {name}", str(f.type), values[name])
-    return kind(**values)
+            return OptionFault(name, "is missing", "add it")
+        need = _need(name, str(f.type), values[name]) if name in values else None
+        if need is not None:
+            return OptionFault(name, f"is {values[name]!r}", f"it must be {need}")
+    return None
 
 
-def _check_type(where: str, annotation: str, value: object) -> None:
-    """Check a YAML value against the simple annotations used above; nested classes are checked by build."""
+def _need(name: str, annotation: str, value: object) -> str | None:
+    """Say what a value must be that does not fit a simple annotation; nested classes are checked by build."""
     expected: dict[str, tuple[type, ...]] = {
         "str": (str,),
         "int": (int,),
@@ -58,11 +102,12 @@ def _check_type(where: str, annotation: str, value: object) -> None:
     if kinds is None:
         kinds = (Mapping,) if annotation.startswith("Mapping") else (list, tuple)
         if not annotation.startswith(("Mapping", "Sequence")):
-            return
+            return None
     wrong = not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)
-    if wrong or (annotation == "float" and isinstance(value, (int, float)) and not value > 0):
-        need = "a positive number of seconds" if annotation == "float" else annotation
-        raise ConfigurationError(where=where, problem=f"is {value!r}", fix=f"it must be {need}")
+    if annotation == "float" and name.endswith("_s"):
+        seconds = not wrong and isinstance(value, (int, float)) and value > 0
+        return None if seconds else "a positive number of seconds"
+    return annotation if wrong else None
 
 
 def connected_parts(ranks: int, communicators: Mapping[str, Sequence[Sequence[int]]]) -> list[list[int]]:

@@ -114,7 +114,7 @@ def test_a_delta_against_another_version_is_refused_where_whole_files_are_not_al
         ({"fallback": "hope"}, "fallback must be one of full, refuse"),
         ({"max_chain": 0}, "max_chain at least 1"),
         ({"device_ids": [1]}, "1 ids for 2 ranks"),
-        ({"base": 3}, "unknown option 'base'"),
+        ({"base": 3}, "'base' is unknown"),
     ],
 )
 def test_what_a_configuration_cannot_mean_is_refused(options, says):

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from wsm.actions.surfaces import GroupKind
 from wsm.config import WsmConfig, config_from_mapping
+from wsm.config_reading import option_fault, read_yaml
 from wsm.controller.participants import CacheProcess
 from wsm.rollout.engine import EngineOptions, Limits
 from wsm.rollout.errors import RolloutConfigError
@@ -24,6 +23,8 @@ from wsm.rollout.run_directory import SNAPSHOT_DIRECTORY, run_directory_path
 from wsm.rollout.shape import ModelShape
 
 _SECTIONS = ("group", "model", "engine", "load", "recovery", "seed")
+
+_FROM_0 = ("seed", "temperature", "restarts")
 
 Section = TypeVar("Section")
 
@@ -182,13 +183,12 @@ def load_rollout_config(
     """
     content: Any = {}
     if path is not None:
-        try:
-            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())
-            raise RolloutConfigError(
+        content = read_yaml(
+            path,
+            lambda reason: RolloutConfigError(
                 source=str(path), field="file", reason=f"is unreadable: {reason}"
-            ) from error
+            ),
+        )
     return rollout_config_from_mapping(content, source=str(path or "defaults"), name=name, ranks=ranks)
 
 
@@ -251,20 +251,14 @@ def _section(content: Mapping[str, Any], key: str, source: str) -> dict[str, Any
 
 
 def _build(kind: type[Section], values: Mapping[str, Any], source: str, **parts: Any) -> Section:
-    """Make a flat options class; every option has a default, whose type its value must have."""
-    defaults = {option.name: option.default for option in dataclasses.fields(kind)}  # type: ignore[arg-type]  # T is not bound to dataclasses, which have no nominal type
+    """Make a flat options class; its numbers are sizes and counts, and few of them may be 0."""
+    fault = option_fault(kind, values, without=parts)
+    if fault is not None:
+        raise RolloutConfigError(source=source, field=fault.option, reason=f"{fault.problem}; {fault.fix}")
     for key, value in values.items():
-        default = defaults.get(key, dataclasses.MISSING)
-        if default is dataclasses.MISSING:
-            known = sorted(name for name in defaults if defaults[name] is not dataclasses.MISSING)
-            raise RolloutConfigError(source=source, field=key, reason=f"is unknown; known are {known}")
-        kinds = (int, float) if isinstance(default, float) else (type(default),)
-        if not isinstance(value, kinds) or isinstance(value, bool) is not isinstance(default, bool):
-            reason = f"is {value!r}, must be of type {type(default).__name__}"
-            raise RolloutConfigError(source=source, field=key, reason=reason)
-        least = 0 if key in ("seed", "temperature", "restarts") else 1
-        too_small = value <= 0 if key.endswith("_s") else value < least
-        if not isinstance(value, bool) and too_small:
+        least = 0 if key in _FROM_0 else 1
+        is_size = isinstance(value, (int, float)) and not isinstance(value, bool) and not key.endswith("_s")
+        if is_size and value < least:
             raise RolloutConfigError(source=source, field=key, reason=f"is {value!r}, which is too small")
     return kind(**values, **parts)
 
