@@ -6,7 +6,7 @@
 #   make test-gpu-wheel  the tests on paddlepaddle-gpu 2.6.2, which needs no GPU for them (downloads 760 MB once)
 #   make bench     measure; table on the terminal, numbers in bench.json
 #   make models    check the Promela models within all their bounds (about an hour, 2 x 6 GiB; needs spin and gcc)
-#   make campaign  kill, stop, tear and fill up real groups at every line of their journals (two hours)
+#   make campaign  kill, stop, tear and fill up real groups at every line of their journals (hours)
 #   make fuzz      throw damaged bytes at everything that reads bytes of others, for a minute
 #   make explore   try every order of events of small groups: more than ten million worlds (up to half an hour)
 #   make lint      linters and types alone

@@ -25,7 +25,8 @@ from wsm.controller.errors import CommandWithdrawnError
 from wsm.protocol.errors import CommandOpenError
 from wsm.signals.errors import RoleBusyError
 
-_OPERATIONS = {
+#: What a controller passes in each operation that is played.
+POINTS = {
     "clear": ("before:clear", "after:clear"),
     "update": (
         *("before:update", "after:update", "before:commit", "after:commit"),
@@ -50,7 +51,7 @@ def cases(kind: str, ranks: int, operations: Container[str]) -> list[Case]:
     """Name the cases of those operations."""
     return [
         Case(kind, ranks, operation, str(Fault("controller", point, act)))
-        for operation, points in _OPERATIONS.items()
+        for operation, points in POINTS.items()
         if operation in operations
         for point in points
         for act in (Act.KILL, Act.STOP, Act.FREEZE)
@@ -67,7 +68,7 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     before = prepare(case.operation, group, result)
     version = group.publish() if operation_of(case.operation).brings_weights else None
     group.arm(fault)
-    with _controller(group, case.operation, version) as process:
+    with other_controller(group, case.operation, version) as process:
         if group.await_fired(fault, _PATIENCE_S) is None:
             result.problems.append("the point was never reached")
             return
@@ -109,7 +110,10 @@ def _others_are_refused(group: GroupUnderFault, result: Result) -> None:
 
 
 @contextlib.contextmanager
-def _controller(group: GroupUnderFault, command: str, version: int | None) -> Iterator[subprocess.Popen[str]]:
+def other_controller(
+    group: GroupUnderFault, command: str, version: int | None
+) -> Iterator[subprocess.Popen[str]]:
+    """Let a controller in a process of its own ask for an operation; it is ended on leaving."""
     process = subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
         [
             *(sys.executable, "-m", "campaign.controller_process", group.config.group.name),

@@ -61,6 +61,19 @@ def _at_once(count: int | None, *numbers: signal.Signals) -> Havoc:
     return begin
 
 
+def _stand(group: GroupUnderFault, chance: random.Random) -> Callable[[], object]:
+    """Stop some, or all, and let them go on after the caller was answered, replaced or not."""
+    pids = group.supervisor.pids()
+    victims = chance.sample(pids, chance.randint(1, len(pids)))
+    wait = later(chance, lambda: send(victims, signal.SIGSTOP))
+
+    def afterwards() -> None:
+        wait()
+        later(chance, lambda: send(victims, signal.SIGCONT))()
+
+    return afterwards
+
+
 def _two_lines(group: GroupUnderFault, chance: random.Random) -> Callable[[], object]:
     faults = [
         Fault(victim, "line", chance.choice((Act.KILL, Act.FREEZE)), any_line(chance))
@@ -102,6 +115,7 @@ KINDS: dict[str, Havoc] = {
     "two": _at_once(2, signal.SIGKILL),
     "all": _at_once(None, signal.SIGKILL),
     "signal": _at_once(1, *_SIGNALS),
+    "stand": _stand,
     "two-lines": _two_lines,
     "while-restored": _while_restored,
 }

@@ -8,12 +8,14 @@ start; no step is mixed or made with other bytes than its version's; a good upda
 from __future__ import annotations
 
 import random
+import signal
 import threading
 from collections.abc import Callable
 
 from campaign import damage_midway, deaths_midway, starved
-from campaign.asking import Answer, HangError
+from campaign.asking import HANG_S, Answer, HangError
 from campaign.case import Case
+from campaign.controller_faults import POINTS, other_controller
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 from campaign.operations import COMMANDS, HALVES, POLICIES, operation_of
@@ -23,6 +25,9 @@ from campaign.result import Result
 from wsm.errors import WsmError
 
 SEEDS = 12
+
+#: A rank and the controller die at the same moment.
+WITH_CONTROLLER = "with-controller"
 
 #: Given the group, and chance: begins what goes wrong, and returns what is to be done once the caller was
 #: answered.
@@ -46,6 +51,7 @@ KINDS: dict[str, Havoc] = {
     "line-stop": _line(Act.STOP),
     "line-freeze": _line(Act.FREEZE),
     "line-exhaust": _line(Act.EXHAUST),
+    WITH_CONTROLLER: lambda _group, _chance: bool,
     **deaths_midway.KINDS,
     **damage_midway.KINDS,
     **starved.KINDS,
@@ -67,16 +73,20 @@ def play(case: Case, group: GroupUnderFault) -> Result:
 def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     what, _, _ = case.what.partition(":")
     chance = random.Random(str(case))  # noqa: S311 - a case must be the same every time
-    operation = chance.choice(_OPERATIONS)
+    operation = chance.choice(sorted(POINTS) if what == WITH_CONTROLLER else _OPERATIONS)
     prepare(operation, group, result)
     version = group.publish() if operation_of(operation).brings_weights else None
     if what.startswith("yaml"):
         version = None  # so that the ranks ask the file
     afterwards = KINDS[what](group, chance)
     answers: list[Answer | BaseException] = []
-    asking = threading.Thread(target=_ask, args=(group, operation, version, answers), daemon=True)
-    asking.start()
-    asking.join()
+    if what == WITH_CONTROLLER:
+        _lose_both(group, operation, version, chance)
+        answers.append(group.command("clear", deadline_s=3.0))  # whoever comes next is answered
+    else:
+        asking = threading.Thread(target=_ask, args=(group, operation, version, answers), daemon=True)
+        asking.start()
+        asking.join()
     afterwards()
     if not answers or isinstance(answers[0], BaseException):
         raise HangError(f"{operation} had no answer: {answers}")
@@ -92,6 +102,15 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     finish(group, result)
     if group.damaged:  # what was flipped may strike whoever attaches next
         result.leftovers += group.stop()
+
+
+def _lose_both(group: GroupUnderFault, operation: str, version: int | None, chance: random.Random) -> None:
+    """Kill a controller at one of its words, and a rank with it."""
+    fault = Fault("controller", chance.choice(POINTS[operation]), Act.KILL)
+    group.arm(fault)
+    with other_controller(group, operation, version):
+        group.await_fired(fault, HANG_S)
+        deaths_midway.send([chance.choice(group.supervisor.pids())], signal.SIGKILL)
 
 
 def _ask(
