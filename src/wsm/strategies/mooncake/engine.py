@@ -41,10 +41,9 @@ from wsm.strategies.mooncake.errors import (
 )
 
 #: What the engine can be asked for. Only ``tcp`` has been run by us; ``rdma`` takes hardware.
-PROTOCOLS = ("tcp", "rdma")  # One for handshakes, one for data.
+PROTOCOLS = ("tcp", "rdma")
+# One for handshakes, one for data.
 _LISTENING = 2
-# How long a wait lasts before a read is looked at again.
-_GLANCE_S = 0.0005
 # struct timeval: how long the engine waits for a handshake before it looks whether it is to end.
 _ACCEPT_TIME = struct.pack("@ll", 0, 50_000)
 # Where the engine looks for free ports.
