@@ -15,12 +15,16 @@ from typing import Any
 
 from wsm.exploration import adversary, work
 from wsm.exploration.participant import Participant
+from wsm.exploration.probing import check_refusals
 from wsm.exploration.scope import Scope
 from wsm.exploration.search import Findings, explore
 from wsm.protocol import decide, epochs, park, phases, rank, rank_words, restoring, takeover, votes
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.protocol.view import View
 from wsm.signals.word import CommandWord, Operation, StatusCode, StepKind, StepWord
+from wsm.states import joint
+from wsm.states.chart import Row
+from wsm.states.vocabulary import KVEvent, KVState, WeightState
 
 #: A seed puts other functions in the place of real ones: (module, name) -> what stands there instead.
 Seed = Callable[[], dict[tuple[ModuleType, str], Any]]
@@ -64,6 +68,7 @@ def seeded(what: Fault) -> Iterator[None]:
     """Put the fault in the place of the real functions, and take it out again."""
     before = {}
     try:
+        check_refusals.cache_clear()
         for (module, name), instead in what.seed().items():
             before[module, name] = getattr(module, name)
             setattr(module, name, instead)
@@ -71,6 +76,7 @@ def seeded(what: Fault) -> Iterator[None]:
     finally:
         for (module, name), real in before.items():
             setattr(module, name, real)
+        check_refusals.cache_clear()
 
 
 def hunt(what: Fault) -> Findings:
@@ -509,6 +515,47 @@ def a_helper_begins_early():
 def a_helper_follows_a_decision_at_once():
     """A helper drops its blocks when the commit of a hot update is decided, while ranks still step."""
     return {(phases, "any_committed"): lambda _view: True}
+
+
+@fault("operations=update halves=True helpers=1 steps=0 starts=cleared")
+def a_helper_misses_who_was_fast():
+    """A rank that is PREPARED without a vote is no sign for a helper that all stand."""
+    return {(votes, "_ACCEPTED"): votes._ACCEPTED - {StatusCode.PREPARED}}
+
+
+@fault("operations=update steps=0 starts=serving give_ups=1")
+def whoever_aborts_drops():
+    """An abort takes weights away that nobody has touched."""
+    return {(phases, "any_touched"): lambda _view: True}
+
+
+@fault("operations=update steps=1 starts=serving halves=True")
+def one_half_is_enough_to_serve():
+    """A rank serves with whatever it holds."""
+
+    def serving(weights: WeightState, kv: KVState) -> bool:
+        return weights is WeightState.NORMAL or kv is KVState.NORMAL
+
+    return {(joint, "serving"): serving}
+
+
+@fault("operations=update steps=0 starts=cleared give_ups=1")
+def prepared_is_left_by_anything():
+    """The tables let a KV cache go that a PREPARED rank has promised."""
+    needs = tuple(need for need in joint.NEEDS if need.event is not KVEvent.CLEAR)
+    return {(joint, "NEEDS"): needs, (joint, "FORBIDDEN"): {}}
+
+
+@fault("operations=update steps=0 starts=cleared failures=1")
+def nothing_held_is_kept():
+    """An aborted update goes back to NORMAL on a rank that held nothing."""
+    real = joint.objection
+
+    def objection(state: joint.JointState, row: Row) -> str | None:
+        why = real(state, row)
+        return None if why is joint.NOTHING_HELD else why
+
+    return {(joint, "objection"): objection}
 
 
 @fault("operations=update steps=0 starts=serving helpers=1 failures=1")

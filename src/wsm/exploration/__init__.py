@@ -20,6 +20,7 @@ module              answers
 :mod:`.situation`   what matters for what it does next?
 :mod:`.deeds`       what can come of what it was told?
 :mod:`.work`        what does that do to its memory and its machines?
+:mod:`.probing`     what must the tables refuse there?
 :mod:`.company`     what must it do with others: leave a step, leave a collective action, come to life?
 :mod:`.adversary`   who dies, and who reads late?
 :mod:`.clerk`       how does a controller store a word?

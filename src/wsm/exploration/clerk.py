@@ -221,6 +221,8 @@ class Clerk:
 def all_ended(view: View) -> bool:
     """Whether the last command is over, by what the words say: the protocol's own answer may be wrong."""
     command = view.command
+    if command.operation is Operation.NONE:
+        return all(word.epoch == command.epoch for word in view.statuses)
     ended = all(word[:2] == command[:2] and word.code.is_terminal for word in view.statuses)
     return ended and (not command.operation.is_commit or view.committed.sequence == command.sequence)
 

@@ -22,7 +22,7 @@ from wsm.exploration.participant import (
 )
 from wsm.protocol.rank_state import Phase
 from wsm.signals.word import CommittedWord, StatusCode, StatusWord, StepKind, StepWord
-from wsm.states import joint as tables
+from wsm.states.vocabulary import KVState, WeightState
 
 _NEVER = frozenset((Phase.FAILED, Phase.STOPPING, Phase.STOPPED, Phase.SETTLING))
 _AFTER_PREPARED = frozenset(
@@ -76,7 +76,7 @@ def check_step(before: StepWord, after: StepWord) -> None:
 
 def check_entry(me: Participant, others: Sequence[Entered], rank: int) -> None:
     """Check who enters a step: nobody without whole, committed weights, no two versions, no old blocks."""
-    if not tables.serving(me.joint.weights, me.joint.kv):
+    if not holds_all(me):
         raise RuleBrokenError(
             rule="a rank steps only while weights and KV cache are NORMAL",
             seen=f"it enters step {me.state.step} in {me.joint}",
@@ -104,6 +104,11 @@ def check_entry(me: Participant, others: Sequence[Entered], rank: int) -> None:
                 seen=f"it enters step {me.state.step} with version {me.content}, "
                 f"rank {index} with {other.version}",
             )
+
+
+def holds_all(me: Participant) -> bool:
+    """Whether weights and KV cache are there; said here once more, for the tables may be wrong."""
+    return me.joint.weights is WeightState.NORMAL and me.joint.kv is KVState.NORMAL
 
 
 def check_accepts_once(me: Participant) -> None:

@@ -6,15 +6,15 @@ of every world that rests. Together they say that no group hangs.
 
 from __future__ import annotations
 
+from wsm.exploration.clerk import all_ended
 from wsm.exploration.desk import Desk
+from wsm.exploration.invariants import holds_all
 from wsm.exploration.participant import Participant, Place, read_command, read_status, read_step
 from wsm.exploration.recovery_moves import ATTEMPTS
 from wsm.exploration.world import World, desk_of, everybody
-from wsm.protocol import decide
 from wsm.protocol.rank_state import Phase
 from wsm.protocol.view import View
 from wsm.signals.word import CommittedWord, Operation
-from wsm.states import joint as tables
 from wsm.states.vocabulary import WeightState
 
 
@@ -30,7 +30,7 @@ def objection(world: World, ranks: int) -> str:
     if desk.gave_up:
         return _given_up(people, view)
     stuck = [f"rank {i} {why} for ever" for i, each in enumerate(people) if (why := _stuck(each))]
-    if not decide.is_over(view):
+    if not all_ended(view):
         stuck.append(f"{view.command.operation.name} {view.command.sequence} is never over")
     if desk.driving or not desk.alive:
         stuck.append("the controller never finishes")
@@ -69,7 +69,7 @@ def _never_restored(desk: Desk, people: list[Participant], view: View) -> str:
 def _given_up(people: list[Participant], view: View) -> str:
     """Say what is wrong with a group whose owner recovers it no more: those who live must not hang inside."""
     opened = view.command.operation in (Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE)
-    if opened and not decide.is_over(view):
+    if opened and not all_ended(view):
         return f"{view.command.operation.name} {view.command.sequence} is never decided"
     inside = (f"rank {i} {_stuck(each)} for ever" for i, each in enumerate(people) if each.place)
     return next(inside, "")
@@ -93,7 +93,7 @@ def _stuck(me: Participant) -> str:
 
 def _mistaken(me: Participant, view: View) -> str:
     """Say in what a rank's idea of itself differs from what is in its memory."""
-    serving = tables.serving(me.joint.weights, me.joint.kv)
+    serving = holds_all(me)
     if serving != me.state.holds or me.version != me.content or (serving and not me.content):
         return f"rests in {me.joint}, holds={me.state.holds}, and has version {me.content} in memory"
     if me.content and me.content != view.committed.version:

@@ -37,6 +37,8 @@ _DAILY = _scopes(
     "broken_steps=1 rank_crashes=1 failures=1 long_plans=True",
     "helpers=1 rank_crashes=1 give_ups=1",
     "commands=2 steps=0 halves=True failures=1 rank_crashes=1 operations=clear,update",
+    "helpers=1 halves=True steps=0 failures=1 operations=clear,update",
+    "rank_crashes=1 failures=2 give_ups=1 steps=0 operations=clear,update starts=serving",
 )
 
 _DEEP = (

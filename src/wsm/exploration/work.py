@@ -11,6 +11,7 @@ import enum
 
 from wsm.exploration.errors import RuleBrokenError
 from wsm.exploration.participant import Participant
+from wsm.exploration.probing import check_refusals
 from wsm.signals.word import Operation, StatusCode
 from wsm.states import joint as tables
 from wsm.states.chart import Event
@@ -316,4 +317,5 @@ def _bring_kv_back(me: Participant) -> Participant:
 
 def _fire(me: Participant, event: Event, *, kept: bool = False, kv_kept: bool = True) -> Participant:
     _, after = tables.step(me.joint, event, kept=kept, kv_kept=kv_kept)
+    check_refusals(after)
     return me._replace(joint=after)
