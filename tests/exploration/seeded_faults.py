@@ -529,7 +529,7 @@ def whoever_aborts_drops():
     return {(phases, "any_touched"): lambda _view: True}
 
 
-@fault("operations=update steps=1 starts=serving halves=True")
+@fault("operations=clear,update commands=2 steps=1 starts=serving halves=True")
 def one_half_is_enough_to_serve():
     """A rank serves with whatever it holds."""
 

@@ -175,8 +175,9 @@ class Moves:
         found = self._of_rank.get(key)
         if found is None:
             situation = self._situation(index, world, wallet)
-            outcomes = self._outcomes(world, me, told, situation)
-            found = self._of_rank[key] = _whatever_happens(lambda: _with_strikes(index, me, outcomes, wallet))
+            found = self._of_rank[key] = _whatever_happens(
+                lambda: _with_strikes(index, me, self._outcomes(world, me, told, situation), wallet)
+            )
         return found
 
     def _tell(self, world: World, index: int, packed: bytes, me: Participant, command: int) -> Told:
