@@ -6,7 +6,6 @@ test breaks for good gets a group of its own.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +15,15 @@ import pytest
 # Programs that run as processes and the classes that steer them are shared with the tests of the worker.
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
 sys.path.insert(0, str(Path(__file__).parent))
+from living_fixtures import make_group, make_lone
 from living_group import LivingGroup
 from lone_rank import LoneRank
 from served_group import ServedGroup
 from strict_engine import StrictEngine
 
 import wsm
+
+__all__ = ["make_group", "make_lone"]
 
 
 def _served(directory: Path, config: dict) -> Iterator[ServedGroup]:
@@ -58,34 +60,6 @@ def served_with_communicators(_shared_group_with_communicators: ServedGroup) -> 
     yield _shared_group_with_communicators
     _shared_group_with_communicators.bring_to_serve()
     _shared_group_with_communicators.group.assert_steps_are_pure()
-
-
-@pytest.fixture
-def make_group(tmp_path: Path) -> Iterator[Callable[..., LivingGroup]]:
-    """`make_group(ranks, config={...}, load=...)`: a group of its own, not started."""
-    with contextlib.ExitStack() as undo:
-
-        def make(ranks: int = 2, **options) -> LivingGroup:
-            directory = tmp_path / f"group{len(list(tmp_path.glob('group*')))}"
-            directory.mkdir()
-            group = LivingGroup(directory, ranks, **options)
-            undo.callback(group.close)
-            return group
-
-        yield make
-
-
-@pytest.fixture
-def make_lone(tmp_path: Path) -> Iterator[Callable[..., LoneRank]]:
-    """`make_lone(...)`: real worker and controller of one rank in this process, not loaded."""
-    with contextlib.ExitStack() as undo:
-
-        def make(**options) -> LoneRank:
-            lone = LoneRank(tmp_path, **options)
-            undo.callback(lone.close)
-            return lone
-
-        yield make
 
 
 @pytest.fixture

@@ -11,8 +11,10 @@ import pytest
 
 # The rank program is both run as a process and read by tests, and pytest finds neither by itself.
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
-from living_group import LivingGroup
+from living_fixtures import make_group
 from lone_rank import LoneRank
+
+__all__ = ["make_group"]
 
 
 @pytest.fixture
@@ -26,20 +28,5 @@ def make_lone(tmp_path: Path) -> Iterator[Callable[..., LoneRank]]:
             lone = LoneRank(directory, **options)
             undo.callback(lone.close)
             return lone
-
-        yield make
-
-
-@pytest.fixture
-def make_group(tmp_path: Path) -> Iterator[Callable[..., LivingGroup]]:
-    """`make_group(ranks, config={...}, load=...)`: a group that is not started yet."""
-    with contextlib.ExitStack() as undo:
-
-        def make(ranks: int = 2, **options) -> LivingGroup:
-            directory = tmp_path / f"group{len(list(tmp_path.glob('group*')))}"
-            directory.mkdir()
-            group = LivingGroup(directory, ranks, **options)
-            undo.callback(group.close)
-            return group
 
         yield make
