@@ -196,8 +196,8 @@ def test_no_room_is_an_error_before_anything_is_visible_and_the_old_version_stay
         """Claims to be large; nobody can hold that much to hand over."""
 
     with pytest.raises(share_errors.SharingRefusedError, match="--shm-size"):
-        OwnedSegment("wsm-test.", huge.nbytes)
-    assert not list(Path(MEMORY_DIRECTORY).glob("wsm-test.*"))
+        OwnedSegment("wsm-test-no-room.", huge.nbytes)
+    assert not list(Path(MEMORY_DIRECTORY).glob("wsm-test-no-room.*"))
     with pytest.raises(errors.TrainerTensorError):
         trainer.publish(2, {0: {"w": Endless()}})
     load(source(directory), MemoryTarget([SPEC]), name="ipc", version=1)
