@@ -123,6 +123,13 @@ def test_shared_tensors_are_verified_against_their_metas(wsm: Run, tmp_path: Pat
 
 
 @pytest.mark.parametrize("command", ["digest", "verify"])
+def test_a_path_where_nothing_lies_is_not_taken_for_a_group(wsm: Run, tmp_path: Path, command: str) -> None:
+    ended = wsm(command, tmp_path / "gone")
+    assert ended.code == 2
+    assert f"neither a file nor a directory '{tmp_path}/gone'" in ended.err
+
+
+@pytest.mark.parametrize("command", ["digest", "verify"])
 def test_what_is_neither_a_path_nor_a_group_is_wrong_usage(wsm: Run, command: str) -> None:
     ended = wsm(command, "nosuch")
     assert (ended.code, ended.out) == (2, "")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wsm.cli.errors import NothingKnownError
+from wsm.cli.errors import NoSuchPathError, NothingKnownError
+from wsm.cli.failures import wrong_usage
 from wsm.cli.groups import known_group
 from wsm.controller.group_view import GroupView
 from wsm.protocol.view import View
@@ -57,6 +58,9 @@ def inventories(
         if is_metas_file(path.name) and path.name.rpartition("_")[2].isdecimal():
             return [_of_metas(path, version, allow_pickle=allow_pickle)]
         return [inventory_of_file(path, allow_pickle=allow_pickle)]
+    if "/" in target:  # which no group has in its name
+        with wrong_usage():
+            raise NoSuchPathError(path=target)
     return [found for found in _of_group(target, journals) if rank in (None, found.rank)]
 
 

@@ -94,6 +94,13 @@ class RuleBrokenInExplorationError(InternalError):
         )
 
 
+class NoSuchPathError(BadInputError):
+    """Nothing lies where a command was pointed at."""
+
+    def __init__(self, *, path: str) -> None:
+        super().__init__(f"there is neither a file nor a directory {path!r}; correct the path", path=path)
+
+
 class NothingKnownError(RefusedError):
     """A rank of a group has reported no digest of what it holds."""
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from wsm.strategies import ShardManifest, TensorSpec, VersionManifest, errors
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.documents.sealed_json import seal, unseal
 from wsm.strategies.snapshot.manifest import PartEntry
 from wsm.strategies.snapshot.placement import Member, Replicated, Segment, Split
 from wsm.strategies.snapshot.tensor_table import TensorEntry
@@ -85,6 +85,11 @@ def test_a_truncated_or_empty_manifest_is_refused():
 def test_another_layout_is_refused_and_says_so():
     with pytest.raises(errors.ManifestError, match="layout is not 2"):
         ShardManifest.decode(sealed({**fields_of(shard()), "layout": 1}), file="m")
+
+
+def test_true_is_no_layout_although_it_equals_one():
+    with pytest.raises(errors.ManifestError, match="layout is not 1"):
+        unseal(seal({"format": "f", "layout": True}), file="m", form="f", layout=1)
 
 
 def test_one_kind_of_manifest_is_not_taken_for_the_other():

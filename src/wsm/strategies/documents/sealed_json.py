@@ -50,7 +50,7 @@ def unseal(data: bytes, *, file: str, form: str, layout: int) -> dict[str, Any]:
         raise ManifestError(file=file, problem="it is not a JSON object")
     if fields.get("format") != form:
         raise ManifestError(file=file, problem=f"its format is not {form!r}")
-    if fields.get("layout") != layout:
+    if type(fields.get("layout")) is not int or fields["layout"] != layout:  # JSON's true equals 1
         raise ManifestError(file=file, problem=f"its layout is not {layout}, the one this wsm reads")
     if not _is_sealed(data, fields.get("digest")):
         raise ManifestError(
