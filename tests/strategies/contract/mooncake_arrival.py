@@ -91,6 +91,7 @@ class RawDesk:
 
 class MooncakeArrival(AddressArrival):
     strategy = "rsync"
+    _source = RsyncSource
     impossible: Mapping[Wrong, str] = {
         Wrong.TRUNCATED_ON_THE_WAY: "a publisher's memory is unmapped only with its process",
     }
