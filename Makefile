@@ -4,6 +4,7 @@
 #   make test      linters, types, and all tests but the long ones (under 10 minutes on two cores)
 #   make test-slow the long ones: a million explored worlds, a slice of the campaign, groups under load
 #   make test-gpu-wheel  the tests on paddlepaddle-gpu 2.6.2, which needs no GPU for them (downloads 760 MB once)
+#   make test-gpu  the tests that need a GPU, on a machine that has one; GPU_PYTHON=/path/to/python for another paddle
 #   make bench     measure; table on the terminal, numbers in bench.json
 #   make models    check the Promela models within all their bounds (about an hour, 2 x 6 GiB; needs spin and gcc)
 #   make campaign  kill, stop, tear and fill up real groups at every line of their journals (hours)
@@ -41,7 +42,10 @@ GPU_WHEEL_SUPPORTED := (3, 10) <= sys.version_info[:2] <= (3, 12)
 GPU_WHEEL_PYTHON ?= $(shell for candidate in "$(PYTHON)" python3.12 python3.11 python3.10; do \
 	"$$candidate" -c 'import sys; sys.exit(not ($(GPU_WHEEL_SUPPORTED)))' 2>/dev/null && echo "$$candidate" && break; done)
 
-.PHONY: help install demo test test-slow test-gpu-wheel lint bench models explore campaign fuzz diagrams clean
+# The interpreter whose paddle is built with CUDA, and has pytest beside it.
+GPU_PYTHON ?= $(GPU_WHEEL)/bin/python
+
+.PHONY: help install demo test test-slow test-gpu-wheel test-gpu lint bench models explore campaign fuzz diagrams clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -69,6 +73,12 @@ test-slow: $(STAMP)
 
 test-gpu-wheel: $(GPU_WHEEL)/.installed
 	@PYTHONPATH=src $(GPU_WHEEL)/bin/python -m pytest -p tests.gpu_wheel.plugin -m "not slow" $(ARGUMENTS) </dev/null
+
+# The machine is asked before anything is downloaded; a build of one's own choice is never installed into.
+test-gpu:
+	@"$(if $(PYTHON),$(PYTHON),python3)" tests/gpu/machine.py
+	@test "$(GPU_PYTHON)" != "$(GPU_WHEEL)/bin/python" || $(MAKE) --no-print-directory $(GPU_WHEEL)/.installed
+	@PYTHONPATH=src "$(GPU_PYTHON)" -m pytest -p tests.gpu_wheel.plugin -m gpu tests/gpu $(ARGUMENTS) </dev/null
 
 $(GPU_WHEEL)/.installed: tests/gpu_wheel/requirements.txt
 	@test -n "$(GPU_WHEEL_PYTHON)" || { echo "paddlepaddle-gpu 2.6.2 needs Python 3.10 to 3.12, and none is on PATH; \

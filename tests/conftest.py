@@ -16,6 +16,8 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.gpu.machine import missing_for_gpu_tests
+
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a place for our files: the place that is checked
 PATIENCE_S = 10.0
 
@@ -25,6 +27,18 @@ hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=Non
 hypothesis.settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "development")
 )
+
+
+@pytest.hookimpl(trylast=True)  # when pytest has chosen by mark
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose tests that need a GPU only where their mark asks for them; refuse where there is none."""
+    on_gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if "gpu" not in str(config.option.markexpr):
+        config.hook.pytest_deselected(items=on_gpu)
+        items[:] = [item for item in items if item not in on_gpu]
+    elif on_gpu and (lacking := missing_for_gpu_tests()) is not None:
+        message = f"{len(on_gpu)} of the tests that were asked for need a GPU, and cannot run here: {lacking}"
+        raise pytest.UsageError(message)
 
 
 # A shell starts background jobs with Ctrl-C ignored, and every process that a test starts would inherit that.

@@ -81,7 +81,12 @@ def test_every_replacement_is_of_a_symbol_that_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    "symbol", ["paddle.base.core.LoDTensor._new_shared_cuda", "paddle.device.cuda.memory_reserved"]
+    "symbol",
+    [
+        "paddle.base.core.LoDTensor._new_shared_cuda",
+        "paddle.device.cuda.memory_reserved",
+        "paddle.device.cuda.graphs.CUDAGraph",
+    ],
 )
 def test_the_calls_of_a_gpu_alone_are_among_the_symbols(symbol: str) -> None:
     """They run nowhere here, so that the reading must not miss them."""

@@ -1,9 +1,10 @@
 """Which paddle symbols the library uses, read off its source: the table cannot fall behind the code.
 
-Found in every module under ``src/wsm``: chains of attributes that begin at a name that an import bound to
-paddle, or at an expression that stands for a part of it (:data:`STAND_INS`); names that are asked for with
-``hasattr`` and ``getattr`` before anything begins (:data:`ASKED_FOR`); and attributes of other objects that a
-tensor of the installed build has and everyday objects lack, or that are private and used in a backend.
+Found in every module under ``src/wsm``, and in the tests that only a GPU can run: chains of attributes that
+begin at a name that an import bound to paddle, or at an expression that stands for a part of it
+(:data:`STAND_INS`); names that are asked for with ``hasattr`` and ``getattr`` before anything begins
+(:data:`ASKED_FOR`); and attributes of other objects that a tensor of the installed build has and everyday
+objects lack, or that are private and used in a backend.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import wsm
 
 SOURCE = Path(wsm.__path__[0])
+GPU_TESTS = Path(__file__).parent.parent / "gpu"
 
 #: Expressions that stand for a paddle module or class, and which: by the file that uses them.
 STAND_INS = {
@@ -86,7 +88,7 @@ class Use:
 
 
 def uses(tensor_attributes: frozenset[str]) -> list[Use]:
-    """Return every use in the library.
+    """Return every use in the library and in the GPU tests.
 
     Parameters
     ----------
@@ -95,10 +97,12 @@ def uses(tensor_attributes: frozenset[str]) -> list[Use]:
         as ``Tensor.NAME``.
     """
     found: list[Use] = []
-    for path in sorted(SOURCE.rglob("*.py")):
+    for root, path in [(SOURCE, path) for path in sorted(SOURCE.rglob("*.py"))] + [
+        (GPU_TESTS.parent, path) for path in sorted(GPU_TESTS.glob("*.py"))
+    ]:
         text = path.read_text(encoding="utf-8")
         if "paddle" in text:
-            file = str(path.relative_to(SOURCE))
+            file = str(path.relative_to(root))
             found += _Reading(file, ast.parse(text), tensor_attributes).uses()
     return found
 
