@@ -22,7 +22,7 @@ from wsm.actions.backends.rendezvous import FileRendezvous
 from wsm.actions.surfaces import GroupKind
 
 SIZE = 2
-ROUNDS = 3
+ROUNDS = 2
 
 
 def rounds(groups: DeviceGroups | PaddleGlooGroups, device: Device, rank: int) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from tests.gpu.conftest import Start
 from tests.gpu.devices import Device
 from tests.gpu.group_process import ROUNDS, SIZE
 
-pytestmark = [pytest.mark.paddle, pytest.mark.processes]
+# A process's first use of a GPU may compile every kernel anew.
+pytestmark = [pytest.mark.paddle, pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def meeting_place() -> dict[str, str]:

@@ -125,12 +125,14 @@ def _joint_kind(weights: WeightState, kv: KVState) -> NodeKind:
 def _plan_note(chart: Chart, state: State, plans: Mapping[PlanName, PlanSummary]) -> tuple[str, ...]:
     """Say which plans run in a state, and what is in them; a star marks what is voted on.
 
-    Of plans about one half only the names are drawn: their steps are some of the others' steps.
+    Of plans about one half only the names are drawn where plans about both are: most of their steps are some
+    of those.
     """
-    names = dict.fromkeys(name for row in chart.rows if row.dest is state for name in row.plans)
+    names = list(dict.fromkeys(name for row in chart.rows if row.dest is state for name in row.plans))
+    drawn = [name for name in names if name in WHOLE_PLANS] or names
     lines: list[str] = []
-    for name in names:
+    for name in drawn:
         lines.append(f"plan {name.value}")
-        if name in WHOLE_PLANS:
-            lines += [f"· {step.name}{' *' if step.collective else ''}" for step in plans[name].steps]
-    return tuple(lines)
+        lines += [f"· {step.name}{' *' if step.collective else ''}" for step in plans[name].steps]
+    named = [f"· {name.value}" for name in names if name not in drawn]
+    return (*lines, "plans for one half, steps in transitions.md", *named) if named else tuple(lines)
