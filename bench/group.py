@@ -16,7 +16,7 @@ from wsm import Controller
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.names import segment_path
 
-_START_S = 30.0
+_START_S = 120.0
 _LOOK_S = 0.005
 
 

@@ -96,7 +96,8 @@ class Receipt:
             Outcome.UPDATED: f"brought {asked}",
         }.get(self.outcome, f"had {asked} already; nothing was loaded")
         missing = frozenset(Tag(tag) for tag in self.missing)
-        held = f"holds version {self.version}" if Tag.WEIGHTS not in missing else "holds no weights"
+        kept = "holds no weights" if Tag.KV_CACHE in missing else "holds the KV cache"
+        held = kept if Tag.WEIGHTS in missing else f"holds version {self.version}"
         return f"{done}; {held}, and does not serve without {sentence_of(missing)}"
 
     def sentence(self) -> str:

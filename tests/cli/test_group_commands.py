@@ -67,6 +67,8 @@ def test_one_half_goes_and_comes_and_every_answer_says_what_is_missing(group: Li
     receipt = json.loads(wsm("update", group.name, "--tags", "kv_cache", "--json").out)
     assert (receipt["outcome"], receipt["loaded"], receipt["missing"]) == ("updated", False, [])
     assert wsm("status", group.name).out.startswith(f"{group.name}: serves version 1.")
+    away = wsm("clear", group.name, "--tags", "weights").out
+    assert "gave the weights back; holds the KV cache, and does not serve without the weights" in away
 
 
 @pytest.mark.parametrize("tags", ["weight", "kv", "weights,weights", ""])

@@ -70,6 +70,25 @@ SITUATIONS = {
     "cleared": group(
         rank(0, StatusCode.DONE_CLEARED), rank(1, StatusCode.DONE_CLEARED), operation=Operation.CLEAR
     ),
+    "without its KV cache": group(
+        rank(0, StatusCode.DONE_CLEARED, weights="NORMAL"),
+        rank(1, StatusCode.DONE_CLEARED, weights="NORMAL"),
+        operation=Operation.CLEAR,
+    ),
+    "without its weights": group(
+        rank(0, StatusCode.DONE_CLEARED, kv="NORMAL"),
+        rank(1, StatusCode.DONE_CLEARED, kv="NORMAL"),
+        operation=Operation.CLEAR,
+        journal=(
+            entry(
+                COMMAND_ISSUED,
+                -1,
+                1_000_000,
+                operation="CLEAR",
+                request_id="99cd7894c96e4d05a07d43355f0d174b",
+            ),
+        ),
+    ),
     "a rank late in its drain": group(
         rank(0, StatusCode.PARKING, step=parked()), rank(1, StatusCode.DRAINING), operation=Operation.CLEAR
     ),

@@ -109,7 +109,7 @@ class InBackground(threading.Thread):
         self.begun = threading.Event()
         self.answer = None
         self.start()
-        assert self.begun.wait(20)
+        assert self.begun.wait(100)
 
     def run(self) -> None:
         with self.group.client() as client:
@@ -155,7 +155,7 @@ def test_abort_answers_what_was_generated_so_far(group, serves):
     serves(2)
     running = InBackground(group, count=500)
     group.controller.clear(in_flight=InFlightPolicy.ABORT)
-    running.join(20)
+    running.join()
     assert running.answer.finish_reason is FinishReason.ABORTED
     assert 0 < len(running.answer.tokens) < 500
     assert set(running.answer.versions) == {2}
@@ -165,7 +165,7 @@ def test_drain_lets_running_requests_finish_with_the_old_version(group, serves):
     serves(2)
     running = InBackground(group, count=100)
     group.controller.clear(in_flight=InFlightPolicy.DRAIN)
-    running.join(20)
+    running.join()
     assert running.answer.finish_reason is FinishReason.LENGTH
     assert running.answer.versions == (2,) * 100
 
@@ -176,7 +176,7 @@ def test_kept_requests_go_on_with_the_new_version_and_say_which_token_is_whose(g
     running = InBackground(group, count=300)
     group.controller.clear(in_flight=InFlightPolicy.KEEP)
     group.controller.update(3)
-    running.join(20)
+    running.join()
     answer = running.answer
     assert answer.finish_reason is FinishReason.LENGTH
     assert list(answer.versions) == sorted(answer.versions)

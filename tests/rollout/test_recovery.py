@@ -19,7 +19,7 @@ from wsm.controller import Controller
 from wsm.errors import WsmError
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.errors import RankExitedError, RestartLimitError
+from wsm.rollout.errors import GroupNotReadyError, RankExitedError, RestartLimitError
 from wsm.rollout.model import full_logits
 from wsm.rollout.moe import local_mixture
 from wsm.rollout.request import FinishReason
@@ -372,6 +372,13 @@ def test_a_rank_that_cannot_start_is_no_crash_loop(orders):
     supervisor = RolloutSupervisor(config, rank_module="struck_rank")
     with pytest.raises(RankExitedError, match="the test wants rank 1 to end"):
         supervisor.__enter__()
+    assert leftovers(config) == []
+
+
+def test_processes_that_do_not_attach_in_time_are_named_with_the_option_that_gives_them_longer(tmp_path):
+    config = configuration("slow", tmp_path, recovery={"start_s": 0.001})
+    with pytest.raises(GroupNotReadyError, match=r"ranks \[0, 1\] did not attach.*start_s"):
+        RolloutSupervisor(config).__enter__()
     assert leftovers(config) == []
 
 

@@ -6,6 +6,7 @@ Draws a report and spans with matplotlib's Agg backend, which needs no screen. K
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,7 +166,8 @@ def _actions(axes: Axes, spans: Sequence[Span], interval: tuple[int, int], title
     axes.set(xlabel="milliseconds", xlim=(0, (end - start) / 1e6))
     _title(axes, title)
     if actions:
-        axes.legend(loc="upper right", fontsize=8)
+        named = sorted(zip(*axes.get_legend_handles_labels(), strict=True), key=itemgetter(1))
+        axes.legend(*zip(*named, strict=True), loc="upper right", fontsize=8)
 
 
 def _work_of(spans: Sequence[Span], step: int) -> list[Span]:

@@ -157,12 +157,12 @@ def _error(failure: FailureFacts) -> str:
     return f"Rank {report.rank} {what}{where} (sequence {failure.sequence}): {report.message}"
 
 
-def _wrapped(text: str, bullet: str = "") -> str:
+def _wrapped(text: str, bullet: str = "", *, rest: str | None = None) -> str:
     return textwrap.fill(
         " ".join(text.split()),
         COLUMNS,
         initial_indent=bullet,
-        subsequent_indent=" " * len(bullet),
+        subsequent_indent=" " * len(bullet) if rest is None else rest,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -175,7 +175,7 @@ def _line(one: JournalEntry) -> str:
         what = f"{facts.get('machine')}: {facts.get('source')} --{facts.get('event')}--> {facts.get('dest')}"
     else:
         what = f"{one.kind} {' '.join(f'{key}={value}' for key, value in facts.items())}"
-    return f"  {_time(one.wall_ns)} {who} s{one.sequence} {what}"
+    return _wrapped(f"{_time(one.wall_ns)} {who} s{one.sequence} {what}", "  ", rest=" " * 6)
 
 
 def _time(wall_ns: int) -> str:

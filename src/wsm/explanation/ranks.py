@@ -85,17 +85,20 @@ def _answering(rank: RankFacts, group: GroupFacts, command: CommandWord) -> str:
     wait = wait_of(rank, group)
     if wait is not None:
         waits = "waits for" if wait.seconds is None else f"has waited {wait.seconds:.1f} s for"
-        return f"{_said(code, command)} and {waits} {wait.what}{_left(wait.left_s)}"
+        return f"{_said(rank, code, command)} and {waits} {wait.what}{_left(wait.left_s)}"
     if rank.action is not None and rank.action.seconds is not None:
         if rank.life == "dead":
             return f"is inside {rank.action.name}"
         left_s = rank.action.deadline_s - rank.action.seconds
         return f"has been inside {rank.action.name} for {rank.action.seconds:.1f} s{_left(left_s)}"
     since = "" if code.is_terminal or rank.told_s is None else f", which it said {rank.told_s:.1f} s ago"
-    return f"{_said(code, command)}{'' if rank.life == 'dead' else since}"
+    return f"{_said(rank, code, command)}{'' if rank.life == 'dead' else since}"
 
 
-def _said(code: StatusCode, command: CommandWord) -> str:
+def _said(rank: RankFacts, code: StatusCode, command: CommandWord) -> str:
+    held = [half for half, state in (("weights", rank.weights), ("a KV cache", rank.kv)) if state == "NORMAL"]
+    if code is StatusCode.DONE_CLEARED and held:  # a command about one half
+        return f"{_CODES[code].removesuffix('no weights')}{held[0]} alone"
     staging = code_name(command.operation, code) == "STAGING"
     return "stages the new version beside the one that serves" if staging else _CODES[code]
 

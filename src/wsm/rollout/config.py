@@ -54,10 +54,13 @@ class LoadConfig:
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    """What the supervisor does when a rank dies.
+    """What the supervisor does when a rank dies, and how long processes may take.
 
     Parameters
     ----------
+    start_s : float
+        How long a new process may take to attach, when the group starts and when it replaces a rank. One that
+        ends is seen at once; this is for one that hangs, and must cover importing paddle on a busy machine.
     restarts : int
         How many recoveries it begins within `within_s` seconds; one more, and the group gives up. 0: the
         first death ends the group.
@@ -78,6 +81,7 @@ class RecoveryConfig:
         group stays CLEARED, and says so; any other command ends it at once.
     """
 
+    start_s: float = 120.0
     restarts: int = 5
     within_s: float = 60.0
     delay_s: float = 0.5

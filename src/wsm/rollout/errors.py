@@ -231,15 +231,24 @@ class GenerationRefusedError(RefusedError):
 
 
 class GroupNotReadyError(GroupError):
-    """The processes of a group did not attach in time."""
+    """The processes of a group did not attach in time.
 
-    def __init__(self, *, group: str, ranks: list[int], seconds: float) -> None:
+    Attributes
+    ----------
+    log : str
+        The last lines of the first of them.
+    """
+
+    def __init__(self, *, group: str, ranks: list[int], seconds: float, log: str) -> None:
+        last = log.splitlines()[-1] if log else "nothing yet"
         super().__init__(
-            f"rollout group {group!r}: ranks {ranks} did not attach within {seconds:.3g} s; "
-            "give them longer, or run one rank by hand to see why",
+            f"rollout group {group!r}: ranks {ranks} did not attach within {seconds:.3g} s; the first "
+            f"of them wrote last: {last}; on a busy machine give them longer "
+            "('recovery: {start_s: ...}' in the configuration)",
             group=group,
             ranks=ranks,
             seconds=seconds,
+            log=log,
         )
 
 

@@ -48,8 +48,6 @@ class GroupKeeper:
         Where the logs are.
     tell : callable
         Given one line for each death and each recovery.
-    start_s : float
-        How long a new process may take to join.
 
     Attributes
     ----------
@@ -65,7 +63,6 @@ class GroupKeeper:
         *,
         run_directory: Path,
         tell: Callable[[str], object],
-        start_s: float,
     ) -> None:
         self.recoveries = 0
         self._config = config
@@ -73,7 +70,6 @@ class GroupKeeper:
         self._recovery = recovery
         self._run_directory = run_directory
         self._tell = tell
-        self._start_s = start_s
         self._budget = RestartBudget(config.recovery)
         self._closing = threading.Event()
         self._whole = threading.Event()
@@ -273,7 +269,7 @@ class GroupKeeper:
                 return {}
             late = {}
             for rank in self._named(missing):
-                limit = self._start_s if rank in started else limits.rejoin_s
+                limit = limits.start_s if rank in started else limits.rejoin_s
                 if time.monotonic() - started.get(rank, began) > limit:
                     late[rank] = f"it did not join the epoch within {limit:g} s"
             if late:

@@ -64,8 +64,6 @@ class RolloutSupervisor:
     ----------
     config : RolloutConfig
         The group.
-    start_s : float
-        How long its processes may take to attach.
     tell : callable
         Given one line for each rank that dies and each recovery; for a terminal.
     rank_module, cache_module : str
@@ -87,13 +85,11 @@ class RolloutSupervisor:
         self,
         config: RolloutConfig,
         *,
-        start_s: float = 60.0,
         tell: Callable[[str], object] = len,
         rank_module: str = RANK_MODULE,
         cache_module: str = CACHE_MODULE,
     ) -> None:
         self.config = config
-        self._start_s = start_s
         self._tell = tell
         self._run_directory = run_directory_path(config.group.name)
         self._processes = RankProcesses(config.group.name, self._run_directory, rank_module, cache_module)
@@ -169,13 +165,19 @@ class RolloutSupervisor:
         return segment
 
     def _wait_until_attached(self) -> None:
-        deadline = time.monotonic() + self._start_s
+        limit_s = self.config.recovery.start_s
+        deadline = time.monotonic() + limit_s
         while not self.controller.status().over:
             for rank, code in self._processes.ended().items():
                 raise RankExitedError(rank=rank, code=code, log=log_tail(self._run_directory, rank))
             if time.monotonic() > deadline:
                 missing = [rank.rank for rank in self.controller.status().ranks if rank.life != "alive"]
-                raise GroupNotReadyError(group=self.config.group.name, ranks=missing, seconds=self._start_s)
+                raise GroupNotReadyError(
+                    group=self.config.group.name,
+                    ranks=missing,
+                    seconds=limit_s,
+                    log=log_tail(self._run_directory, missing[0]) if missing else "",
+                )
             self._processes.wait(_LOOK_S)  # an end is seen at once; joining wakes nobody
 
     def _keep(self, segment: Segment, undo: contextlib.ExitStack) -> None:
@@ -187,7 +189,6 @@ class RolloutSupervisor:
             recovery,
             run_directory=self._run_directory,
             tell=self._tell,
-            start_s=self._start_s,
         )
         undo.callback(self._keeper.close)
         self._keeper.start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from wsm.actions.backends.errors import CallMissingError
+from wsm.actions.backends.paddle_memory import DeviceMemory
 from wsm.config import config_from_mapping
 from wsm.strategies.transports.errors import (
     TransferModeError,
@@ -26,6 +28,16 @@ from wsm.worker.sources import Sources
 def test_a_mode_that_is_not_available_is_refused_with_those_that_are(mode, strategy, transport, text):
     with pytest.raises(TransferModeError, match=text):
         check_transfer_mode(mode, strategy, transport)
+
+
+def test_a_build_with_cuda_and_without_a_gpu_says_which_of_them_is_missing(monkeypatch):
+    paddle = pytest.importorskip("paddle", reason="needs the cpu or gpu extra")
+    monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
+    monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: 0)
+    with pytest.raises(TransferModeError, match="paddle sees no GPU"):
+        check_transfer_mode("gpu_direct", "gdr", "checkpoint_transfer")
+    with pytest.raises(CallMissingError, match="this machine has no GPU"):
+        DeviceMemory()
 
 
 def test_the_mode_host_is_there_for_everybody_who_has_modes():

@@ -62,7 +62,7 @@ class DeviceMemory:
     Raises
     ------
     CallMissingError
-        If this build of paddle has no CUDA allocator to ask.
+        If this build of paddle has no CUDA allocator to ask, or sees no GPU.
 
     Attributes
     ----------
@@ -104,4 +104,6 @@ def _paddle_cuda() -> Any:
 
     if not paddle.is_compiled_with_cuda():
         raise CallMissingError(owner="this build of paddle", call="CUDA", needed_for="measuring GPU memory")
+    if not paddle.device.cuda.device_count():  # the measuring call would end in an error of the driver's
+        raise CallMissingError(owner="this machine", call="GPU", needed_for="measuring GPU memory")
     return paddle.device.cuda

@@ -32,18 +32,22 @@ def check_transfer_mode(mode: str, strategy: str, transport: str) -> None:
         raise TransferModeError(mode=mode, problem=problem, available=())
     if mode == "host":
         return
-    available = list(INTERFACES) if transport == "checkpoint_transfer" and _has_device() else ["host"]
+    lacking = _lacking_device()
+    available = list(INTERFACES) if transport == "checkpoint_transfer" and lacking is None else ["host"]
     if mode not in INTERFACES:
         raise TransferModeError(mode=mode, problem="there is no such mode", available=available)
     if transport != "checkpoint_transfer":
         raise TransferModeError(mode=mode, problem=f"{transport} has its own", available=available)
-    if mode not in available:
-        raise TransferModeError(mode=mode, problem="paddle is built without CUDA", available=available)
+    if lacking is not None:
+        raise TransferModeError(mode=mode, problem=lacking, available=available)
 
 
-def _has_device() -> bool:
+def _lacking_device() -> str | None:
+    """Say what this process lacks of a device; None if it has one."""
     try:
         import paddle  # noqa: PLC0415 - a second of import time, in a process that has it already
     except ImportError:
-        return False
-    return bool(paddle.is_compiled_with_cuda())
+        return "paddle is not installed"
+    if not paddle.is_compiled_with_cuda():
+        return "paddle is built without CUDA"
+    return None if paddle.device.cuda.device_count() else "paddle sees no GPU"
