@@ -7,6 +7,7 @@ the forgetting visible. It knows nothing about single packages.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -20,6 +21,10 @@ from tests.gpu.machine import missing_for_gpu_tests
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a place for our files: the place that is checked
 PATIENCE_S = 10.0
+
+#: Every process that this session starts has it in its environment, and none of another session.
+MARK = "WSM_TEST_SESSION"
+os.environ.setdefault(MARK, secrets.token_hex(8))
 
 hypothesis.settings.register_profile("development", max_examples=50, deadline=None)
 hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, print_blob=True)
@@ -46,7 +51,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_is_left_behind() -> Iterator[None]:
+def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = _shared_names()
     yield
     children = [
@@ -57,7 +62,31 @@ def nothing_is_left_behind() -> Iterator[None]:
     deadline = time.monotonic() + PATIENCE_S
     while (abandoned := _abandoned(before)) and time.monotonic() < deadline:
         time.sleep(0.1)
+    if abandoned and (others := _other_sessions()):
+        # The kernel does not tell who made a file: with others about, blame is for whoever runs alone.
+        terminal = request.config.pluginmanager.get_plugin("terminalreporter")
+        terminal.write_line(f"\nleft in {SHARED_MEMORY}, by these tests or by {others[0]}: {abandoned}")
+        return
     assert not abandoned, f"tests left shared memory behind: {abandoned}"
+
+
+def _other_sessions() -> list[str]:
+    """Tests, campaigns and groups that somebody else runs on this machine now."""
+    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    own |= {parent.pid for parent in psutil.Process().parents()}
+    return [
+        _describe(process)
+        for process in psutil.process_iter()
+        if process.pid not in own and _is_foreign(process)
+    ]
+
+
+def _is_foreign(process: psutil.Process) -> bool:
+    try:
+        ours = process.environ().get(MARK) == os.environ[MARK]
+        return not ours and any(word in " ".join(process.cmdline()) for word in ("pytest", "wsm", "campaign"))
+    except psutil.Error:  # ended while we looked, or not ours to look at
+        return False
 
 
 def _abandoned(before: set[str]) -> list[str]:
@@ -79,8 +108,15 @@ def _is_in_use(name: str) -> bool:
 def _holds(process: Path, path: Path) -> bool:
     try:
         maps = (process / "maps").read_text()
-        return str(path) in maps or any(fd.readlink() == path for fd in (process / "fd").iterdir())
+        return str(path) in maps or any(_is_open(fd, path) for fd in (process / "fd").iterdir())
     except OSError:  # ended while we looked, or not ours to look at
+        return False
+
+
+def _is_open(descriptor: Path, path: Path) -> bool:
+    try:
+        return descriptor.readlink() == path
+    except OSError:  # this one was closed while we looked; the process may hold the file by another
         return False
 
 
