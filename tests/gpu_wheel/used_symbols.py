@@ -26,7 +26,9 @@ STAND_INS = {
     "actions/backends/paddle_groups.py": {"_core()": "paddle.base.core"},
     "strategies/ipc/pickled_metas.py": {
         "_paddle(path)": "paddle",
+        "_paddle(file)": "paddle",
         "_dense_tensor(paddle)": "paddle.base.core.LoDTensor",
+        "_dense_tensor(_paddle(file))": "paddle.base.core.LoDTensor",
     },
 }
 
