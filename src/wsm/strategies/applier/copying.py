@@ -7,7 +7,7 @@ from collections.abc import Callable
 from wsm.strategies.digest import RunningDigest
 
 #: Bytes that are copied and digested at a time: small enough to stay in a core's cache between the two.
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 19
 
 
 def copy_and_digest(

@@ -27,6 +27,9 @@ _HEAD = struct.Struct("<4sBBHIQ")
 _DIGEST_BYTES = 16
 HEADER_BYTES = _HEAD.size + _DIGEST_BYTES
 
+# Made once: with separators, json.dumps makes one per call.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True)
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -39,7 +42,7 @@ class Frame:
 
 def encode(frame: Frame) -> bytes:
     """Return the bytes of a message."""
-    body = json.dumps(frame.fields, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+    body = _ENCODER.encode(frame.fields).encode("ascii")
     head = _HEAD.pack(MAGIC, PROTOCOL, frame.kind, 0, len(body), frame.session)
     return head + bytes.fromhex(digest_of(head + body)) + body
 
