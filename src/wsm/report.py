@@ -18,6 +18,9 @@ from wsm.errors import BadInputError, NoRoomError, WsmError
 #: Fact of a participant that holds a KV cache and no weights; its report says nothing about a version.
 WITHOUT_WEIGHTS = "without_weights"
 
+#: What stands in the place of an action where it was a serving step that raised.
+STEP = "step"
+
 #: Bytes that a report may take; a payload slot holds 16 KiB with its header.
 MAX_REPORT_BYTES = 15 * 1024
 _MAX_TRACEBACK = 8 * 1024

@@ -22,7 +22,7 @@ from wsm.errors import WsmError
 from wsm.protocol.decide import waiting_on
 from wsm.protocol.park import any_broken
 from wsm.protocol.view import View
-from wsm.report import WITHOUT_WEIGHTS, FailureReport, RankReport, ReportFormatError
+from wsm.report import STEP, WITHOUT_WEIGHTS, FailureReport, RankReport, ReportFormatError
 from wsm.signals.word import CommandWord, StatusCode, StatusWord
 
 #: Errors that only repeat that another rank failed.
@@ -97,6 +97,8 @@ class Situation:
         Whether the caller gave up.
     expired : bool
         Whether the deadline had passed.
+    failed : tuple of int
+        Who had reported a failure of its own.
     """
 
     late: Mapping[int, str] = field(default_factory=dict)
@@ -107,6 +109,17 @@ class Situation:
     deadline_s: float = 0.0
     gave_up: bool = False
     expired: bool = False
+    failed: tuple[int, ...] = ()
+
+
+def failed(group: GroupView, command: CommandWord) -> tuple[int, ...]:
+    """Return the participants that have reported a failure in `command`; a report is read when it is told."""
+    found = []
+    for rank in range(group.participants):
+        with contextlib.suppress(ReportFormatError):
+            if group.failure(rank, command) is not None:
+                found.append(rank)
+    return tuple(found)
 
 
 def late(group: GroupView, view: View) -> dict[int, str]:
@@ -169,7 +182,9 @@ def aborted(
     """Return the error for a command that was aborted, naming the first cause that is no echo of another."""
     now = read_status(group).sentence()
     causes = [(rank, group.failure(rank, command)) for rank in range(group.participants)]
-    found: list[tuple[FailureReport, bool]] = [cause for _, cause in causes if cause is not None]
+    found: list[tuple[FailureReport, bool]] = [
+        cause for rank, cause in causes if cause is not None and not _broke_later(cause[0], rank, then)
+    ]
     found.sort(key=lambda cause: (cause[0].error in _ECHOES, cause[0].error in _WAITS))
     if found and found[0][0].error in _ECHOES:
         found = []  # no rank failed of itself: the controller had decided before
@@ -218,6 +233,11 @@ def aborted(
         waiting=then.late,
         group=now,
     )
+
+
+def _broke_later(failure: FailureReport, rank: int, then: Situation) -> bool:
+    """Whether a step raised only after the deadline: because of who was late in it then, or of its end."""
+    return then.expired and rank not in then.failed and failure.action == STEP
 
 
 def _held_up(failure: FailureReport, then: Situation) -> str:

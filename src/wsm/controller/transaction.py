@@ -211,6 +211,7 @@ class Transaction:
             deadline_s=self._deadline_s,
             gave_up=self._gave_up,
             expired=self._elapsed_s(self._began_ns) > self._deadline_s,
+            failed=outcome.failed(self._group, self._command),
         )
 
     def _raise_if_stuck(self, view: View) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from wsm.protocol import rank as protocol
 from wsm.protocol.rank_state import Phase
+from wsm.report import STEP
 from wsm.signals.word import StepKind, StepWord
 from wsm.worker.errors import NotServingError
 from wsm.worker.standing import Standing
@@ -67,4 +68,4 @@ class Stepping:
         standing.take(protocol.broke(standing.state))
         standing.recorder.step_broken(standing.state.epoch, standing.state.step, error)
         if standing.state.phase is not Phase.IDLE and protocol.may_fail(standing.state):
-            self._fail("step", error)
+            self._fail(STEP, error)
