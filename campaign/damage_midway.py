@@ -8,16 +8,12 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from campaign.deaths_midway import any_line, later, let_go
+from campaign.deaths_midway import Havoc, any_line, later, let_go
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 from campaign.segment_damage import PLACES, flip
 from wsm.signals.names import segment_path
-
-if TYPE_CHECKING:
-    from campaign.havoc import Havoc
 
 
 def _standing(damage: Callable[[GroupUnderFault, random.Random], object]) -> Havoc:

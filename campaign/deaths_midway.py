@@ -9,13 +9,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 
-if TYPE_CHECKING:
-    from campaign.havoc import Havoc
+#: Given the group, and chance: begins what goes wrong, and returns what is to be done once the caller was
+#: answered.
+Havoc: TypeAlias = Callable[[GroupUnderFault, random.Random], Callable[[], object]]
 
 #: A command executes some thousands of lines of wsm on a rank; a restored one no more.
 _LINES = 12_000

@@ -16,6 +16,7 @@ from campaign import damage_midway, deaths_midway, starved
 from campaign.asking import HANG_S, Answer, HangError
 from campaign.case import Case
 from campaign.controller_faults import POINTS, other_controller
+from campaign.deaths_midway import Havoc
 from campaign.fault import Act, Fault
 from campaign.group import GroupUnderFault
 from campaign.operations import COMMANDS, HALVES, POLICIES, operation_of
@@ -28,10 +29,6 @@ SEEDS = 12
 
 #: A rank and the controller die at the same moment.
 WITH_CONTROLLER = "with-controller"
-
-#: Given the group, and chance: begins what goes wrong, and returns what is to be done once the caller was
-#: answered.
-Havoc = Callable[[GroupUnderFault, random.Random], Callable[[], object]]
 
 #: How long a group may take to come back, damaged or not, and how many updates it may refuse meanwhile.
 _SELF_S, _WHOLE_S, _ATTEMPTS = 30.0, 120.0, 3

@@ -7,13 +7,9 @@ import random
 import resource
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from campaign.deaths_midway import later
+from campaign.deaths_midway import Havoc, later
 from campaign.group import GroupUnderFault
-
-if TYPE_CHECKING:
-    from campaign.havoc import Havoc
 
 
 def _without(kind: int, now: Callable[[int], int]) -> Havoc:
