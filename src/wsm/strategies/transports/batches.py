@@ -71,6 +71,7 @@ class Batches:
             if inspect.isawaitable(item):
                 return self._with_awaited(batch, item)
             more = batch.add(item)
+            del item  # it may be all that holds a tensor
         return batch.items
 
     async def _take_awaiting(self, batch: _Batch) -> deque[Any]:
@@ -81,6 +82,7 @@ class Batches:
             except Exception as error:  # noqa: BLE001 - a foreign package may raise anything
                 return self._ended(batch, error)
             more = batch.add(item)
+            del item  # it may be all that holds a tensor
         return batch.items
 
     async def _with_awaited(self, batch: _Batch, item: Awaitable[Any]) -> deque[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,6 +169,9 @@ class TensorStream:
             self._came += 1
             yield offered
             self._touched = True  # it was applied, or is none that the model has; the safe side is this one
+            if offered.data is not None and offered.memory is None:
+                with suppress(BufferError):  # whoever still looks at it keeps it
+                    offered.data.release()  # its memory may be used again, whoever has the offer
             del offered
 
     def _offered(self, name: str, value: Any) -> OfferedTensor:
