@@ -6,7 +6,7 @@ the explorer misses is shown to the unit tests; what they miss as well is either
 another one implies, a default that nobody relies on) or a rule that nobody watches over. Run by hand, for it
 takes a while::
 
-    python tests/exploration/mutants.py                          # all of them: half an hour of a core
+    python tests/exploration/mutants.py                          # all of them
     python tests/exploration/mutants.py phases votes             # those of some modules
     python tests/exploration/mutants.py epochs --line 131        # those of one line
     python tests/exploration/mutants.py rank --no-tests          # the explorer alone
