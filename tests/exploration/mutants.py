@@ -60,6 +60,8 @@ SCOPES = (
     "controller_crashes=1 rank_crashes=1 steps=0",
     "commands=2 halves=True steps=0 failures=1 operations=clear,update",
     "helpers=1 failures=1 steps=1",
+    "halves=True rank_crashes=1 steps=0 operations=clear,update",
+    "rank_crashes=1 failures=2 steps=0 operations=update starts=serving",
 )
 
 #: Where circles are looked for as well.
