@@ -33,6 +33,10 @@ ITEM_BYTES: dict[str, int] = {
     "F64": 8,
 }
 
+#: Where large data begins in a page of memory or of a file. Where a copy's target lies a few bytes further
+#: into its page than its source, each load waits for an earlier store of the same twelve address bits (4K
+#: aliasing), and the copy takes up to twice as long. Allocators put large memory 0 to 64 bytes into a page.
+BEGIN_IN_PAGE = 1024
 
 _MAX_DIMENSIONS = 64
 _MAX_EXTENT = (1 << 63) - 1

@@ -18,6 +18,7 @@ from wsm.errors import WsmError
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.bucket_socket import connect
+from wsm.strategies.buckets.plan import segment_bytes
 from wsm.strategies.buckets.sender import BucketSender
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.buckets.stream import RankStream
@@ -94,7 +95,7 @@ def test_two_ranks_receive_a_version_at_once_and_everybody_agrees_on_it(sender, 
             assert held == {name: data for name, (_, data) in shard(version, rank).items()}
             assert report.digest == sent.digests[rank] == digest_of_shard(version, rank)
             assert report.manifest_digest == sent.manifest_digest
-            assert report.peak_extra_bytes == 2 * BUCKET
+            assert report.peak_extra_bytes == segment_bytes(2, BUCKET)
         assert sent.bytes == 2 * sum(spec.nbytes for spec in SPECS)
 
 
@@ -334,7 +335,7 @@ def test_a_shard_without_tensors_is_refused(over_ipc):
 
 @pytest.fixture
 def stream():
-    segment = OwnedSegment("wsm-test.", 2 * 64)
+    segment = OwnedSegment("wsm-test.", segment_bytes(2, 64))
     tensors = {"t": (TensorSpec("t", "U8", (300,)), bytes(range(150)) * 2)}
     yield RankStream(
         version=1,

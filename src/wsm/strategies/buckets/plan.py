@@ -9,10 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
 
 #: Where a piece may begin in its bucket; a bucket's size is a multiple of it.
 ALIGNMENT = 64
+
+
+def segment_bytes(slots: int, bucket_bytes: int) -> int:
+    """Return the size of the memory that so many buckets lie in."""
+    return BEGIN_IN_PAGE + slots * bucket_bytes
+
+
+def slots_in(nbytes: int, bucket_bytes: int) -> int:
+    """Return how many buckets lie in so much memory."""
+    return (nbytes - BEGIN_IN_PAGE) // bucket_bytes
+
+
+def bucket_begin(bucket: int, slots: int, bucket_bytes: int) -> int:
+    """Return where in that memory a bucket begins; those that share a slot follow one another."""
+    return BEGIN_IN_PAGE + (bucket % slots) * bucket_bytes
 
 
 @dataclass(frozen=True)

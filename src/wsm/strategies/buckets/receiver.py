@@ -13,7 +13,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.errors import WsmError
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets import messages as say
-from wsm.strategies.buckets.plan import Piece, plan_buckets
+from wsm.strategies.buckets.plan import Piece, bucket_begin, plan_buckets, segment_bytes
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.digest import RunningDigest, digest_of, shard_digest
 from wsm.strategies.documents.sealed_json import content_digest
@@ -108,7 +108,7 @@ class BucketReceiver:
         init = self._init
         self._segment = AttachedSegment(
             init.segment,
-            init.slots * init.bucket_bytes,
+            segment_bytes(init.slots, init.bucket_bytes),
             referrer=self._peer,
             directory=self._source.memory_directory,
         )
@@ -143,7 +143,7 @@ class BucketReceiver:
                 {"version": init.version, "publication": init.publication, "world_size": init.world_size}
             ),
             manifest_scope=ManifestScope.GROUP,
-            peak_extra_bytes=init.slots * init.bucket_bytes,
+            peak_extra_bytes=segment_bytes(init.slots, init.bucket_bytes),
         )
 
     def finish(self) -> None:
@@ -207,7 +207,7 @@ class BucketReceiver:
             self._acknowledge(bucket + 1)
 
     def _slot(self, bucket: int) -> int:
-        return (bucket % self._init.slots) * self._init.bucket_bytes
+        return bucket_begin(bucket, self._init.slots, self._init.bucket_bytes)
 
     def _arrive(self, wanted: int) -> None:
         """Take buckets until `wanted` is there; those in between were left out, and are given back."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from wsm.clock import Clock, SystemClock
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.buckets import bucket_socket
-from wsm.strategies.buckets.plan import ALIGNMENT
+from wsm.strategies.buckets.plan import ALIGNMENT, segment_bytes
 from wsm.strategies.buckets.sending import SendingLoop
 from wsm.strategies.buckets.stream import RankStream
 from wsm.strategies.documents.sealed_json import content_digest
@@ -28,10 +28,10 @@ from wsm.strategies.observer import never_cancelled
 from wsm.strategies.trainer.report import TrainerReport
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of
 
-#: Size of a bucket: large enough that messages cost nothing, small enough that four stay in a shared cache.
-BUCKET_BYTES = 8 << 20
-#: Buckets that may be on their way to one rank.
-IN_FLIGHT = 4
+#: Size of a bucket: large enough that messages cost little, small enough that they stay in a shared cache.
+BUCKET_BYTES = 4 << 20
+#: Buckets that may be on their way to one rank: one is written, one is read, and one waits.
+IN_FLIGHT = 3
 
 _PREFIX = "wsm-buckets."
 
@@ -270,7 +270,9 @@ class BucketSender:
             return old
         if old is not None:
             old.close()
-        made = OwnedSegment(_PREFIX, self._bucket_bytes * self._in_flight, self._memory_directory)
+        made = OwnedSegment(
+            _PREFIX, segment_bytes(self._in_flight, self._bucket_bytes), self._memory_directory
+        )
         self._segments[rank] = made
         return made
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from wsm.strategies.applier.copying import copy_and_digest
 from wsm.strategies.buckets import messages as say
-from wsm.strategies.buckets.plan import plan_buckets
+from wsm.strategies.buckets.plan import bucket_begin, plan_buckets, slots_in
 from wsm.strategies.digest import RunningDigest, digest_of, running_digest, shard_digest
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.ipc.shared_segment import OwnedSegment
@@ -88,7 +88,7 @@ class RankStream:
             world_size=world_size,
             publication=publication,
             segment=segment.name,
-            slots=segment.nbytes // bucket_bytes,
+            slots=slots_in(segment.nbytes, bucket_bytes),
             bucket_bytes=bucket_bytes,
             finite=finite,
             tensors=self._specs,
@@ -171,7 +171,7 @@ class RankStream:
 
     def _fill(self) -> say.Bucket:
         index = self._filled
-        slot = (index % self._init.slots) * self._init.bucket_bytes
+        slot = bucket_begin(index, self._init.slots, self._init.bucket_bytes)
         digests = []
         for piece in self._buckets[index]:
             data, digest = self._source(piece.tensor)

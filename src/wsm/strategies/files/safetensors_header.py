@@ -18,7 +18,7 @@ from typing import Any
 from wsm.strategies.documents import strict_json
 from wsm.strategies.documents.strict_json import is_count, is_text
 from wsm.strategies.errors import FileSizeError, SafetensorsFormatError
-from wsm.strategies.tensor import ITEM_BYTES, TensorSpec, is_shape
+from wsm.strategies.tensor import BEGIN_IN_PAGE, ITEM_BYTES, TensorSpec, is_shape
 
 #: Bytes before the JSON.
 PREFIX_BYTES = 8
@@ -29,12 +29,8 @@ MAX_HEADER_BYTES = 100_000_000
 
 _quoted = json.encoder.encode_basestring
 _ALIGNMENT = 64  # data begins on a cache line; the format asks for 8
-# Where a copy's target begins a few bytes further into its page than its source, each load waits for an
-# earlier store of the same twelve address bits (4K aliasing), and the copy takes a quarter longer. Allocators
-# put large memory 16 to 64 bytes into a page, so large data begins elsewhere in one.
-_LARGE_BYTES = 1 << 20
+_LARGE_BYTES = 1 << 20  # data from this size on begins where its copies do not alias
 _PAGE_BYTES = 4096
-_BEGIN_IN_PAGE = 1024
 
 
 @dataclass(frozen=True)
@@ -151,7 +147,7 @@ def lay_out(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> tuple[b
         begins.append(position)
         position = end
     data = f"{{{','.join(texts)}}}".encode()
-    boundary, begin = (_PAGE_BYTES, _BEGIN_IN_PAGE) if position >= _LARGE_BYTES else (_ALIGNMENT, 0)
+    boundary, begin = (_PAGE_BYTES, BEGIN_IN_PAGE) if position >= _LARGE_BYTES else (_ALIGNMENT, 0)
     data += b" " * ((begin - PREFIX_BYTES - len(data)) % boundary)
     header = Header(tuple(specs), tuple(begins), metadata, PREFIX_BYTES + len(data), position)
     return len(data).to_bytes(PREFIX_BYTES, "little") + data, header

@@ -26,13 +26,12 @@ from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.ipc.metas import IpcMetas, TensorMeta, metas_name
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
-from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
 from wsm.strategies.trainer.report import TrainerReport
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of
 
 # Every tensor begins on a cache line, and no vector instruction minds where it was adopted.
 _ALIGNMENT = 64
-_BEGIN = 1024  # not at a page's begin: see 4K aliasing in safetensors_header
 _LOCK_FILE = ".ipc_metas.lock"
 
 
@@ -235,7 +234,7 @@ class _Shard:
 
 
 def _nbytes(specs: list[TensorSpec]) -> int:
-    return _BEGIN + sum(_aligned(spec.nbytes) for spec in specs)
+    return BEGIN_IN_PAGE + sum(_aligned(spec.nbytes) for spec in specs)
 
 
 def _aligned(nbytes: int) -> int:
@@ -249,7 +248,7 @@ def _write(
     *,
     finite: bool,
 ) -> _Shard:
-    offset = _BEGIN
+    offset = BEGIN_IN_PAGE
     metas, rows = [], []
     for spec in specs_of(tensors):
         digest = running_digest()
