@@ -150,14 +150,16 @@ def test_a_command_that_fails_ends_the_sending(over_ipc):
 
 
 def test_a_rank_that_fails_is_named_with_its_own_error_and_the_other_is_told(over_ipc, threads):
+    other_has_begun, told_apart = threading.Event(), threading.Event()
+
     class Broken(MemoryTarget):
         def writable(self, name):
+            other_has_begun.wait(60)
             raise OSError("no memory today")
 
-    begun = threading.Event()
-
     def hold(done, total):
-        begun.wait(60)
+        other_has_begun.set()
+        told_apart.wait(60)
 
     good = threads.submit(receive, over_ipc, 0, 1, progress=hold)
     bad = threads.submit(receive, over_ipc, 1, 1, target=Broken(SPECS))
@@ -165,7 +167,7 @@ def test_a_rank_that_fails_is_named_with_its_own_error_and_the_other_is_told(ove
         over_ipc.send(1, shards(1))
     assert (caught.value.peer, caught.value.error) == ("rank 1", "OSError")
     assert "no memory today" in str(caught.value)
-    begun.set()
+    told_apart.set()
     with pytest.raises(stream_errors.PeerFailedError, match="gave up") as told:
         good.result()
     assert told.value.error == "PeerFailedError"

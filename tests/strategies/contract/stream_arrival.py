@@ -14,6 +14,7 @@ from wrongs import Expected, State, Wrong
 from wsm.strategies import errors
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets import messages as say
+from wsm.strategies.buckets.plan import segment_bytes
 from wsm.strategies.buckets.sender import BucketSender, Sending
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.buckets.stream import RankStream
@@ -115,7 +116,7 @@ class StreamArrival(AddressArrival):
         self._end_process()
 
     def _stream(self, version: int, state: State) -> RankStream:
-        self._segment = OwnedSegment("wsm-test.", 2 * BUCKET_BYTES)
+        self._segment = OwnedSegment("wsm-test.", segment_bytes(2, BUCKET_BYTES))
         return RankStream(
             version=version,
             rank=0,
