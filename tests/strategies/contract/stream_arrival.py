@@ -14,7 +14,7 @@ from wrongs import Expected, State, Wrong
 from wsm.strategies import errors
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets import messages as say
-from wsm.strategies.buckets.plan import segment_bytes
+from wsm.strategies.buckets.plan import bucket_begin, segment_bytes
 from wsm.strategies.buckets.sender import BucketSender, Sending
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.buckets.stream import RankStream
@@ -180,7 +180,7 @@ class StreamArrival(AddressArrival):
             stream.hear(message)
             while (reply := stream.next_message()) is not None:
                 if isinstance(reply, say.Bucket) and reply.index == 3:
-                    stream.segment.memory[BUCKET_BYTES + 99] ^= 1
+                    stream.segment.memory[bucket_begin(reply.index, 2, BUCKET_BYTES) + 99] ^= 1
                 yield say.to_bytes(reply, session)
 
         self._peer = RawPeer(self._address, answer)
