@@ -491,6 +491,12 @@ def hot_parking_takes_prepared_back():
     return {(rank, "stand"): stand, (phases, "stand"): stand}
 
 
+@fault("operations=update steps=2 broken_steps=1 starts=serving")
+def ranks_step_on_beside_a_broken_one():
+    """A rank enters the next step although a peer's has raised, and can enter none any more."""
+    return {(phases, "any_broken"): lambda _steps, **_named: False}
+
+
 @fault("operations=hot_update steps=0 broken_steps=1 starts=serving")
 def a_flip_that_broke_is_tried_again():
     """A rank goes on with a flip that raised in its middle."""

@@ -23,7 +23,7 @@ from wsm.protocol import rank as protocol
 from wsm.protocol.errors import ProtocolViolationError
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, Operation, StatusCode
+from wsm.signals.word import CommandWord, Operation, StatusCode, StepKind
 
 #: What participants say that are not whole any more, or may not be.
 _TOUCHED = frozenset((StatusCode.STOPPED_TOUCHED, StatusCode.DONE_CLEARED, StatusCode.DONE_FAULTED))
@@ -99,6 +99,7 @@ def look(state: RankState, reading: Reading, *, first: bool) -> Told:
         view = reading.view()
         move = protocol.advance(state, view)
         check_ends_alike(state, move, view)
+        check_steps_can_end(move, view)
         if first:
             check_other_commands(state, view)
         return told(move)
@@ -135,6 +136,24 @@ def check_ends_alike(before: RankState, move: Move, view: View) -> None:
             rule="what nobody has touched is kept",
             seen=f"it drops its weights, and the others say {[code.name for code in said]}",
         )
+
+
+def check_steps_can_end(move: Move, view: View) -> None:
+    """Check that nobody is sent into a step that not all can enter any more.
+
+    Raises
+    ------
+    RuleBrokenError
+        If a step of that epoch has raised on somebody, and it says so to whoever looks.
+    """
+    if move.todo not in (Todo.SERVE, Todo.JOIN):
+        return
+    for index, step in enumerate(view.steps):
+        if step.epoch == move.state.epoch and step.kind is StepKind.BROKEN:
+            raise RuleBrokenError(
+                rule="nobody is sent into a step after one has raised in its epoch",
+                seen=f"it is told to {move.todo.value}, and step {step.step} has raised on rank {index}",
+            )
 
 
 def check_other_commands(state: RankState, view: View) -> None:

@@ -207,6 +207,7 @@ class StreamArrival(AddressArrival):
     def _truncated_on_the_way(self, version: int, state: State) -> Expected:
         stream = self._stream(version, state)
         path = f"{MEMORY_DIRECTORY}/{stream.segment.name}"
+        held: list[bytes] = []
 
         def answer(message: say.Message, session: int) -> Iterable[bytes]:
             if isinstance(message, say.Hello):
@@ -215,12 +216,15 @@ class StreamArrival(AddressArrival):
             if isinstance(message, say.Abort):
                 return
             stream.hear(message)
-            while (reply := stream.next_message()) is not None:
+            if message == say.Ack(2):
+                # Not while the rank copies from it: that is the signal which no check can come before.
+                os.truncate(path, 0)
+                yield from held
+            while not held and (reply := stream.next_message()) is not None:
                 if isinstance(reply, say.Bucket) and reply.index == 3:
-                    os.truncate(path, 0)
-                yield say.to_bytes(reply, session)
-                if isinstance(reply, say.Bucket) and reply.index == 3:
-                    return
+                    held.append(say.to_bytes(reply, session))
+                else:
+                    yield say.to_bytes(reply, session)
 
         self._peer = RawPeer(self._address, answer)
         return Expected(errors.FileSizeError, (path, "truncated"), may_touch=True)
