@@ -283,6 +283,7 @@ def test_the_table_fits_eighty_columns_and_a_failure_says_how_to_repeat_it(capsy
     assert f"again: python -m campaign --case '{name}'" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_batch_that_hangs_is_ended_and_the_next_case_is_played(monkeypatch):
     monkeypatch.setattr(conductor, "CASE_LIMIT_S", 8.0)
     program = (

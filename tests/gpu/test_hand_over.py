@@ -18,8 +18,9 @@ from tests.gpu.contents import empty_layer, published  # noqa: E402 - needs padd
 from tests.gpu.devices import Device  # noqa: E402 - needs paddle first
 from wsm.actions.backends.device_weights import DeviceWeights  # noqa: E402 - needs paddle first
 
-# A process's first use of a GPU may compile every kernel anew.
-pytestmark = [pytest.mark.paddle, pytest.mark.processes, pytest.mark.timeout(600)]
+# A process's first use of a GPU may compile every kernel anew. The twins on the CPU show what the strategies'
+# own tests show already, and start a process with paddle each.
+pytestmark = [pytest.mark.paddle, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def answer(trainer: subprocess.Popen[str], line: str | None = None) -> str:
