@@ -98,7 +98,12 @@ class FakeCuda:
         self.base = self
         self.core = self
         self.LoDTensor = self
+        self.device = self
+        self.cuda = self
         self.load = paddle.load
+
+    def device_count(self) -> int:
+        return 4
 
     def _new_shared_cuda(self, fields):
         self.opened.append(fields)
@@ -120,6 +125,17 @@ def test_a_cuda_handle_reaches_paddle_as_bytes_with_this_process_own_device(tmp_
     assert bytes(target.readable("w")) == VALUES["w"].tobytes()
     load(source(tmp_path, allow_pickle=True, device_index=1), target, name="ipc")
     assert fake.opened[1][6] == 1
+
+
+def test_device_memory_is_refused_before_anything_is_touched_where_paddle_sees_no_gpu(monkeypatch):
+    fake = FakeCuda()
+    fake.device_count = lambda: 0
+    monkeypatch.setattr(module, "_paddle", lambda _: fake)
+    meta = TensorMeta(SPECS[0], "h" * 64, 0, device=2)
+    with pytest.raises(share_errors.DeviceMetaError, match="sees no GPU") as caught:
+        module.device_tensor(meta, "digest", "metas", device_index=0)
+    assert not caught.value.touched
+    assert not fake.opened
 
 
 def test_a_sealed_meta_of_device_memory_is_opened_the_same_way(monkeypatch):

@@ -22,7 +22,10 @@ class FakeGpu:
     def __init__(self) -> None:
         self.memory: dict[bytes, np.ndarray] = {}
         self.opened_on: list[int] = []
-        self.base = self.core = self.LoDTensor = self
+        self.base = self.core = self.LoDTensor = self.device = self.cuda = self
+
+    def device_count(self) -> int:
+        return 2
 
     def tensor(self, array: np.ndarray) -> FakeCudaTensor:
         return FakeCudaTensor(self, np.array(array))

@@ -152,12 +152,14 @@ def _open_on_host(meta: TensorMeta, file: str, fields: tuple[Any, ...]) -> Any:
 
 
 def _shared_cuda(meta: TensorMeta, file: str) -> Callable[[Any], Any]:
-    shared: Callable[[Any], Any] | None = getattr(_dense_tensor(_paddle(file)), "_new_shared_cuda", None)
-    if shared is None:
-        raise DeviceMetaError(
-            tensor=meta.spec.name, file=file, problem="this build of paddle has no CUDA; use a GPU build"
-        )
-    return shared
+    paddle = _paddle(file)
+    shared: Callable[[Any], Any] | None = getattr(_dense_tensor(paddle), "_new_shared_cuda", None)
+    if shared is not None and paddle.device.cuda.device_count():
+        return shared
+    problem = "this build of paddle has no CUDA; use a GPU build"
+    if shared is not None:
+        problem = "paddle's CUDA sees no GPU; run the rank where the trainer's GPU is"
+    raise DeviceMetaError(tensor=meta.spec.name, file=file, problem=problem)
 
 
 def _open_on_device(shared: Callable[[Any], Any], meta: TensorMeta, file: str, index: int) -> Any:
