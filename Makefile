@@ -32,6 +32,8 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # More threads do not help two ranks on two cores, and paddle warns about any other number.
 export OMP_NUM_THREADS := 1
+# Tests and campaigns start hundreds of processes, and each would compile all of wsm for itself.
+unexport PYTHONDONTWRITEBYTECODE
 
 # `make demo ARGUMENTS="--no-update --steps 10"`
 ARGUMENTS ?=

@@ -56,6 +56,30 @@ def test_importing_wsm_prints_nothing_even_for_errors() -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
+def test_nothing_is_imported_to_render_lines_before_one_is_shown() -> None:
+    program = (
+        "import sys, wsm; from wsm import log\n"
+        "log.configure(level='error'); said = log.logger('worker')\n"
+        "said.warning(log.ACTION_FAILED)\n"
+        "print(*sorted({'structlog', 'rich', 'asyncio'} & set(sys.modules)))\n"
+        "said.error(log.ACTION_FAILED)\n"
+        "print('structlog' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["", "True"]
+    assert "action.failed" in done.stderr
+
+
+def test_a_record_names_the_line_that_said_it(caplog: pytest.LogCaptureFixture) -> None:
+    log.logger("worker").warning(log.ACTION_FAILED, action="100 %s")
+    (record,) = caplog.records
+    assert (record.filename, record.funcName) == (
+        "test_log.py",
+        "test_a_record_names_the_line_that_said_it",
+    )
+    assert record.getMessage() == "action.failed action=100 %s"
+
+
 def test_configure_does_not_touch_the_root_logger() -> None:
     root = logging.getLogger()
     before = (list(root.handlers), root.level)

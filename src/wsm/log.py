@@ -3,7 +3,8 @@
 Every line that wsm logs is one of the events below plus keys (``rank``, ``epoch``, ``sequence`` and what the
 event is about), so that a search for ``action.failed`` finds all of them, whatever the wording of the day.
 Events go to the standard library's loggers ``wsm.*``. Without :func:`configure` the host's own handlers and
-levels decide what becomes of them, and structlog's global configuration is neither read nor changed.
+levels decide what becomes of them. structlog renders what :func:`configure` shows; it is slow to import, and so
+is imported with the first line that is shown. Its global configuration is neither read nor changed.
 
 This module knows no states, words or actions; it only names what the others report.
 """
@@ -13,10 +14,12 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import sys
+import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-import structlog
+if TYPE_CHECKING:
+    from structlog.typing import Processor
 
 TRANSITION_COMMITTED: Final = "transition.committed"
 
@@ -83,7 +86,59 @@ if logging.getLogger("transitions").level == logging.NOTSET:
     logging.getLogger("transitions").setLevel(logging.WARNING)
 
 
-def logger(layer: str, **context: Any) -> structlog.stdlib.BoundLogger:
+class EventLogger:
+    """One layer's logger, with context on every line. Immutable: :meth:`bind` returns a new one.
+
+    Parameters
+    ----------
+    target : logging.Logger
+        Where the events go.
+    context : mapping of str to Any
+        Keys for every line.
+    """
+
+    __slots__ = ("_context", "_target")
+
+    def __init__(self, target: logging.Logger, context: Mapping[str, Any]) -> None:
+        self._target = target
+        self._context = context
+
+    def bind(self, **context: Any) -> EventLogger:
+        """Return a logger with more context."""
+        return EventLogger(self._target, {**self._context, **context})
+
+    def debug(self, event: str, **keys: Any) -> None:
+        """Say an event that only somebody who looks for it wants to see."""
+        self._say(logging.DEBUG, event, keys)
+
+    def info(self, event: str, **keys: Any) -> None:
+        """Say an event of an ordinary night."""
+        self._say(logging.INFO, event, keys)
+
+    def warning(self, event: str, **keys: Any) -> None:
+        """Say an event that somebody should look at by day."""
+        self._say(logging.WARNING, event, keys)
+
+    def error(self, event: str, **keys: Any) -> None:
+        """Say an event that took something away."""
+        self._say(logging.ERROR, event, keys)
+
+    def exception(self, event: str, **keys: Any) -> None:
+        """Say the same of the exception that is being handled, with its traceback."""
+        self._say(logging.ERROR, event, {**keys, "exception": traceback.format_exc().rstrip("\n")})
+
+    def _say(self, level: int, event: str, keys: Mapping[str, Any]) -> None:
+        if not self._target.isEnabledFor(level):
+            return
+        fields = {**self._context, **keys}
+        text = " ".join([event, *(f"{key}={value}" for key, value in fields.items() if key != "exception")])
+        if "exception" in fields:
+            text = f"{text}\n{fields['exception']}"
+        # The record's file and line are those of whoever called info() and the like, two frames up.
+        self._target.log(level, "%s", text, extra={_FIELDS: {"event": event, **fields}}, stacklevel=3)
+
+
+def logger(layer: str, **context: Any) -> EventLogger:
     """Return the logger of one layer, with `context` on every line.
 
     Parameters
@@ -92,20 +147,8 @@ def logger(layer: str, **context: Any) -> structlog.stdlib.BoundLogger:
         Package or shell that speaks, for example ``worker``; becomes the stdlib logger ``wsm.worker``.
     **context : Any
         Keys for every line, for example ``rank=0``; ``.bind(epoch=2, sequence=7)`` adds more.
-
-    Returns
-    -------
-    structlog.stdlib.BoundLogger
-        Immutable: ``bind`` returns a new one.
     """
-    bound: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-        logging.getLogger(f"{ROOT}.{layer}"),
-        processors=[structlog.stdlib.filter_by_level, structlog.processors.format_exc_info, _to_record],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        context_class=dict,
-        cache_logger_on_first_use=False,
-    ).bind(**context)
-    return bound
+    return EventLogger(logging.getLogger(f"{ROOT}.{layer}"), context)
 
 
 def configure(*, json: bool = False, level: str = "info", stream: TextIO | None = None) -> None:
@@ -134,25 +177,9 @@ def configure(*, json: bool = False, level: str = "info", stream: TextIO | None 
     for handler in [handler for handler in root.handlers if isinstance(handler, _EventHandler)]:
         root.removeHandler(handler)
     handler = _EventHandler(target)
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer(default=str, ensure_ascii=False)
-        if json
-        else structlog.dev.ConsoleRenderer(colors=target.isatty(), pad_event_to=24, sort_keys=False)
-    )
-    handler.setFormatter(_EventFormatter(renderer))
+    handler.setFormatter(_EventFormatter(json=json, colors=target.isatty()))
     root.addHandler(handler)
     root.propagate = False  # the host's root handlers would print every line a second time
-
-
-def _to_record(
-    _logger: Any, _method: str, event: structlog.typing.EventDict
-) -> tuple[tuple[str], Mapping[str, Any]]:
-    """Turn the event into the arguments of a stdlib logger: readable text, and the keys beside it."""
-    name = event.pop("event")
-    text = " ".join([str(name), *(f"{key}={value}" for key, value in event.items() if key != "exception")])
-    if "exception" in event:
-        text = f"{text}\n{event['exception']}"
-    return (text,), {"extra": {_FIELDS: {"event": name, **event}}}
 
 
 if TYPE_CHECKING:
@@ -169,12 +196,15 @@ class _EventHandler(_TextHandler):
 class _EventFormatter(logging.Formatter):
     """Renders the keys of a record with one of structlog's renderers."""
 
-    def __init__(self, renderer: structlog.typing.Processor) -> None:
+    def __init__(self, *, json: bool, colors: bool) -> None:
         super().__init__()
-        self._renderer = renderer
+        self._json, self._colors = json, colors
+        self._renderer: Processor | None = None
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line; a record that a foreign logger sent below ``wsm`` gets its text as the event."""
+        if self._renderer is None:
+            self._renderer = _renderer(json=self._json, colors=self._colors)
         fields = dict(getattr(record, _FIELDS, {"event": record.getMessage()}))
         moment = dt.datetime.fromtimestamp(record.created, tz=dt.timezone.utc)
         event = {
@@ -184,3 +214,11 @@ class _EventFormatter(logging.Formatter):
             **fields,
         }
         return str(self._renderer(None, record.levelname.lower(), event))
+
+
+def _renderer(*, json: bool, colors: bool) -> Processor:
+    from structlog import dev, processors  # noqa: PLC0415 - a process that shows no line should not wait for it
+
+    if json:
+        return processors.JSONRenderer(default=str, ensure_ascii=False)
+    return dev.ConsoleRenderer(colors=colors, pad_event_to=24, sort_keys=False)

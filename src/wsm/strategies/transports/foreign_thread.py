@@ -7,17 +7,19 @@ until the next one begins. Knows no tensors and no transports.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wsm.clock import Clock
 from wsm.errors import InternalError
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 # How long a wait lasts before cancellation is looked at again.
 _GLANCE_S = 0.02
@@ -53,7 +55,7 @@ class ForeignThread:
         self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: AbstractEventLoop | None = None
 
     def call(self, work: Callable[[], Any], *, until_ns: int, observer: LoadObserver) -> Any:
         """Run `work` in the thread and return what it returns, awaited if that is awaitable. Blocks.
@@ -127,6 +129,8 @@ class ForeignThread:
         if not inspect.isawaitable(answer):
             return answer
         if self._loop is None:
+            import asyncio  # noqa: PLC0415 - only what is awaitable needs it, and every process would wait for it
+
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(_awaited(answer))
 
