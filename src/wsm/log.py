@@ -3,7 +3,7 @@
 Every line that wsm logs is one of the events below plus keys (``rank``, ``epoch``, ``sequence`` and what the
 event is about), so that a search for ``action.failed`` finds all of them, whatever the wording of the day.
 Events go to the standard library's loggers ``wsm.*``. Without :func:`configure` the host's own handlers and
-levels decide what becomes of them. structlog renders what :func:`configure` shows; it is slow to import, and so
+levels decide what becomes of them. structlog renders what :func:`configure` shows; slow to import, it
 is imported with the first line that is shown. Its global configuration is neither read nor changed.
 
 This module knows no states, words or actions; it only names what the others report.
