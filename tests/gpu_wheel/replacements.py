@@ -41,12 +41,6 @@ LACKING_IN_2_6: dict[str, str] = {
     r"tests/strategies/ipc/test_ipc_metas\.py::test_the_numbers_are_those_of_paddle": (
         "its metas of host memory have five fields, not the seven of FastDeploy's builds"
     ),
-    # All but those that end before a tensor of the stream becomes one of paddle's.
-    r"tests/strategies/transports/test_checkpoint_transfer\.py::"
-    r"test_(buffers_that|what_the_load_cost|the_object_is_made|a_released_model_keeps|without_leave|"
-    r"a_stream_without_a_manifest_is_applied|a_tensor_that_the_manifest|a_failing_sender.*"
-    r"(silent|truncate|cut|lie)|a_sender_that_always|the_first_interface|the_second_interface_gets|"
-    r"the_trainer_may)": "the stream of these tests has a tensor of float8, which paddle 2.6 has not",
     r"tests/gpu/test_weights_of_a_device\.py::test_every_dtype.*float8": "paddle 2.6 has no float8",
     r"tests/gpu/test_groups_of_two_ranks\.py::.*\[gpu\]": "it has no shutdown_process_group for NCCL",
     r"tests/demo/test_trainer\.py::test_a_mixture_of_experts_can_be_trained": (

@@ -14,6 +14,7 @@ import pytest
 
 from tests.gpu_wheel.replacements import CPU, GPU_2_6, LACKING_IN_2_6, REPLACEMENTS
 from tests.gpu_wheel.used_symbols import EVERYDAY, Use, uses
+from tests.strategies.shared.installed_paddle import has_float8
 
 pytestmark = pytest.mark.paddle
 paddle = pytest.importorskip("paddle")
@@ -99,6 +100,10 @@ def test_no_private_call_of_a_tensor_is_left_out_as_everyday() -> None:
 
 def test_what_cannot_run_on_the_wheel_says_why() -> None:
     assert all(len(reason.split()) >= 3 for reason in LACKING_IN_2_6.values())
+
+
+def test_states_of_tests_have_float8_where_paddle_has_it() -> None:
+    assert has_float8() == hasattr(paddle, "float8_e4m3fn") == (GPU_2_6 not in this_build())
 
 
 def test_groups_that_cannot_be_restarted_are_refused_by_the_name_of_the_missing_call() -> None:

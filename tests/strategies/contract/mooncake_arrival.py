@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from peer_arrival import HERE, AddressArrival
+from peer_arrival import AddressArrival
 from wrongs import Expected, State, Wrong
 
 from wsm.strategies import errors
@@ -33,7 +33,6 @@ import os, signal, sys
 from wsm.strategies.mooncake import messages as say
 from wsm.strategies.mooncake.desk import Desk
 from wsm.strategies.mooncake.publisher import MooncakePublisher
-sys.path.insert(0, sys.argv[2])
 from wrongs import make_state
 answer = Desk._answer
 def dying(desk, visit, message):
@@ -168,7 +167,7 @@ class MooncakeArrival(AddressArrival):
         return Expected(stream_errors.PeerMessageError, (self._address, "it is a Grant, nothing was due"))
 
     def _peer_dies(self, version: int, state: State) -> Expected:
-        self._start_dying(_DYING_PUBLISHER, self._address, str(HERE))
+        self._start_dying(_DYING_PUBLISHER, self._address)
         return Expected(stream_errors.PeerDiedError, (self._address, "has ended"), may_touch=True)
 
     def _duplicate_name(self, version: int, state: State) -> Expected:

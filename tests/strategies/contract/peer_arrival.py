@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,9 @@ from wsm.strategies import errors
 from wsm.strategies.messages import errors as stream_errors
 
 HERE = Path(__file__).parent
+
+#: Where a trainer of its own finds what the tests import; what the caller's environment says comes after.
+_PLACES = (HERE, HERE.parent / "shared", HERE.parents[1] / "standins")
 
 
 class PeerArrival:
@@ -32,8 +36,12 @@ class PeerArrival:
 
     def _start_dying(self, program: str, *arguments: str) -> None:
         """Start a trainer that kills itself on the way; return when it listens."""
+        path = os.pathsep.join(filter(None, [*map(str, _PLACES), os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", program, *arguments],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"listening\n"

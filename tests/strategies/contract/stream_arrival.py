@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from peer_arrival import HERE, AddressArrival
+from peer_arrival import AddressArrival
 from wrongs import Expected, State, Wrong
 
 from wsm.strategies import errors
@@ -27,7 +27,6 @@ BUCKET_BYTES = 1 << 18
 _DYING_SENDER = """
 import os, signal, sys
 from wsm.strategies.buckets.sender import BucketSender
-sys.path.insert(0, sys.argv[2])
 from wrongs import make_state
 def kill_later(done, total):
     if done > 2 << 20:
@@ -154,7 +153,7 @@ class StreamArrival(AddressArrival):
         return Expected(stream_errors.PeerMessageError, (self._address, "it is a Init, bucket 0 was due"))
 
     def _peer_dies(self, version: int, state: State) -> Expected:
-        self._start_dying(_DYING_SENDER, self._address, str(HERE))
+        self._start_dying(_DYING_SENDER, self._address)
         return Expected(stream_errors.PeerDiedError, (self._address, "has ended"), may_touch=True)
 
     def _duplicate_name(self, version: int, state: State) -> Expected:

@@ -11,7 +11,7 @@ from typing import Any
 
 from checkpoint_transfer import wire
 from checkpoint_transfer.sender import FakeSender
-from peer_arrival import HERE, PeerArrival
+from peer_arrival import PeerArrival
 from wrongs import Expected, State, Wrong
 
 from wsm.strategies import errors, with_manifest, write_version
@@ -26,12 +26,11 @@ from wsm.strategies.transports.transport import KeptTransport
 # A trainer that is killed when half of its buckets are sent.
 _DYING_TRAINER = """
 import sys
-sys.path[:0] = sys.argv[1:3]
 from checkpoint_transfer import wire
 from checkpoint_transfer.sender import FakeSender
 from wrongs import make_state
 from wsm.strategies import with_manifest
-sender = FakeSender(port=int(sys.argv[3]))
+sender = FakeSender(port=int(sys.argv[1]))
 sender.send(with_manifest(make_state(seed=1), version=3, rank=0, world_size=2), step_id="3", wrong="die")
 print("listening", flush=True)
 sys.stdin.read()
@@ -174,7 +173,7 @@ class TransferArrival(PeerArrival):
         return Expected(stream_errors.PeerFailedError, (str(self._port), "ConnectionRefusedError"))
 
     def _peer_dies(self, version: int, state: State) -> Expected:
-        self._start_dying(_DYING_TRAINER, str(HERE), str(HERE.parents[1] / "standins"), str(self._port))
+        self._start_dying(_DYING_TRAINER, str(self._port))
         return Expected(stream_errors.PeerFailedError, (str(self._port), "ConnectionError"), may_touch=True)
 
     def _peer_silent(self, version: int, state: State) -> Expected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from installed_paddle import has_float8
 
 from wsm.strategies import MemoryTarget, TensorSpec
 
@@ -24,6 +25,12 @@ def make_state(rank: int = 0, seed: int = 0) -> State:
     generator = np.random.default_rng([seed, rank])
     specs = [TensorSpec(name, dtype, shape) for name, dtype, shape in SHAPES]
     return {spec.name: (spec, generator.bytes(spec.nbytes)) for spec in specs}
+
+
+def make_paddle_state(rank: int = 0, seed: int = 0) -> State:
+    """The same of every kind of tensor that the installed paddle can hold, for what it is carried in."""
+    state = make_state(rank, seed)
+    return state if has_float8() else {name: row for name, row in state.items() if row[0].dtype[:2] != "F8"}
 
 
 def contents(target: MemoryTarget) -> dict[str, bytes]:

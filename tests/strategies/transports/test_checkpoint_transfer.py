@@ -14,7 +14,7 @@ import pytest
 from checkpoint_transfer.sender import FakeSender
 from checkpoint_transfer.stream import FakeCheckpointTransfer
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
-from small_state import State, contents, make_state
+from small_state import State, contents, make_paddle_state
 
 from wsm.strategies import (
     LoadReport,
@@ -76,7 +76,7 @@ class Model:
     """A rank's memory, and whether it was tainted."""
 
     def __init__(self, *, adopting: bool = False) -> None:
-        self.target = MemoryTarget((spec for spec, _ in make_state().values()), adopting=adopting)
+        self.target = MemoryTarget((spec for spec, _ in make_paddle_state().values()), adopting=adopting)
         self.tainted = 0
 
     def load(self, source: RsyncSource, version: int | None, **options: Any) -> LoadReport:
@@ -94,7 +94,7 @@ def described(state: State, version: int) -> dict[str, Any]:
 
 
 def test_buffers_that_are_used_again_do_not_reach_the_weights(sender, source):
-    state = make_state(seed=1)
+    state = make_paddle_state(seed=1)
     sender.send(described(state, 1), step_id="1")
     model = Model()
     report = model.load(source(config={"materialize_tensors": False, "num_buffers": 1}), 1)
@@ -117,7 +117,7 @@ def test_thousands_of_small_tensors_change_threads_far_fewer_times(sender, sourc
 
 
 def test_what_the_load_cost_is_split_into_waiting_and_own_work(sender, source):
-    sender.send(described(make_state(), 1), step_id="1")
+    sender.send(described(make_paddle_state(), 1), step_id="1")
     report = Model().load(source(), 1)
     assert 0 < report.sync_s < report.seconds
     assert report.sync_s + report.apply_s == pytest.approx(report.seconds)
@@ -127,16 +127,16 @@ def test_the_object_is_made_once_and_made_anew_after_an_error(sender, source, ma
     rsync = source()
     model = Model()
     for version in (1, 2):
-        sender.send(described(make_state(seed=version), version), step_id=str(version))
+        sender.send(described(make_paddle_state(seed=version), version), step_id=str(version))
         model.load(rsync, version)
     assert [transfer.cleaned for transfer in made] == [False]
     with pytest.raises(stream_errors.PeerFailedError, match="step 9 is not ready") as caught:
         model.load(rsync, 9)
     assert not caught.value.touched
     assert [transfer.cleaned for transfer in made] == [True]
-    sender.send(described(make_state(seed=3), 3), step_id="3")
+    sender.send(described(make_paddle_state(seed=3), 3), step_id="3")
     model.load(rsync, 3)
-    assert model.holds(make_state(seed=3))
+    assert model.holds(make_paddle_state(seed=3))
     assert [transfer.cleaned for transfer in made] == [True, False]
     rsync.transport.close()
     assert [transfer.cleaned for transfer in made] == [True, True]
@@ -145,24 +145,26 @@ def test_the_object_is_made_once_and_made_anew_after_an_error(sender, source, ma
 def test_a_released_model_keeps_the_memory_and_a_held_one_is_copied_into(sender, source):
     rsync = source(keep=True)
     model = Model(adopting=True)
-    sender.send(described(make_state(seed=1), 1), step_id="1")
+    sender.send(described(make_paddle_state(seed=1), 1), step_id="1")
     boot = model.load(rsync, 1)
     assert boot.adopted_bytes == boot.bytes
     kept = {name: model.target.readable(name) for name in model.target.held()}
-    sender.send(described(make_state(seed=2), 2), step_id="2")
+    sender.send(described(make_paddle_state(seed=2), 2), step_id="2")
     later = model.load(rsync, 2)
     assert later.adopted_bytes == 0
-    assert model.holds(make_state(seed=2))
-    assert kept == {name: make_state(seed=2)[name][1] for name in kept}  # in place: captured addresses hold
+    assert model.holds(make_paddle_state(seed=2))
+    assert kept == {
+        name: make_paddle_state(seed=2)[name][1] for name in kept
+    }  # in place: captured addresses hold
 
 
 def test_without_leave_to_keep_it_a_released_model_gets_a_copy(sender, source):
-    sender.send(described(make_state(), 1), step_id="1")
+    sender.send(described(make_paddle_state(), 1), step_id="1")
     assert Model(adopting=True).load(source(), 1).adopted_bytes == 0
 
 
 def test_a_stream_without_a_manifest_is_refused_before_anything_is_touched(sender, source):
-    sender.send(make_state(), step_id="1")
+    sender.send(make_paddle_state(), step_id="1")
     model = Model()
     with pytest.raises(transport_errors.UnverifiedStreamError, match=r"'embed.weight' first.*with_manifest"):
         model.load(source(), 1)
@@ -170,15 +172,15 @@ def test_a_stream_without_a_manifest_is_refused_before_anything_is_touched(sende
 
 
 def test_a_stream_without_a_manifest_is_applied_unverified_if_that_was_configured(sender, source):
-    sender.send(make_state(seed=4), step_id="1")
+    sender.send(make_paddle_state(seed=4), step_id="1")
     model = Model()
     report = model.load(source(verify_checksum=False), 1)
-    assert model.holds(make_state(seed=4))
+    assert model.holds(make_paddle_state(seed=4))
     assert (report.verified, report.manifest_scope) == (0, ManifestScope.LOADED)
 
 
 def test_a_tensor_that_the_manifest_describes_otherwise_is_refused(sender, source):
-    sent = described(make_state(), 1)
+    sent = described(make_paddle_state(), 1)
     sent["head.weight"] = paddle.zeros([16, 8])
     sender.send(sent, step_id="1")
     model = Model()
@@ -199,18 +201,18 @@ def test_a_tensor_that_the_manifest_describes_otherwise_is_refused(sender, sourc
 )
 def test_a_failing_sender_is_a_typed_error_within_its_deadline(sender, source, wrong, error, text):
     limits = {"discover_timeout_s": 0.3, "recv_bucket_timeout_s": 0.3}
-    sender.send(described(make_state(), 1), step_id="1", wrong=wrong)
+    sender.send(described(make_paddle_state(), 1), step_id="1", wrong=wrong)
     model = Model()
     with pytest.raises(error, match=text) as caught:
         model.load(source(config=limits), 1)
     assert caught.value.touched == bool(model.tainted) == (wrong != "silent")
-    sender.send(described(make_state(seed=2), 2), step_id="2")
+    sender.send(described(make_paddle_state(seed=2), 2), step_id="2")
     model.load(source(), 2)
-    assert model.holds(make_state(seed=2))
+    assert model.holds(make_paddle_state(seed=2))
 
 
 def test_a_sender_that_always_sends_something_is_ended_by_the_limit_of_the_whole(sender, source):
-    sender.send(make_state(), step_id="1", wrong="dribble")
+    sender.send(make_paddle_state(), step_id="1", wrong="dribble")
     rsync = source(config={"session_total_timeout_s": 0.5}, verify_checksum=False)
     with pytest.raises(transport_errors.TransferTooLongError, match="session_total_timeout_s") as caught:
         Model().load(rsync, 1, allowed_unknown=["one more"])
@@ -218,7 +220,7 @@ def test_a_sender_that_always_sends_something_is_ended_by_the_limit_of_the_whole
 
 
 def test_a_cancelled_load_does_not_wait_for_a_silent_sender(sender, source):
-    sender.send(described(make_state(), 1), step_id="1", wrong="silent")
+    sender.send(described(make_paddle_state(), 1), step_id="1", wrong="silent")
     cancel = threading.Event()
     threading.Timer(0.05, cancel.set).start()
     with pytest.raises(errors.LoadCancelledError) as caught:
@@ -261,7 +263,7 @@ def test_a_package_of_another_shape_is_no_attribute_error(source, monkeypatch):
 def test_the_first_interface_gets_the_configuration_the_local_rank_and_the_number_of_ranks(
     sender, source, made
 ):
-    state = with_manifest(make_state(), version=1, rank=5, world_size=8)
+    state = with_manifest(make_paddle_state(), version=1, rank=5, world_size=8)
     sender.send(state, step_id="1", rank=5)
     Model().load(source(rank=5, world_size=8, config={"etcd_server": "etcd:2379", "backend": "mooncake"}), 1)
     (transfer,) = made
@@ -276,7 +278,7 @@ def test_the_first_interface_gets_the_configuration_the_local_rank_and_the_numbe
 )
 def test_the_second_interface_gets_the_rank_that_its_backend_goes_by(sender, source, interface, asked_for):
     backend, rank, qsize = asked_for
-    state = with_manifest(make_state(), version=1, rank=5, world_size=8)
+    state = with_manifest(make_paddle_state(), version=1, rank=5, world_size=8)
     sender.send(state, step_id="1", rank=rank)
     config = {
         "index": 1,
@@ -323,7 +325,7 @@ def test_options_that_fastdeploy_would_drop_or_misread_are_refused(config, text)
 
 
 def test_the_trainer_may_hand_over_paddle_tensors_numpy_arrays_and_buffers(sender, source):
-    state = make_state(seed=6)
+    state = make_paddle_state(seed=6)
     shown = {
         "embed.weight": paddle.to_tensor(np.frombuffer(state["embed.weight"][1], np.float32).reshape(16, 8)),
         "layer.0.bias": np.frombuffer(state["layer.0.bias"][1], np.float16),
@@ -335,6 +337,6 @@ def test_the_trainer_may_hand_over_paddle_tensors_numpy_arrays_and_buffers(sende
 
 
 def test_there_is_no_manifest_of_nothing_or_of_itself():
-    for state in ({}, described(make_state(), 1)):
+    for state in ({}, described(make_paddle_state(), 1)):
         with pytest.raises(errors.TrainerTensorError, match=r"!wsm\.manifest"):
             described(state, 1)

@@ -22,12 +22,18 @@ from wsm.worker.sources import Sources
         ("host", "ipc", "checkpoint_transfer", "the strategy ipc has no transfer modes; available are none"),
         ("rdma", "gdr", "checkpoint_transfer", "there is no such mode; available are host"),
         ("gpu_direct", "gdr", "mooncake", "mooncake has its own"),
-        ("ipc", "gdr", "checkpoint_transfer", "paddle is built without CUDA; available are host"),
     ],
 )
 def test_a_mode_that_is_not_available_is_refused_with_those_that_are(mode, strategy, transport, text):
     with pytest.raises(TransferModeError, match=text):
         check_transfer_mode(mode, strategy, transport)
+
+
+def test_a_build_without_cuda_is_refused_with_the_modes_that_are_left(monkeypatch):
+    paddle = pytest.importorskip("paddle", reason="needs the cpu or gpu extra")
+    monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: False)
+    with pytest.raises(TransferModeError, match="paddle is built without CUDA; available are host"):
+        check_transfer_mode("ipc", "gdr", "checkpoint_transfer")
 
 
 def test_a_build_with_cuda_and_without_a_gpu_says_which_of_them_is_missing(monkeypatch):
