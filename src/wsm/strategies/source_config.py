@@ -53,7 +53,7 @@ class IpcAsyncConfig:
     connect_s : float
         Seconds to wait for the trainer to offer a version.
     silence_s : float
-        Seconds that it may say nothing once it has.
+        Seconds that it may say nothing once it has; and that one which ended before may take to come back.
     memory_directory : str
         Where shared memory lies.
     """
@@ -128,7 +128,8 @@ class MooncakeConfig:
     connect_s : float
         Seconds to wait for it to have a version.
     silence_s : float
-        Seconds that it may say nothing, and that no read may end.
+        Seconds that it may say nothing, and that no read may end; and that one which ended before it had
+        granted anything may take to come back.
     host : str
         The IPv4 address of this host that the publisher's engine reaches ours at.
     protocol : str

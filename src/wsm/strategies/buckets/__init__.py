@@ -5,7 +5,8 @@ modules                               responsible for
 ====================================  ====================================================================
 ipc_async, source                     the strategy, and where a rank listens
 messages, plan                        what is said; what lies where in which bucket
-receiver, bucket_socket               the rank's end; the socket that both ends use
+receiver, conversation                the rank's end; what it says and hears, and how long it waits
+bucket_socket, presence               the socket that both ends use; whether anybody is at its other end
 sender, sending                       the trainer's end: all ranks of one version
 stream                                what the trainer says to one rank
 ====================================  ====================================================================

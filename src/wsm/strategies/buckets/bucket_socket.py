@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from wsm.strategies.buckets.presence import Presence, PresenceWatch
 from wsm.strategies.messages.errors import AddressBusyError, AddressError, PyzmqMissingError
 from wsm.strategies.messages.frames import HEADER_BYTES, MAX_BODY_BYTES
 
@@ -55,6 +56,7 @@ class BucketSocket:
         self.socket: Any = self._context.socket(getattr(zmq, kind))
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self.socket.setsockopt(zmq.MAXMSGSIZE, HEADER_BYTES + MAX_BODY_BYTES)
+        self._watch: PresenceWatch | None = None
         self._lock = -1
         self._paths: tuple[Path, ...] = ()
 
@@ -84,10 +86,20 @@ class BucketSocket:
             return False
         return True
 
+    def watch(self) -> None:
+        """Follow who is at the other end, from before the socket connects."""
+        self._watch = PresenceWatch(self.socket)
+
+    def presence(self) -> Presence:
+        """Return who is at the other end of a socket that connects. Does not block."""
+        return Presence.NOBODY_YET if self._watch is None else self._watch.look()
+
     def close(self, *, flush: bool = True) -> None:
         """Close; with `flush`, let what was sent leave before, a second at most. Idempotent."""
         if self._context.closed:
             return
+        if self._watch is not None:
+            self._watch.close()
         self.socket.close(None if flush else 0)
         self._context.term()
         if self._lock >= 0:
@@ -146,6 +158,7 @@ def connect(address: str) -> BucketSocket:
     """
     check_address(address)
     made = BucketSocket("DEALER")
+    made.watch()
     try:
         made.socket.connect(address)
     except made._zmq.ZMQError as error:

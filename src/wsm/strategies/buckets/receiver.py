@@ -1,18 +1,16 @@
 """The rank's end of one stream of buckets: asks, maps the memory, takes buckets, verifies them, answers.
 
-Every wait has a deadline, sees a cancellation, and sees the trainer's death at once by the lock that it holds
-on the memory. Whatever goes wrong here the trainer is told. Knows no targets.
+Once it has the memory it sees the trainer's death at once, by the lock that the trainer holds on that.
+Whatever goes wrong here the trainer is told. Knows no targets, and no sockets.
 """
 
 from __future__ import annotations
 
-import secrets
 from functools import partial
 
-from wsm.clock import Clock, SystemClock
-from wsm.errors import WsmError
-from wsm.strategies.buckets import bucket_socket
+from wsm.clock import Clock
 from wsm.strategies.buckets import messages as say
+from wsm.strategies.buckets.conversation import Conversation
 from wsm.strategies.buckets.plan import Piece, bucket_begin, plan_buckets, segment_bytes
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.digest import RunningDigest, digest_of, shard_digest
@@ -20,22 +18,12 @@ from wsm.strategies.documents.sealed_json import content_digest
 from wsm.strategies.errors import (
     DigestMismatchError,
     EmptySnapshotError,
-    LoadCancelledError,
     ShardIdentityError,
     VersionMismatchError,
 )
 from wsm.strategies.ipc.shared_segment import AttachedSegment
-from wsm.strategies.messages.errors import (
-    PeerDiedError,
-    PeerFailedError,
-    PeerMessageError,
-    PeerSilentError,
-)
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
-
-# How long a wait lasts before cancellation and the trainer's life are looked at again.
-_GLANCE_S = 0.02
 
 
 class BucketReceiver:
@@ -58,18 +46,12 @@ class BucketReceiver:
 
     def __init__(self, source: IpcAsyncSource, observer: LoadObserver, clock: Clock | None = None) -> None:
         self._source = source
-        self._observer = observer
-        self._clock = clock or SystemClock()
-        self._peer = f"the sender at {source.address}"
-        self._stream = secrets.randbits(64)
-        self._socket = bucket_socket.connect(source.address)
+        self._trainer = Conversation(source, observer, clock)
         self._segment: AttachedSegment | None = None
         self._memory = memoryview(b"")
         self._buckets: tuple[tuple[Piece, ...], ...] = ()
         self._digests: list[tuple[str, ...]] = []
         self._acknowledged = 0
-        self._touched = False
-        self._answered = False
 
     def ask(self, version: int | None, *, look: bool) -> say.Init:
         """Say who we are and what we want; return what will come. Blocks until the trainer answers.
@@ -78,20 +60,19 @@ class BucketReceiver:
         ------
         VersionMismatchError, ShardIdentityError, EmptySnapshotError
             If it is not what we want.
-        PeerSilentError, PeerFailedError, PeerMessageError, LoadCancelledError
+        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
             If there is no proper answer.
         """
-        source = self._source
-        self._send(say.Hello(source.rank, source.world_size, version, look))
-        init = self._receive(say.Init, "its offer", source.connect_s, version=version)
+        source, peer = self._source, self._trainer.peer
+        init = self._trainer.ask(say.Hello(source.rank, source.world_size, version, look))
         if init.rank != source.rank:
-            raise ShardIdentityError(file=self._peer, field="rank", expected=source.rank, found=init.rank)
+            raise ShardIdentityError(file=peer, field="rank", expected=source.rank, found=init.rank)
         if source.world_size is not None and init.world_size != source.world_size:
-            raise self._other_world(init.world_size)
+            raise self._trainer.other_world(init.world_size)
         if version is not None and init.version != version:
-            raise VersionMismatchError(requested=version, found=init.version, where=self._peer)
+            raise VersionMismatchError(requested=version, found=init.version, where=peer)
         if not init.tensors:
-            raise EmptySnapshotError(where=self._peer)
+            raise EmptySnapshotError(where=peer)
         self._init = init
         return init
 
@@ -109,12 +90,12 @@ class BucketReceiver:
         self._segment = AttachedSegment(
             init.segment,
             segment_bytes(init.slots, init.bucket_bytes),
-            referrer=self._peer,
+            referrer=self._trainer.peer,
             directory=self._source.memory_directory,
         )
         self._memory = self._segment.shared_memory()
         self._buckets = plan_buckets(init.tensors, init.bucket_bytes)
-        self._send(say.Ready())
+        self._trainer.send(say.Ready())
         self._arrive(min(len(self._buckets), 1) - 1)
 
     def offer(self) -> Offer:
@@ -127,7 +108,7 @@ class BucketReceiver:
         tensors = tuple(
             OfferedTensor(
                 spec,
-                self._peer,
+                self._trainer.peer,
                 partial(self._read, places[index]),
                 piece_bytes=init.bucket_bytes if spec.nbytes > init.bucket_bytes else 0,
                 witness=partial(self._verify, places[index]),
@@ -158,25 +139,22 @@ class BucketReceiver:
         """
         self._arrive(len(self._buckets) - 1)
         self._acknowledge(len(self._buckets))
-        end = self._receive(say.End, "the end of the stream", self._source.silence_s)
+        end = self._receive(say.End, "the end of the stream")
         ours = self._content_digest()
         if end != say.End(len(self._buckets), ours):
-            raise self._unusable(
+            raise self._trainer.unusable(
                 f"it ended {end.buckets} buckets of digest {end.content_digest}, "
                 f"{len(self._buckets)} of digest {ours} came"
             )
-        self._send(say.Done(ours))
+        self._trainer.send(say.Done(ours))
 
     def give_up(self, error: BaseException) -> None:
         """Tell the trainer why this load ends. Does not block, and never raises."""
-        if not isinstance(error, PeerFailedError):
-            reason = "cancelled" if isinstance(error, LoadCancelledError) else "failed"
-            text = str(error) if isinstance(error, WsmError) else repr(error)
-            self._send(say.Abort(reason, type(error).__name__, text[:2000]))
+        self._trainer.give_up(error)
 
     def close(self) -> None:
         """Let the last message leave, then the memory go: the trainer takes its end for ours. Idempotent."""
-        self._socket.close(flush=self._answered)
+        self._trainer.close()
         self._memory = memoryview(b"")
         if self._segment is not None:
             self._segment.remove_orphan()
@@ -186,7 +164,7 @@ class BucketReceiver:
         bucket, position = places[offset // self._init.bucket_bytes]
         piece = self._buckets[bucket][position]
         self._arrive(bucket)
-        self._touched = True
+        self._trainer.touched = True
         begin = self._slot(bucket) + piece.offset + offset - piece.begin
         destination[:] = self._memory[begin : begin + len(destination)]
 
@@ -199,7 +177,7 @@ class BucketReceiver:
         if actual != expected:
             raise DigestMismatchError(
                 tensor=self._init.tensors[piece.tensor].name,
-                origin=f"bucket {bucket} of {self._peer}",
+                origin=f"bucket {bucket} of {self._trainer.peer}",
                 expected=expected,
                 actual=actual,
             )
@@ -214,19 +192,19 @@ class BucketReceiver:
         while len(self._digests) <= wanted:
             due = len(self._digests)
             self._acknowledge(due)
-            bucket = self._receive(say.Bucket, f"bucket {due}", self._source.silence_s)
+            bucket = self._receive(say.Bucket, f"bucket {due}")
             if bucket.index != due or len(bucket.digests) != len(self._buckets[due]):
-                raise self._unusable(
+                raise self._trainer.unusable(
                     f"bucket {bucket.index} of {len(bucket.digests)} pieces came, bucket {due} of "
                     f"{len(self._buckets[due])} was due"
                 )
             self._digests.append(bucket.digests)
             if self._segment is not None:
-                self._segment.require_whole(touched=self._touched)
+                self._segment.require_whole(touched=self._trainer.touched)
 
     def _acknowledge(self, count: int) -> None:
         while self._acknowledged < count:
-            self._send(say.Ack(self._acknowledged))
+            self._trainer.send(say.Ack(self._acknowledged))
             self._acknowledged += 1
 
     def _content_digest(self) -> str:
@@ -236,60 +214,8 @@ class BucketReceiver:
                 last[piece.tensor] = digest
         return shard_digest(zip(self._init.tensors, last, strict=True))
 
-    def _send(self, message: say.Message) -> None:
-        self._socket.send(say.to_bytes(message, self._stream))
+    def _receive(self, kind: type[say.MessageT], expected: str) -> say.MessageT:
+        return self._trainer.receive(kind, expected, lives=self._trainer_lives)
 
-    def _receive(
-        self, kind: type[say.MessageT], expected: str, deadline_s: float, *, version: int | None = None
-    ) -> say.MessageT:
-        begun = self._clock.monotonic_ns()
-        while True:
-            # Whether it lived is asked before whether it spoke: what it said last still counts.
-            lives = self._segment is None or self._segment.owned()
-            if self._socket.poll(_GLANCE_S):
-                message = self._heard(version)
-                if isinstance(message, kind):
-                    return message
-                if message is not None:
-                    raise self._unusable(f"it is a {type(message).__name__}, {expected} was due")
-            elif not lives:
-                raise PeerDiedError(peer=self._peer, expected=expected, touched=self._touched)
-            if self._observer.cancelled():
-                raise LoadCancelledError(tensors_applied=0, tensors=len(self._buckets), touched=self._touched)
-            waited_s = (self._clock.monotonic_ns() - begun) / 1_000_000_000
-            if waited_s > deadline_s:
-                raise PeerSilentError(
-                    peer=self._peer, waited_s=waited_s, expected=expected, touched=self._touched
-                )
-
-    def _heard(self, version: int | None) -> say.Message | None:
-        parts = self._socket.receive()
-        if not parts:
-            return None
-        self._answered = True
-        if len(parts) != 1:
-            raise self._unusable(f"it has {len(parts)} parts instead of one")
-        try:
-            stream, message = say.from_bytes(parts[0], peer=self._peer)
-        except PeerMessageError as error:
-            raise self._unusable(error.context["problem"]) from error
-        if stream != self._stream:
-            raise self._unusable("it belongs to another stream")
-        if isinstance(message, say.Abort):
-            raise self._refusal(message, version)
-        return message
-
-    def _unusable(self, problem: str) -> PeerMessageError:
-        return PeerMessageError(peer=self._peer, problem=problem, touched=self._touched)
-
-    def _refusal(self, abort: say.Abort, version: int | None) -> WsmError:
-        if abort.reason == "version" and version is not None and abort.found is not None:
-            return VersionMismatchError(requested=version, found=abort.found, where=self._peer)
-        if abort.reason == "world_size" and abort.found is not None:
-            return self._other_world(abort.found)
-        return PeerFailedError(peer=self._peer, error=abort.error, reason=abort.text, touched=self._touched)
-
-    def _other_world(self, found: int) -> ShardIdentityError:
-        return ShardIdentityError(
-            file=self._peer, field="world size", expected=self._source.world_size or 0, found=found
-        )
+    def _trainer_lives(self) -> bool:
+        return self._segment is None or self._segment.owned()

@@ -22,7 +22,7 @@ class IpcAsyncSource:
     connect_s : float
         How long to wait for the trainer to offer a version.
     silence_s : float
-        How long it may say nothing once it has.
+        How long it may say nothing once it has, and how long one that ended before may take to come back.
     memory_directory : str
         Where shared memory lies.
     """

@@ -63,28 +63,42 @@ class PeerMessageError(BadInputError):
 
 
 class PeerSilentError(GroupError):
-    """A peer said nothing for longer than it may."""
+    """A peer said nothing for longer than it may; `met` is False if nobody has ever been there."""
 
-    def __init__(self, *, peer: str, waited_s: float, expected: str, touched: bool = False) -> None:
+    def __init__(
+        self, *, peer: str, waited_s: float, expected: str, touched: bool = False, met: bool = True
+    ) -> None:
         super().__init__(
             f"{peer} said nothing for {waited_s:.3g} s, {expected} was due; "
-            "look whether it lives and is sending, or give it more time",
+            "look whether it lives and is sending, or give it more time"
+            if met
+            else f"nobody answered for {peer} in {waited_s:.3g} s, {expected} was due; "
+            "start it, or correct the address on one of the two sides",
             peer=peer,
             waited_s=waited_s,
             expected=expected,
             touched=touched,
+            met=met,
         )
 
 
 class PeerDiedError(GroupError):
-    """A peer ended in the middle of a stream."""
+    """A peer ended before it was done; `absent_s` is for how long its successor was waited for, if it was."""
 
-    def __init__(self, *, peer: str, expected: str, touched: bool = False) -> None:
+    def __init__(
+        self, *, peer: str, expected: str, touched: bool = False, absent_s: float | None = None
+    ) -> None:
+        when = (
+            "in the middle of the stream"
+            if absent_s is None
+            else f"and nobody took its place for {absent_s:.3g} s"
+        )
         super().__init__(
-            f"{peer} has ended in the middle of the stream, {expected} was due; start it again and repeat",
+            f"{peer} has ended {when}, {expected} was due; start it again and repeat",
             peer=peer,
             expected=expected,
             touched=touched,
+            absent_s=absent_s,
         )
 
 

@@ -146,14 +146,18 @@ def connect(address: str, timeout_s: float) -> Channel | None:
     ------
     EngineSettingsError
         If the address is none.
+    PeerDiedError
+        If somebody listened there and has ended. Only a path can say that.
     """
     family, place = parse_address(address)
     made = socket.socket(family, socket.SOCK_STREAM)
     made.settimeout(timeout_s)
     try:
         made.connect(place)
-    except OSError:  # refused, no such path, timed out: all of them may pass
+    except OSError as error:  # refused, no such path, timed out: all of them may pass
         made.close()
+        if family == socket.AF_UNIX and isinstance(error, ConnectionRefusedError):
+            raise PeerDiedError(peer=address, expected="its offer") from error
         return None
     return Channel(made, address)
 

@@ -10,7 +10,7 @@ import time
 
 from wsm.errors import WsmError
 from wsm.strategies.errors import LoadCancelledError, ShardIdentityError, VersionMismatchError
-from wsm.strategies.messages.errors import PeerFailedError, PeerMessageError, PeerSilentError
+from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerMessageError, PeerSilentError
 from wsm.strategies.mooncake import channel as mooncake_channel
 from wsm.strategies.mooncake import messages as say
 from wsm.strategies.mooncake.channel import Channel
@@ -59,17 +59,31 @@ class RankLease:
     def ask(self, ask: say.Ask, connect_s: float) -> say.Grant:
         """Connect, and ask until there is something. Blocks, `connect_s` at most.
 
+        A publisher that ends before it has granted anything may come back, and is asked again then.
+
         Raises
         ------
         VersionMismatchError, ShardIdentityError
             If another version, rank or number of ranks is published.
-        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
+        PeerDiedError
+            If the publisher has ended, and nobody took its place for ``silence_s``.
+        PeerSilentError, PeerFailedError, PeerMessageError, LoadCancelledError
             If there is no proper answer.
         """
-        deadline_s = time.monotonic() + connect_s
+        begun_s = time.monotonic()
+        deadline_s = begun_s + connect_s
         refused: say.Refuse | None = None
+        met = False
+        gone_s: float | None = None
         while True:
-            answer = self._answer(ask, deadline_s)
+            try:
+                answer = self._answer(ask, deadline_s)
+            except PeerDiedError:
+                self.close()
+                answer, refused = None, None
+                gone_s = gone_s or time.monotonic()
+            if self._channel is not None:
+                met, gone_s = True, None
             if isinstance(answer, say.Grant):
                 self._check(ask, answer)
                 self._grant, self._renewed_s = answer, time.monotonic()
@@ -77,11 +91,14 @@ class RankLease:
             if answer is not None and (answer.reason != "empty"):
                 raise self._refusal(ask, answer)
             refused = answer or refused
-            if time.monotonic() >= deadline_s:
+            now_s = time.monotonic()
+            if gone_s is not None and now_s >= min(gone_s + self._silence_s, deadline_s):
+                raise PeerDiedError(peer=self.peer, expected="its offer", absent_s=now_s - gone_s)
+            if now_s >= deadline_s:
                 if refused is not None:
                     raise PeerFailedError(peer=self.peer, error="NothingPublished", reason=refused.text)
-                raise PeerSilentError(peer=self.peer, waited_s=connect_s, expected="its offer")
-            self._pause(min(_AGAIN_S, deadline_s - time.monotonic()))
+                raise PeerSilentError(peer=self.peer, waited_s=now_s - begun_s, expected="its offer", met=met)
+            self._pause(min(_AGAIN_S, deadline_s - now_s))
 
     def keep(self, wait_s: float = 0.0) -> None:
         """Renew the lease if it is time, and hear what the publisher says; waits `wait_s` at most for that.

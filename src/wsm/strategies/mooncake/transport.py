@@ -91,7 +91,8 @@ class MooncakeTransport:
     connect_s : float
         How long to wait for the publisher to have a version.
     silence_s : float
-        How long it may say nothing, and no read may end.
+        How long it may say nothing, and no read may end; and how long one that ended before it had granted
+        anything may take to come back.
     span_bytes, buffers : int
         Bytes of a read, and how many buffers of that size are held.
 

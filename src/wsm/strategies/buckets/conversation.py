@@ -1,0 +1,203 @@
+"""What a rank and its trainer say to each other, from the rank's end: one stream's messages and waits.
+
+Every wait has a deadline, sees a cancellation, and sees the trainer's death. A trainer that ends before it
+has offered anything may come back, and is asked again then. Knows no memory, and nothing of the order after
+the offer.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from wsm.clock import Clock, SystemClock
+from wsm.errors import WsmError
+from wsm.strategies.buckets import bucket_socket
+from wsm.strategies.buckets import messages as say
+from wsm.strategies.buckets.presence import Presence, is_abandoned
+from wsm.strategies.buckets.source import IpcAsyncSource
+from wsm.strategies.errors import LoadCancelledError, ShardIdentityError, VersionMismatchError
+from wsm.strategies.messages.errors import (
+    PeerDiedError,
+    PeerFailedError,
+    PeerMessageError,
+    PeerSilentError,
+)
+from wsm.strategies.observer import LoadObserver
+
+# How long a wait lasts before cancellation and the trainer's life are looked at again.
+_GLANCE_S = 0.02
+
+
+class Conversation:
+    """One stream's. :meth:`ask`, then :meth:`send` and :meth:`receive`; :meth:`close` in any case.
+
+    Parameters
+    ----------
+    source : IpcAsyncSource
+        Where the trainer is, and who we are.
+    observer : LoadObserver
+        Asked for cancellation during every wait.
+    clock : Clock, optional
+        For deadlines.
+
+    Attributes
+    ----------
+    peer : str
+        How errors call the trainer.
+    touched : bool
+        Whether the target's memory may have been written; part of every error from here.
+
+    Raises
+    ------
+    AddressError, PyzmqMissingError
+        If there is no way to talk.
+    """
+
+    def __init__(self, source: IpcAsyncSource, observer: LoadObserver, clock: Clock | None = None) -> None:
+        self.peer = f"the sender at {source.address}"
+        self.touched = False
+        self._source = source
+        self._observer = observer
+        self._clock = clock or SystemClock()
+        self._stream = secrets.randbits(64)
+        self._answered = False
+        self._tensors = 0
+        self._socket = bucket_socket.connect(source.address)
+
+    def ask(self, hello: say.Hello) -> say.Init:
+        """Say who we are and what we want; return what will come. Blocks, ``connect_s`` at most.
+
+        Raises
+        ------
+        VersionMismatchError, ShardIdentityError, PeerFailedError
+            If the trainer refuses.
+        PeerDiedError
+            If it has ended, and nobody took its place for ``silence_s``.
+        PeerSilentError, PeerMessageError, LoadCancelledError
+            If there is no proper answer.
+        """
+        begun_s = self._now_s()
+        gone_s: float | None = None
+        met = False
+        self.send(hello)
+        while True:
+            message = self._next(hello.version)
+            if isinstance(message, say.Init):
+                self._tensors = len(message.tensors)
+                return message
+            if message is not None:
+                raise self.unusable(f"it is a {type(message).__name__}, its offer was due")
+            now_s = self._now_s()
+            presence = self._socket.presence()
+            if presence is Presence.HERE:
+                met, gone_s = True, None
+            elif presence is Presence.GONE:
+                gone_s = now_s
+                # What was said to the one that has gone is not said again by ZMQ to the next one.
+                self._socket.close(flush=False)
+                self._socket = bucket_socket.connect(self._source.address)
+                self.send(hello)
+            elif gone_s is None and not met and is_abandoned(self._source.address):
+                gone_s = now_s
+            self._stop_if_cancelled()
+            waited_s = now_s - begun_s
+            expired = waited_s > self._source.connect_s
+            if gone_s is not None and (expired or now_s - gone_s > self._source.silence_s):
+                raise PeerDiedError(peer=self.peer, expected="its offer", absent_s=now_s - gone_s)
+            if expired:
+                raise PeerSilentError(peer=self.peer, waited_s=waited_s, expected="its offer", met=met)
+
+    def send(self, message: say.Message) -> None:
+        """Say something; a trainer that is gone does not hear it. Does not block."""
+        self._socket.send(say.to_bytes(message, self._stream))
+
+    def receive(self, kind: type[say.MessageT], expected: str, *, lives: Callable[[], bool]) -> say.MessageT:
+        """Return the next message, which must be of `kind`. Blocks, ``silence_s`` at most.
+
+        Parameters
+        ----------
+        kind : type
+            What is due.
+        expected : str
+            What errors call that.
+        lives : callable
+            Whether the trainer does.
+
+        Raises
+        ------
+        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
+            If something else comes, or nothing.
+        """
+        begun_s = self._now_s()
+        while True:
+            # Whether it lived is asked before whether it spoke: what it said last still counts.
+            lived = lives()
+            message = self._next(None)
+            if isinstance(message, kind):
+                return message
+            if message is not None:
+                raise self.unusable(f"it is a {type(message).__name__}, {expected} was due")
+            if not lived:
+                raise PeerDiedError(peer=self.peer, expected=expected, touched=self.touched)
+            self._stop_if_cancelled()
+            waited_s = self._now_s() - begun_s
+            if waited_s > self._source.silence_s:
+                raise PeerSilentError(
+                    peer=self.peer, waited_s=waited_s, expected=expected, touched=self.touched
+                )
+
+    def give_up(self, error: BaseException) -> None:
+        """Tell the trainer why this load ends. Does not block, and never raises."""
+        if not isinstance(error, PeerFailedError):
+            reason = "cancelled" if isinstance(error, LoadCancelledError) else "failed"
+            text = str(error) if isinstance(error, WsmError) else repr(error)
+            self.send(say.Abort(reason, type(error).__name__, text[:2000]))
+
+    def close(self) -> None:
+        """Let the last message leave, if anybody hears us. Idempotent."""
+        self._socket.close(flush=self._answered)
+
+    def unusable(self, problem: str) -> PeerMessageError:
+        """Return the error that says what is wrong with a message."""
+        return PeerMessageError(peer=self.peer, problem=problem, touched=self.touched)
+
+    def other_world(self, found: int) -> ShardIdentityError:
+        """Return the error that says that it is a version for another number of ranks."""
+        return ShardIdentityError(
+            file=self.peer, field="world size", expected=self._source.world_size or 0, found=found
+        )
+
+    def _next(self, version: int | None) -> say.Message | None:
+        """Wait for a message, a glance at most; `version` is what was asked for."""
+        if not self._socket.poll(_GLANCE_S):
+            return None
+        parts = self._socket.receive()
+        if not parts:
+            return None
+        self._answered = True
+        if len(parts) != 1:
+            raise self.unusable(f"it has {len(parts)} parts instead of one")
+        try:
+            stream, message = say.from_bytes(parts[0], peer=self.peer)
+        except PeerMessageError as error:
+            raise self.unusable(error.context["problem"]) from error
+        if stream != self._stream:
+            raise self.unusable("it belongs to another stream")
+        if isinstance(message, say.Abort):
+            raise self._refusal(message, version)
+        return message
+
+    def _refusal(self, abort: say.Abort, version: int | None) -> WsmError:
+        if abort.reason == "version" and version is not None and abort.found is not None:
+            return VersionMismatchError(requested=version, found=abort.found, where=self.peer)
+        if abort.reason == "world_size" and abort.found is not None:
+            return self.other_world(abort.found)
+        return PeerFailedError(peer=self.peer, error=abort.error, reason=abort.text, touched=self.touched)
+
+    def _stop_if_cancelled(self) -> None:
+        if self._observer.cancelled():
+            raise LoadCancelledError(tensors_applied=0, tensors=self._tensors, touched=self.touched)
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic_ns() / 1_000_000_000

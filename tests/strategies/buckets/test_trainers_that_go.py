@@ -1,0 +1,130 @@
+"""A trainer that ends before it has offered anything, with a rank that waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from wsm.errors import WsmError
+from wsm.strategies import BucketSender, IpcAsyncSource, LoadReport, MemoryTarget, TensorSpec, load
+from wsm.strategies.messages.errors import PeerDiedError, PeerSilentError
+
+SPEC = TensorSpec("a", "U8", (3,))
+
+# A trainer that listens, says whom it hears, and never offers anything.
+_BUSY_TRAINER = """
+import sys
+from wsm.strategies.buckets.bucket_socket import listen
+heard = listen(sys.argv[1])
+print(heard.address, flush=True)
+while heard.poll(3600):
+    heard.receive()
+    print("asked", flush=True)
+"""
+
+
+@pytest.fixture
+def busy_trainer():
+    """Start a trainer at an address; its process, and where it really listens."""
+    with contextlib.ExitStack() as stack:
+
+        def start(address):
+            command = [sys.executable, "-c", _BUSY_TRAINER, address]
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            return process, process.stdout.readline().strip()
+
+        yield start
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+def address(request, tmp_path):
+    return "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/buckets"
+
+
+@pytest.fixture
+def loading():
+    """Load in a thread; what became of it."""
+    with ThreadPoolExecutor(1) as pool:
+
+        def start(address, **deadlines):
+            source = IpcAsyncSource(address, **deadlines)
+            return pool.submit(load, source, MemoryTarget([SPEC]), name="ipc_async", version=1)
+
+        yield start
+
+
+def outcome(pending) -> LoadReport | WsmError:
+    try:
+        return pending.result()
+    except WsmError as error:
+        return error
+
+
+def end(process) -> None:
+    process.kill()
+    process.wait()
+
+
+def test_a_trainer_that_dies_before_its_offer_is_named_before_the_time_to_connect_is_over(
+    address, busy_trainer, loading
+):
+    process, address = busy_trainer(address)
+    pending = loading(address, connect_s=20.0, silence_s=0.2)
+    assert process.stdout.readline() == "asked\n"
+    end(process)
+    error = outcome(pending)
+    assert isinstance(error, PeerDiedError)
+    assert address in str(error)
+    assert "nobody took its place for 0.2" in str(error)
+    assert not error.touched
+
+
+def test_a_trainer_that_comes_back_is_asked_again(address, busy_trainer, loading):
+    process, address = busy_trainer(address)
+    pending = loading(address)
+    assert process.stdout.readline() == "asked\n"
+    end(process)
+    with BucketSender(address) as sender:
+        sent = sender.send(1, {0: {"a": (SPEC, b"new")}})
+        assert outcome(pending).manifest_digest == sent.manifest_digest
+
+
+def test_a_trainer_that_died_before_it_was_asked_is_told_by_the_socket_it_left(
+    tmp_path, busy_trainer, loading
+):
+    process, address = busy_trainer(f"ipc://{tmp_path}/buckets")
+    end(process)
+    error = outcome(loading(address, connect_s=20.0, silence_s=0.2))
+    assert isinstance(error, PeerDiedError)
+    assert error.absent_s < 20.0
+
+
+def test_a_trainer_that_takes_over_what_a_dead_one_left_is_found(tmp_path, busy_trainer, loading):
+    process, address = busy_trainer(f"ipc://{tmp_path}/buckets")
+    end(process)
+    pending = loading(address)
+    with BucketSender(address) as sender:
+        sent = sender.send(1, {0: {"a": (SPEC, b"new")}})
+        assert outcome(pending).manifest_digest == sent.manifest_digest
+
+
+def test_where_nobody_ever_was_the_error_says_so_and_after_what_time(tmp_path, loading):
+    error = outcome(loading(f"ipc://{tmp_path}/buckets", connect_s=0.3, silence_s=0.1))
+    assert isinstance(error, PeerSilentError)
+    assert not error.met
+    assert "nobody answered for the sender" in str(error)
+    assert error.waited_s > 0.3
+
+
+def test_a_trainer_that_listens_and_offers_nothing_is_not_called_absent(address, busy_trainer, loading):
+    process, address = busy_trainer(address)
+    pending = loading(address, connect_s=2.0, silence_s=0.1)
+    assert process.stdout.readline() == "asked\n"
+    error = outcome(pending)
+    assert isinstance(error, PeerSilentError)
+    assert error.met
