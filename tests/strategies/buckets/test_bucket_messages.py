@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -126,7 +127,8 @@ def init(**changes: object) -> say.Init:
 @pytest.mark.parametrize(
     ("message", "problem"),
     [
-        (init(tensors=(TensorSpec("a", "F32", (1 << 59,)),)), "more than 4194304 buckets"),
+        (init(tensors=(TensorSpec("a", "F32", (1 << 59,)),)), "more than 131072 buckets of 64 bytes"),
+        (init(tensors=(TensorSpec("a", "U8", ((64 << 17) + 1,)),)), "not be smaller than 128 bytes"),
         (init(tensors=(TensorSpec("a", "F32", (1 << 62,)),)), "tensors of its Init is wrong"),
         (init(tensors=(TensorSpec("a", "U8", ()), TensorSpec("a", "U8", ()))), "lists 'a' twice"),
         (init(bucket_bytes=63), "bucket_bytes of its Init"),
@@ -196,3 +198,18 @@ def test_buckets_hold_every_byte_once_in_order_and_no_bucket_is_overfull(sizes, 
     ) in pieces:  # a large tensor is cut at multiples of the bucket, so that a reader can compute where
         assert piece.begin % bucket_bytes == 0
         assert piece.nbytes == min(bucket_bytes, sizes[piece.tensor] - piece.begin)
+
+
+def test_as_many_buckets_as_may_be_are_taken_and_a_tensor_each_besides():
+    tensors = (TensorSpec("a", "U8", (64 << 17,)), *(TensorSpec(str(i), "U8", ()) for i in range(9)))
+    for some in (tensors[:1], tensors[1:]):
+        assert heard(say.to_bytes(init(tensors=some), 1))[1].tensors == some
+    assert len(plan_buckets(tensors, 64)) == (1 << 17) + len(tensors) - 1
+
+
+def test_what_is_refused_for_its_size_of_buckets_is_taken_at_the_size_that_the_error_names():
+    tensors = (TensorSpec("a", "U8", (12345678901,)), TensorSpec("b", "F32", (3, 5)))
+    with pytest.raises(PeerMessageError) as caught:
+        heard(say.to_bytes(init(tensors=tensors), 1))
+    (size,) = re.findall(r"smaller than (\d+) bytes", str(caught.value))
+    assert heard(say.to_bytes(init(tensors=tensors, bucket_bytes=int(size)), 1))[1].tensors == tensors

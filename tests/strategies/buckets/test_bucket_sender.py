@@ -11,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from receiving_rank import SPECS
 
@@ -328,6 +329,15 @@ def test_buckets_that_cannot_be_are_refused(options):
 def test_shards_that_are_not_one_per_rank_are_refused(over_ipc, given):
     with pytest.raises(errors.IncompletePublicationError):
         over_ipc.send(1, given)
+
+
+def test_a_version_too_large_for_its_buckets_is_refused_before_any_rank_hears_of_it(tmp_path):
+    large = {0: {"a": np.zeros((64 << 17) + 1, np.uint8)}}
+    with (
+        BucketSender(f"ipc://{tmp_path}/small", bucket_bytes=64) as sender,
+        pytest.raises(stream_errors.ManyBucketsError, match=r"rank 0 .* bucket_bytes=128 at least"),
+    ):
+        sender.send(1, large)
 
 
 def test_a_shard_without_tensors_is_refused(over_ipc):

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, get_args
 
-from wsm.strategies.buckets.plan import ALIGNMENT
+from wsm.strategies.buckets.plan import ALIGNMENT, MAX_BUCKETS, fewest_bytes
 from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.messages import fields
 from wsm.strategies.messages.errors import PeerMessageError
@@ -33,7 +33,6 @@ from wsm.strategies.tensor import TensorSpec
 REASONS = ("failed", "version", "rank", "world_size", "busy", "cancelled")
 
 _MAX_SLOTS = 1 << 10
-_MAX_BUCKETS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -141,9 +140,13 @@ def _check_offer(init: Init, peer: str) -> None:
     """Check what no field of an Init says by itself."""
     if None in (init.version, init.world_size):
         raise PeerMessageError(peer=peer, problem="its Init does not say which version of how many ranks")
-    total = sum(spec.nbytes for spec in init.tensors)
-    if total // init.bucket_bytes + len(init.tensors) > _MAX_BUCKETS:
-        raise PeerMessageError(peer=peer, problem=f"its Init takes more than {_MAX_BUCKETS} buckets")
+    fewest = fewest_bytes(init.tensors)
+    if init.bucket_bytes < fewest:
+        raise PeerMessageError(
+            peer=peer,
+            problem=f"its Init cuts a version into more than {MAX_BUCKETS} buckets of {init.bucket_bytes} "
+            f"bytes, which may not be smaller than {fewest} bytes for it",
+        )
     names: set[str] = set()
     for spec in init.tensors:
         if spec.name in names:

@@ -13,6 +13,9 @@ from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
 
 #: Where a piece may begin in its bucket; a bucket's size is a multiple of it.
 ALIGNMENT = 64
+#: Buckets that a version may take, beyond one for each tensor. A rank keeps some 400 bytes for each while it
+#: loads, so this is 50 MiB of them at most; and half a TiB per rank in buckets of 4 MiB.
+MAX_BUCKETS = 1 << 17
 
 
 def segment_bytes(slots: int, bucket_bytes: int) -> int:
@@ -28,6 +31,12 @@ def slots_in(nbytes: int, bucket_bytes: int) -> int:
 def bucket_begin(bucket: int, slots: int, bucket_bytes: int) -> int:
     """Return where in that memory a bucket begins; those that share a slot follow one another."""
     return BEGIN_IN_PAGE + (bucket % slots) * bucket_bytes
+
+
+def fewest_bytes(specs: Iterable[TensorSpec]) -> int:
+    """Return the smallest size of buckets that so many bytes may be cut into."""
+    total = sum(spec.nbytes for spec in specs)
+    return max(-(-total // (MAX_BUCKETS * ALIGNMENT)), 1) * ALIGNMENT
 
 
 @dataclass(frozen=True)

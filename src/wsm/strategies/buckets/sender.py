@@ -175,6 +175,8 @@ class BucketSender:
             If there is no room for buckets.
         IncompletePublicationError, TrainerTensorError, wsm.strategies.errors.VersionNumberError
             If what was handed over is no version.
+        ManyBucketsError
+            If it is too large for buckets of this size.
         """
         begun = self._clock.monotonic_ns()
         check_version(version)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from wsm.strategies.applier.copying import copy_and_digest
 from wsm.strategies.buckets import messages as say
-from wsm.strategies.buckets.plan import bucket_begin, plan_buckets, slots_in
+from wsm.strategies.buckets.plan import bucket_begin, fewest_bytes, plan_buckets, slots_in
 from wsm.strategies.digest import RunningDigest, digest_of, running_digest, shard_digest
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.ipc.shared_segment import OwnedSegment
-from wsm.strategies.messages.errors import PeerFailedError, PeerMessageError
+from wsm.strategies.messages.errors import ManyBucketsError, PeerFailedError, PeerMessageError
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
 
@@ -81,6 +81,11 @@ class RankStream:
         self._specs: tuple[TensorSpec, ...] = tuple(specs_of(tensors))
         if not self._specs:
             raise TrainerTensorError(tensor="", problem=f"rank {rank} has none")
+        fewest = fewest_bytes(self._specs)
+        if bucket_bytes < fewest:
+            raise ManyBucketsError(
+                rank=rank, nbytes=self.total_bytes, bucket_bytes=bucket_bytes, fewest_bytes=fewest
+            )
         self._buckets = plan_buckets(self._specs, bucket_bytes)
         self._init = say.Init(
             version=version,

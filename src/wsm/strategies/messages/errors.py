@@ -43,6 +43,20 @@ class BucketSizeError(BadInputError):
         )
 
 
+class ManyBucketsError(BadInputError):
+    """A version would be cut into more buckets than a rank takes."""
+
+    def __init__(self, *, rank: int, nbytes: int, bucket_bytes: int, fewest_bytes: int) -> None:
+        super().__init__(
+            f"the {nbytes} bytes of rank {rank} are too many for buckets of {bucket_bytes} bytes; make the "
+            f"sender with bucket_bytes={fewest_bytes} at least",
+            rank=rank,
+            nbytes=nbytes,
+            bucket_bytes=bucket_bytes,
+            fewest_bytes=fewest_bytes,
+        )
+
+
 class PyzmqMissingError(RefusedError):
     """Messages travel over ZMQ, which is not installed."""
 
