@@ -9,7 +9,7 @@ CPU, GPU_2_6 = "CPU", "2.6"
 
 #: Symbol -> (builds that lack it, what happens instead).
 REPLACEMENTS: dict[str, tuple[frozenset[str], str]] = {
-    "Tensor._holder_size": (
+    "paddle.Tensor._holder_size": (
         frozenset({GPU_2_6}),
         "paddle_bytes.memory_is_enough takes a slice, which compares the size",
     ),
@@ -21,9 +21,25 @@ REPLACEMENTS: dict[str, tuple[frozenset[str], str]] = {
         frozenset({GPU_2_6}),
         "DeviceGroups refuses with CallMissingError before anything begins",
     ),
+    "paddle.base.core.ProcessGroupNCCL.shutdown": (
+        frozenset({CPU, GPU_2_6}),
+        "DeviceGroups refuses with CallMissingError before anything begins",
+    ),
+    "paddle.base.core.DenseTensor": (
+        frozenset({GPU_2_6}),
+        "pickled_metas asks for LoDTensor first, which is the same class",
+    ),
     "paddle.base.core.LoDTensor._new_shared_cuda": (
         frozenset({CPU}),
         "metas of device memory are refused with DeviceMetaError",
+    ),
+    "paddle.base.core.LoDTensor._share_cuda": (
+        frozenset({CPU}),
+        "SharedDeviceTensors refuses to publish with DeviceMetaError",
+    ),
+    "paddle.base.core.libpaddle._gpuDeviceProperties.total_memory": (
+        frozenset({CPU}),
+        "DeviceMemory refuses with CallMissingError before anything is measured",
     ),
 }
 

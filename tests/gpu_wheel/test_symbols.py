@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from functools import reduce
 from typing import Any
 
 import pytest
 
+from tests.gpu_wheel.of_objects import CLASSES, EVERYDAY, OF_OBJECTS
 from tests.gpu_wheel.replacements import CPU, GPU_2_6, LACKING_IN_2_6, REPLACEMENTS
-from tests.gpu_wheel.used_symbols import EVERYDAY, Use, uses
+from tests.gpu_wheel.used_symbols import SOURCE, Use, uses
 from tests.strategies.shared.installed_paddle import has_float8
 
 pytestmark = pytest.mark.paddle
@@ -30,8 +32,6 @@ def this_build() -> set[str]:
 
 def resolved(symbol: str) -> Any:
     """Return what a symbol names in the installed build, or MISSING."""
-    if symbol.startswith("Tensor."):
-        return getattr(paddle.Tensor, symbol.removeprefix("Tensor."), MISSING)
     names = symbol.split(".")
     for depth in range(len(names), 0, -1):
         try:
@@ -42,20 +42,33 @@ def resolved(symbol: str) -> Any:
     return MISSING
 
 
-def found_uses() -> list[Use]:
-    return uses(frozenset(name for name in dir(paddle.Tensor) if not name.startswith("__")))
+@pytest.fixture(scope="module")
+def found() -> list[Use]:
+    names = {name for owner in CLASSES for name in dir(resolved(owner)) if not name.startswith("__")}
+    return uses(frozenset(names))
 
 
-def test_every_symbol_exists_or_is_known_to_be_missing_from_this_build() -> None:
-    missing = {use.symbol for use in found_uses() if resolved(use.symbol) is MISSING}
+def test_every_symbol_exists_or_is_known_to_be_missing_from_this_build(found) -> None:
+    missing = {use.symbol for use in found if resolved(use.symbol) is MISSING}
     declared = {symbol for symbol, (builds, _) in REPLACEMENTS.items() if builds & this_build()}
     assert missing == declared
 
 
-def test_every_call_fits_the_signature_of_what_it_calls() -> None:
+def test_whose_name_it_is_is_known_of_all_that_is_used_on_objects_of_paddle(found) -> None:
+    assert {use.name for use in found if use.of_object} == set(OF_OBJECTS)
+
+
+def test_every_module_that_comes_by_paddle_is_seen_to_use_it(found) -> None:
+    comes_by_it = re.compile(r"^ *(import|from) paddle\b|modules\[.paddle.\]", re.MULTILINE)
+    modules = {str(p.relative_to(SOURCE)) for p in SOURCE.rglob("*.py") if comes_by_it.search(p.read_text())}
+    assert modules <= {use.file for use in found if not use.of_object}
+    assert len(modules) > 15
+
+
+def test_every_call_fits_the_signature_of_what_it_calls(found) -> None:
     """Where paddle's function has one; what is compiled has none, and the suite runs it."""
     checked, wrong = 0, []
-    for use in found_uses():
+    for use in found:
         target = resolved(use.symbol)
         if use.call is None or target is MISSING:
             continue
@@ -66,10 +79,9 @@ def test_every_call_fits_the_signature_of_what_it_calls() -> None:
         positional, keywords = use.call
         # A compiled constructor names its parameters and hides which of them have defaults.
         compiled = next(iter(signature.parameters), "") == "self" and inspect.isclass(target)
-        unbound = compiled or use.symbol.startswith("Tensor.")
         bind = signature.bind_partial if compiled else signature.bind
         try:
-            bind(*[None] * (positional + unbound), **dict.fromkeys(keywords))
+            bind(*[None] * (positional + (compiled or use.of_object)), **dict.fromkeys(keywords))
             checked += 1
         except TypeError as error:
             wrong.append(f"{use.file}:{use.line} {use.symbol}{signature}: {error}")
@@ -77,25 +89,29 @@ def test_every_call_fits_the_signature_of_what_it_calls() -> None:
     assert checked > 50
 
 
-def test_every_replacement_is_of_a_symbol_that_is_used() -> None:
-    assert set(REPLACEMENTS) <= {use.symbol for use in found_uses()}
+def test_every_replacement_is_of_a_symbol_that_is_used(found) -> None:
+    assert set(REPLACEMENTS) <= {use.symbol for use in found}
 
 
 @pytest.mark.parametrize(
     "symbol",
     [
         "paddle.base.core.LoDTensor._new_shared_cuda",
+        "paddle.base.core.LoDTensor._share_cuda",
+        "paddle.base.core.ProcessGroupNCCL.shutdown",
         "paddle.device.cuda.memory_reserved",
         "paddle.device.cuda.graphs.CUDAGraph",
+        "paddle.distributed.restart_process_group",
     ],
 )
-def test_the_calls_of_a_gpu_alone_are_among_the_symbols(symbol: str) -> None:
+def test_the_calls_of_a_gpu_alone_are_among_the_symbols(found, symbol: str) -> None:
     """They run nowhere here, so that the reading must not miss them."""
-    assert symbol in {use.symbol for use in found_uses()}
+    assert symbol in {use.symbol for use in found}
 
 
-def test_no_private_call_of_a_tensor_is_left_out_as_everyday() -> None:
+def test_no_private_call_is_left_out_as_everyday() -> None:
     assert not [name for name in EVERYDAY if name.startswith("_")]
+    assert not EVERYDAY & set(OF_OBJECTS)
 
 
 def test_what_cannot_run_on_the_wheel_says_why() -> None:

@@ -1,168 +1,212 @@
 """Which paddle symbols the library uses, read off its source: the table cannot fall behind the code.
 
-Found in every module under ``src/wsm``, and in the tests that only a GPU can run: chains of attributes that
-begin at a name that an import bound to paddle, or at an expression that stands for a part of it
-(:data:`STAND_INS`); names that are asked for with ``hasattr`` and ``getattr`` before anything begins
-(:data:`ASKED_FOR`); and attributes of other objects that a tensor of the installed build has and everyday
-objects lack, or that are private and used in a backend.
+Read is every module under ``src/wsm`` that speaks of paddle, and every test that only a GPU can run. Found
+are
+
+* chains of attributes that begin at paddle: at a name that an import bound to it, ``sys.modules["paddle"]``,
+  or a variable, an attribute of ``self`` or a function of the module that stands for a part of it;
+* names that are asked for there with ``getattr``;
+* attributes of other objects that a class of the installed paddle has and everyday objects lack
+  (:mod:`tests.gpu_wheel.of_objects`), or that the library does not define and are private or asked for with
+  ``getattr``.
+
+Knows nothing of builds and of what they lack.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import wsm
+from tests.gpu_wheel.of_objects import EVERYDAY, OF_OBJECTS
 
 SOURCE = Path(wsm.__path__[0])
 GPU_TESTS = Path(__file__).parent.parent / "gpu"
 
-#: Expressions that stand for a paddle module or class, and which: by the file that uses them.
-STAND_INS = {
-    "actions/backends/paddle_memory.py": {"self._cuda": "paddle.device.cuda"},
-    "actions/backends/device_groups.py": {"self._distributed": "paddle.distributed"},
-    "actions/backends/paddle_groups.py": {"_core()": "paddle.base.core"},
-    "strategies/ipc/pickled_metas.py": {
-        "_paddle(path)": "paddle",
-        "_paddle(file)": "paddle",
-        "_dense_tensor(paddle)": "paddle.base.core.LoDTensor",
-        "_dense_tensor(_paddle(file))": "paddle.base.core.LoDTensor",
-    },
-}
-
-#: Names of calls that are asked for by name before anything begins, and where they are looked for.
-ASKED_FOR = {"actions/backends/device_groups.py": ("_CALLS", "paddle.distributed")}
-
-#: Attributes of paddle's tensors that arrays, sets and objects of our own have as well; where they are
-#: called on tensors, the suite runs them.
-EVERYDAY = frozenset(
-    (
-        "T",
-        "add",
-        "all",
-        "astype",
-        "clear",
-        "clip",
-        "copy",
-        "data",
-        "dtype",
-        "exp",
-        "fill",
-        "flatten",
-        "item",
-        "max",
-        "mean",
-        "min",
-        "name",
-        "numpy",
-        "prod",
-        "rank",
-        "ravel",
-        "reshape",
-        "rows",
-        "shape",
-        "size",
-        "split",
-        "squeeze",
-        "std",
-        "sum",
-        "take",
-        "tolist",
-        "transpose",
-        "type",
-        "unsqueeze",
-        "value",
-        "values",
-    )
-)
-
 
 @dataclass(frozen=True)
 class Use:
-    """A symbol, where it is used, and the calls of it: numbers of positional arguments, names of others."""
+    """A symbol, where it is used, and the calls of it.
+
+    Parameters
+    ----------
+    symbol : str
+        From paddle on: ``paddle.Tensor.copy_``.
+    file : str
+        Relative to the library or to the tests.
+    line : int
+        The line.
+    call : tuple or None
+        Number of positional arguments and names of the others; None if it is not called, or not countably.
+    of_object : bool
+        Whether it is used on an object of the class that the symbol names.
+    """
 
     symbol: str
     file: str
     line: int
     call: tuple[int, tuple[str, ...]] | None
+    of_object: bool = False
+
+    @property
+    def name(self) -> str:
+        """The last part of the symbol."""
+        return self.symbol.rpartition(".")[2]
 
 
-def uses(tensor_attributes: frozenset[str]) -> list[Use]:
+def uses(attributes: frozenset[str]) -> list[Use]:
     """Return every use in the library and in the GPU tests.
 
     Parameters
     ----------
-    tensor_attributes : frozenset of str
-        What a tensor of the installed build, or of another known one, can do; such an attribute is reported
-        as ``Tensor.NAME``.
+    attributes : frozenset of str
+        What objects of the installed paddle can do.
     """
-    found: list[Use] = []
-    for root, path in [(SOURCE, path) for path in sorted(SOURCE.rglob("*.py"))] + [
-        (GPU_TESTS.parent, path) for path in sorted(GPU_TESTS.glob("*.py"))
-    ]:
-        text = path.read_text(encoding="utf-8")
-        if "paddle" in text:
-            file = str(path.relative_to(root))
-            found += _Reading(file, ast.parse(text), tensor_attributes).uses()
-    return found
+    paths = [(SOURCE, path) for path in sorted(SOURCE.rglob("*.py"))]
+    paths += [(GPU_TESTS.parent, path) for path in sorted(GPU_TESTS.glob("*.py"))]
+    trees = {
+        str(path.relative_to(root)): (text, ast.parse(text))
+        for root, path in paths
+        if (text := path.read_text(encoding="utf-8"))
+    }
+    ours = frozenset(name for _, tree in trees.values() for name in _defined(tree))
+    return [
+        use
+        for file, (text, tree) in trees.items()
+        if "paddle" in text
+        for use in Reading(file, tree, attributes, ours).uses()
+    ]
 
 
-class _Reading:
-    """One module."""
+def _defined(tree: ast.Module) -> Iterator[str]:
+    """Names that a module gives to functions, classes, variables, and attributes of objects."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+                yield name
+            case ast.Name(name, ast.Store()) | ast.Attribute(_, name, ast.Store()):
+                yield name
+            case ast.Assign([ast.Name("__slots__")], value):
+                yield from (text.value for text in ast.walk(value) if isinstance(text, ast.Constant))
 
-    def __init__(self, file: str, tree: ast.Module, tensor_attributes: frozenset[str]) -> None:
+
+class Reading:
+    """One module.
+
+    Parameters
+    ----------
+    file : str
+        What it is called in the uses.
+    tree : ast.Module
+        The module.
+    attributes : frozenset of str
+        What objects of the installed paddle can do.
+    ours : frozenset of str
+        Every name that the library defines.
+    """
+
+    def __init__(self, file: str, tree: ast.Module, attributes: frozenset[str], ours: frozenset[str]) -> None:
         self._file = file
         self._tree = tree
-        self._tensor_attributes = tensor_attributes
-        self._names = dict(self._imported()) | STAND_INS.get(file, {})
+        self._attributes = attributes
+        self._ours = ours
+        self._others: set[str] = set()
+        #: What stands for a part of paddle: source text -> symbol. A parameter of that name is paddle, too.
+        self._stands_for = {"paddle": "paddle", "sys.modules['paddle']": "paddle"}
+        self._learn_imports()
+        while self._learn():
+            pass
         self._calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
 
     def uses(self) -> Iterator[Use]:
+        """Yield every use, chains by their longest form."""
         inner = {id(node.value) for node in ast.walk(self._tree) if isinstance(node, ast.Attribute)}
-        touches_paddle = bool(self._names) or "actions/backends" in self._file
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "paddle":
-                for alias in node.names:
-                    yield Use(f"{node.module}.{alias.name}", self._file, node.lineno, None)
-            elif isinstance(node, ast.Attribute) and id(node) not in inner:
-                symbol = self._resolved(node)
-                if symbol is not None:
-                    yield Use(symbol, self._file, node.lineno, self._call(node))
-            if touches_paddle and isinstance(node, ast.Attribute) and self._is_of_tensors(node):
-                yield Use(f"Tensor.{node.attr}", self._file, node.lineno, self._call(node))
-        yield from self._asked_for()
+            match node:
+                case ast.ImportFrom() if _is_paddle(node.module):
+                    for alias in node.names:
+                        yield Use(f"{node.module}.{alias.name}", self._file, node.lineno, None)
+                case ast.Attribute() | ast.Call(
+                    ast.Name("getattr" | "hasattr"), [_, ast.Constant(str()), *_]
+                ):
+                    symbol = self._symbol(node)
+                    if symbol is not None and id(node) not in inner:
+                        yield Use(symbol, self._file, node.lineno, self._call(node))
+                    elif symbol is None and self._is_of_objects(node):
+                        name = _last(node)
+                        symbol = f"{OF_OBJECTS.get(name, 'of what')}.{name}"
+                        yield Use(symbol, self._file, node.lineno, self._call(node), of_object=True)
 
-    def _imported(self) -> Iterator[tuple[str, str]]:
+    def _learn_imports(self) -> None:
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    if alias.name.partition(".")[0] == "paddle":
-                        yield (alias.asname or "paddle"), (alias.name if alias.asname else "paddle")
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "paddle":
+                    if not _is_paddle(alias.name):
+                        self._others.add(alias.asname or alias.name.partition(".")[0])
+                    elif alias.asname:
+                        self._stands_for[alias.asname] = alias.name
+            elif isinstance(node, ast.ImportFrom):
                 for alias in node.names:
-                    yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+                    if _is_paddle(node.module):
+                        self._stands_for[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                    else:
+                        self._others.add(alias.asname or alias.name)
 
-    def _resolved(self, node: ast.expr) -> str | None:
-        stands_for = self._names.get(ast.unparse(node))
-        if stands_for is not None:
-            return stands_for
-        if isinstance(node, ast.Attribute):
-            owner = self._resolved(node.value)
-            return None if owner is None else f"{owner}.{node.attr}"
-        return None
+    def _learn(self) -> bool:
+        """Follow assignments and returned values by one step; whether anything new stands for paddle."""
+        before = len(self._stands_for)
+        for node in ast.walk(self._tree):
+            match node:
+                case ast.Assign([(ast.Name() | ast.Attribute(ast.Name("self"))) as target], value):
+                    self._learn_that(ast.unparse(target), value)
+                case ast.AnnAssign(
+                    (ast.Name() | ast.Attribute(ast.Name("self"))) as target, _, ast.expr() as value
+                ):
+                    self._learn_that(ast.unparse(target), value)
+                case ast.FunctionDef(name):
+                    for inside in ast.walk(node):
+                        if isinstance(inside, ast.Return) and inside.value is not None:
+                            self._learn_that(f"{name}()", inside.value)
+        return len(self._stands_for) > before
 
-    def _is_of_tensors(self, node: ast.Attribute) -> bool:
-        on_our_own = isinstance(node.value, ast.Name) and node.value.id in {"self", "math", "np"}
-        if on_our_own or node.attr in EVERYDAY or self._resolved(node) is not None:
+    def _learn_that(self, text: str, value: ast.expr) -> None:
+        symbol = self._symbol(value)
+        if symbol is not None:
+            self._stands_for.setdefault(text, symbol)
+
+    def _symbol(self, node: ast.expr) -> str | None:
+        """Return what an expression names of paddle, if it can be told."""
+        match node:
+            case ast.Attribute(owner, name) if ast.unparse(node) not in self._stands_for:
+                return self._part(owner, name)
+            case ast.Call(ast.Name("getattr" | "hasattr"), [owner, ast.Constant(str(name)), *_]):
+                return self._part(owner, name)
+            case ast.Call(ast.Name(name)):
+                return self._stands_for.get(f"{name}()")
+            case ast.BoolOp(_, values):
+                return next(filter(None, map(self._symbol, values)), None)
+            case ast.IfExp(_, one, other):
+                return self._symbol(one) or self._symbol(other)
+        return self._stands_for.get(ast.unparse(node))
+
+    def _part(self, owner: ast.expr, name: str) -> str | None:
+        symbol = self._symbol(owner)
+        return None if symbol is None else f"{symbol}.{name}"
+
+    def _is_of_objects(self, node: ast.Attribute | ast.Call) -> bool:
+        owner = node.value if isinstance(node, ast.Attribute) else node.args[0]
+        name = _last(node)
+        if name in EVERYDAY or name.startswith("__"):
             return False
-        private = (
-            self._file.startswith("actions/backends/paddle_") and node.attr[0] == "_" != node.attr[1]
-        ) and isinstance(node.value, ast.Name)
-        return private or node.attr in self._tensor_attributes
+        if isinstance(owner, ast.Name) and owner.id in {"self", "cls", *self._others}:
+            return False
+        foreign = name not in self._ours and (name.startswith("_") or isinstance(node, ast.Call))
+        return foreign or name in self._attributes or name in OF_OBJECTS
 
-    def _call(self, node: ast.Attribute) -> tuple[int, tuple[str, ...]] | None:
+    def _call(self, node: ast.expr) -> tuple[int, tuple[str, ...]] | None:
         call = self._calls.get(id(node))
         if call is None or any(isinstance(argument, ast.Starred) for argument in call.args):
             return None
@@ -170,15 +214,15 @@ class _Reading:
             return None
         return len(call.args), tuple(str(keyword.arg) for keyword in call.keywords)
 
-    def _asked_for(self) -> Iterable[Use]:
-        for call in self._calls.values():
-            match call:
-                case ast.Call(ast.Name("getattr" | "hasattr"), [owner, ast.Constant(str(name)), *_]):
-                    symbol = self._resolved(owner)
-                    if symbol is not None:
-                        yield Use(f"{symbol}.{name}", self._file, call.lineno, None)
-        constant, owner = ASKED_FOR.get(self._file, ("", ""))
-        for node in self._tree.body:
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == constant:
-                for name in ast.literal_eval(node.value):
-                    yield Use(f"{owner}.{name}", self._file, node.lineno, None)
+
+def _is_paddle(module: str | None) -> bool:
+    return (module or "").partition(".")[0] == "paddle"
+
+
+def _last(node: ast.Attribute | ast.Call) -> str:
+    """Return the name that is asked of an object, in either way."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    asked = node.args[1]
+    assert isinstance(asked, ast.Constant)
+    return str(asked.value)
