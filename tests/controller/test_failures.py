@@ -196,12 +196,14 @@ def test_ranks_with_other_plans_are_told_so_before_anything_is_asked_of_them(mak
 def test_a_rank_that_never_parks_is_named_by_the_one_that_waited(make_group):
     group = make_group(load=0.3)
     with group.boot() as controller:
+        group.rest()  # or rank 0 may be in a step already, which rank 1 would never enter
         group.order(1, "stop_admitting", "hold")
         pending = controller.begin_update(1, force=True)
         eventually(lambda: group.codes()[0] == "PARKING")
         group.programs[0].tell("later 1000")
         eventually(lambda: controller.status().operation == "ABORT")
         group.revoke(1, "stop_admitting")
+        group.work()
         with pytest.raises(RankFailedError, match="rank 1 to park") as caught:
             pending.result()
         assert (caught.value.rank, caught.value.action) == (0, "parking")

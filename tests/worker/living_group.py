@@ -7,8 +7,6 @@ import os
 import secrets
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 
 import pytest
 import rank_process
+from forkserver import ForkServer
 
 import wsm
 from wsm.states.entry import read_ndjson
@@ -25,6 +24,12 @@ from wsm.strategies.tensor import TensorSpec
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
 PATIENCE_S = 60.0
+
+#: What the programs of most groups import, and those whose ranks meet on Gloo.
+WITHOUT_PADDLE = ForkServer("wsm", "wsm.actions.verify", "wsm.testing")
+WITH_PADDLE = ForkServer(
+    "wsm", "wsm.testing", "paddle", OMP_NUM_THREADS="1", GLOG_minloglevel="2", PYTHONWARNINGS="ignore"
+)
 
 
 def eventually(question: Callable[[], object], what: str = "") -> None:
@@ -40,15 +45,8 @@ def eventually(question: Callable[[], object], what: str = "") -> None:
 class Program:
     """A process that writes one JSON object per line."""
 
-    def __init__(self, path: Path, *arguments: str) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(path), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+    def __init__(self, path: Path, *arguments: str, server: ForkServer = WITHOUT_PADDLE) -> None:
+        self._process = server.start(path, *arguments)
         self._rest = b""
         self.other_lines: list[str] = []
 

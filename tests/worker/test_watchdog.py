@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 import pytest
-from living_group import Program, eventually
+from living_group import WITH_PADDLE, Program, eventually
 
 import wsm
 from wsm.controller.errors import ActionOverdueError, RankLostError
@@ -32,7 +32,7 @@ class GlooGroup:
             "deadlines": {"action_s": deadlines},
         }
         settings = json.dumps({"directory": str(directory), "config": self.config})
-        self.programs = [Program(PROGRAM, settings, str(rank)) for rank in range(RANKS)]
+        self.programs = [Program(PROGRAM, settings, str(rank), server=WITH_PADDLE) for rank in range(RANKS)]
         for program in self.programs:
             program.says("ready")
         self.controller = wsm.Controller(self.config["name"], directory=directory)

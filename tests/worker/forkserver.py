@@ -1,0 +1,162 @@
+"""Programs that begin with wsm imported already: forked from a process that imported it once.
+
+Each is a process with memory, descriptors, locks and a death of its own, and a child of the test process, as
+one of :mod:`subprocess` is. What it does not have is the start of an interpreter and the imports before its
+first line, which for two ranks cost more than most tests do with them. That ranks come up by themselves is
+shown by those of ``wsm rollout`` and of the command line.
+
+As a script, ``forkserver.py DESCRIPTOR MODULE...``, this is the process that is forked from. It ends when its
+client does, and never runs a second thread.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+_PR_SET_CHILD_SUBREAPER = 36
+_MOST_BYTES = 1 << 20
+
+
+class Forked:
+    """A program that runs: the part of :class:`subprocess.Popen` that tests use."""
+
+    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self.pid, self.stdin, self.stdout = pid, stdin, stdout
+        self.returncode: int | None = None
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        """Return its exit code, or minus the signal that ended it."""
+        if self.returncode is None:
+            handle = os.pidfd_open(self.pid)
+            ended, _, _ = select.select([handle], [], [], timeout)
+            os.close(handle)
+            if not ended:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+class ForkServer:
+    """Forks programs in Python from a process that has imported `modules`; started with the first of them."""
+
+    def __init__(self, *modules: str, **environment: str) -> None:
+        self._modules, self._environment = modules, environment
+        self._socket: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, path: Path, *arguments: str) -> Forked:
+        """Run a script as ``python path arguments`` would, with this process's environment and path."""
+        if self._socket is None:
+            self._socket = self._serving()
+        theirs_in, stdin = os.pipe()
+        stdout, theirs_out = os.pipe()
+        request = {"argv": [str(path), *arguments], "path": sys.path, "environment": dict(os.environ)}
+        _adopt_orphans(True)
+        try:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs_in, theirs_out])
+            pid = int(self._socket.recv(64))
+        finally:
+            _adopt_orphans(False)
+            os.close(theirs_in)
+            os.close(theirs_out)
+        return Forked(pid, os.fdopen(stdin, "wb", buffering=0), os.fdopen(stdout, "rb", buffering=0))
+
+    def _serving(self) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno()), *self._modules],
+                pass_fds=[theirs.fileno()],
+                env={
+                    **os.environ,
+                    **self._environment,
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
+            )
+        atexit.register(self._end)
+        return ours
+
+    def _end(self) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+def _adopt_orphans(whether: bool) -> None:
+    """Become, or be no more, the parent of those below us who lose theirs; see :func:`_fork_for_client`."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(whether), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def _serve(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Fork for every request. Returns in each process that was forked, and, without a request, at the end."""
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(client, _MOST_BYTES, 2)
+        if not data:
+            return None
+        pid = _fork_for_client()
+        if pid is None:
+            return json.loads(data), descriptors
+        for descriptor in descriptors:
+            os.close(descriptor)
+        client.send(str(pid).encode())
+
+
+def _fork_for_client() -> int | None:
+    """Fork a grandchild whose parent ends at once, so that the client adopts it; None in the grandchild."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        grandchild = os.fork()
+        if grandchild == 0:
+            os.close(reading)
+            os.close(writing)
+            return None
+        os.write(writing, array.array("i", [grandchild]).tobytes())
+        os._exit(0)
+    os.waitpid(child, 0)
+    pid = array.array("i", os.read(reading, 16))[0]
+    os.close(reading)
+    os.close(writing)
+    return pid
+
+
+def _become(request: dict[str, Any], descriptors: list[int]) -> None:
+    for source, targets in zip(descriptors, ((0,), (1, 2)), strict=True):
+        for target in targets:
+            os.dup2(source, target)
+        os.close(source)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv[:] = request["argv"]
+    sys.path[:] = [str(Path(sys.argv[0]).parent), *request["path"]]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def main() -> None:
+    for module in sys.argv[2:]:
+        importlib.import_module(module)
+    with socket.socket(fileno=int(sys.argv[1])) as client:
+        forked = _serve(client)
+    if forked is not None:
+        _become(*forked)
+
+
+if __name__ == "__main__":
+    main()
