@@ -8,6 +8,7 @@ rsync                                 the strategy for a rank's shard over one
 gdr, transfer_modes                   the same for a whole checkpoint; by which way it travels
 checkpoint_transfer                   FastDeploy's closed package as a transport; its options in *_options
 tensor_stream, stream_manifest        tensors that come one by one, and the promise that travels first
+package_buffers                       what a package holds of them meanwhile
 batches                               small ones of them taken several at a time
 foreign_thread, foreign_tensors       what a package that wsm does not know runs in, and hands over
 ====================================  ====================================================================

@@ -127,7 +127,7 @@ class CheckpointTransferTransport:
             world_size=world_size,
             verify=self._verify,
             keep=self._keep,
-            buffer_bytes=options.buffer_bytes,
+            buffers=options.buffers,
             limits=StreamLimits(options.discover_s, options.next_s, options.total_s),
             thread=handle.thread,
             observer=observer,
@@ -152,7 +152,7 @@ class CheckpointTransferTransport:
             files=(self._peer,),
             manifest_digest=None,
             manifest_scope=ManifestScope.LOADED,
-            peak_extra_bytes=self._options.buffer_bytes,
+            peak_extra_bytes=self._options.buffers.peak_extra_bytes(None, keep=self._keep),
             declared=False,
         )
 

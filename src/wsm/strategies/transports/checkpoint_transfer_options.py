@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wsm.strategies.transports.errors import TransportOptionError
+from wsm.strategies.transports.package_buffers import PackageBuffers
 
 _NUMBER = (int, float)
 _DEVICE = (str, int)
@@ -56,8 +57,17 @@ _DROPPED = (
     "gdr_debug_tensor_names",
     "gdr_debug_compare_direct",
 )
-_POSITIVE = ("discover_timeout_s", "recv_bucket_timeout_s", "session_total_timeout_s", "gdr_mtp_chunk_size")
+_POSITIVE = (
+    "discover_timeout_s",
+    "recv_bucket_timeout_s",
+    "session_total_timeout_s",
+    "gdr_mtp_chunk_size",
+    "bucket_size_mb",
+    "num_buffers",
+)
 _MEBIBYTE = 1 << 20
+# What FastDeploy's configuration has if nobody says anything.
+_TWO_LARGE_ONES = PackageBuffers(2, 512 * _MEBIBYTE)
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class CheckpointTransferOptions:
         Number of receivers that CheckpointTransfer is told; None for the world size.
     discover_s, next_s, total_s : float
         The package's own deadlines, which wsm keeps for it.
-    buffer_bytes : int
+    buffers : PackageBuffers
         What the package holds in buffers.
     mtp_chunk_size : int
         Tensors per chunk for auxiliary models.
@@ -86,7 +96,7 @@ class CheckpointTransferOptions:
     discover_s: float = 60.0
     next_s: float = 60.0
     total_s: float = 600.0
-    buffer_bytes: int = 2 * 512 * _MEBIBYTE
+    buffers: PackageBuffers = _TWO_LARGE_ONES
     mtp_chunk_size: int = 16
 
     @property
@@ -120,7 +130,10 @@ class CheckpointTransferOptions:
             discover_s=own.get("discover_timeout_s", cls.discover_s),
             next_s=own.get("recv_bucket_timeout_s", cls.next_s),
             total_s=own.get("session_total_timeout_s", cls.total_s),
-            buffer_bytes=own.get("num_buffers", 2) * own.get("bucket_size_mb", 512) * _MEBIBYTE,
+            buffers=PackageBuffers(
+                own.get("num_buffers", cls.buffers.count),
+                own["bucket_size_mb"] * _MEBIBYTE if "bucket_size_mb" in own else cls.buffers.nbytes,
+            ),
             mtp_chunk_size=own.get("gdr_mtp_chunk_size", cls.mtp_chunk_size),
         )
 

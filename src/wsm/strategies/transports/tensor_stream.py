@@ -26,7 +26,7 @@ from wsm.strategies.messages.errors import PeerFailedError, PeerSilentError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.tensor import TensorSpec
-from wsm.strategies.transports.batches import BATCH_BYTES, BATCH_S, END, Batches
+from wsm.strategies.transports.batches import BATCH_S, END, Batches
 from wsm.strategies.transports.errors import (
     ForeignTensorError,
     TransferTooLongError,
@@ -35,6 +35,7 @@ from wsm.strategies.transports.errors import (
 )
 from wsm.strategies.transports.foreign_tensors import foreign_bytes
 from wsm.strategies.transports.foreign_thread import CallExpiredError, ForeignThread
+from wsm.strategies.transports.package_buffers import PackageBuffers
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
 
 
@@ -60,7 +61,7 @@ class TensorStream:
         Whether a stream without a manifest is refused.
     keep : bool
         Whether the package never writes to a tensor's memory again, so that a target may keep it.
-    buffer_bytes : int
+    buffers : PackageBuffers
         What the package holds in buffers of its own.
     limits : StreamLimits
         For the waits.
@@ -81,7 +82,7 @@ class TensorStream:
         world_size: int | None,
         verify: bool,
         keep: bool,
-        buffer_bytes: int,
+        buffers: PackageBuffers,
         limits: StreamLimits,
         thread: ForeignThread,
         observer: LoadObserver,
@@ -93,7 +94,7 @@ class TensorStream:
         self._world_size = world_size
         self._verify = verify
         self._keep = keep
-        self._buffer_bytes = buffer_bytes
+        self._buffers = buffers
         self._limits = limits
         self._thread = thread
         self._observer = observer
@@ -135,7 +136,7 @@ class TensorStream:
             files=(self._peer,),
             manifest_digest=None if manifest is None else manifest.group_digest,
             manifest_scope=ManifestScope.LOADED if manifest is None else ManifestScope.GROUP,
-            peak_extra_bytes=self._buffer_bytes + (0 if self._keep else BATCH_BYTES),
+            peak_extra_bytes=self._buffers.peak_extra_bytes(manifest, keep=self._keep),
             declared=False,
             promised=None if manifest is None else tuple(spec for spec, _ in manifest.tensors.values()),
             waited_s=lambda: self._waited_ns / 1e9,
