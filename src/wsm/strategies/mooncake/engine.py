@@ -7,7 +7,8 @@ The only module that imports it, and where what it does is written down. Seen wi
   ended, and take at least 5 s to give up; none of them is used.
 * Memory that a read in flight may write belongs to it until the engine is gone. Destroying the engine ends
   what is in flight, and nothing is written afterwards. It stops every Python thread for as long as the engine
-  waits for handshakes: 1 s, which we shorten to 50 ms.
+  waits for handshakes: 1 s, which we shorten to 50 ms. Where it waits already it goes on for as long as it
+  began to, so we come by once and hang up, which it takes for nothing.
 * Finding a peer takes a handshake that a stopped process leaves unanswered for 60 s; a thread waits for it.
 * Registering is quadratic: ten thousand regions take 12 s, so small tensors share one. Overlapping regions
   are refused. Reading over TCP needs no registration of what is read into; it would let others write there,
@@ -48,6 +49,8 @@ _LISTENING = 2
 _ACCEPT_TIME = struct.pack("@ll", 0, 50_000)
 # Where the engine looks for free ports.
 _PORTS = range(12001, 18001)
+# How long we try to; without it an end may take a second.
+_COME_BY_S = 0.5
 # How long a wait lasts before a read is looked at again.
 _GLANCE_S = 0.0005
 
@@ -127,6 +130,8 @@ class Engine:
         if settings.loopback and settings.protocol == "tcp" and found < _LISTENING:
             self.close()
             raise EngineExposedError(found=found, ports=(_PORTS.start, _PORTS.stop - 1))
+        with suppress(OSError):
+            socket.create_connection((settings.host, made.get_rpc_port()), timeout=_COME_BY_S).close()
 
     def register(self, address: int, nbytes: int) -> None:
         """Let peers read memory, which must stay there until it is unregistered. Blocks.
