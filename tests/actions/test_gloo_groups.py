@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forkserver import WITH_PADDLE
 from wsm.actions.backends.errors import GroupMembershipError
 from wsm.actions.backends.paddle_groups import PaddleGlooGroups
 from wsm.actions.backends.rendezvous import FileRendezvous
@@ -27,26 +25,19 @@ def run_members(tmp_path):
     started = []
 
     def run(scenario, size, ranks=None):
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOG_minloglevel": "1"}
         for rank in range(size) if ranks is None else ranks:
-            command = [sys.executable, "-W", "ignore", MEMBER, scenario, str(rank), str(size), tmp_path]
-            started.append(
-                subprocess.Popen(
-                    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-                )
-            )
+            arguments = (scenario, str(rank), str(size), str(tmp_path))
+            started.append(WITH_PADDLE.start(MEMBER, *arguments, separate_errors=True))
         answers = []
         for process in started:
-            output, errors = process.communicate(timeout=90)
-            assert process.returncode == 0, errors
+            output, errors = process.stdout.read(), process.stderr.read()
+            assert process.wait(90) == 0, errors.decode()
             answers.append(json.loads(output))
         return answers
 
     yield run
     for process in started:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        process.close()
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

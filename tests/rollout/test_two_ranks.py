@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import paddle
 import pytest
 import rank_program
 
+from tests.forkserver import WITH_PADDLE
 from wsm.rollout.engine import Limits
 from wsm.rollout.model import full_logits
 from wsm.rollout.moe import local_mixture
@@ -29,36 +28,23 @@ SHAPES = {
 }
 
 
-def run_two_ranks(
-    directory: Path, shape: ModelShape, scenario: str
-) -> list[subprocess.CompletedProcess[str]]:
+class Ended(NamedTuple):
+    """How a rank ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run_two_ranks(directory: Path, shape: ModelShape, scenario: str) -> list[Ended]:
     arguments = [str(directory / "rendezvous"), json.dumps(shape.as_mapping()), scenario]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOG_minloglevel": "2",
-        "PYTHONWARNINGS": "ignore:No ccache found:UserWarning",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(rank), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
+    processes = [WITH_PADDLE.start(PROGRAM, str(rank), *arguments, separate_errors=True) for rank in range(2)]
     try:
-        outputs = [process.communicate(timeout=60) for process in processes]
+        outputs = [(process.stdout.read().decode(), process.stderr.read().decode()) for process in processes]
+        return [Ended(process.wait(60), *output) for process, output in zip(processes, outputs, strict=True)]
     finally:
         for process in processes:
-            process.kill()
-            process.wait()
-    return [
-        subprocess.CompletedProcess([], process.returncode, *output)
-        for process, output in zip(processes, outputs, strict=True)
-    ]
+            process.close()
 
 
 @pytest.fixture(scope="module", params=["dense", "experts"])

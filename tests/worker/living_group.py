@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import rank_process
-from forkserver import ForkServer
 
 import wsm
+from tests.forkserver import WITHOUT_PADDLE, ForkServer
 from wsm.states.entry import read_ndjson
 from wsm.states.replay import replay
 from wsm.strategies import PublishReport, publish_snapshot
@@ -24,12 +24,6 @@ from wsm.strategies.tensor import TensorSpec
 
 PROGRAM = Path(__file__).with_name("rank_process.py")
 PATIENCE_S = 60.0
-
-#: What the programs of most groups import, and those whose ranks meet on Gloo.
-WITHOUT_PADDLE = ForkServer("wsm", "wsm.actions.verify", "wsm.testing")
-WITH_PADDLE = ForkServer(
-    "wsm", "wsm.testing", "paddle", OMP_NUM_THREADS="1", GLOG_minloglevel="2", PYTHONWARNINGS="ignore"
-)
 
 
 def eventually(question: Callable[[], object], what: str = "") -> None:
@@ -84,9 +78,7 @@ class Program:
         self._process.wait(PATIENCE_S)
 
     def close(self) -> None:
-        self.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            stream.close()
+        self._process.close()
 
     def _line(self, deadline: float) -> str | None:
         while b"\n" not in self._rest:

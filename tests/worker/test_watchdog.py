@@ -7,9 +7,10 @@ import secrets
 from pathlib import Path
 
 import pytest
-from living_group import WITH_PADDLE, Program, eventually
+from living_group import Program, eventually
 
 import wsm
+from tests.forkserver import WITH_PADDLE
 from wsm.controller.errors import ActionOverdueError, RankLostError
 from wsm.states import entry
 from wsm.states.entry import read_ndjson

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from forkserver import Forked
-from living_group import WITHOUT_PADDLE
+
+from tests.forkserver import WITHOUT_PADDLE, Forked
 
 pytestmark = pytest.mark.processes
 
@@ -19,18 +19,15 @@ pytestmark = pytest.mark.processes
 def run(tmp_path: Path):
     started: list[Forked] = []
 
-    def start(text: str, *arguments: str) -> Forked:
+    def start(text: str, *arguments: str, **options: bool) -> Forked:
         program = tmp_path / f"program{len(started)}.py"
         program.write_text(text)
-        started.append(WITHOUT_PADDLE.start(program, *arguments))
+        started.append(WITHOUT_PADDLE.start(program, *arguments, **options))
         return started[-1]
 
     yield start
     for program in started:
-        program.kill()
-        program.wait(60)
-        program.stdin.close()
-        program.stdout.close()
+        program.close()
 
 
 def test_it_is_a_child_of_ours_with_its_own_arguments_environment_and_exit_code(run, monkeypatch):
@@ -53,6 +50,11 @@ def test_an_exception_is_in_its_output_and_ends_it(run):
     program = run("raise RuntimeError('it is said')")
     assert b"RuntimeError: it is said" in program.stdout.read()
     assert program.wait(60) == 1
+
+
+def test_its_errors_are_apart_where_that_is_asked_for(run):
+    program = run("import sys\nprint('said')\nsys.exit('why')", separate_errors=True)
+    assert (program.stdout.read(), program.stderr.read()) == (b"said\n", b"why\n")
 
 
 def test_it_hears_what_it_is_told_and_the_end_of_it(run):

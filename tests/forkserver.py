@@ -14,6 +14,7 @@ from __future__ import annotations
 import array
 import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -28,13 +29,19 @@ from typing import IO, Any
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_BYTES = 1 << 20
+_PATIENCE_S = 60.0
 
 
 class Forked:
-    """A program that runs: the part of :class:`subprocess.Popen` that tests use."""
+    """A program that runs: the part of :class:`subprocess.Popen` that tests use.
 
-    def __init__(self, pid: int, stdin: IO[bytes], stdout: IO[bytes]) -> None:
-        self.pid, self.stdin, self.stdout = pid, stdin, stdout
+    `stderr` is None where both outputs are one.
+    """
+
+    def __init__(
+        self, pid: int, stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes] | None = None
+    ) -> None:
+        self.pid, self.stdin, self.stdout, self.stderr = pid, stdin, stdout, stderr
         self.returncode: int | None = None
 
     def kill(self) -> None:
@@ -52,6 +59,14 @@ class Forked:
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
 
+    def close(self) -> None:
+        """End it, and let its pipes go. Idempotent."""
+        self.kill()
+        self.wait(_PATIENCE_S)
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+
 
 class ForkServer:
     """Forks programs in Python from a process that has imported `modules`; started with the first of them."""
@@ -61,22 +76,26 @@ class ForkServer:
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, path: Path, *arguments: str) -> Forked:
+    def start(self, path: Path, *arguments: str, separate_errors: bool = False) -> Forked:
         """Run a script as ``python path arguments`` would, with this process's environment and path."""
         if self._socket is None:
             self._socket = self._serving()
-        theirs_in, stdin = os.pipe()
-        stdout, theirs_out = os.pipe()
+        theirs, stdin = os.pipe()
+        ours, handed_over = [stdin], [theirs]
+        for _ in range(2 if separate_errors else 1):
+            reading, writing = os.pipe()
+            ours.append(reading)
+            handed_over.append(writing)
         request = {"argv": [str(path), *arguments], "path": sys.path, "environment": dict(os.environ)}
         _adopt_orphans(True)
         try:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs_in, theirs_out])
+            socket.send_fds(self._socket, [json.dumps(request).encode()], handed_over)
             pid = int(self._socket.recv(64))
         finally:
             _adopt_orphans(False)
-            os.close(theirs_in)
-            os.close(theirs_out)
-        return Forked(pid, os.fdopen(stdin, "wb", buffering=0), os.fdopen(stdout, "rb", buffering=0))
+            for descriptor in handed_over:
+                os.close(descriptor)
+        return Forked(pid, *(os.fdopen(each, "rb" if each != stdin else "wb", buffering=0) for each in ours))
 
     def _serving(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -98,6 +117,18 @@ class ForkServer:
         self._process.wait()
 
 
+#: For programs that compute nothing, and for those that meet on Gloo.
+WITHOUT_PADDLE = ForkServer("wsm", "wsm.actions.verify", "wsm.testing")
+WITH_PADDLE = ForkServer(
+    "wsm",
+    "wsm.testing",
+    "paddle",
+    OMP_NUM_THREADS="1",
+    GLOG_minloglevel="2",
+    PYTHONWARNINGS="ignore:No ccache found:UserWarning",
+)
+
+
 def _adopt_orphans(whether: bool) -> None:
     """Become, or be no more, the parent of those below us who lose theirs; see :func:`_fork_for_client`."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(whether), 0, 0, 0):
@@ -107,7 +138,7 @@ def _adopt_orphans(whether: bool) -> None:
 def _serve(client: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Fork for every request. Returns in each process that was forked, and, without a request, at the end."""
     while True:
-        data, descriptors, _, _ = socket.recv_fds(client, _MOST_BYTES, 2)
+        data, descriptors, _, _ = socket.recv_fds(client, _MOST_BYTES, 3)
         if not data:
             return None
         pid = _fork_for_client()
@@ -138,10 +169,10 @@ def _fork_for_client() -> int | None:
 
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
-    for source, targets in zip(descriptors, ((0,), (1, 2)), strict=True):
-        for target in targets:
-            os.dup2(source, target)
-        os.close(source)
+    for standard in range(3):
+        os.dup2(descriptors[min(standard, len(descriptors) - 1)], standard)
+    for descriptor in descriptors:
+        os.close(descriptor)
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv[:] = request["argv"]
@@ -152,6 +183,7 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
 def main() -> None:
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    gc.freeze()  # or every collection of a forked process copies what they share
     with socket.socket(fileno=int(sys.argv[1])) as client:
         forked = _serve(client)
     if forked is not None:
