@@ -135,7 +135,7 @@ def _in_a_frame(drawn: bytes) -> bytes:
 def _bucket_message() -> Format:
     say = bucket_messages
     messages = (
-        say.Init(3, 0, 2, "p", "wsm-buckets.x", 2, 1 << 12, _SPECS),
+        say.Init(3, 0, 2, "p", "wsm-buckets.x", 1 << 13, 1 << 12, _SPECS),
         say.Hello(0, 2, 3, False),
         say.Bucket(0, (digest_of(b""),)),
         say.Abort("failed", "DigestMismatchError", "it is corrupt", 3),

@@ -53,7 +53,7 @@ def an_init(shape: list[int]) -> object:
         "world_size": 1,
         "publication": "p",
         "segment": "s",
-        "slots": 1,
+        "window_bytes": 64,
         "bucket_bytes": 64,
         "tensors": [["w", "F32", shape]],
     }

@@ -42,7 +42,7 @@ MESSAGES = {
         ranks,
         texts,
         st.sampled_from(["wsm-buckets.x", "ä"]),
-        st.integers(1, 1024),
+        st.integers(1, 1 << 40).map(lambda count: count * ALIGNMENT),
         st.integers(1, 1 << 40).map(lambda count: count * ALIGNMENT),
         tensors,
     ),
@@ -117,7 +117,7 @@ def init(**changes: object) -> say.Init:
         "world_size": 2,
         "publication": "p",
         "segment": "s",
-        "slots": 2,
+        "window_bytes": 128,
         "bucket_bytes": 64,
         "tensors": (TensorSpec("a", "F32", (2,)),),
     }
@@ -133,7 +133,8 @@ def init(**changes: object) -> say.Init:
         (init(tensors=(TensorSpec("a", "U8", ()), TensorSpec("a", "U8", ()))), "lists 'a' twice"),
         (init(bucket_bytes=63), "bucket_bytes of its Init"),
         (init(bucket_bytes=0), "bucket_bytes of its Init"),
-        (init(slots=0), "slots of its Init"),
+        (init(window_bytes=0), "window_bytes of its Init"),
+        (init(window_bytes=100), "window_bytes of its Init"),
         (init(segment="../x"), "segment of its Init"),
         (init(segment=""), "segment of its Init"),
         (init(version=None), "which version"),
@@ -187,12 +188,11 @@ def test_buckets_hold_every_byte_once_in_order_and_no_bucket_is_overfull(sizes, 
     pieces = [piece for bucket in buckets for piece in bucket]
     covered = [(piece.tensor, byte) for piece in pieces for byte in range(piece.begin, piece.end)]
     assert covered == [(index, byte) for index, size in enumerate(sizes) for byte in range(size)]
+    assert all(piece.place % ALIGNMENT == 0 and piece.nbytes for piece in pieces)
+    assert all(0 <= after.place - before.place - before.nbytes < ALIGNMENT for before, after in pairwise(pieces))
     for bucket in buckets:
         assert bucket
-        assert bucket[0].offset == 0
-        assert all(piece.offset % ALIGNMENT == 0 and piece.nbytes for piece in bucket)
-        assert all(before.offset + before.nbytes <= after.offset for before, after in pairwise(bucket))
-        assert bucket[-1].offset + bucket[-1].nbytes <= bucket_bytes
+        assert bucket[-1].place + bucket[-1].nbytes - bucket[0].place <= bucket_bytes
     for (
         piece
     ) in pieces:  # a large tensor is cut at multiples of the bucket, so that a reader can compute where

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from wsm.errors import WsmError
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.bucket_socket import connect
+from wsm.strategies.buckets.marks import Marks
 from wsm.strategies.buckets.plan import segment_bytes
 from wsm.strategies.buckets.sender import BucketSender
 from wsm.strategies.buckets.source import IpcAsyncSource
@@ -28,6 +30,7 @@ from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
 from wsm.strategies.messages import errors as stream_errors
 
 BUCKET = 1 << 18
+WINDOW = 1 << 19
 PROGRAM = Path(__file__).parent.parent / "shared" / "receiving_rank.py"
 
 
@@ -49,13 +52,13 @@ def digest_of_shard(version, rank):
 @pytest.fixture(params=["ipc", "tcp"])
 def sender(request, tmp_path):
     address = "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/buckets"
-    with BucketSender(address, bucket_bytes=BUCKET, in_flight=2) as made:
+    with BucketSender(address, bucket_bytes=BUCKET, window_bytes=WINDOW) as made:
         yield made
 
 
 @pytest.fixture
 def over_ipc(tmp_path):
-    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=BUCKET, in_flight=2) as made:
+    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=BUCKET, window_bytes=WINDOW) as made:
         yield made
 
 
@@ -96,7 +99,7 @@ def test_two_ranks_receive_a_version_at_once_and_everybody_agrees_on_it(sender, 
             assert held == {name: data for name, (_, data) in shard(version, rank).items()}
             assert report.digest == sent.digests[rank] == digest_of_shard(version, rank)
             assert report.manifest_digest == sent.manifest_digest
-            assert report.peak_extra_bytes == segment_bytes(2, BUCKET)
+            assert report.peak_extra_bytes == segment_bytes(WINDOW)
         assert sent.bytes == 2 * sum(spec.nbytes for spec in SPECS)
 
 
@@ -125,7 +128,7 @@ def test_the_memory_of_buckets_is_used_again_and_goes_with_the_sender(tmp_path, 
         return {path.name for path in Path(MEMORY_DIRECTORY).glob("wsm-buckets.*")}
 
     before = names()
-    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=BUCKET, in_flight=2) as sender:
+    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=BUCKET, window_bytes=WINDOW) as sender:
         seen = []
         for version in (1, 2, 3):
             loads = [threads.submit(receive, sender, rank, version) for rank in range(2)]
@@ -186,7 +189,7 @@ def test_a_rank_that_is_killed_while_it_applies_is_named(over_ipc, launch):
     process = launch(0, 1, "applying")
 
     def kill_it(done, total):
-        if done > BUCKET and process.poll() is None:
+        if done > WINDOW and process.poll() is None:
             assert process.stdout.readline() == b"applying\n"
             process.kill()
             process.wait()
@@ -319,7 +322,7 @@ def test_without_pyzmq_the_error_says_what_to_install(monkeypatch):
         BucketSender("tcp://127.0.0.1:*")
 
 
-@pytest.mark.parametrize("options", [{"bucket_bytes": 100}, {"bucket_bytes": 0}, {"in_flight": 0}], ids=str)
+@pytest.mark.parametrize("options", [{"bucket_bytes": 100}, {"bucket_bytes": 0}, {"window_bytes": 0}, {"window_bytes": 100}], ids=str)
 def test_buckets_that_cannot_be_are_refused(options):
     with pytest.raises(stream_errors.BucketSizeError):
         BucketSender("tcp://127.0.0.1:*", **options)
@@ -347,7 +350,7 @@ def test_a_shard_without_tensors_is_refused(over_ipc):
 
 @pytest.fixture
 def stream():
-    segment = OwnedSegment("wsm-test.", segment_bytes(2, 64))
+    segment = OwnedSegment("wsm-test.", segment_bytes(128))
     tensors = {"t": (TensorSpec("t", "U8", (300,)), bytes(range(150)) * 2)}
     yield RankStream(
         version=1,
@@ -361,26 +364,69 @@ def stream():
     segment.close()
 
 
-def test_no_more_buckets_are_filled_than_may_be_in_flight(stream):
-    assert stream.next_message() is None
+def test_no_more_is_written_than_may_be_in_flight(stream):
+    assert not stream.write()
     stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
-    assert stream.next_message() is None
+    assert not stream.write()
     stream.hear(say.Ready())
+    rank, marks = Marks(stream.segment, 5), Marks(stream.segment, 5)
+    assert stream.write()
+    assert not stream.write()
+    assert marks.written() == 128
     assert [stream.next_message().index, stream.next_message().index] == [0, 1]
     assert stream.next_message() is None
-    stream.hear(say.Ack(0))
+    rank.set_taken(64)
+    assert stream.write()
+    assert not stream.write()
+    assert marks.written() == 192
     assert stream.next_message().index == 2
-    assert stream.next_message() is None
+
+
+@pytest.mark.parametrize("place", [301, 1 << 63])
+def test_a_rank_that_has_taken_what_there_is_not_is_named(stream, place):
+    stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
+    stream.hear(say.Ready())
+    Marks(stream.segment, 5).set_taken(place)
+    with pytest.raises(stream_errors.PeerMessageError, match=f"rank 0 .* taken {place} of 300"):
+        stream.write()
+
+
+def test_a_rank_that_gives_bytes_back_twice_is_named(stream):
+    stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
+    stream.hear(say.Ready())
+    stream.write()
+    for place in (64, 32):
+        Marks(stream.segment, 5).set_taken(place)
+        with pytest.raises(stream_errors.PeerMessageError, match="taken 32") if place == 32 else nullcontext():
+            stream.write()
+
+
+def test_what_another_stream_marked_is_no_news(stream):
+    stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
+    stream.hear(say.Ready())
+    stream.write()
+    Marks(stream.segment, 6).set_taken(128)
+    assert not stream.write()
+    assert stream.taken == 0
+
+
+def test_memory_that_is_cut_short_is_an_error_of_the_trainer(stream):
+    stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
+    stream.hear(say.Ready())
+    os.truncate(f"{MEMORY_DIRECTORY}/{stream.segment.name}", 100)
+    with pytest.raises(errors.FileSizeError, match="truncated"):
+        stream.write()
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [say.Ack(1), say.Ack(2), say.Done(digest_of(b"")), say.Ready(), say.Init(1, 0, 1, "", "s", 1, 64, ())],
+    [say.Ack(1), say.Ack(2), say.Done(digest_of(b"")), say.Ready(), say.Init(1, 0, 1, "", "s", 64, 64, ())],
     ids=lambda message: str(message)[:20],
 )
 def test_what_is_not_due_is_an_error_of_that_rank(stream, wrong):
     stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
     stream.hear(say.Ready())
+    stream.write()
     stream.next_message()
     with pytest.raises(stream_errors.PeerMessageError, match="rank 0 sent"):
         stream.hear(wrong)
@@ -421,7 +467,7 @@ def die(done, total):
         print(*(sender._segments[rank].name for rank in (0, 1)), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 shard = {spec.name: (spec, bytes(spec.nbytes)) for spec in SPECS}
-with BucketSender(sys.argv[1], bucket_bytes=1 << 18, in_flight=2) as sender:
+with BucketSender(sys.argv[1], bucket_bytes=1 << 18, window_bytes=1 << 19) as sender:
     print("listening", flush=True)
     sender.send(1, {0: shard, 1: shard}, progress=die)
 """

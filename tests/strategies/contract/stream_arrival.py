@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from peer_arrival import AddressArrival
@@ -14,7 +16,8 @@ from wrongs import Expected, State, Wrong
 from wsm.strategies import errors
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets import messages as say
-from wsm.strategies.buckets.plan import bucket_begin, segment_bytes
+from wsm.strategies.buckets.marks import Marks
+from wsm.strategies.buckets.plan import plan_buckets, segment_bytes, window_at
 from wsm.strategies.buckets.sender import BucketSender, Sending
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.buckets.stream import RankStream
@@ -22,6 +25,7 @@ from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
 from wsm.strategies.messages import errors as stream_errors
 
 BUCKET_BYTES = 1 << 18
+WINDOW_BYTES = 1 << 19
 
 # A trainer that is killed when some of its buckets have been applied.
 _DYING_SENDER = """
@@ -31,29 +35,44 @@ from wrongs import make_state
 def kill_later(done, total):
     if done > 2 << 20:
         os.kill(os.getpid(), signal.SIGKILL)
-with BucketSender(sys.argv[1], bucket_bytes=1 << 18, in_flight=2) as sender:
+with BucketSender(sys.argv[1], bucket_bytes=1 << 18, window_bytes=1 << 19) as sender:
     print("listening", flush=True)
     sender.send(3, {0: make_state(seed=1), 1: make_state(seed=2)}, progress=kill_later)
 """
 
 
-class RawPeer:
-    """Listens in a sender's place, and answers each message with whatever bytes a test wants."""
+class _HarmDoneError(Exception):
+    """Ends a write halfway."""
 
-    def __init__(self, address: str, answer: Callable[[say.Message, int], Iterable[bytes]]) -> None:
+
+class RawPeer:
+    """Listens in a sender's place, and answers each message with whatever bytes a test wants.
+
+    `work` is what it does and says besides, again and again once a rank has spoken.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        answer: Callable[[say.Message, int], Iterable[bytes]],
+        work: Callable[[], Iterable[bytes]] = tuple,
+    ) -> None:
         self._socket = bucket_socket.listen(address)
         self._answer = answer
+        self._work = work
         self._stopped = False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
+        identity = b""
         while not self._stopped:
-            if not self._socket.poll(0.01):
-                continue
-            identity, data = self._socket.receive()
-            session, message = say.from_bytes(data, peer="the rank under test")
-            for reply in self._answer(message, session):
+            replies: Iterable[bytes] = self._work() if identity else ()
+            if self._socket.poll(0.01):
+                identity, data = self._socket.receive()
+                session, message = say.from_bytes(data, peer="the rank under test")
+                replies = chain(replies, self._answer(message, session))
+            for reply in replies:
                 if self._stopped or not self._socket.send(identity, reply):
                     break
 
@@ -89,7 +108,7 @@ class StreamArrival(AddressArrival):
         self._end_sending()
         self._end_peer()
         if self._sender is None:
-            self._sender = BucketSender(self._address, bucket_bytes=BUCKET_BYTES, in_flight=2)
+            self._sender = BucketSender(self._address, bucket_bytes=BUCKET_BYTES, window_bytes=WINDOW_BYTES)
         sender, sending = self._sender, Sending()
         thread = threading.Thread(
             target=sending.run,
@@ -114,8 +133,10 @@ class StreamArrival(AddressArrival):
             self._segment = None
         self._end_process()
 
-    def _stream(self, version: int, state: State) -> RankStream:
-        self._segment = OwnedSegment("wsm-test.", segment_bytes(2, BUCKET_BYTES))
+    def _stream(
+        self, version: int, state: State, progress: Callable[[int], None] | None = None
+    ) -> RankStream:
+        self._segment = OwnedSegment("wsm-test.", segment_bytes(WINDOW_BYTES))
         return RankStream(
             version=version,
             rank=0,
@@ -124,7 +145,39 @@ class StreamArrival(AddressArrival):
             tensors=state,
             segment=self._segment,
             bucket_bytes=BUCKET_BYTES,
+            progress=progress,
         )
+
+    def _send_until(
+        self, version: int, state: State, bucket: int, harm: Callable[[RankStream, int], None]
+    ) -> RankStream:
+        """Send properly, but call ``harm(stream, place)`` when that bucket is written and not yet said to be."""
+        specs = [spec for spec, _ in state.values()]
+        pieces = [piece for each in plan_buckets(specs, BUCKET_BYTES)[: bucket + 1] for piece in each]
+        rest = sum(piece.nbytes for piece in pieces)
+
+        def progress(nbytes: int) -> None:
+            nonlocal rest
+            rest -= nbytes
+            if rest == 0:
+                harm(stream, pieces[-1].place)
+
+        stream = self._stream(version, state, progress)
+
+        def answer(message: say.Message, session: int) -> Iterable[bytes]:
+            if isinstance(message, say.Hello):
+                yield say.to_bytes(stream.greet(message, b"rank", session), session)
+            elif not isinstance(message, say.Abort):
+                stream.hear(message)
+
+        def work() -> Iterable[bytes]:
+            with suppress(_HarmDoneError, errors.FileSizeError):
+                stream.write()
+            while (message := stream.next_message()) is not None:
+                yield say.to_bytes(message, stream.session)
+
+        self._peer = RawPeer(self._address, answer, work)
+        return stream
 
     def _offer(self, version: int, state: State, change: Callable[[say.Init, int], Iterable[bytes]]) -> None:
         """Answer the rank's Hello with what `change` makes of the right Init, and nothing else."""
@@ -168,21 +221,10 @@ class StreamArrival(AddressArrival):
         return Expected(errors.ShardIdentityError, (self._address, "rank 1", "rank 0"))
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
-        stream = self._stream(version, state)
+        def flip(stream: RankStream, place: int) -> None:
+            stream.segment.memory[window_at(place, WINDOW_BYTES)[0] + 99] ^= 1
 
-        def answer(message: say.Message, session: int) -> Iterable[bytes]:
-            if isinstance(message, say.Hello):
-                yield say.to_bytes(stream.greet(message, b"rank", session), session)
-                return
-            if isinstance(message, say.Abort):
-                return
-            stream.hear(message)
-            while (reply := stream.next_message()) is not None:
-                if isinstance(reply, say.Bucket) and reply.index == 3:
-                    stream.segment.memory[bucket_begin(reply.index, 2, BUCKET_BYTES) + 99] ^= 1
-                yield say.to_bytes(reply, session)
-
-        self._peer = RawPeer(self._address, answer)
+        self._send_until(version, state, 3, flip)
         return Expected(
             errors.DigestMismatchError, ("'large.weight'", "bucket 3", self._address), may_touch=True
         )
@@ -204,28 +246,16 @@ class StreamArrival(AddressArrival):
         return Expected(errors.FileSizeError, (path, "truncated"))
 
     def _truncated_on_the_way(self, version: int, state: State) -> Expected:
-        stream = self._stream(version, state)
+        def cut(stream: RankStream, place: int) -> None:
+            # Not while the rank copies from it: that is the signal which no check can come before.
+            marks = Marks(stream.segment, stream.session)
+            while marks.taken() != marks.written():
+                pass
+            os.truncate(path, 0)
+            raise _HarmDoneError
+
+        stream = self._send_until(version, state, 3, cut)
         path = f"{MEMORY_DIRECTORY}/{stream.segment.name}"
-        held: list[bytes] = []
-
-        def answer(message: say.Message, session: int) -> Iterable[bytes]:
-            if isinstance(message, say.Hello):
-                yield say.to_bytes(stream.greet(message, b"rank", session), session)
-                return
-            if isinstance(message, say.Abort):
-                return
-            stream.hear(message)
-            if message == say.Ack(2):
-                # Not while the rank copies from it: that is the signal which no check can come before.
-                os.truncate(path, 0)
-                yield from held
-            while not held and (reply := stream.next_message()) is not None:
-                if isinstance(reply, say.Bucket) and reply.index == 3:
-                    held.append(say.to_bytes(reply, session))
-                else:
-                    yield say.to_bytes(reply, session)
-
-        self._peer = RawPeer(self._address, answer)
         return Expected(errors.FileSizeError, (path, "truncated"), may_touch=True)
 
     def _truncated_description(self, version: int, state: State) -> Expected:

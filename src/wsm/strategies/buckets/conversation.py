@@ -14,6 +14,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.errors import WsmError
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets import messages as say
+from wsm.strategies.buckets.patience import Patience
 from wsm.strategies.buckets.presence import Presence, is_abandoned
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.errors import LoadCancelledError, ShardIdentityError, VersionMismatchError
@@ -27,6 +28,8 @@ from wsm.strategies.observer import LoadObserver
 
 # How long a wait lasts before cancellation and the trainer's life are looked at again.
 _GLANCE_S = 0.02
+# How long what no message says goes without a look.
+_LONGEST_NAP_S = 0.002
 
 
 class Conversation:
@@ -45,6 +48,8 @@ class Conversation:
     ----------
     peer : str
         How errors call the trainer.
+    session : int
+        The stream's number, drawn by us.
     touched : bool
         Whether the target's memory may have been written; part of every error from here.
 
@@ -60,7 +65,7 @@ class Conversation:
         self._source = source
         self._observer = observer
         self._clock = clock or SystemClock()
-        self._stream = secrets.randbits(64)
+        self.session = secrets.randbits(64)
         self._answered = False
         self._tensors = 0
         self._socket = bucket_socket.connect(source.address)
@@ -110,7 +115,7 @@ class Conversation:
 
     def send(self, message: say.Message) -> None:
         """Say something; a trainer that is gone does not hear it. Does not block."""
-        self._socket.send(say.to_bytes(message, self._stream))
+        self._socket.send(say.to_bytes(message, self.session))
 
     def receive(self, kind: type[say.MessageT], expected: str, *, lives: Callable[[], bool]) -> say.MessageT:
         """Return the next message, which must be of `kind`. Blocks, ``silence_s`` at most.
@@ -134,18 +139,55 @@ class Conversation:
             # Whether it lived is asked before whether it spoke: what it said last still counts.
             lived = lives()
             message = self._next(None)
-            if isinstance(message, kind):
-                return message
             if message is not None:
-                raise self.unusable(f"it is a {type(message).__name__}, {expected} was due")
-            if not lived:
-                raise PeerDiedError(peer=self.peer, expected=expected, touched=self.touched)
-            self._stop_if_cancelled()
-            waited_s = self._now_s() - begun_s
-            if waited_s > self._source.silence_s:
-                raise PeerSilentError(
-                    peer=self.peer, waited_s=waited_s, expected=expected, touched=self.touched
-                )
+                return self._as(kind, message, expected)
+            self._go_on_waiting(begun_s, lived, expected)
+
+    def heard(self, kind: type[say.MessageT], expected: str) -> say.MessageT | None:
+        """Return the message that is there, which must be of `kind`; None if none is. Does not block.
+
+        Raises
+        ------
+        PeerFailedError, PeerMessageError
+            If it is something else.
+        """
+        message = self._next(None, 0)
+        return None if message is None else self._as(kind, message, expected)
+
+    def until(
+        self,
+        ready: Callable[[], bool],
+        hear: Callable[[], object],
+        expected: str,
+        *,
+        lives: Callable[[], bool],
+    ) -> None:
+        """Wait for what no message says. Blocks, ``silence_s`` at most.
+
+        Parameters
+        ----------
+        ready : callable
+            Whether it has come about.
+        hear : callable
+            Called when a message is there, to take it with :meth:`heard`.
+        expected, lives
+            As in :meth:`receive`.
+
+        Raises
+        ------
+        PeerSilentError, PeerDiedError, LoadCancelledError
+            If it does not come about.
+        """
+        begun_s = self._now_s()
+        patience = Patience(self._socket.poll, _LONGEST_NAP_S)
+        while True:
+            lived = lives()
+            if ready():
+                return
+            if patience.wait() or (not lived and self._socket.poll(0)):
+                hear()
+            else:
+                self._go_on_waiting(begun_s, lived, expected)
 
     def give_up(self, error: BaseException) -> None:
         """Tell the trainer why this load ends. Does not block, and never raises."""
@@ -168,9 +210,25 @@ class Conversation:
             file=self.peer, field="world size", expected=self._source.world_size or 0, found=found
         )
 
-    def _next(self, version: int | None) -> say.Message | None:
+    def _as(self, kind: type[say.MessageT], message: say.Message, expected: str) -> say.MessageT:
+        if isinstance(message, kind):
+            return message
+        raise self.unusable(f"it is a {type(message).__name__}, {expected} was due")
+
+    def _go_on_waiting(self, begun_s: float, lived: bool, expected: str) -> None:
+        """Raise if there is no reason to."""
+        if not lived:
+            raise PeerDiedError(peer=self.peer, expected=expected, touched=self.touched)
+        self._stop_if_cancelled()
+        waited_s = self._now_s() - begun_s
+        if waited_s > self._source.silence_s:
+            raise PeerSilentError(
+                peer=self.peer, waited_s=waited_s, expected=expected, touched=self.touched
+            )
+
+    def _next(self, version: int | None, glance_s: float = _GLANCE_S) -> say.Message | None:
         """Wait for a message, a glance at most; `version` is what was asked for."""
-        if not self._socket.poll(_GLANCE_S):
+        if not self._socket.poll(glance_s):
             return None
         parts = self._socket.receive()
         if not parts:
@@ -182,7 +240,7 @@ class Conversation:
             stream, message = say.from_bytes(parts[0], peer=self.peer)
         except PeerMessageError as error:
             raise self.unusable(error.context["problem"]) from error
-        if stream != self._stream:
+        if stream != self.session:
             raise self.unusable("it belongs to another stream")
         if isinstance(message, say.Abort):
             raise self._refusal(message, version)

@@ -4,17 +4,18 @@
 message    from             means
 =========  ===============  =================================================================
 Hello      rank             I am this rank and want this version (or whichever you have)
-Init       trainer          this is what will come, and the memory that it will come in
+Init       trainer          this is what will come, and the memory that it will come through
 Ready      rank             that memory is mapped and what will come fits
 Bucket     trainer          bucket i is written; the digests of its pieces
-Ack        rank             bucket i is applied and verified; its memory may be written again
+Ack        rank             bucket i is applied and verified
 End        trainer          that was all, and this is its digest
 Done       rank             everything is applied; our digests agree
 Abort      either           I give up, and why
 =========  ===============  =================================================================
 
+The bytes are ahead of these messages: how far each side is, marks say (:mod:`wsm.strategies.buckets.marks`).
 A piece's digest is that of its tensor's bytes from the first one to the end of the piece, so that one pass
-over the bytes verifies each piece when it arrives and the whole tensor with its last one.
+over the bytes verifies each piece when it is there and the whole tensor with its last one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from wsm.strategies.tensor import TensorSpec
 #: Why somebody gives up; ``failed`` comes with an error of their own.
 REASONS = ("failed", "version", "rank", "world_size", "busy", "cancelled")
 
-_MAX_SLOTS = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Init:
-    """What a stream will consist of, and the shared memory of `slots` buckets that it comes in.
+    """What a stream will consist of, and the shared memory of a window that it comes through.
 
     `finite` promises that there is neither NaN nor infinity in it.
     """
@@ -57,7 +57,7 @@ class Init:
     world_size: int
     publication: str
     segment: str
-    slots: int
+    window_bytes: int
     bucket_bytes: int
     tensors: tuple[TensorSpec, ...]
     finite: bool = False
@@ -70,7 +70,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Bucket `index` lies in slot ``index % slots``; `digests` has one entry per piece."""
+    """Bucket `index` is written; `digests` has one entry per piece."""
 
     index: int
     digests: tuple[str, ...]
@@ -78,7 +78,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Ack:
-    """Bucket `index` is applied."""
+    """Bucket `index` is applied and verified."""
 
     index: int
 
@@ -172,7 +172,7 @@ _WORDS = Vocabulary(
         "finite": fields.flag,
         "publication": fields.text,
         "segment": fields.file_name,
-        "slots": fields.count(_MAX_SLOTS, least=1),
+        "window_bytes": fields.count(least=ALIGNMENT, multiple_of=ALIGNMENT),
         "bucket_bytes": fields.count(least=1, multiple_of=ALIGNMENT),
         "tensors": _tensors,
         "index": fields.count(),

@@ -1,7 +1,9 @@
-"""How tensors are cut into buckets: a pure function that both sides call, so that no layout is sent.
+"""How tensors are cut into buckets, and where their bytes pass: pure functions that both sides call.
 
-A bucket has one size; a tensor that fits lies in one bucket whole, a larger one begins a bucket and goes on
-in the next ones, each piece as large as a bucket. Order is kept.
+Nothing of a layout is sent. A bucket has at most one size; a tensor that fits lies in one bucket whole, a
+larger one begins a bucket and goes on in the next ones, each piece as large as a bucket. Order is kept. All
+pieces together are one stream of bytes, and a piece's place is where it begins in it. The stream passes
+through a window: memory where its byte ``p`` lies at ``p % window_bytes`` for as long as the rank needs it.
 """
 
 from __future__ import annotations
@@ -11,26 +13,11 @@ from dataclasses import dataclass
 
 from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
 
-#: Where a piece may begin in its bucket; a bucket's size is a multiple of it.
+#: Where a piece may begin in the stream; sizes of buckets and windows are multiples of it.
 ALIGNMENT = 64
 #: Buckets that a version may take, beyond one for each tensor. A rank keeps some 400 bytes for each while it
-#: loads, so this is 50 MiB of them at most; and half a TiB per rank in buckets of 4 MiB.
+#: loads, so this is 50 MiB of them at most; and two TiB per rank in buckets of 16 MiB.
 MAX_BUCKETS = 1 << 17
-
-
-def segment_bytes(slots: int, bucket_bytes: int) -> int:
-    """Return the size of the memory that so many buckets lie in."""
-    return BEGIN_IN_PAGE + slots * bucket_bytes
-
-
-def slots_in(nbytes: int, bucket_bytes: int) -> int:
-    """Return how many buckets lie in so much memory."""
-    return (nbytes - BEGIN_IN_PAGE) // bucket_bytes
-
-
-def bucket_begin(bucket: int, slots: int, bucket_bytes: int) -> int:
-    """Return where in that memory a bucket begins; those that share a slot follow one another."""
-    return BEGIN_IN_PAGE + (bucket % slots) * bucket_bytes
 
 
 def fewest_bytes(specs: Iterable[TensorSpec]) -> int:
@@ -41,12 +28,12 @@ def fewest_bytes(specs: Iterable[TensorSpec]) -> int:
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes ``begin`` to ``end`` of a tensor (its position in the list), at ``offset`` in their bucket."""
+    """Bytes ``begin`` to ``end`` of a tensor (its position in the list), at ``place`` in the stream."""
 
     tensor: int
     begin: int
     end: int
-    offset: int
+    place: int
 
     @property
     def nbytes(self) -> int:
@@ -71,18 +58,39 @@ def plan_buckets(specs: Iterable[TensorSpec], bucket_bytes: int) -> tuple[tuple[
     """
     buckets: list[tuple[Piece, ...]] = []
     pieces: list[Piece] = []
-    used = 0
+    begun = place = 0
     for index, spec in enumerate(specs):
         begin = 0
         while begin < spec.nbytes:
             rest = spec.nbytes - begin
-            if pieces and used + rest > bucket_bytes:
+            if pieces and place - begun + rest > bucket_bytes:
                 buckets.append(tuple(pieces))
-                pieces, used = [], 0
+                pieces, begun = [], place
             length = min(rest, bucket_bytes)
-            pieces.append(Piece(index, begin, begin + length, used))
-            used += -(-length // ALIGNMENT) * ALIGNMENT
+            pieces.append(Piece(index, begin, begin + length, place))
+            place += -(-length // ALIGNMENT) * ALIGNMENT
             begin += length
     if pieces:
         buckets.append(tuple(pieces))
     return tuple(buckets)
+
+
+def stream_bytes(buckets: tuple[tuple[Piece, ...], ...]) -> int:
+    """Return where the stream ends that consists of these buckets."""
+    return buckets[-1][-1].place + buckets[-1][-1].nbytes if buckets else 0
+
+
+def segment_bytes(window_bytes: int) -> int:
+    """Return the size of the memory that a window lies in, with the marks before it."""
+    return BEGIN_IN_PAGE + window_bytes
+
+
+def window_in(nbytes: int) -> int:
+    """Return how large a window lies in so much memory."""
+    return nbytes - BEGIN_IN_PAGE
+
+
+def window_at(place: int, window_bytes: int) -> tuple[int, int]:
+    """Return where in that memory a byte of the stream lies, and how many bytes lie there in a row."""
+    begin = place % window_bytes
+    return BEGIN_IN_PAGE + begin, window_bytes - begin

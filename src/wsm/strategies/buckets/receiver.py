@@ -1,17 +1,20 @@
-"""The rank's end of one stream of buckets: asks, maps the memory, takes buckets, verifies them, answers.
+"""The rank's end of one stream of buckets: asks, takes bytes as they come, verifies buckets, answers.
 
 Once it has the memory it sees the trainer's death at once, by the lock that the trainer holds on that.
-Whatever goes wrong here the trainer is told. Knows no targets, and no sockets.
+Whatever goes wrong here the trainer is told. Bytes are ahead of what is said of them: a bucket may be verified
+when the next one is being applied, and all are before the stream ends. Knows no targets, and no sockets.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import TypeAlias
 
 from wsm.clock import Clock
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.conversation import Conversation
-from wsm.strategies.buckets.plan import Piece, bucket_begin, plan_buckets, segment_bytes
+from wsm.strategies.buckets.incoming import IncomingWindow
+from wsm.strategies.buckets.plan import Piece, plan_buckets, segment_bytes, stream_bytes
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.digest import RunningDigest, digest_of, shard_digest
 from wsm.strategies.documents.sealed_json import content_digest
@@ -21,9 +24,11 @@ from wsm.strategies.errors import (
     ShardIdentityError,
     VersionMismatchError,
 )
-from wsm.strategies.ipc.shared_segment import AttachedSegment
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+
+# Bucket and position in it of each piece of a tensor.
+_Places: TypeAlias = list[tuple[int, int]]
 
 
 class BucketReceiver:
@@ -47,11 +52,11 @@ class BucketReceiver:
     def __init__(self, source: IpcAsyncSource, observer: LoadObserver, clock: Clock | None = None) -> None:
         self._source = source
         self._trainer = Conversation(source, observer, clock)
-        self._segment: AttachedSegment | None = None
-        self._memory = memoryview(b"")
+        self._window: IncomingWindow | None = None
         self._buckets: tuple[tuple[Piece, ...], ...] = ()
-        self._digests: list[tuple[str, ...]] = []
-        self._acknowledged = 0
+        self._promised: list[tuple[str, ...]] = []
+        self._found: dict[int, dict[int, str]] = {}
+        self._closed = 0
 
     def ask(self, version: int | None, *, look: bool) -> say.Init:
         """Say who we are and what we want; return what will come. Blocks until the trainer answers.
@@ -77,31 +82,33 @@ class BucketReceiver:
         return init
 
     def begin(self) -> None:
-        """Map the memory, say so, and wait for the first bucket, before anything is touched. Blocks.
+        """Map the memory, say so, and wait for the first bytes, before anything is touched. Blocks.
 
         Raises
         ------
         SegmentMissingError, FileSizeError, ForeignSegmentError, SegmentBusyError, UnreadableFileError
             If the memory that the trainer names cannot be mapped.
         PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
-            If no bucket comes.
+            If nothing comes.
         """
         init = self._init
-        self._segment = AttachedSegment(
+        self._buckets = plan_buckets(init.tensors, init.bucket_bytes)
+        end = stream_bytes(self._buckets)
+        self._window = IncomingWindow(
             init.segment,
-            segment_bytes(init.slots, init.bucket_bytes),
+            init.window_bytes,
+            end,
+            self._trainer.session,
             referrer=self._trainer.peer,
             directory=self._source.memory_directory,
         )
-        self._memory = self._segment.shared_memory()
-        self._buckets = plan_buckets(init.tensors, init.bucket_bytes)
         self._trainer.send(say.Ready())
-        self._arrive(min(len(self._buckets), 1) - 1)
+        self._await_written(self._window, min(end, 1))
 
     def offer(self) -> Offer:
         """Return what comes, to be applied in its order."""
         init = self._init
-        places: dict[int, list[tuple[int, int]]] = {index: [] for index in range(len(init.tensors))}
+        places: dict[int, _Places] = {index: [] for index in range(len(init.tensors))}
         for bucket, pieces in enumerate(self._buckets):
             for position, piece in enumerate(pieces):
                 places[piece.tensor].append((bucket, position))
@@ -124,7 +131,7 @@ class BucketReceiver:
                 {"version": init.version, "publication": init.publication, "world_size": init.world_size}
             ),
             manifest_scope=ManifestScope.GROUP,
-            peak_extra_bytes=segment_bytes(init.slots, init.bucket_bytes),
+            peak_extra_bytes=segment_bytes(init.window_bytes),
         )
 
     def finish(self) -> None:
@@ -137,8 +144,7 @@ class BucketReceiver:
         PeerSilentError, PeerDiedError, PeerFailedError, LoadCancelledError
             If there is no proper answer.
         """
-        self._arrive(len(self._buckets) - 1)
-        self._acknowledge(len(self._buckets))
+        self._close_buckets(len(self._buckets))
         end = self._receive(say.End, "the end of the stream")
         ours = self._content_digest()
         if end != say.End(len(self._buckets), ours):
@@ -155,67 +161,89 @@ class BucketReceiver:
     def close(self) -> None:
         """Let the last message leave, then the memory go: the trainer takes its end for ours. Idempotent."""
         self._trainer.close()
-        self._memory = memoryview(b"")
-        if self._segment is not None:
-            self._segment.remove_orphan()
-            self._segment.close()
+        if self._window is not None:
+            self._window.close()
 
-    def _read(self, places: list[tuple[int, int]], offset: int, destination: memoryview) -> None:
+    def _read(self, places: _Places, offset: int, destination: memoryview) -> None:
+        """Copy bytes of a tensor that lie in one piece of it."""
         bucket, position = places[offset // self._init.bucket_bytes]
         piece = self._buckets[bucket][position]
-        self._arrive(bucket)
-        self._trainer.touched = True
-        begin = self._slot(bucket) + piece.offset + offset - piece.begin
-        destination[:] = self._memory[begin : begin + len(destination)]
+        self._close_buckets(bucket - 1)
+        if self._window is not None:
+            await_written = partial(self._await_written, self._window)
+            self._trainer.touched = True
+            self._window.read(piece.place + offset - piece.begin, destination, await_written)
 
-    def _verify(self, places: list[tuple[int, int]], end: int, digest: RunningDigest) -> None:
+    def _verify(self, places: _Places, end: int, digest: RunningDigest) -> None:
+        """Remember the digest of a complete piece; after a bucket's last one, see what it should be.
+
+        Where the trainer has not said so yet, we go on with the next bucket meanwhile.
+        """
         bucket, position = places[(end - 1) // self._init.bucket_bytes]
-        piece = self._buckets[bucket][position]
-        if end != piece.end:
-            return
-        expected, actual = self._digests[bucket][position], digest.hexdigest()
-        if actual != expected:
-            raise DigestMismatchError(
-                tensor=self._init.tensors[piece.tensor].name,
-                origin=f"bucket {bucket} of {self._trainer.peer}",
-                expected=expected,
-                actual=actual,
-            )
-        if position + 1 == len(self._buckets[bucket]):
-            self._acknowledge(bucket + 1)
+        pieces = self._buckets[bucket]
+        if end == pieces[position].end:
+            self._found.setdefault(bucket, {})[position] = digest.hexdigest()
+            if position + 1 == len(pieces):
+                self._hear_of_buckets()
+                self._close_buckets(min(bucket + 1, len(self._promised)))
 
-    def _slot(self, bucket: int) -> int:
-        return bucket_begin(bucket, self._init.slots, self._init.bucket_bytes)
+    def _close_buckets(self, until: int) -> None:
+        """See that the buckets before `until` came as they were sent, as far as they were read; say so. Blocks."""
+        while self._closed < until:
+            bucket = self._closed
+            pieces = self._buckets[bucket]
+            if self._window is not None:
+                self._window.take(pieces[-1].place + pieces[-1].nbytes)
+            while len(self._promised) <= bucket:
+                self._take_in(self._receive(say.Bucket, f"bucket {bucket}"))
+            for position, actual in self._found.pop(bucket, {}).items():
+                expected = self._promised[bucket][position]
+                if actual != expected:
+                    raise DigestMismatchError(
+                        tensor=self._init.tensors[pieces[position].tensor].name,
+                        origin=f"bucket {bucket} of {self._trainer.peer}",
+                        expected=expected,
+                        actual=actual,
+                    )
+            self._closed += 1
+            self._trainer.send(say.Ack(bucket))
 
-    def _arrive(self, wanted: int) -> None:
-        """Take buckets until `wanted` is there; those in between were left out, and are given back."""
-        while len(self._digests) <= wanted:
-            due = len(self._digests)
-            self._acknowledge(due)
-            bucket = self._receive(say.Bucket, f"bucket {due}")
-            if bucket.index != due or len(bucket.digests) != len(self._buckets[due]):
-                raise self._trainer.unusable(
-                    f"bucket {bucket.index} of {len(bucket.digests)} pieces came, bucket {due} of "
-                    f"{len(self._buckets[due])} was due"
-                )
-            self._digests.append(bucket.digests)
-            if self._segment is not None:
-                self._segment.require_whole(touched=self._trainer.touched)
+    def _await_written(self, window: IncomingWindow, place: int) -> None:
+        """Wait until all bytes before `place` are written, and hear meanwhile what the trainer says."""
 
-    def _acknowledge(self, count: int) -> None:
-        while self._acknowledged < count:
-            self._trainer.send(say.Ack(self._acknowledged))
-            self._acknowledged += 1
+        def ready() -> bool:
+            try:
+                return window.look(touched=self._trainer.touched) >= place
+            except ValueError as error:
+                raise self._trainer.unusable(str(error)) from error
+
+        window.tell()
+        self._trainer.until(ready, self._hear_of_buckets, f"bucket {self._closed}", lives=window.owned)
+
+    def _hear_of_buckets(self) -> None:
+        """Take in what the trainer has said of buckets already."""
+        while (bucket := self._trainer.heard(say.Bucket, f"bucket {len(self._promised)}")) is not None:
+            self._take_in(bucket)
+
+    def _take_in(self, bucket: say.Bucket) -> None:
+        due = len(self._promised)
+        pieces = len(self._buckets[due]) if due < len(self._buckets) else 0
+        if bucket.index != due or len(bucket.digests) != pieces:
+            came = f"bucket {bucket.index} of {len(bucket.digests)} pieces came"
+            raise self._trainer.unusable(f"{came}, bucket {due} of {pieces} was due")
+        self._promised.append(bucket.digests)
 
     def _content_digest(self) -> str:
         last = [digest_of(b"")] * len(self._init.tensors)
-        for pieces, digests in zip(self._buckets, self._digests, strict=True):
+        for pieces, digests in zip(self._buckets, self._promised, strict=True):
             for piece, digest in zip(pieces, digests, strict=True):
                 last[piece.tensor] = digest
         return shard_digest(zip(self._init.tensors, last, strict=True))
 
     def _receive(self, kind: type[say.MessageT], expected: str) -> say.MessageT:
+        if self._window is not None:
+            self._window.tell()
         return self._trainer.receive(kind, expected, lives=self._trainer_lives)
 
     def _trainer_lives(self) -> bool:
-        return self._segment is None or self._segment.owned()
+        return self._window is None or self._window.owned()

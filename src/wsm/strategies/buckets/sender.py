@@ -28,10 +28,10 @@ from wsm.strategies.observer import never_cancelled
 from wsm.strategies.trainer.report import TrainerReport
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of
 
-#: Size of a bucket: large enough that messages cost little, small enough that they stay in a shared cache.
-BUCKET_BYTES = 4 << 20
-#: Buckets that may be on their way to one rank: one is written, one is read, and one waits.
-IN_FLIGHT = 3
+#: Size of a bucket, which is verified as one: large enough that messages cost little.
+BUCKET_BYTES = 16 << 20
+#: Bytes that may be on their way to one rank: few enough that they stay in the cache between the two.
+WINDOW_BYTES = 2 << 20
 
 _PREFIX = "wsm-buckets."
 
@@ -92,8 +92,8 @@ class BucketSender:
         ``ipc:///absolute/path`` (mode 0600) or ``tcp://127.0.0.1:port``; ``*`` for any free port.
     bucket_bytes : int
         Size of a bucket, a multiple of 64.
-    in_flight : int
-        Buckets that may be on their way to one rank; the memory that this takes per rank is their product.
+    window_bytes : int
+        Bytes that may be on their way to one rank, a multiple of 64; as much shared memory it takes per rank.
     memory_directory : str
         Where shared memory is created.
     clock : Clock, optional
@@ -109,7 +109,7 @@ class BucketSender:
     AddressError, AddressBusyError, PyzmqMissingError
         If it cannot listen there.
     BucketSizeError
-        If buckets would have no memory, or would not begin on cache lines.
+        If buckets or a window have no bytes, or would not end on cache lines.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class BucketSender:
         address: str,
         *,
         bucket_bytes: int = BUCKET_BYTES,
-        in_flight: int = IN_FLIGHT,
+        window_bytes: int = WINDOW_BYTES,
         memory_directory: str = MEMORY_DIRECTORY,
         clock: Clock | None = None,
     ) -> None:
-        if bucket_bytes < 1 or bucket_bytes % ALIGNMENT or in_flight < 1:
-            raise BucketSizeError(bucket_bytes=bucket_bytes, in_flight=in_flight)
+        if any(size < 1 or size % ALIGNMENT for size in (bucket_bytes, window_bytes)):
+            raise BucketSizeError(bucket_bytes=bucket_bytes, window_bytes=window_bytes)
         self._bucket_bytes = bucket_bytes
-        self._in_flight = in_flight
+        self._window_bytes = window_bytes
         self._memory_directory = memory_directory
         self._clock = clock or SystemClock()
         self._segments: dict[int, OwnedSegment] = {}
@@ -264,7 +264,7 @@ class BucketSender:
         self.close()
 
     def _segment(self, rank: int) -> OwnedSegment:
-        """Return the memory of a rank's buckets; a rank that failed may read on in what it has."""
+        """Return the memory of a rank's window; a rank that failed may read on in what it has."""
         old = self._segments.pop(rank, None)
         if old is not None and old.begin_writing():
             old.end_writing()
@@ -272,9 +272,7 @@ class BucketSender:
             return old
         if old is not None:
             old.close()
-        made = OwnedSegment(
-            _PREFIX, segment_bytes(self._in_flight, self._bucket_bytes), self._memory_directory
-        )
+        made = OwnedSegment(_PREFIX, segment_bytes(self._window_bytes), self._memory_directory)
         self._segments[rank] = made
         return made
 

@@ -13,6 +13,7 @@ from wsm.clock import Clock
 from wsm.errors import WsmError
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.bucket_socket import BucketSocket
+from wsm.strategies.buckets.patience import Patience
 from wsm.strategies.buckets.stream import RankStream, Stage
 from wsm.strategies.messages.errors import (
     PeerDiedError,
@@ -21,8 +22,10 @@ from wsm.strategies.messages.errors import (
     SendCancelledError,
 )
 
-# How long a wait lasts before cancellation, deadlines and the ranks' lives are looked at again.
+# How long we write or wait before messages, cancellation, deadlines and the ranks' lives are looked at again.
 _GLANCE_S = 0.02
+# How long a rank's mark goes without a look, while it moves.
+_LONGEST_NAP_S = 0.002
 # How long a rank's last words may take to arrive once it has let go of the memory.
 _LAST_WORDS_S = 1.0
 
@@ -65,6 +68,7 @@ class SendingLoop:
         self._clock = clock
         self._early = early
         self._heard_s: dict[int, float] = {}
+        self._taken: dict[int, int] = {}
         self._begun_s = self._now_s()
 
     def run(self, *, join_s: float, silence_s: float, cancelled: Callable[[], bool]) -> None:
@@ -80,10 +84,9 @@ class SendingLoop:
             for identity, data in waiting:
                 self._take(identity, data)
             while any(stream.stage is not Stage.DONE for stream in self._streams.values()):
-                busy = self._speak()
-                while self._socket.poll(0 if busy else _GLANCE_S):
+                self._work()
+                while self._socket.poll(0):
                     self._listen()
-                    busy = True
                 if cancelled():
                     raise SendCancelledError(address=self._address, version=self._version)  # noqa: TRY301 - told to all below, like any other end
                 self._look_at_deadlines(join_s, silence_s)
@@ -91,15 +94,30 @@ class SendingLoop:
             self._end_all(error)
             raise
 
-    def _speak(self) -> bool:
-        """Send the next message of every stream that has one; whether any had."""
-        spoken = False
-        for stream in self._streams.values():
-            message = stream.next_message()
-            if message is not None:
-                self._say(stream.identity, stream.session, message)
-                spoken = True
-        return spoken
+    def _work(self) -> None:
+        """Write and say what can be, until a message is there or it is time to look around again."""
+        streams = self._streams.values()
+        until_s = self._now_s() + _GLANCE_S
+        patience = None
+        while self._now_s() < until_s:
+            wrote = [stream.write() for stream in streams]
+            said = [self._speak(stream) for stream in streams]
+            if any(wrote) or any(said):
+                patience = None
+                continue
+            if not any(stream.stage is Stage.STREAMING for stream in streams):
+                self._socket.poll(_GLANCE_S)  # only a message can change anything
+                return
+            patience = patience or Patience(self._socket.poll, _LONGEST_NAP_S)
+            if patience.wait():
+                return
+
+    def _speak(self, stream: RankStream) -> bool:
+        """Say what a stream has to say; whether it had anything."""
+        message = stream.next_message()
+        if message is not None:
+            self._say(stream.identity, stream.session, message)
+        return message is not None
 
     def _listen(self) -> None:
         parts = self._socket.receive()
@@ -153,6 +171,9 @@ class SendingLoop:
             if stream.stage is Stage.DONE:
                 continue
             started = stream.stage not in (Stage.WAITING, Stage.OFFERED)
+            if stream.taken != self._taken.get(stream.rank, 0):
+                self._taken[stream.rank] = stream.taken
+                self._heard_s[stream.rank] = now
             waited = now - (self._heard_s[stream.rank] if started else self._begun_s)
             if started and not stream.segment.leased() and waited > _LAST_WORDS_S:
                 raise PeerDiedError(peer=stream.name, expected=stream.stage.value)

@@ -1,17 +1,19 @@
 """The trainer's end of one rank's stream, without its socket: what to say next, given what the rank said.
 
-It owns the memory that the rank reads, fills a bucket when its slot is free, and knows when all is
+It owns the memory that the rank reads, writes on where the rank needs nothing any more, and knows when all is
 acknowledged. It waits for nobody and sends nothing.
 """
 
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Callable
 
-from wsm.strategies.applier.copying import copy_and_digest
+from wsm.strategies.applier.copying import CHUNK_BYTES, copy_and_digest
 from wsm.strategies.buckets import messages as say
-from wsm.strategies.buckets.plan import bucket_begin, fewest_bytes, plan_buckets, slots_in
+from wsm.strategies.buckets.marks import Marks
+from wsm.strategies.buckets.plan import fewest_bytes, plan_buckets, stream_bytes, window_at, window_in
 from wsm.strategies.digest import RunningDigest, digest_of, running_digest, shard_digest
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.ipc.shared_segment import OwnedSegment
@@ -40,9 +42,9 @@ class RankStream:
     tensors : mapping
         The rank's state dict.
     segment : OwnedSegment
-        The memory of its buckets.
+        The memory of its window.
     bucket_bytes : int
-        Size of one.
+        Size of a bucket.
     finite : bool
         Whether the rank is to refuse NaN and infinity.
     progress : callable
@@ -56,6 +58,8 @@ class RankStream:
         The rank's own number for this stream.
     identity : bytes
         Where the rank is reached.
+    taken : int
+        The place in the stream before which the rank needs nothing any more, as far as is known.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class RankStream:
         self.stage = Stage.WAITING
         self.session = 0
         self.identity = b""
+        self.taken = 0
         self._tensors = tensors
         self._progress = progress
         self._specs: tuple[TensorSpec, ...] = tuple(specs_of(tensors))
@@ -93,12 +98,18 @@ class RankStream:
             world_size=world_size,
             publication=publication,
             segment=segment.name,
-            slots=slots_in(segment.nbytes, bucket_bytes),
+            window_bytes=window_in(segment.nbytes),
             bucket_bytes=bucket_bytes,
             finite=finite,
             tensors=self._specs,
         )
-        self._filled = 0
+        self._end = stream_bytes(self._buckets)
+        self._window = window_in(segment.nbytes)
+        self._marks: Marks | None = None
+        self._written = 0
+        self._bucket = self._piece = self._begin = 0  # what is written next
+        self._due: deque[say.Bucket] = deque()
+        self._sent = 0
         self._acknowledged = 0
         self._current: tuple[int, memoryview, RunningDigest] = (-1, memoryview(b""), running_digest())
         self._digests = [digest_of(b"")] * len(self._specs)
@@ -145,11 +156,12 @@ class RankStream:
         if isinstance(message, say.Abort):
             raise PeerFailedError(peer=self.name, error=message.error, reason=message.text)
         if isinstance(message, say.Ready) and self.stage is Stage.OFFERED:
+            self._marks = Marks(self.segment, self.session)
             self.stage = Stage.STREAMING
         elif (
             isinstance(message, say.Ack)
             and self.stage is Stage.STREAMING
-            and message.index == self._acknowledged < self._filled
+            and message.index == self._acknowledged < self._sent
         ):
             self._acknowledged += 1
         elif message == say.Done(self.content_digest()) and self.stage is Stage.ENDED:
@@ -157,15 +169,35 @@ class RankStream:
         else:
             raise PeerMessageError(peer=self.name, problem=f"it is {message}, {self.stage.value} was due")
 
+    def write(self) -> bool:
+        """Write the next bytes where the rank needs none any more, a chunk at most; whether there was room.
+
+        Raises
+        ------
+        wsm.strategies.errors.FileSizeError
+            If the memory has been cut short.
+        PeerMessageError
+            If the rank's mark is where it cannot be.
+        """
+        if self.stage is not Stage.STREAMING or self._marks is None or self._bucket == len(self._buckets):
+            return False
+        self._look_at_mark(self._marks)
+        self.segment.require_whole()
+        before = self._written
+        while self._bucket < len(self._buckets) and self._written - before < CHUNK_BYTES:
+            if not self._write_piece(CHUNK_BYTES - (self._written - before)):
+                break
+        if self._written == before:
+            return False
+        self._marks.set_written(self._written)
+        return True
+
     def next_message(self) -> say.Message | None:
-        """Fill the next bucket if its slot is free; what says so, or End; None if we must wait."""
-        if self.stage is not Stage.STREAMING:
-            return None
-        if self._filled < len(self._buckets):
-            if self._filled - self._acknowledged >= self._init.slots:
-                return None
-            return self._fill()
-        if self._acknowledged < len(self._buckets):
+        """Return what is to be said next: that a bucket is written, or End; None if nothing is."""
+        if self._due:
+            self._sent += 1
+            return self._due.popleft()
+        if self.stage is not Stage.STREAMING or self._acknowledged < len(self._buckets):
             return None
         self.stage = Stage.ENDED
         return say.End(len(self._buckets), self.content_digest())
@@ -174,19 +206,44 @@ class RankStream:
         """Digest of all tensors, once all are filled."""
         return shard_digest(zip(self._specs, self._digests, strict=True))
 
-    def _fill(self) -> say.Bucket:
-        index = self._filled
-        slot = bucket_begin(index, self._init.slots, self._init.bucket_bytes)
-        digests = []
-        for piece in self._buckets[index]:
-            data, digest = self._source(piece.tensor)
-            begin = slot + piece.offset
-            memory = self.segment.memory[begin : begin + piece.nbytes]
-            copy_and_digest(data[piece.begin : piece.end], memory, digest, self._progress)
+    def _look_at_mark(self, marks: Marks) -> None:
+        taken = marks.taken()
+        if taken is None or taken == self.taken:
+            return
+        if not self.taken < taken <= self._end:
+            raise PeerMessageError(
+                peer=self.name, problem=f"it has taken {taken} of {self._end} bytes, and had {self.taken}"
+            )
+        self.taken = taken
+
+    def _write_piece(self, most: int) -> bool:
+        """Write up to `most` bytes of the piece that is due; False if there is too little room to begin."""
+        pieces = self._buckets[self._bucket]
+        piece = pieces[self._piece]
+        place = piece.place + self._begin
+        offset, in_a_row = window_at(place, self._window)
+        rest = piece.nbytes - self._begin
+        length = min(rest, most, in_a_row, self.taken + self._window - place)
+        # A few bytes at a time would cost more in marks than they gain.
+        if length < min(rest, most, in_a_row, self._window // 4):
+            return False
+        data, digest = self._source(piece.tensor)
+        begin = piece.begin + self._begin
+        memory = self.segment.memory[offset : offset + length]
+        copy_and_digest(data[begin : begin + length], memory, digest, self._progress)
+        self._begin += length
+        self._written = place + length
+        if self._begin == piece.nbytes:
             self._digests[piece.tensor] = digest.hexdigest()
-            digests.append(self._digests[piece.tensor])
-        self._filled += 1
-        return say.Bucket(index, tuple(digests))
+            self._piece, self._begin = self._piece + 1, 0
+            if self._piece == len(pieces):
+                self._end_bucket()
+        return True
+
+    def _end_bucket(self) -> None:
+        digests = tuple(self._digests[piece.tensor] for piece in self._buckets[self._bucket])
+        self._due.append(say.Bucket(self._bucket, digests))
+        self._bucket, self._piece = self._bucket + 1, 0
 
     def _source(self, tensor: int) -> tuple[memoryview, RunningDigest]:
         """Return a tensor's bytes and its running digest; one at a time is held, as it may be a copy."""

@@ -79,6 +79,24 @@ class OwnedSegment:
         """Whether any reader holds it now."""
         return byte_leases.is_taken(self._descriptor, _READERS)
 
+    def require_whole(self) -> None:
+        """See that the memory has not been cut short: writing to what is gone would kill this process.
+
+        Raises
+        ------
+        FileSizeError
+            If it has.
+        """
+        _require_whole(self._descriptor, self._path, self.nbytes)
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """Return bytes of it without its mapping; fewer where it ends."""
+        return os.pread(self._descriptor, nbytes, offset)
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        """Write bytes of it without its mapping."""
+        os.pwrite(self._descriptor, data, offset)
+
     def begin_writing(self) -> bool:
         """Keep new readers out until :meth:`end_writing`; False if there are readers, or it was cut short."""
         if os.fstat(self._descriptor).st_size < self.nbytes:
@@ -117,6 +135,8 @@ class AttachedSegment:
         Who named it (a file or a peer), for messages.
     directory : str
         Where it lies.
+    answering : bool
+        Whether :meth:`write_at` will be used.
 
     Attributes
     ----------
@@ -129,12 +149,21 @@ class AttachedSegment:
         If it is not there, too short, not ours, being written, or cannot be opened.
     """
 
-    def __init__(self, name: str, nbytes: int, *, referrer: str, directory: str = MEMORY_DIRECTORY) -> None:
+    def __init__(
+        self,
+        name: str,
+        nbytes: int,
+        *,
+        referrer: str,
+        directory: str = MEMORY_DIRECTORY,
+        answering: bool = False,
+    ) -> None:
         self.path = f"{directory}/{name}"
         self.nbytes = nbytes
         self._mapping: mmap.mmap | None = None
         try:
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            access = os.O_RDWR if answering else os.O_RDONLY
+            self._descriptor = os.open(self.path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError as error:
             raise SegmentMissingError(file=referrer, segment=self.path) from error
         except OSError as error:
@@ -202,9 +231,15 @@ class AttachedSegment:
         FileSizeError
             If it has; `touched` is what it says of the target.
         """
-        size = os.fstat(self._descriptor).st_size
-        if size < self.nbytes:
-            raise FileSizeError(file=self.path, expected=self.nbytes, actual=size, touched=touched)
+        _require_whole(self._descriptor, self.path, self.nbytes, touched=touched)
+
+    def read_at(self, offset: int, nbytes: int) -> bytes:
+        """Return bytes of it without any mapping; fewer where it ends."""
+        return os.pread(self._descriptor, nbytes, offset)
+
+    def write_at(self, offset: int, data: bytes) -> None:
+        """Write bytes of it, if it was attached for answering."""
+        os.pwrite(self._descriptor, data, offset)
 
     def memory(self) -> memoryview:
         """Return its bytes, mapped privately: what is written there nobody else sees.
@@ -266,6 +301,12 @@ def sweep(prefix: str, keep: frozenset[str], directory: str = MEMORY_DIRECTORY) 
                 path.unlink()
                 swept.append(path.name)
     return tuple(sorted(swept))
+
+
+def _require_whole(descriptor: int, path: str, nbytes: int, *, touched: bool = False) -> None:
+    size = os.fstat(descriptor).st_size
+    if size < nbytes:
+        raise FileSizeError(file=path, expected=nbytes, actual=size, touched=touched)
 
 
 def _create_owned(prefix: str, directory: str) -> tuple[str, int]:

@@ -33,13 +33,14 @@ class AddressBusyError(RefusedError):
 
 
 class BucketSizeError(BadInputError):
-    """A sender was told to use buckets that cannot be."""
+    """A sender was told to use buckets, or a window, that cannot be."""
 
-    def __init__(self, *, bucket_bytes: int, in_flight: int) -> None:
+    def __init__(self, *, bucket_bytes: int, window_bytes: int) -> None:
         super().__init__(
-            f"{in_flight} buckets of {bucket_bytes} bytes cannot be; give at least one, of a multiple of 64",
+            f"buckets of {bucket_bytes} bytes through a window of {window_bytes} cannot be; give positive "
+            "multiples of 64",
             bucket_bytes=bucket_bytes,
-            in_flight=in_flight,
+            window_bytes=window_bytes,
         )
 
 

@@ -18,7 +18,7 @@ from wsm.strategies.messages.errors import PeerMessageError
 
 MAGIC = b"WSMB"
 #: Grows when messages or the plan of buckets change their meaning.
-PROTOCOL = 2
+PROTOCOL = 3
 #: Longest body: the names and shapes of half a million tensors.
 MAX_BODY_BYTES = 1 << 26
 

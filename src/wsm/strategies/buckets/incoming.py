@@ -1,0 +1,136 @@
+"""The window of one stream from the rank's end: bytes are copied out as they come, and given back.
+
+It knows how far both sides are, and that the memory is whole before each copy; waiting it leaves to its caller.
+Knows no buckets, tensors or messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wsm.strategies.buckets.marks import Marks
+from wsm.strategies.buckets.plan import segment_bytes, window_at
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment
+
+# Bytes are given back when they make up this part of the window: more often is not worth the system calls.
+_GIVEN_BACK = 8
+
+
+class IncomingWindow:
+    """The memory that a trainer's stream comes through, leased until :meth:`close`.
+
+    Parameters
+    ----------
+    name : str
+        Name of the memory.
+    window_bytes : int
+        Size of the window.
+    end : int
+        Where the stream ends.
+    session : int
+        The stream's number.
+    referrer : str
+        Who named the memory, for messages.
+    directory : str
+        Where it lies.
+
+    Attributes
+    ----------
+    written : int
+        The place in the stream up to which the trainer has written, as far as is known.
+
+    Raises
+    ------
+    SegmentMissingError, FileSizeError, ForeignSegmentError, SegmentBusyError, UnreadableFileError
+        If the memory cannot be mapped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        window_bytes: int,
+        end: int,
+        session: int,
+        *,
+        referrer: str,
+        directory: str = MEMORY_DIRECTORY,
+    ) -> None:
+        self.written = 0
+        self._window_bytes = window_bytes
+        self._end = end
+        self._taken = self._told = 0
+        size = segment_bytes(window_bytes)
+        self._segment = AttachedSegment(name, size, referrer=referrer, directory=directory, answering=True)
+        self._marks = Marks(self._segment, session)
+        self._memory = self._segment.shared_memory()
+
+    def read(self, place: int, destination: memoryview, await_written: Callable[[int], None]) -> None:
+        """Copy what lies from `place` on in the stream, and need nothing before its end any more. Blocks.
+
+        Parameters
+        ----------
+        place : int
+            Where in the stream; not before what was read already.
+        destination : memoryview
+            Flat, of as many bytes.
+        await_written : callable
+            ``await_written(place)`` returns once all bytes before that are written.
+        """
+        self.take(place)
+        end = place + len(destination)
+        done = 0
+        while place < end:
+            begin, in_a_row = window_at(place, self._window_bytes)
+            length = min(end - place, in_a_row)
+            if self.written < place + length:
+                await_written(place + length)
+            destination[done : done + length] = self._memory[begin : begin + length]
+            place += length
+            done += length
+            self.take(place)
+
+    def take(self, place: int) -> None:
+        """Need nothing before `place` any more."""
+        self._taken = max(self._taken, place)
+        if self._taken - self._told >= self._window_bytes // _GIVEN_BACK:
+            self.tell()
+
+    def tell(self) -> None:
+        """Let the trainer know what is not needed any more. Before each wait: it may wait for that."""
+        if self._told < self._taken:
+            self._marks.set_taken(self._taken)
+            self._told = self._taken
+
+    def look(self, *, touched: bool) -> int:
+        """Return :attr:`written` after a look at the trainer's mark.
+
+        Parameters
+        ----------
+        touched : bool
+            Whether the target was; part of the error.
+
+        Raises
+        ------
+        FileSizeError
+            If the memory has been cut short.
+        ValueError
+            If the mark is where it cannot be; says so in words.
+        """
+        self._segment.require_whole(touched=touched)
+        written = self._marks.written()
+        if written is not None and written != self.written:
+            most = min(self._end, self._taken + self._window_bytes)
+            if not self.written < written <= most:
+                raise ValueError(f"it has written {written} bytes, after {self.written}, of {most} at most")
+            self.written = written
+        return self.written
+
+    def owned(self) -> bool:
+        """Whether the trainer lives: it holds a lock on the memory."""
+        return self._segment.owned()
+
+    def close(self) -> None:
+        """Let the memory go, and its name if nobody else will: the trainer takes that for our end. Idempotent."""
+        self._memory = memoryview(b"")
+        self._segment.remove_orphan()
+        self._segment.close()
