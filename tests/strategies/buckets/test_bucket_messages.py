@@ -189,7 +189,9 @@ def test_buckets_hold_every_byte_once_in_order_and_no_bucket_is_overfull(sizes, 
     covered = [(piece.tensor, byte) for piece in pieces for byte in range(piece.begin, piece.end)]
     assert covered == [(index, byte) for index, size in enumerate(sizes) for byte in range(size)]
     assert all(piece.place % ALIGNMENT == 0 and piece.nbytes for piece in pieces)
-    assert all(0 <= after.place - before.place - before.nbytes < ALIGNMENT for before, after in pairwise(pieces))
+    assert all(
+        0 <= after.place - before.place - before.nbytes < ALIGNMENT for before, after in pairwise(pieces)
+    )
     for bucket in buckets:
         assert bucket
         assert bucket[-1].place + bucket[-1].nbytes - bucket[0].place <= bucket_bytes

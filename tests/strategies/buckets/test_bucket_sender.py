@@ -142,6 +142,21 @@ def test_the_memory_of_buckets_is_used_again_and_goes_with_the_sender(tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_rank_leaves_out_passes_however_large_it_is(over_ipc, threads):
+    more = {"before": WINDOW * 3, "between": WINDOW + 64, "behind": WINDOW * 2}
+    names = ["before", SPECS[0].name, "between", SPECS[1].name, "behind"]
+
+    def with_more(rank):
+        left_out = {name: (TensorSpec(name, "U8", (n,)), bytes(n)) for name, n in more.items()}
+        own = shard(1, rank)
+        return {name: {**left_out, **own}[name] for name in names}
+
+    loads = [threads.submit(receive, over_ipc, rank, 1, allowed_unknown=set(more)) for rank in range(2)]
+    over_ipc.send(1, {rank: with_more(rank) for rank in range(2)})
+    for rank, pending in enumerate(loads):
+        assert pending.result()[1] == {name: data for name, (_, data) in shard(1, rank).items()}
+
+
 def test_a_trainer_commands_while_a_thread_sends(over_ipc, threads):
     with over_ipc.sending(4, shards(4)) as sending:
         reports = list(threads.map(lambda rank: receive(over_ipc, rank, 4)[0], range(2)))
@@ -322,7 +337,11 @@ def test_without_pyzmq_the_error_says_what_to_install(monkeypatch):
         BucketSender("tcp://127.0.0.1:*")
 
 
-@pytest.mark.parametrize("options", [{"bucket_bytes": 100}, {"bucket_bytes": 0}, {"window_bytes": 0}, {"window_bytes": 100}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"bucket_bytes": 100}, {"bucket_bytes": 0}, {"window_bytes": 0}, {"window_bytes": 100}],
+    ids=str,
+)
 def test_buckets_that_cannot_be_are_refused(options):
     with pytest.raises(stream_errors.BucketSizeError):
         BucketSender("tcp://127.0.0.1:*", **options)
@@ -397,7 +416,9 @@ def test_a_rank_that_gives_bytes_back_twice_is_named(stream):
     stream.write()
     for place in (64, 32):
         Marks(stream.segment, 5).set_taken(place)
-        with pytest.raises(stream_errors.PeerMessageError, match="taken 32") if place == 32 else nullcontext():
+        with (
+            pytest.raises(stream_errors.PeerMessageError, match="taken 32") if place == 32 else nullcontext()
+        ):
             stream.write()
 
 

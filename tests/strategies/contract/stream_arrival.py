@@ -151,7 +151,7 @@ class StreamArrival(AddressArrival):
     def _send_until(
         self, version: int, state: State, bucket: int, harm: Callable[[RankStream, int], None]
     ) -> RankStream:
-        """Send properly, but call ``harm(stream, place)`` when that bucket is written and not yet said to be."""
+        """Send properly, but call ``harm(stream, place)`` when that bucket is written, and nobody knows."""
         specs = [spec for spec, _ in state.values()]
         pieces = [piece for each in plan_buckets(specs, BUCKET_BYTES)[: bucket + 1] for piece in each]
         rest = sum(piece.nbytes for piece in pieces)

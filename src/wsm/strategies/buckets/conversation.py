@@ -222,9 +222,7 @@ class Conversation:
         self._stop_if_cancelled()
         waited_s = self._now_s() - begun_s
         if waited_s > self._source.silence_s:
-            raise PeerSilentError(
-                peer=self.peer, waited_s=waited_s, expected=expected, touched=self.touched
-            )
+            raise PeerSilentError(peer=self.peer, waited_s=waited_s, expected=expected, touched=self.touched)
 
     def _next(self, version: int | None, glance_s: float = _GLANCE_S) -> say.Message | None:
         """Wait for a message, a glance at most; `version` is what was asked for."""

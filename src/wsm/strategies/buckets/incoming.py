@@ -1,7 +1,7 @@
 """The window of one stream from the rank's end: bytes are copied out as they come, and given back.
 
-It knows how far both sides are, and that the memory is whole before each copy; waiting it leaves to its caller.
-Knows no buckets, tensors or messages.
+It knows how far both sides are, and sees that the memory is whole before it is read; waiting it leaves to its
+caller. Knows no buckets, tensors or messages.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class IncomingWindow:
         return self._segment.owned()
 
     def close(self) -> None:
-        """Let the memory go, and its name if nobody else will: the trainer takes that for our end. Idempotent."""
+        """Let the memory go, which the trainer takes for our end, and an orphan's name. Idempotent."""
         self._memory = memoryview(b"")
         self._segment.remove_orphan()
         self._segment.close()

@@ -34,7 +34,6 @@ from wsm.strategies.tensor import TensorSpec
 REASONS = ("failed", "version", "rank", "world_size", "busy", "cancelled")
 
 
-
 @dataclass(frozen=True)
 class Hello:
     """A rank asks for a stream; `look` if it wants to see the Init only. None means that it does not say."""

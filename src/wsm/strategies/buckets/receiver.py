@@ -1,8 +1,8 @@
 """The rank's end of one stream of buckets: asks, takes bytes as they come, verifies buckets, answers.
 
 Once it has the memory it sees the trainer's death at once, by the lock that the trainer holds on that.
-Whatever goes wrong here the trainer is told. Bytes are ahead of what is said of them: a bucket may be verified
-when the next one is being applied, and all are before the stream ends. Knows no targets, and no sockets.
+Whatever goes wrong here the trainer is told. Bytes are ahead of what is said of them: a bucket may be
+verified while the next one is being applied; all are before the stream ends. Knows no targets, no sockets.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class BucketReceiver:
                 self._close_buckets(min(bucket + 1, len(self._promised)))
 
     def _close_buckets(self, until: int) -> None:
-        """See that the buckets before `until` came as they were sent, as far as they were read; say so. Blocks."""
+        """See that what was read of the buckets before `until` came as it was sent; say so. Blocks."""
         while self._closed < until:
             bucket = self._closed
             pieces = self._buckets[bucket]
