@@ -77,7 +77,7 @@ def streamed(make_group, tmp_path):
 
 def test_a_group_is_updated_from_buckets_while_the_trainer_commands(streamed, tmp_path):
     group = streamed
-    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=1024, in_flight=2) as sender:
+    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=1024, window_bytes=2048) as sender:
         group.start()
         with group.controller() as controller:
             for version in range(1, 6):
@@ -126,7 +126,7 @@ def test_hot_updates_stage_from_shared_memory_and_from_buckets(group, publish, s
             group.await_steps()
     group.stop()
     group.assert_steps_are_pure([1, 2, 3])
-    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=1024, in_flight=2) as sender:
+    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=1024, window_bytes=2048) as sender:
         streamed.start()
         with streamed.controller() as controller:
             for version in (1, 2, 3):
