@@ -224,14 +224,23 @@ class IncompletePublicationError(BadInputError):
 
 
 class VersionExistsError(RefusedError):
-    """Other content is already published under this version, and versions never change silently."""
+    """Other content is already published under this version, and versions never change silently.
 
-    def __init__(self, *, version: int, path: str) -> None:
+    `lacking` says what is not promised of it, where it is the same content.
+    """
+
+    def __init__(self, *, version: int, path: str, lacking: Sequence[str] = ()) -> None:
+        what = (
+            f"with the same tensors, but it does not say {' nor '.join(lacking)}"
+            if lacking
+            else "with other (or damaged) content"
+        )
         super().__init__(
-            f"version {version} is already published in {path} with other (or damaged) content; "
+            f"version {version} is already published in {path} {what}; "
             "publish under a new number, or with replace=True",
             version=version,
             path=path,
+            lacking=tuple(lacking),
         )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arrivals import ARRIVALS
 from one_rank import Rank
 from wrongs import State, make_state
 
@@ -28,6 +29,11 @@ from wsm.strategies.applier import finite
 from wsm.strategies.delta.shard import DeltaShard
 
 GOOD, BETTER = make_state(seed=5, finite=True), make_state(seed=6, finite=True)
+
+#: Where nothing stands that a second publication of the same version could be held against.
+PUBLISHED_ANEW = sorted(
+    name for name in ARRIVALS if name not in {"delta", "ipc_snapshot", "ipc_snapshot, resliced"}
+)
 
 
 def with_nan(state: State, name: str, index: int) -> State:
@@ -83,6 +89,18 @@ def test_nan_that_nobody_forbade_arrives_bit_by_bit(arrival):
     rank = Rank(arrival)
     rank.load(1)
     assert rank.holds(bad)
+
+
+@pytest.mark.parametrize("arrival", PUBLISHED_ANEW, indirect=True)
+def test_a_promise_that_comes_with_the_same_tensors_is_made(arrival):
+    bad = with_nan(GOOD, "large.weight", 7)
+    rank = Rank(arrival)
+    arrival.publish(1, bad)
+    rank.load(1)
+    with trainer_that_does_not_look():
+        arrival.publish(1, bad, finite=True)
+    with pytest.raises(errors.NotFiniteError):
+        rank.load(1)
 
 
 def whole(root: Path, state: State) -> None:

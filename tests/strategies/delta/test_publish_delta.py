@@ -17,6 +17,15 @@ from wsm.strategies import (
     publish_delta,
 )
 from wsm.strategies.delta import errors as wrong
+from wsm.strategies.delta.shard import DeltaShard
+
+FINITE = {"w": (TensorSpec("w", "F32", (4096,)), b"\0" * 16384)}
+FINER = {"w": (FINITE["w"][0], b"\0\0\x80\x3f" + b"\0" * 16380)}
+
+
+def promised(directory: Directory) -> bool:
+    file = directory.path / "deltas/2/delta.tp0.manifest.json"
+    return DeltaShard.decode(file.read_bytes(), file=str(file)).finite
 
 
 @pytest.fixture
@@ -76,6 +85,40 @@ def test_publishing_the_same_delta_again_is_no_second_publication(directory):
     target = holding(A)
     directory.load(2, target)
     assert holds(target, C)
+
+
+def test_a_promise_that_what_stands_does_not_make_is_refused_unless_it_is_replaced(directory):
+    directory.whole(1, FINITE)
+    first = directory.delta(2, 1, FINER)
+    with pytest.raises(errors.VersionExistsError, match=r"same tensors, but .* finite"):
+        directory.delta(2, 1, FINER, finite=True)
+    again = directory.delta(2, 1, FINER, finite=True, replace=True)
+    assert again.manifest_digest != first.manifest_digest
+    assert promised(directory)
+    assert directory.delta(2, 1, FINER).manifest_digest == again.manifest_digest
+    assert promised(directory)
+
+
+def test_a_delta_that_promises_less_than_the_whole_version_instead_of_it_makes_way(directory):
+    directory.whole(1, FINITE)
+    directory.delta(2, 1, FINER)
+    with pytest.raises(errors.VersionExistsError, match=r"does not say .* finite"):
+        directory.delta(2, 1, FINER, crossover=0.0, finite=True)
+    assert directory.delta(2, 1, FINER, crossover=0.0, finite=True, replace=True).whole == "size"
+    assert not (directory.path / "deltas/2").exists()
+
+
+def test_a_damaged_delta_is_repaired_by_publishing_it_again(directory):
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+    blocks = directory.path / "deltas/2/delta.tp0.blocks"
+    blocks.write_bytes(blocks.read_bytes()[:-1])
+    with pytest.raises(errors.VersionExistsError, match="damaged"):
+        directory.delta(2, 1, B)
+    directory.delta(2, 1, B, replace=True)
+    target = holding(A)
+    directory.load(2, target)
+    assert holds(target, B)
 
 
 def test_one_number_never_means_two_contents(directory):

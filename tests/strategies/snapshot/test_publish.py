@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,11 +21,22 @@ from wsm.strategies import (
     read_version,
 )
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.shard_writer import cut_into_parts, write_shard
 
 
 def versions(root):
     return sorted(int(path.name) for path in (root / "versions").iterdir() if path.name.isdecimal())
+
+
+def zeros(snapshot, **options):
+    shards = {rank: {"w": np.zeros(9, np.float32)} for rank in range(2)}
+    return Path(publish_snapshot(snapshot.root, 1, shards, durable=False, **options).path)
+
+
+def promised(path):
+    files = path.glob("model_state.tp*.manifest.json")
+    return all(ShardManifest.decode(file.read_bytes(), file=str(file)).finite for file in files)
 
 
 def hidden(root):
@@ -178,6 +190,34 @@ def test_the_same_content_again_is_announced_as_it_stands(snapshot):
     assert path.stat().st_ino == before
     assert load(snapshot.source(), snapshot.target()).manifest_digest == first
     assert hidden(snapshot.root) == set()
+
+
+def test_a_promise_that_what_stands_does_not_make_is_refused_unless_it_is_replaced(snapshot):
+    path = zeros(snapshot, finite=False)
+    with pytest.raises(errors.VersionExistsError, match=r"same tensors, but .* finite") as caught:
+        zeros(snapshot, finite=True)
+    assert caught.value.lacking == ("that all is finite",)
+    assert not promised(path)
+    zeros(snapshot, finite=True, replace=True)
+    assert promised(path)
+    assert hidden(snapshot.root) == set()
+
+
+def test_a_promise_is_not_taken_back_by_who_does_not_ask_for_it(snapshot):
+    path = zeros(snapshot, finite=True)
+    before = path.stat().st_ino
+    for replace in (False, True):
+        zeros(snapshot, finite=False, replace=replace)
+        assert path.stat().st_ino == before
+        assert promised(path)
+
+
+def test_the_same_tensors_under_names_for_other_devices_are_another_publication(snapshot):
+    snapshot.publish(1)
+    with pytest.raises(errors.VersionExistsError, match="name for device 5"):
+        snapshot.publish(1, device_ids={1: 5})
+    snapshot.publish(1, device_ids={1: 5}, replace=True)
+    assert load(snapshot.source(1, device_id=5), snapshot.target(1)).verified == 7
 
 
 def test_other_content_under_the_same_version_is_refused_unless_it_is_replaced(snapshot, held, bytes_of):

@@ -213,6 +213,8 @@ def test_placements_that_are_added_later_replace_a_publication_without_them(tmp_
         publish(tmp_path, whole, 2)
     publish(tmp_path, whole, 2, replace=True)
     loaded(tmp_path, sliced(whole, 0, 4), 0, 4)
+    publish(tmp_path, whole, 2, placements=None, replace=True)  # who does not say takes nothing back
+    loaded(tmp_path, sliced(whole, 0, 4), 0, 4)
 
 
 def edit(root, rank: int, change) -> None:

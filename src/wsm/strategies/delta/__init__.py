@@ -10,7 +10,8 @@ blocks, codec                         how a change is cut into blocks; their byt
 shard, manifest                       what a rank's delta, and that of all ranks, consists of
 names, published                      what files are called; what a directory holds
 publish, report                       the trainer's side, and what became of it
-staged, writer                        made visible at once; one rank's blocks
+staged, standing                      made visible at once, unless what is there already may stand
+writer                                one rank's blocks
 between                               the delta between two versions that are published already
 ====================================  ====================================================================
 """

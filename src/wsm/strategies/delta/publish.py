@@ -78,7 +78,7 @@ def publish_delta(
     retain : Retention
         Which older deltas stay, apart from those that lead from a whole version to this one.
     replace : bool
-        Whether a version of this number with other content may be replaced.
+        Whether a version of this number may be replaced that has other content, or promises less.
     durable : bool
         Whether it must survive a power cut once the call has returned.
     finite : bool

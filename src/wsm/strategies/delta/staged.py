@@ -1,7 +1,6 @@
-"""A delta on its way to its readers: it becomes visible whole, or not at all.
+"""A delta that is being staged, under ``deltas/``: when it may become visible, and what has to stay for it.
 
-It is staged as every publication is (:mod:`wsm.strategies.trainer.staged_directory`), under ``deltas/``, and
-announced by ``version.yaml`` after that.
+How it becomes visible, :mod:`wsm.strategies.trainer.staged_directory` knows.
 """
 
 from __future__ import annotations
@@ -12,8 +11,9 @@ from pathlib import Path
 
 from wsm.strategies.delta.manifest import DeltaManifest
 from wsm.strategies.delta.names import DELTA_MANIFEST, DELTAS_DIRECTORY
-from wsm.strategies.delta.published import chain_to, content_digests, delta_manifest
+from wsm.strategies.delta.published import chain_to, content_digests
 from wsm.strategies.delta.shard import DeltaShard
+from wsm.strategies.delta.standing import PublishedDelta, standing_delta
 from wsm.strategies.errors import VersionExistsError
 from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
@@ -25,25 +25,13 @@ _MAX_KEPT_CHAIN = 1 << 10
 
 
 class StagedDelta(StagedDirectory):
-    """A delta that is being written; a context manager that discards it unless it was committed.
+    """A delta that is being written.
 
     Parameters
     ----------
-    directory : path or str
-        Where versions are published.
-    version : int
-        The version that it leads to.
-    durable : bool
-        Whether it must survive a power cut once it is committed.
-
-    Raises
-    ------
-    PublisherBusyError
-        If another process publishes into the directory.
-    StorageError
-        If the file system refuses.
-    wsm.strategies.errors.VersionNumberError
-        If `version` is none.
+    directory, version, durable : path or str, int, bool
+        As for every publication; see the base class, also for attributes and errors. The version is the one
+        that it leads to.
     """
 
     def __init__(self, directory: Path | str, version: int, *, durable: bool = True) -> None:
@@ -73,41 +61,45 @@ class StagedDelta(StagedDirectory):
         Raises
         ------
         VersionExistsError
-            If another delta leads to the version and `replace` is false, or the whole version is there and
-            holds other tensors.
+            If another delta leads to the version, or one that promises less, and `replace` is false; or the
+            whole version is there and holds other tensors.
         StorageError
             If the file system refuses.
         """
-        manifest = DeltaManifest.of(shards)
+        staged = PublishedDelta.of(shards)
         with self._storage():
-            write_new(self.path / DELTA_MANIFEST, manifest.encode(), durable=self._durable)
-            standing = delta_manifest(self._directory, self.version)
-            if standing is not None and standing.same_content(manifest):
-                manifest = standing  # a publisher that died before the announcement is simply run again
+            write_new(self.path / DELTA_MANIFEST, staged.manifest.encode(), durable=self._durable)
+            standing = standing_delta(self.final)
+            lacking = None if standing is None else standing.lacks(staged)
+            if standing is not None and lacking == ():
+                staged = standing  # a publisher that died before the announcement is simply run again
             else:
-                self._check_vacant(replace=replace)
-                whole = content_digests(self._directory, self.version, deltas=False)
-                if whole not in (None, tuple(shard.content_digest for shard in shards)):
-                    raise VersionExistsError(
-                        version=self.version, path=str(self._directory / VERSIONS_DIRECTORY)
-                    )
+                self._check_vacant(replace=replace, lacking=lacking)
+                self._check_whole(shards)
                 self._show()
             if announce:
                 write_version(self._directory, self.version, durable=self._durable)
         needed = chain_to(self._directory, self.version, _MAX_KEPT_CHAIN)
         kept = Retention(retain.keep, {*retain.protect, *needed})
-        return manifest, retire(self._place, self.version, kept)
+        return staged.manifest, retire(self._place, self.version, kept)
 
     def make_way(self, shards: Sequence[DeltaShard], *, replace: bool) -> None:
-        """See that no delta leads to other tensors under this number, now published whole instead. Blocks.
+        """See that no delta under this number leads elsewhere, or promises less than the whole. Blocks.
 
         Raises
         ------
         VersionExistsError
             If one does, and `replace` is false.
         """
-        standing = delta_manifest(self._directory, self.version)
-        if standing is None or standing.same_content(DeltaManifest.of(shards)):
+        standing = standing_delta(self.final)
+        lacking = None if standing is None else standing.lacks(PublishedDelta.of(shards))
+        if lacking == ():
             return
-        self._check_vacant(replace=replace)
+        self._check_vacant(replace=replace, lacking=lacking)
         shutil.rmtree(self.final, ignore_errors=True)
+
+    def _check_whole(self, shards: Sequence[DeltaShard]) -> None:
+        """Refuse a number under which other tensors are published whole: it may mean one content only."""
+        whole = content_digests(self._directory, self.version, deltas=False)
+        if whole not in (None, tuple(shard.content_digest for shard in shards)):
+            raise VersionExistsError(version=self.version, path=str(self._directory / VERSIONS_DIRECTORY))

@@ -86,7 +86,7 @@ def publish_snapshot(
     retain : Retention
         Which older versions stay.
     replace : bool
-        Whether a version of this number with other content may be replaced.
+        Whether a version of this number may be replaced that has other content, or promises less.
     durable : bool
         Whether the version must survive a power cut once the call has returned.
     clock : Clock, optional

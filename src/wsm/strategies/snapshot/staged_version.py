@@ -1,8 +1,7 @@
-"""A version on its way to its readers: it becomes visible whole, or not at all.
+"""A whole version that is being staged, under ``versions/``: shard by shard, then sealed for all ranks.
 
-It is staged as every publication is (:mod:`wsm.strategies.trainer.staged_directory`), under ``versions/``;
-only when every rank's shard is complete and visible does ``version.yaml`` announce it. A version's own
-directory is a FastDeploy model directory (flat names, its own ``version.yaml``).
+Its own directory is a FastDeploy model directory (flat names, its own ``version.yaml``). How it becomes
+visible, :mod:`wsm.strategies.trainer.staged_directory` knows.
 """
 
 from __future__ import annotations
@@ -11,10 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from wsm.strategies.errors import (
-    IncompletePublicationError,
-    ManifestError,
-)
+from wsm.strategies.errors import IncompletePublicationError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.files.version_file import write_version
@@ -22,6 +18,7 @@ from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.part_metadata import PartMetadata
 from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.snapshot.shard_writer import PART_BYTES, ShardPlan, write_shard
+from wsm.strategies.snapshot.standing import Publication, standing_publication
 from wsm.strategies.snapshot.version_manifest import ShardEntry, VersionManifest
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention, retire
 from wsm.strategies.trainer.staged_directory import StagedDirectory
@@ -39,37 +36,17 @@ class Published:
 
 
 class StagedVersion(StagedDirectory):
-    """A version that is being written; a context manager that discards it unless it was committed.
+    """A whole version that is being written.
 
     Trainers with several processes let one of them stage and commit; the others write their shards into
     :attr:`path` with :func:`wsm.strategies.snapshot.shard_writer.write_shard` and :meth:`plan`.
 
     Parameters
     ----------
-    directory : path or str
-        Where versions are published.
-    version : int
-        The version.
+    directory, version, durable : path or str, int, bool
+        As for every publication; see the base class, also for attributes and errors.
     world_size : int
         Number of ranks that it is for.
-    durable : bool
-        Whether it must survive a power cut once it is committed.
-
-    Attributes
-    ----------
-    path : Path
-        Where shards are written; readers do not look there.
-    publication : str
-        What marks every file of this publication.
-
-    Raises
-    ------
-    PublisherBusyError
-        If another process publishes into the directory.
-    StorageError
-        If the file system refuses.
-    wsm.strategies.errors.VersionNumberError
-        If `version` is none.
     """
 
     def __init__(self, directory: Path | str, version: int, *, world_size: int, durable: bool = True) -> None:
@@ -109,30 +86,32 @@ class StagedVersion(StagedDirectory):
     def commit(self, *, replace: bool = False, retain: Retention = KEEP_TWO) -> Published:
         """Make the version visible, announce it, then remove versions that are no longer kept. Blocks.
 
-        A version that is there already with the very same tensors is announced as it stands: a publisher
-        that died between the rename and the announcement is simply run again.
+        A version that is there already with the very same tensors, and promises at least as much, is
+        announced as it stands: a publisher that died between the rename and the announcement is simply run
+        again.
 
         Raises
         ------
         IncompletePublicationError
             If the shards are not one per rank.
         VersionExistsError
-            If the version exists with other content and `replace` is false.
+            If the version exists with other content, or promises less, and `replace` is false.
         StorageError
             If the file system refuses.
         """
         with self._storage():
             shards = self._shards()
-            manifest = self._seal(shards)
+            staged = Publication(self._seal(shards), shards)
             standing = standing_publication(self.final)
-            if standing is not None and _is_the_same(standing, (manifest, shards)):
-                manifest, shards = standing
+            lacking = None if standing is None else standing.lacks(staged)
+            if standing is not None and lacking == ():
+                staged = standing
             else:
-                self._check_vacant(replace=replace)
+                self._check_vacant(replace=replace, lacking=lacking)
                 self._show()
             write_version(self._directory, self.version, durable=self._durable)
         retired = retire(self._place, self.version, retain)
-        return Published(str(self.final), manifest, shards, retired)
+        return Published(str(self.final), staged.manifest, staged.shards, retired)
 
     def _shards(self) -> tuple[ShardManifest, ...]:
         by_rank: dict[int, ShardManifest] = {}
@@ -164,29 +143,3 @@ class StagedVersion(StagedDirectory):
         write_new(self.path / snapshot_names.VERSION_MANIFEST, manifest.encode(), durable=self._durable)
         write_version(self.path, self.version, durable=self._durable)
         return manifest
-
-
-def standing_publication(path: Path) -> tuple[VersionManifest, tuple[ShardManifest, ...]] | None:
-    """Return the manifests of the version in `path`; None if there is none, or none that is whole."""
-    file = path / snapshot_names.VERSION_MANIFEST
-    try:
-        manifest = VersionManifest.decode(file.read_bytes(), file=str(file))
-        files = [path / shard.manifest for shard in manifest.shards]
-        shards = tuple(ShardManifest.decode(file.read_bytes(), file=str(file)) for file in files)
-        parts = [part for shard in shards for part in shard.parts]
-        whole = all((path / part.file).stat().st_size == part.nbytes for part in parts)
-    except (OSError, ManifestError):
-        return None
-    return (manifest, shards) if whole else None
-
-
-def _is_the_same(
-    standing: tuple[VersionManifest, tuple[ShardManifest, ...]],
-    staged: tuple[VersionManifest, tuple[ShardManifest, ...]],
-) -> bool:
-    """Whether two publications hold the same tensors and say the same about where they lie."""
-    ours, theirs = (
-        [{entry.spec.name: entry.placement for entry in shard.tensors} for shard in shards]
-        for _, shards in (staged, standing)
-    )
-    return standing[0].same_content(staged[0]) and ours == theirs

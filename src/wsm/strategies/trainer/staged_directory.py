@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -109,8 +109,15 @@ class StagedDirectory:
         except OSError as error:
             raise StorageError(path=str(self.path), reason=error.strerror or str(error)) from error
 
-    def _check_vacant(self, *, replace: bool) -> None:
+    def _check_vacant(self, *, replace: bool, lacking: Sequence[str] | None = None) -> None:
         """Refuse to take the place of a version that is there, unless it may be replaced.
+
+        Parameters
+        ----------
+        replace : bool
+            Whether it may.
+        lacking : sequence of str, optional
+            What it does not promise, if it holds the very same tensors.
 
         Raises
         ------
@@ -118,7 +125,7 @@ class StagedDirectory:
             If it may not.
         """
         if self.final.exists() and not replace:
-            raise VersionExistsError(version=self.version, path=str(self.final))
+            raise VersionExistsError(version=self.version, path=str(self.final), lacking=lacking or ())
 
     def _show(self) -> None:
         """Make what was staged visible in one step. Blocks; raises OSError."""
