@@ -132,6 +132,7 @@ def _measured(case: Case, model: Model, repeats: int, ask: _Asking, directory: P
 
     ask("copy")
     ask("load")  # touches every page
+    ask("trim")  # or what that load left in the allocator would hide what the next one takes
     with watched(ask.pid) as peak:
         load()
     loads, copies = zip(*((load(), ask("copy")) for _ in range(repeats)), strict=True)

@@ -1,12 +1,15 @@
 """One process that loads on request: python -m bench.loading_process WAY COUNT BYTES DIRECTORY DIGEST.
 
-Reads a line per request, ``load`` or ``copy`` (as many bytes, one thread), and answers with the seconds. So
-its memory can be measured from outside while it loads, and the two can take turns.
+Reads a line per request and answers with the seconds: ``load``, ``copy`` (as many bytes, one thread), or
+``trim`` (give back what the allocator kept of earlier ones, where it can). So its memory can be measured from
+outside while it loads, and the two can take turns.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
+import time
 from pathlib import Path
 
 from bench.loading_model import Model
@@ -21,9 +24,18 @@ def main() -> None:
     if digest == "without":
         load_without_digests()
     with {**WAYS, **PEERS}[way](model, scratch) as load, memcpy(model, scratch) as copy:
+        answers = {"load": load, "copy": copy, "trim": _trim}
         _say("ready")
         for request in sys.stdin:
-            _say(repr(load() if request.strip() == "load" else copy()))
+            _say(repr(answers[request.strip()]()))
+
+
+def _trim() -> float:
+    begun = time.perf_counter()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
+    return time.perf_counter() - begun
 
 
 def _say(line: str) -> None:
