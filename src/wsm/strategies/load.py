@@ -19,7 +19,7 @@ from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.applier.rare_collections import rare_collections
 from wsm.strategies.applier.ties import check_tied_coverage
 from wsm.strategies.files.version_file import check_version
-from wsm.strategies.observer import LoadObserver, never_cancelled, no_progress, no_taint
+from wsm.strategies.observer import LoadObserver, Taint, never_cancelled, no_progress, no_taint
 from wsm.strategies.offer import ManifestScope, Offer, OverTarget, Strategy
 from wsm.strategies.registry import strategy_for
 from wsm.strategies.tensor import WeightTarget, tied_names
@@ -177,7 +177,8 @@ def load(
     clock = clock or SystemClock()
     begun = clock.monotonic_ns()
     strategy = strategy_for(name, source)
-    observer = LoadObserver(taint=taint, progress=progress, cancelled=cancelled)
+    once = Taint(taint)
+    observer = LoadObserver(once, progress, cancelled, touched=lambda: once.touched)
     wanted = None if version is None else check_version(version)
     opened = _opened(strategy, source, wanted, target, observer, threads=threads)
     with rare_collections(), opened as offer:

@@ -19,6 +19,36 @@ def never_cancelled() -> bool:
     return False
 
 
+def never_touched() -> bool:
+    """Stand in where nothing is applied."""
+    return False
+
+
+class Taint:
+    """Says once that the target's memory is about to be asked for, and remembers that it did.
+
+    Parameters
+    ----------
+    tell : callable
+        Called the first time.
+
+    Attributes
+    ----------
+    touched : bool
+        Whether it was.
+    """
+
+    def __init__(self, tell: Callable[[], None] = no_taint) -> None:
+        self.touched = False
+        self._tell = tell
+
+    def __call__(self) -> None:
+        """Say so, if that was not done yet."""
+        if not self.touched:
+            self._tell()
+            self.touched = True
+
+
 @dataclass(frozen=True)
 class LoadObserver:
     """How a caller follows and steers a load. All calls come from the loading thread, between chunks.
@@ -32,11 +62,14 @@ class LoadObserver:
     cancelled : callable
         True ends the load with :class:`LoadCancelledError` before the next chunk, and while a strategy waits
         for the next one.
+    touched : callable
+        Whether `taint` was called: what errors say of the target, whoever raises them.
     """
 
     taint: Callable[[], None] = no_taint
     progress: Callable[[int, int], None] = no_progress
     cancelled: Callable[[], bool] = never_cancelled
+    touched: Callable[[], bool] = never_touched
 
 
 #: Nobody follows.

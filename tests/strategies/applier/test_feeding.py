@@ -142,6 +142,23 @@ class Model:
         self.tainted += 1
 
 
+class HastyLoader(FusingLoader):
+    """Opens a parameter before it asks for a tensor."""
+
+    def load_weights(self, tensors, parameters):
+        parameters.memory("qkv")
+        raise parameters.memory("unheard of")
+
+
+def test_memory_that_a_loader_opens_before_the_first_tensor_is_tainted_before():
+    model = Model(draft=False)
+    model.loaders = [HastyLoader()]
+    with pytest.raises(LoaderContractError, match="unheard of") as caught:
+        model.feed()
+    assert caught.value.touched
+    assert model.tainted == 1
+
+
 def test_a_loader_fuses_and_transposes_into_the_parameters_themselves():
     model = Model(draft=False)
     applied = model.feed()

@@ -94,6 +94,26 @@ class Rank:
         self.tainted += 1
 
 
+class Ending:
+    """Ends a load after so many looks for a cancellation, or, if None, once something was applied."""
+
+    def __init__(self, looks: int | None, publisher: MooncakePublisher | None) -> None:
+        self._looks = looks
+        self._publisher = publisher
+
+    def cancelled(self) -> bool:
+        if self._looks is None or self._looks > 1:
+            self._looks = None if self._looks is None else self._looks - 1
+            return False
+        if self._publisher is not None:
+            self._publisher.withdraw(revoke=True)
+        return self._publisher is None
+
+    def progress(self, _done: int, _total: int) -> None:
+        if self._looks is None:
+            self._looks = 1
+
+
 @pytest.fixture
 def publisher(tmp_path: Path) -> Iterator[MooncakePublisher]:
     with MooncakePublisher(f"ipc://{tmp_path}/publisher") as made:
@@ -132,6 +152,22 @@ def test_a_checkpoint_that_changes_under_its_readers_never_reaches_a_loader_and_
     publisher.publish(2, {0: state, 1: state})
     ranks[0].load(2)
     assert ranks[0].holds(state)
+
+
+@pytest.mark.parametrize("revoked", [False, True], ids=["cancelled", "taken back"])
+def test_an_error_says_touched_if_and_only_if_a_loader_was_given_something(publisher, ranks, revoked):
+    """Whenever it comes: before the first tensor, while that is read, or after it was applied."""
+    state = checkpoint(1)
+    rank = ranks[0]
+    for looks in (1, 2, 3, 5, 8, 13, 21, None):
+        publisher.publish(1, {0: state, 1: state})
+        ending = Ending(looks, publisher if revoked else None)
+        rank.tainted = 0
+        with pytest.raises((errors.LoadCancelledError, PeerFailedError)) as caught:
+            rank.load(1, cancelled=ending.cancelled, progress=ending.progress)
+        assert caught.value.touched == bool(rank.tainted)
+        assert looks != 1 or not rank.tainted
+        assert looks is not None or rank.tainted
 
 
 def test_a_version_that_is_taken_back_ends_the_load_and_the_next_one_loads(publisher, ranks):

@@ -23,7 +23,7 @@ from wsm.strategies.applier.loaders import (
 from wsm.strategies.applier.tensor_copy import check_promised
 from wsm.strategies.digest import digest_of, running_digest, shard_digest
 from wsm.strategies.errors import DigestMismatchError, LoadCancelledError
-from wsm.strategies.observer import LoadObserver
+from wsm.strategies.observer import LoadObserver, Taint
 from wsm.strategies.offer import Offer, OfferedTensor
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 
@@ -84,12 +84,12 @@ class _Feeding:
         self._observer = observer
         self._chunk_tensors = chunk_tensors
         self._allowed_unknown = allowed_unknown
-        self._parameters = ParameterMemory(target)
+        self._taint = Taint(observer.taint)
+        self._parameters = ParameterMemory(target, self._taint)
         self._by_main = self._main.takes()
         self._by_auxiliaries = [auxiliary.takes() for auxiliary in self._auxiliaries]
         self._wanted: dict[str, TensorSpec] = dict(self._by_main)
         self._chunk: list[tuple[TensorSpec, memoryview]] = []
-        self._touched = False
         self._ended = False
         self._total = 0
         self._done = self._tensors = self._verified = self._extra = 0
@@ -110,7 +110,7 @@ class _Feeding:
             raise LoaderContractError(
                 loader=self._main.name,
                 problem=f"it took {self._tensors} tensors and not the rest",
-                touched=self._touched,
+                touched=self._taint.touched,
             )
         self._parameters.check()
         return Applied(
@@ -130,9 +130,7 @@ class _Feeding:
             if not coverage.admits(tensor.spec, tensor.origin):
                 continue
             data = self._verified_bytes(tensor)
-            if not self._touched:
-                self._observer.taint()
-                self._touched = True
+            self._taint()
             if any(tensor.spec.name in takes for takes in self._by_auxiliaries):
                 self._chunk.append((tensor.spec, memoryview(bytes(data))))
             if tensor.spec.name in self._by_main:
@@ -168,9 +166,9 @@ class _Feeding:
                     origin=tensor.origin,
                     expected=tensor.digest,
                     actual=actual,
-                    touched=self._touched,
+                    touched=self._taint.touched,
                 )
-        check_promised(tensor, data, touched=self._touched)
+        check_promised(tensor, data, touched=self._taint.touched)
         return data.toreadonly()
 
     def _flush(self) -> None:
@@ -195,5 +193,5 @@ class _Feeding:
     def _stop_if_cancelled(self) -> None:
         if self._observer.cancelled():
             raise LoadCancelledError(
-                tensors_applied=self._tensors, tensors=len(self._wanted), touched=self._touched
+                tensors_applied=self._tensors, tensors=len(self._wanted), touched=self._taint.touched
             )

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from wsm.errors import BadInputError, InternalError, RefusedError
+from wsm.strategies.observer import Taint
 from wsm.strategies.tensor import StagedTarget, TensorSpec, WeightTarget
 
 
 class LoaderContractError(InternalError):
-    """A model's loader did not do what it said. Its weights are touched."""
+    """A model's loader did not do what it said. ``touched`` says whether its weights may be written."""
 
-    def __init__(self, *, loader: str, problem: str, touched: bool = True) -> None:
+    def __init__(self, *, loader: str, problem: str, touched: bool) -> None:
         super().__init__(
             f"the loader of {loader} broke its contract: {problem}; correct the model's load_weights",
             loader=loader,
@@ -54,10 +55,13 @@ class ParameterMemory:
     ----------
     target : WeightTarget
         The parameters.
+    taint : Taint
+        Told before the first of them is handed out.
     """
 
-    def __init__(self, target: WeightTarget) -> None:
+    def __init__(self, target: WeightTarget, taint: Taint) -> None:
         self._target = target
+        self._taint = taint
         self._staged = target if isinstance(target, StagedTarget) else None
         self._specs = target.specs()
         self._open: dict[str, memoryview] = {}
@@ -78,9 +82,10 @@ class ParameterMemory:
         if found is not None:
             return found
         if name not in self._specs:
-            raise LoaderContractError(loader=self._loader, problem=f"there is no parameter {name!r}")
+            raise self._broken(f"there is no parameter {name!r}")
         if name in self._whole:
-            raise LoaderContractError(loader=self._loader, problem=f"it wrote {name!r} twice")
+            raise self._broken(f"it wrote {name!r} twice")
+        self._taint()
         if self._staged is None:
             self._open[name] = self._target.writable(name)
         else:  # it holds the bytes of one parameter at a time, and loaders have several open
@@ -96,9 +101,7 @@ class ParameterMemory:
             If it was never open.
         """
         if name not in self._open:
-            raise LoaderContractError(
-                loader=self._loader, problem=f"it completed {name!r} without writing it"
-            )
+            raise self._broken(f"it completed {name!r} without writing it")
         memory = self._open.pop(name)
         if self._staged is not None:
             self._target.writable(name)[:] = memory
@@ -121,8 +124,13 @@ class ParameterMemory:
         if left:
             shown = ", ".join(map(repr, left[:5]))
             raise LoaderContractError(
-                loader="the model", problem=f"{len(left)} parameters were not completed: {shown}"
+                loader="the model",
+                problem=f"{len(left)} parameters were not completed: {shown}",
+                touched=self._taint.touched,
             )
+
+    def _broken(self, problem: str) -> LoaderContractError:
+        return LoaderContractError(loader=self._loader, problem=problem, touched=self._taint.touched)
 
 
 class ModelLoader(Protocol):

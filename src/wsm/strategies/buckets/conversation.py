@@ -50,8 +50,6 @@ class Conversation:
         How errors call the trainer.
     session : int
         The stream's number, drawn by us.
-    touched : bool
-        Whether the target's memory may have been written; part of every error from here.
 
     Raises
     ------
@@ -61,7 +59,6 @@ class Conversation:
 
     def __init__(self, source: IpcAsyncSource, observer: LoadObserver, clock: Clock | None = None) -> None:
         self.peer = f"the sender at {source.address}"
-        self.touched = False
         self._source = source
         self._observer = observer
         self._clock = clock or SystemClock()
@@ -69,6 +66,11 @@ class Conversation:
         self._answered = False
         self._tensors = 0
         self._socket = bucket_socket.connect(source.address)
+
+    @property
+    def touched(self) -> bool:
+        """Whether the target's memory may have been written; part of every error from here."""
+        return self._observer.touched()
 
     def ask(self, hello: say.Hello) -> say.Init:
         """Say who we are and what we want; return what will come. Blocks, ``connect_s`` at most.

@@ -171,7 +171,6 @@ class BucketReceiver:
         self._close_buckets(bucket - 1)
         if self._window is not None:
             await_written = partial(self._await_written, self._window)
-            self._trainer.touched = True
             self._window.read(piece.place + offset - piece.begin, destination, await_written)
 
     def _verify(self, places: _Places, end: int, digest: RunningDigest) -> None:

@@ -39,14 +39,11 @@ class RankLease:
 
     Attributes
     ----------
-    touched : bool
-        Whether the target's memory may have been written; part of every error from here.
     peer : str
         What errors call the publisher.
     """
 
     def __init__(self, address: str, observer: LoadObserver, *, silence_s: float) -> None:
-        self.touched = False
         self.peer = f"the publisher at {address}"
         self._address = address
         self._observer = observer
@@ -55,6 +52,11 @@ class RankLease:
         self._grant: say.Grant | None = None
         self._renewed_s = 0.0
         self._asked_s: float | None = None
+
+    @property
+    def touched(self) -> bool:
+        """Whether the target's memory may have been written; part of every error from here."""
+        return self._observer.touched()
 
     def ask(self, ask: say.Ask, connect_s: float) -> say.Grant:
         """Connect, and ask until there is something. Blocks, `connect_s` at most.

@@ -95,7 +95,6 @@ class SpanReader:
             As :meth:`RankLease.keep`.
         """
         with self._lock:
-            self._lease.touched = True
             done = 0
             while done < len(destination):
                 index, begin = self._plan.where(region, offset + done)

@@ -102,7 +102,6 @@ class TensorStream:
         self._begun_ns = clock.monotonic_ns()
         self._waited_ns = 0
         self._came = 0
-        self._touched = False
         self._manifest: StreamManifest | None = None
 
     def offer(self, begin: Callable[[], Any]) -> Offer:
@@ -142,6 +141,10 @@ class TensorStream:
             waited_s=lambda: self._waited_ns / 1e9,
         )
 
+    @property
+    def _touched(self) -> bool:
+        return self._observer.touched()
+
     def _checked(self, data: memoryview) -> StreamManifest:
         manifest = StreamManifest.decode(bytes(data), peer=self._peer)
         if manifest.version != self._version:
@@ -169,7 +172,6 @@ class TensorStream:
             item = None
             self._came += 1
             yield offered
-            self._touched = True  # it was applied, or is none that the model has; the safe side is this one
             if offered.data is not None and offered.memory is None:
                 with suppress(BufferError):  # whoever still looks at it keeps it
                     offered.data.release()  # its memory may be used again, whoever has the offer
@@ -219,7 +221,10 @@ class TensorStream:
             return foreign_bytes(name, value)
         except TrainerTensorError as error:
             raise ForeignTensorError(
-                peer=self._peer, tensor=name, problem=error.context["problem"], touched=self._touched
+                peer=self._peer,
+                tensor=name,
+                problem=error.context["problem"],
+                touched=self._touched,
             ) from error
 
     def _wait(self, work: Callable[[], Any], limit_s: float, expected: str, *, slack_s: float = 0.0) -> Any:
@@ -246,14 +251,20 @@ class TensorStream:
             raise
         except Exception as error:  # a foreign package may raise anything
             raise PeerFailedError(
-                peer=self._peer, error=type(error).__name__, reason=str(error), touched=self._touched
+                peer=self._peer,
+                error=type(error).__name__,
+                reason=str(error),
+                touched=self._touched,
             ) from error
         finally:
             self._waited_ns += self._clock.monotonic_ns() - begun
 
     def _too_long(self) -> TransferTooLongError:
         return TransferTooLongError(
-            peer=self._peer, limit_s=self._limits.total_s, tensors=self._came, touched=self._touched
+            peer=self._peer,
+            limit_s=self._limits.total_s,
+            tensors=self._came,
+            touched=self._touched,
         )
 
 
