@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from wsm.config_reading import ConfigurationError, build, connected_parts, read_yaml
-from wsm.strategies.delta.source import FALLBACKS
-from wsm.strategies.source_config import (
-    ORPHANS,
-    DeltaConfig,
-    IpcAsyncConfig,
-    IpcConfig,
-    MooncakeConfig,
-    RsyncConfig,
-)
+from wsm.strategies.errors import UnknownStrategyError
+from wsm.strategies.own_sections import OWN_SECTIONS, OwnSections, sections_read
+from wsm.strategies.registry import strategy_called
+from wsm.strategies.sections import CheckedSection, Sections
+from wsm.strategies.snapshot.source import SnapshotConfig
 
 __all__ = [
     "ENGINE_WORDS",
@@ -70,33 +66,6 @@ class Deadlines:
 
 
 @dataclass(frozen=True)
-class SnapshotConfig:
-    """Where the ``ipc_snapshot`` strategy looks.
-
-    Parameters
-    ----------
-    directory : str
-        The model directory: parts, full files, ``versions/`` and ``version.yaml``.
-    shared_directory : str
-        The directory of last resort (FastDeploy: ``/shared_ipc_meta``).
-    device_ids : sequence of int
-        The device id in each rank's file names; empty: from the environment (``CUDA_VISIBLE_DEVICES`` and
-        ``FLAGS_selected_gpus``), and the rank itself where there is neither.
-    allow_pickle : bool
-        Whether files in pickle format may be loaded, which runs code that they contain.
-    readahead_bytes : int
-        How far ahead of a load the kernel is asked to read, for files that are not in the page cache; 0
-        leaves it to the kernel.
-    """
-
-    directory: str = "."
-    shared_directory: str = "/shared_ipc_meta"
-    device_ids: Sequence[int] = ()
-    allow_pickle: bool = False
-    readahead_bytes: int = 0
-
-
-@dataclass(frozen=True)
 class EngineWordsConfig:
     """FastDeploy's int32 words that an engine without wsm commands the group by.
 
@@ -132,8 +101,11 @@ class EngineWordsConfig:
 
 
 @dataclass(frozen=True)
-class WsmConfig:
+class WsmConfig(OwnSections):
     """One group, as every process of it is told.
+
+    The sections of wsm's own strategies are attributes and arguments besides
+    (:class:`wsm.strategies.own_sections.OwnSections`): ``snapshot``, ``ipc``, and so on.
 
     Parameters
     ----------
@@ -155,27 +127,18 @@ class WsmConfig:
         Whether a process of its own holds KV cache for the ranks and takes part in every command, as a
         :class:`wsm.CacheParticipant`: the group waits for it as for a rank.
     strategy : str
-        How weights arrive; a name in the registry of :mod:`wsm.strategies`.
+        How weights arrive: one of :data:`wsm.strategies.STRATEGIES`, or one from outside.
     load_threads : int
         How many threads of a rank copy and digest; 0: two where there are two cores.
-    snapshot : SnapshotConfig
-        For ``ipc_snapshot``.
-    ipc : IpcConfig
-        For ``ipc``.
-    ipc_async : IpcAsyncConfig
-        For ``ipc_async``, which needs its address.
-    rsync : RsyncConfig
-        For ``rsync`` and ``gdr``.
-    delta : DeltaConfig
-        For ``delta``.
-    mooncake : MooncakeConfig
-        For ``rsync`` over the transport ``mooncake``, which needs its address.
     deadlines : Deadlines
         What a rank waits for, and how long.
     journal_directory : str or None
         Where each rank appends its journal as NDJSON; None keeps it in memory only.
     engine_words : EngineWordsConfig
         FastDeploy's words; none by default.
+    sections : mapping of str to object
+        The sections of other strategies, as they declare them, by the strategies' names. In a file they stand
+        beside all others.
     """
 
     name: str
@@ -187,15 +150,10 @@ class WsmConfig:
     kv_cache_process: bool = False
     strategy: str = "ipc_snapshot"
     load_threads: int = 0
-    snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
-    ipc: IpcConfig = field(default_factory=IpcConfig)
-    ipc_async: IpcAsyncConfig = field(default_factory=IpcAsyncConfig)
-    rsync: RsyncConfig = field(default_factory=RsyncConfig)
-    delta: DeltaConfig = field(default_factory=DeltaConfig)
-    mooncake: MooncakeConfig = field(default_factory=MooncakeConfig)
     deadlines: Deadlines = field(default_factory=Deadlines)
     journal_directory: str | None = None
     engine_words: EngineWordsConfig = field(default_factory=EngineWordsConfig)
+    sections: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check what no single field can.
@@ -203,7 +161,7 @@ class WsmConfig:
         Raises
         ------
         ConfigurationError
-            If the ranks are not one group.
+            If the ranks are not one group, or a section of a strategy is not what it must be.
         """
         if self.ranks < 1:
             raise ConfigurationError(where="ranks", problem=f"{self.ranks} ranks", fix="give at least 1")
@@ -211,36 +169,7 @@ class WsmConfig:
             raise ConfigurationError(
                 where="load_threads", problem=f"is {self.load_threads}", fix="give 1 or more, or 0"
             )
-        for section in ("snapshot", "ipc", "delta"):
-            ids = getattr(self, section).device_ids
-            if len(ids) not in (0, self.ranks):
-                raise ConfigurationError(
-                    where=f"{section}: device_ids",
-                    problem=f"{len(ids)} ids for {self.ranks} ranks",
-                    fix="give one per rank, or none",
-                )
-        if self.snapshot.readahead_bytes < 0:
-            raise ConfigurationError(
-                where="snapshot: readahead_bytes",
-                problem=f"is {self.snapshot.readahead_bytes}",
-                fix="give a number of bytes, or 0 to leave it to the kernel",
-            )
-        if self.ipc.orphans not in ORPHANS:
-            raise ConfigurationError(
-                where="ipc: orphans", problem=f"is {self.ipc.orphans!r}", fix="it must be copy or refuse"
-            )
-        if self.delta.fallback not in FALLBACKS or self.delta.max_chain < 1:
-            raise ConfigurationError(
-                where="delta: fallback and max_chain",
-                problem=f"are {self.delta.fallback!r} and {self.delta.max_chain}",
-                fix=f"fallback must be one of {', '.join(FALLBACKS)}, max_chain at least 1",
-            )
-        if self.strategy == "ipc_async" and not self.ipc_async.address:
-            raise ConfigurationError(
-                where="ipc_async: address",
-                problem="is missing",
-                fix="give the trainer's, ipc:///absolute/path or tcp://127.0.0.1:port",
-            )
+        self._check_sections()
         parts = connected_parts(self.ranks, self.communicators)
         if len(parts) > 1:
             raise ConfigurationError(
@@ -248,6 +177,52 @@ class WsmConfig:
                 problem=f"no communicator joins the ranks {parts[0]} with the ranks {parts[1]}",
                 fix="ranks that never step together are groups of their own: give each a name and a segment",
             )
+
+    def strategy_sections(self) -> Sections:
+        """Return what is said to the configured strategy; a section that is absent has its defaults.
+
+        Raises
+        ------
+        ConfigurationError
+            If a section of its own is of another type, or lacks what it needs.
+        wsm.errors.WsmError
+            If there is no such strategy, as :func:`wsm.strategies.registry.strategy_called`.
+        """
+        read = sections_read(self.strategy, strategy_called(self.strategy))
+        return Sections({kind: self._section(key, kind) for key, kind in read.items()})
+
+    def _section(self, key: str, kind: type) -> object:
+        if OWN_SECTIONS.get(key) is kind:
+            return getattr(self, key)
+        if key in _OPTIONS:
+            raise ConfigurationError(
+                where="strategy",
+                problem=f"{key!r} is the name of an option, and the strategy of that name has a section",
+                fix="register or announce the strategy under another name",
+            )
+        section = self.sections.get(key)
+        if section is None:
+            return build(kind, {}, key)
+        if not isinstance(section, kind):
+            raise ConfigurationError(
+                where=f"sections: {key}", problem=f"is {section!r}", fix=f"it must be a {kind.__name__}"
+            )
+        return section
+
+    def _check_sections(self) -> None:
+        """See that every section can be, for this number of ranks, whoever reads it."""
+        try:
+            used = self.strategy_sections()
+        except UnknownStrategyError:  # which a worker refuses that is to load by it
+            used = Sections({})
+        sections = {**{key: getattr(self, key) for key in OWN_SECTIONS}, **self.sections}
+        for key, section in sections.items():
+            if not isinstance(section, CheckedSection):
+                continue
+            fault = section.fault(self.ranks, used=section in used)
+            if fault is not None:
+                where = f"{key}: {fault.option}"
+                raise ConfigurationError(where=where, problem=fault.problem, fix=fault.fix)
 
     def group_digest(self) -> int:
         """Return 64 bits that are equal on all ranks iff they were told the same about their group."""
@@ -261,6 +236,10 @@ class WsmConfig:
             "strategy": self.strategy,
         }
         return xxhash.xxh3_64_intdigest(json.dumps(shared, sort_keys=True).encode())
+
+
+#: What a file may say of every group, whatever its strategy.
+_OPTIONS = frozenset(each.name for each in fields(WsmConfig)) - {"sections"}
 
 
 def load_config(path: str | Path) -> WsmConfig:
@@ -291,19 +270,33 @@ def config_from_mapping(content: Mapping[str, Any], *, where: str = "mapping") -
     ConfigurationError
         As :func:`load_config`.
     """
-    nested: dict[str, type[Any]] = {
-        "snapshot": SnapshotConfig,
-        "ipc": IpcConfig,
-        "ipc_async": IpcAsyncConfig,
-        "rsync": RsyncConfig,
-        "delta": DeltaConfig,
-        "mooncake": MooncakeConfig,
-        "deadlines": Deadlines,
-        "engine_words": EngineWordsConfig,
-    }
-    values = dict(content)
-    for key, kind in nested.items():
-        if key in values:
-            values[key] = build(kind, values[key], f"{where}: {key}")
-    config: WsmConfig = build(WsmConfig, values, where)
+    nested = {**OWN_SECTIONS, "deadlines": Deadlines, "engine_words": EngineWordsConfig}
+    values: dict[str, Any] = {}
+    others: dict[str, object] = {}
+    try:
+        for key, value in content.items():
+            kind = None if key in _OPTIONS else _section_type(key, content.get("strategy"))
+            if key in nested:
+                values[key] = build(nested[key], value, f"{where}: {key}")
+            elif kind is not None:
+                others[key] = build(kind, value, f"{where}: {key}")
+            else:
+                values[key] = value
+        config: WsmConfig = build(WsmConfig, values, where, sections=others)
+    except ConfigurationError as error:
+        raise error.within(where) from error.__cause__
     return config
+
+
+def _section_type(key: str, strategy: object) -> type | None:
+    """Return the type of the section of the strategy called `key`; None if there is no such section."""
+    try:
+        return sections_read(key, strategy_called(key)).get(key)
+    except UnknownStrategyError as error:
+        if key != strategy:
+            return None
+        raise ConfigurationError(
+            where="strategy",
+            problem=f"no load strategy is called {key!r}, whose section is there",
+            fix=f"install the package that announces it, or use one of {', '.join(error.context['known'])}",
+        ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,14 @@ class ConfigurationError(BadInputError):
 
     def __init__(self, *, where: str, problem: str, fix: str) -> None:
         super().__init__(f"configuration {where}: {problem}; {fix}", where=where, problem=problem, fix=fix)
+
+    def within(self, where: str) -> ConfigurationError:
+        """Return this error with the file (or whatever it is) named that the value stands in."""
+        inner = self.context["where"]
+        if inner.startswith(where):
+            return self
+        whole = f"{where}: {inner}"
+        return ConfigurationError(where=whole, problem=self.context["problem"], fix=self.context["fix"])
 
 
 @dataclass(frozen=True)
@@ -43,8 +52,10 @@ def read_yaml(path: str | Path, refusal: Callable[[str], WsmError]) -> Any:
         raise refusal(" ".join(str(error).split())) from error
 
 
-def build(kind: type[Any], values: object, where: str) -> Any:
+def build(kind: type[Any], values: object, where: str, **parts: object) -> Any:
     """Return the section `kind`, a dataclass, made of `values`; `where` says in messages where they stand.
+
+    `parts` are fields that are no options: they are made otherwise.
 
     Raises
     ------
@@ -53,10 +64,10 @@ def build(kind: type[Any], values: object, where: str) -> Any:
     """
     if not isinstance(values, Mapping):
         raise ConfigurationError(where=where, problem=f"is {values!r}", fix="it must be a mapping of options")
-    fault = option_fault(kind, values)
+    fault = option_fault(kind, values, without=parts)
     if fault is not None:
         raise ConfigurationError(where=where, problem=f"{fault.option!r} {fault.problem}", fix=fault.fix)
-    return kind(**values)
+    return kind(**values, **parts)
 
 
 def option_fault(
@@ -83,31 +94,48 @@ def option_fault(
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and name not in values:
             return OptionFault(name, "is missing", "add it")
-        need = _need(name, str(f.type), values[name]) if name in values else None
+        need = _need(name, _written(f.type), values[name]) if name in values else None
         if need is not None:
             return OptionFault(name, f"is {values[name]!r}", f"it must be {need}")
     return None
 
 
+#: What a value of a simple annotation is, as YAML has it.
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "None": (type(None),),
+    "Mapping": (Mapping,),
+    "dict": (Mapping,),
+    "Sequence": (list, tuple),
+    "list": (list, tuple),
+    "tuple": (list, tuple),
+}
+
+
 def _need(name: str, annotation: str, value: object) -> str | None:
     """Say what a value must be that does not fit a simple annotation; nested classes are checked by build."""
-    expected: dict[str, tuple[type, ...]] = {
-        "str": (str,),
-        "int": (int,),
-        "float": (int, float),
-        "bool": (bool,),
-        "str | None": (str, type(None)),
-    }
-    kinds = expected.get(annotation)
-    if kinds is None:
-        kinds = (Mapping,) if annotation.startswith("Mapping") else (list, tuple)
-        if not annotation.startswith(("Mapping", "Sequence")):
-            return None
+    outer = re.sub(r"\[.*\]", "", annotation)
+    parts = [_KINDS.get(part.strip()) for part in outer.split("|")]
+    if None in parts:
+        return None
+    kinds = tuple(kind for part in parts for kind in part or ())
     wrong = not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)
     if annotation == "float" and name.endswith("_s"):
         seconds = not wrong and isinstance(value, (int, float)) and value > 0
         return None if seconds else "a positive number of seconds"
     return annotation if wrong else None
+
+
+def _written(annotation: object) -> str:
+    """Return an annotation as it is written in a module that does not evaluate its annotations."""
+    if isinstance(annotation, str):
+        return annotation
+    if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
+        return annotation.__name__
+    return str(annotation).replace("collections.abc.", "").replace("typing.", "")
 
 
 def connected_parts(ranks: int, communicators: Mapping[str, Sequence[Sequence[int]]]) -> list[list[int]]:

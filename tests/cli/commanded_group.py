@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 from small_model import RANKS, publish
@@ -23,10 +24,10 @@ PATIENCE_S = 30.0
 class LivingGroup:
     """A group whose ranks are processes; this process owns its segment.
 
-    Versions 1 and 2 are published in `snapshots`.
+    Versions 1 and 2 are published in `snapshots`. Options of the configuration may be given besides.
     """
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, **options: Any) -> None:
         self.name = name
         self.snapshots = directory / "snapshots"
         self.journals = directory / "journals"
@@ -38,6 +39,7 @@ class LivingGroup:
                     "ranks": RANKS,
                     "snapshot": {"directory": str(self.snapshots), "shared_directory": str(directory)},
                     "journal_directory": str(self.journals),
+                    **options,
                 }
             )
         )

@@ -29,7 +29,7 @@ from wsm.strategies.files.safetensors_header import parse_header
 from wsm.strategies.ipc.errors import DeviceMetaError
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment
-from wsm.strategies.ipc.strategy import IpcSource
+from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.messages.frames import Frame, encode
 from wsm.strategies.mooncake import messages as mooncake_words
 from wsm.strategies.mooncake.plan import ReadPlan, Region, Span

@@ -20,7 +20,8 @@ from wsm.states.vocabulary import WeightState
 from wsm.strategies.applier.tensor_ledger import read_ledger
 from wsm.strategies.inventory import Inventory, TensorDigest, inventory_of_file, take_inventory
 from wsm.strategies.ipc.metas import is_metas_file
-from wsm.strategies.ipc.strategy import IpcSource, rank_of_metas
+from wsm.strategies.ipc.source import IpcSource
+from wsm.strategies.ipc.strategy import rank_of_metas
 from wsm.strategies.snapshot.shards_present import shards_in
 from wsm.strategies.snapshot.source import SnapshotSource
 

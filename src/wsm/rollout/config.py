@@ -269,6 +269,7 @@ def _build(kind: type[Section], values: Mapping[str, Any], source: str, **parts:
 
 def _plain(group: WsmConfig) -> dict[str, Any]:
     plain = dataclasses.asdict(group)
+    plain.update(plain.pop("sections"))  # they stand beside all others in a file
     plain["engine_words"]["suffixes"] = list(group.engine_words.suffixes)
     plain["engine_words"]["answers"] = list(group.engine_words.answers)
     return plain

@@ -21,7 +21,7 @@ from wsm.rollout.errors import RestartLimitError
 from wsm.rollout.rank_processes import RankProcesses
 from wsm.rollout.restoring import Restoration
 from wsm.rollout.run_directory import log_tail
-from wsm.worker.loading import pins_for
+from wsm.worker.sources import pins_for
 
 #: Longest time between two looks, in seconds. A death wakes at once, where the kernel has pidfds.
 _LOOK_S = 0.02

@@ -8,7 +8,10 @@ packages and modules                  responsible for
 ====================================  ====================================================================
 tensor, digest, transposing           what a tensor is, the one digest, memory with its axes turned
 offer, observer, errors               what a strategy yields, who follows it, what goes wrong
-registry, load, source_config         the strategies by name; the worker's entry; what a configuration says
+strategy, sections                    what a strategy is; what it reads of a configuration
+registry, entry_points                the strategies by name; those that other packages announce
+own_sections                          what sections wsm's own strategies read
+load                                  the worker's entry
 memory_plan, inventory                what a load would need; what files and shared memory really hold
 applier                               the one place where bytes reach a model, and what is checked before
 snapshot                              ``ipc_snapshot``: files, each rank its shard or a slice of others'
@@ -34,22 +37,24 @@ from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.files.version_file import MAX_VERSION, read_version, write_version
 from wsm.strategies.ipc.shared_device_tensors import SharedDeviceTensors
 from wsm.strategies.ipc.shared_tensors import SharedReport, SharedTensors
-from wsm.strategies.ipc.strategy import IpcSource
+from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.load import LoadReport, Preview, inspect, load
 from wsm.strategies.mooncake.engine import EngineSettings
 from wsm.strategies.mooncake.publisher import MooncakePublisher, MooncakeReport
 from wsm.strategies.mooncake.transport import MooncakeTransport
-from wsm.strategies.offer import ManifestScope
-from wsm.strategies.registry import STRATEGIES
+from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.registry import STRATEGIES, register_strategy
+from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.publish import PublishReport, publish_snapshot
 from wsm.strategies.snapshot.source import SnapshotSource
 from wsm.strategies.snapshot.staged_version import StagedVersion
 from wsm.strategies.snapshot.version_manifest import VersionManifest
+from wsm.strategies.strategy import Strategy
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 from wsm.strategies.trainer.retention import Retention
+from wsm.strategies.transports.by_version import RsyncSource
 from wsm.strategies.transports.gdr import GdrSource
-from wsm.strategies.transports.rsync import RsyncSource
 from wsm.strategies.transports.stream_manifest import with_manifest
 
 __all__ = [
@@ -68,10 +73,13 @@ __all__ = [
     "MooncakePublisher",
     "MooncakeReport",
     "MooncakeTransport",
+    "Offer",
+    "OfferedTensor",
     "Preview",
     "PublishReport",
     "Retention",
     "RsyncSource",
+    "Sections",
     "SendReport",
     "Sending",
     "ShardManifest",
@@ -80,6 +88,7 @@ __all__ = [
     "SharedTensors",
     "SnapshotSource",
     "StagedVersion",
+    "Strategy",
     "TensorSpec",
     "VersionManifest",
     "WeightTarget",
@@ -89,6 +98,7 @@ __all__ = [
     "publish_delta",
     "publish_snapshot",
     "read_version",
+    "register_strategy",
     "with_manifest",
     "write_version",
 ]

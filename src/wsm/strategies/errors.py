@@ -3,12 +3,11 @@
 Every error is raised before a byte of the target was touched, except where its docstring says
 otherwise; those carry ``touched``. Lists are complete in the attributes and shortened in the message.
 The errors about files are in :mod:`wsm.strategies.file_errors`, those about tensors that are applied in
-:mod:`wsm.strategies.apply_errors`. Knows no states and no words.
+:mod:`wsm.strategies.apply_errors`, those about strategies themselves in
+:mod:`wsm.strategies.strategy_errors`. Knows no states and no words.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from wsm.errors import BadInputError, RefusedError
 from wsm.strategies.apply_errors import (
@@ -36,7 +35,14 @@ from wsm.strategies.file_errors import (
     SafetensorsFormatError,
     SnapshotNotFoundError,
     UnreadableFileError,
-    listed,
+)
+from wsm.strategies.strategy_errors import (
+    NotAStrategyError,
+    SourceTypeError,
+    StrategyImportError,
+    StrategyTakenError,
+    TransferModeError,
+    UnknownStrategyError,
 )
 from wsm.strategies.tensor import TensorReleasedError
 
@@ -54,6 +60,7 @@ __all__ = [
     "ManifestMismatchError",
     "MixedPartsError",
     "NotARegularFileError",
+    "NotAStrategyError",
     "NotFiniteError",
     "NotPickleError",
     "OutsideDirectoryError",
@@ -69,10 +76,13 @@ __all__ = [
     "SnapshotNotFoundError",
     "SourceTypeError",
     "StorageError",
+    "StrategyImportError",
+    "StrategyTakenError",
     "TargetContractError",
     "TensorReleasedError",
     "TiedTensorsDifferError",
     "TrainerTensorError",
+    "TransferModeError",
     "UnknownStrategyError",
     "UnreadableFileError",
     "VersionExistsError",
@@ -167,27 +177,6 @@ class DeviceIdError(BadInputError):
         super().__init__(
             f"no device id for the snapshot's file name: {problem}; set device_id in the configuration",
             problem=problem,
-        )
-
-
-class UnknownStrategyError(BadInputError):
-    """No strategy of that name is registered."""
-
-    def __init__(self, *, name: str, known: Sequence[str]) -> None:
-        super().__init__(
-            f"no load strategy is called {name!r}; use one of {listed(known)}", name=name, known=tuple(known)
-        )
-
-
-class SourceTypeError(BadInputError):
-    """A strategy was given another strategy's source."""
-
-    def __init__(self, *, strategy: str, expected: str, found: str) -> None:
-        super().__init__(
-            f"strategy {strategy} loads from a {expected}, not from a {found}",
-            strategy=strategy,
-            expected=expected,
-            found=found,
         )
 
 

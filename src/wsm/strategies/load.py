@@ -20,8 +20,9 @@ from wsm.strategies.applier.rare_collections import rare_collections
 from wsm.strategies.applier.ties import check_tied_coverage
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.observer import LoadObserver, Taint, never_cancelled, no_progress, no_taint
-from wsm.strategies.offer import ManifestScope, Offer, OverTarget, Strategy
+from wsm.strategies.offer import ManifestScope, Offer
 from wsm.strategies.registry import strategy_for
+from wsm.strategies.strategy import OverTarget, Strategy
 from wsm.strategies.tensor import WeightTarget, tied_names
 
 _NANOSECONDS = 1_000_000_000

@@ -3,21 +3,17 @@
 An offer is made from headers and manifests alone; no tensor byte has moved when it exists. The applier
 checks it against the target and only then reads. A stream that says what it brings only as it brings it
 makes an undeclared offer: the applier checks each tensor before it writes it, and what is missing at the
-end. A new strategy implements :class:`Strategy` in one module and adds one entry to
-:mod:`wsm.strategies.registry`. Knows no files and no targets.
+end. Knows no files and no targets.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
 
 from wsm.strategies.digest import RunningDigest
-from wsm.strategies.observer import LoadObserver
-from wsm.strategies.tensor import TensorSpec, WeightTarget
+from wsm.strategies.tensor import TensorSpec
 
 
 class ManifestScope(enum.Enum):
@@ -95,10 +91,10 @@ class Offer:
     """Everything that one load will apply, in the order in which it is read fastest.
 
     Where `declared` is false, `tensors` is read once, one tensor after the other, while the context of
-    :meth:`Strategy.open` is open: a tensor is applied and verified before the next one is asked for, so that
-    memory which it was offered from may be used again then. Errors of the iterator end the load; once a
-    tensor of it was applied they have to say ``touched``. Such a tensor has ``memory`` to keep only where
-    that is never used again.
+    :meth:`wsm.strategies.strategy.Strategy.open` is open: a tensor is applied and verified before the next
+    one is asked for, so that memory which it was offered from may be used again then. Errors of the iterator
+    end the load; once a tensor of it was applied they have to say ``touched``. Such a tensor has ``memory``
+    to keep only where that is never used again.
 
     Parameters
     ----------
@@ -157,65 +153,3 @@ class Offer:
     def nbytes(self) -> int | None:
         """Bytes of all tensors, if they are known before they come."""
         return sum(tensor.spec.nbytes for tensor in self.tensors) if self.declared else None
-
-
-class Strategy(Protocol):
-    """One way for weights to arrive."""
-
-    @property
-    def source_type(self) -> type:
-        """The type of the sources that :meth:`open` takes."""
-        ...
-
-    def open(self, source: Any, version: int | None, observer: LoadObserver) -> AbstractContextManager[Offer]:
-        """Find, check and open what `source` holds for one rank. Blocks on metadata only.
-
-        Leaving the context normally says that every tensor was applied; leaving it with an exception, that
-        the load has failed.
-
-        Parameters
-        ----------
-        source : source_type
-            Where to look.
-        version : int or None
-            The version that it must hold; None for the newest that the source announces.
-        observer : LoadObserver
-            Asked for cancellation while the strategy waits for somebody.
-
-        Raises
-        ------
-        wsm.strategies.errors.BadInputError
-            If there is nothing, or not what was asked for. Nothing was changed.
-        """
-        ...
-
-    def preview(self, source: Any, version: int | None) -> AbstractContextManager[Offer]:
-        """Open like :meth:`open`, to look only: no byte is read, and a load can follow.
-
-        Raises
-        ------
-        wsm.strategies.errors.BadInputError
-            As :meth:`open`.
-        """
-        ...
-
-
-@runtime_checkable
-class OverTarget(Protocol):
-    """What a strategy implements besides, that brings changes of the version which a target holds."""
-
-    def open_over(
-        self, source: Any, version: int | None, observer: LoadObserver, target: WeightTarget, threads: int
-    ) -> AbstractContextManager[Offer]:
-        """Open like :meth:`Strategy.open`, for a target that is read here and written by the applier only.
-
-        Up to `threads` threads may read it, the calling one included.
-
-        Raises
-        ------
-        wsm.errors.RefusedError
-            If the target does not hold what the changes were made against. Nothing was changed.
-        wsm.strategies.errors.BadInputError
-            As :meth:`Strategy.open`.
-        """
-        ...

@@ -1,48 +1,139 @@
-"""The one registry of load strategies, used by boot, update and wake-up alike.
+"""The one registry of load strategies, used by boot, update, wake-up, configurations and commands alike.
 
-FastDeploy keeps one map for updates and one for reloads, and they drifted apart. A new strategy is one
-module plus one entry here.
+FastDeploy keeps one map for updates and one for reloads, and they drifted apart. A new strategy of wsm is one
+module plus one entry here; one from outside is announced by its package
+(:mod:`wsm.strategies.entry_points`), or registered by the process that embeds wsm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 from wsm.strategies.buckets.ipc_async import IpcAsync
 from wsm.strategies.delta.strategy import Delta
-from wsm.strategies.errors import SourceTypeError, UnknownStrategyError
+from wsm.strategies.entry_points import announced_names, announced_strategy
+from wsm.strategies.errors import (
+    NotAStrategyError,
+    SourceTypeError,
+    StrategyTakenError,
+    UnknownStrategyError,
+)
 from wsm.strategies.ipc.strategy import Ipc
-from wsm.strategies.offer import Strategy
+from wsm.strategies.mooncake.configured import MOONCAKE
+from wsm.strategies.own_sections import OWN_SECTIONS
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
+from wsm.strategies.strategy import Strategy
+from wsm.strategies.transports.configured import CHECKPOINT_TRANSFER
 from wsm.strategies.transports.gdr import Gdr
 from wsm.strategies.transports.rsync import Rsync
+from wsm.strategies.transports.transport import TransportKind
 
-#: Every strategy, under the name that configuration and command line know it by.
+#: What ``rsync: {transport: ...}`` may name.
+TRANSPORTS: Mapping[str, TransportKind] = {"checkpoint_transfer": CHECKPOINT_TRANSFER, "mooncake": MOONCAKE}
+
+#: Every strategy of wsm, under the name that configuration and command line know it by.
 STRATEGIES: Mapping[str, Strategy] = {
     "ipc_snapshot": IpcSnapshot(),
     "ipc": Ipc(),
     "ipc_async": IpcAsync(),
     "delta": Delta(),
-    "rsync": Rsync(),
-    "gdr": Gdr(),
+    "rsync": Rsync(TRANSPORTS),
+    "gdr": Gdr(TRANSPORTS),
 }
 
+#: Those from outside that this process knows: registered here, or announced and asked for once.
+_from_outside: dict[str, Strategy] = {}
 
-def strategy_for(name: str, source: object) -> Strategy:
-    """Return the strategy called `name`.
+
+def register_strategy(name: str, strategy: Strategy) -> None:
+    """Make a strategy known to this process, for configurations that name it, loads and previews.
+
+    Other processes do not learn of it: for ``wsm rollout``, whose ranks are processes of their own, and for
+    the command line, announce it by an entry point.
+
+    Parameters
+    ----------
+    name : str
+        What ``strategy:`` names, and its own section is called.
+    strategy : Strategy
+        One object for all ranks and loads of this process.
 
     Raises
     ------
-    UnknownStrategyError
-        If there is none.
-    SourceTypeError
-        If it does not load from such a source.
+    wsm.strategies.errors.StrategyTakenError
+        If there is a strategy of that name already, also one that an installed package only announces.
+    wsm.strategies.errors.NotAStrategyError
+        If it is no strategy.
     """
-    strategy = STRATEGIES.get(name)
+    _check(name, strategy, "this process")
+    if name in STRATEGIES:
+        raise StrategyTakenError(name=name, holders=["wsm itself"])
+    if name in _from_outside or name in announced_names():
+        raise StrategyTakenError(name=name, holders=["another strategy from outside"])
+    _from_outside[name] = strategy
+
+
+def strategy_called(name: str) -> Strategy:
+    """Return the strategy of that name: wsm's own, a registered one, or one that a package announces.
+
+    Installed packages are looked at only for a name that this process does not know yet; then the one that
+    announces it is imported.
+
+    Raises
+    ------
+    wsm.strategies.errors.UnknownStrategyError
+        If there is none.
+    wsm.strategies.errors.StrategyImportError, NotAStrategyError, StrategyTakenError
+        If a package announces one that cannot be imported or is none, or two packages do.
+    """
+    strategy = STRATEGIES.get(name) or _from_outside.get(name)
     if strategy is None:
-        raise UnknownStrategyError(name=name, known=sorted(STRATEGIES))
+        found = announced_strategy(name)
+        if found is None:
+            known = {*STRATEGIES, *_from_outside, *announced_names()}
+            raise UnknownStrategyError(name=name, known=sorted(known))
+        strategy = _from_outside.setdefault(name, _check(name, found.strategy, found.origin))
+    return strategy
+
+
+def strategy_for(name: str, source: object) -> Strategy:
+    """Return the strategy called `name`, for a source of its type.
+
+    Raises
+    ------
+    wsm.strategies.errors.SourceTypeError
+        If it does not load from such a source.
+    wsm.errors.WsmError
+        As :func:`strategy_called`.
+    """
+    strategy = strategy_called(name)
     if not isinstance(source, strategy.source_type):
         raise SourceTypeError(
             strategy=name, expected=strategy.source_type.__name__, found=type(source).__name__
         )
     return strategy
+
+
+def _check(name: object, thing: object, origin: str) -> Strategy:
+    """Refuse what could not be used later, while it can still be said whose it is."""
+    problem = ""
+    if not isinstance(name, str) or not name:
+        problem = "a name is a text that is not empty"
+    elif not isinstance(thing, Strategy):
+        problem = f"it is {thing!r}"
+    elif not isinstance(getattr(thing, "source_type", None), type):
+        problem = "it has no source_type that is a type"
+    elif not _are_sections(thing.sections):
+        problem = f"its sections are {thing.sections!r}, not a sequence of dataclasses"
+    elif len(set(thing.sections) - set(OWN_SECTIONS.values())) > 1:
+        problem = "it has more than one section of its own, and each would be called as the strategy is"
+    else:
+        return thing
+    raise NotAStrategyError(name=str(name), origin=origin, problem=problem)
+
+
+def _are_sections(found: object) -> bool:
+    return isinstance(found, Sequence) and all(
+        isinstance(kind, type) and dataclasses.is_dataclass(kind) for kind in found
+    )

@@ -1,4 +1,4 @@
-"""From a configuration to what loads a version, finds the announced one, and keeps what is published.
+"""From a worker's sources to what loads a version and finds the announced one.
 
 Responsible for fitting a strategy's arguments and report to what actions expect. It knows strategies
 and actions, no words and no states.
@@ -13,12 +13,10 @@ from wsm.actions.backends.available_memory import available_bytes
 from wsm.actions.base import ActionContext
 from wsm.actions.staging_surface import AvailableMemory
 from wsm.command import PartialUpdateRefusedError
-from wsm.config import WsmConfig
 from wsm.strategies.applier.admission import MemoryNeed
 from wsm.strategies.applier.loaders import ModelLoader
 from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.load import inspect, load
-from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker.announced import FINDER, Find
 from wsm.worker.errors import OtherVersionError, UnversionedWeightsError
@@ -90,11 +88,6 @@ def find_function(sources: Sources) -> Find:
     version it is, and other errors of :func:`wsm.strategies.load.inspect`.
     """
     return lambda: _announced(sources.of(FINDER), sources.strategy)
-
-
-def pins_for(config: WsmConfig) -> VersionPins:
-    """Return what keeps published versions that a group may have to load again, where they are snapshots."""
-    return VersionPins(config.snapshot.directory if config.strategy == "ipc_snapshot" else None)
 
 
 def proven(load_version: Load) -> Load:

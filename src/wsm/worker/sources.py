@@ -1,30 +1,17 @@
-"""From a configuration to the source that one rank loads from, for each strategy of the registry.
+"""From a configuration to the source that one rank loads from, whatever the strategy.
 
-Responsible for making each source once, and for letting go what it keeps between loads. It opens nothing
-itself, and knows no words, states or actions.
+Responsible for making each source once, for letting go what it keeps between loads, and for keeping published
+versions that are loaded again. It opens nothing itself, and knows no strategy, words, states or actions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from contextlib import ExitStack
 
 from wsm.config import WsmConfig
-from wsm.strategies.buckets.source import IpcAsyncSource
-from wsm.strategies.delta.source import DeltaSource
-from wsm.strategies.errors import UnknownStrategyError
-from wsm.strategies.ipc.strategy import IpcSource
-from wsm.strategies.mooncake.engine import EngineSettings
-from wsm.strategies.mooncake.transport import MooncakeTransport
-from wsm.strategies.registry import STRATEGIES
-from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
-from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.transports.errors import TransportUnknownError
-from wsm.strategies.transports.gdr import GdrSource
-from wsm.strategies.transports.rsync import RsyncSource
-from wsm.strategies.transports.transfer_modes import INTERFACES, check_transfer_mode
-from wsm.strategies.transports.transport import KeptTransport, Transport
+from wsm.strategies.errors import TransferModeError
+from wsm.strategies.registry import strategy_called
+from wsm.strategies.snapshot.version_pins import VersionPins
 
 
 class Sources:
@@ -37,16 +24,17 @@ class Sources:
 
     Raises
     ------
-    wsm.strategies.errors.UnknownStrategyError
-        If there is no such strategy: now, not at the first update.
+    wsm.errors.WsmError
+        If there is no such strategy (:func:`wsm.strategies.registry.strategy_called`), or no load could use
+        what the configuration says to it: now, not at the first update.
     """
 
     def __init__(self, config: WsmConfig) -> None:
-        if config.strategy not in _SOURCES or config.strategy not in STRATEGIES:
-            raise UnknownStrategyError(name=config.strategy, known=sorted(STRATEGIES))
         self._config = config
+        self._strategy = strategy_called(config.strategy)
+        self._sections = config.strategy_sections()
         self._made: dict[tuple[int, str | None], object] = {}
-        _CHECKS.get(config.strategy, _nothing)(config)
+        self._strategy.check(self._sections)
 
     @property
     def strategy(self) -> str:
@@ -63,147 +51,33 @@ class Sources:
 
         Raises
         ------
-        wsm.strategies.transports.errors.TransferModeError
+        wsm.strategies.errors.TransferModeError
             If the strategy has no such mode, or it is not available here.
         """
-        config = self._config
-        if mode is None and self.strategy == "gdr":
-            mode = config.rsync.transfer_mode
-        if mode is not None:
-            check_transfer_mode(mode, self.strategy, config.rsync.transport)
-            config = replace(config, rsync=replace(config.rsync, transfer_mode=mode))
-        if (rank, mode) not in self._made:
-            self._made[rank, mode] = _SOURCES[self.strategy](config, rank)
-        return self._made[rank, mode]
+        usual = self._strategy.default_mode(self._sections)
+        if mode is not None and usual is None:
+            problem = f"the strategy {self.strategy} has no transfer modes"
+            raise TransferModeError(mode=mode, problem=problem, available=())
+        used = mode or usual
+        sections = self._sections if used is None else self._strategy.in_mode(self._sections, used)
+        if (rank, used) not in self._made:
+            self._made[rank, used] = self._strategy.source(sections, rank, self._config.ranks)
+        return self._made[rank, used]
 
     def close(self) -> None:
-        """Let every connection go. Idempotent."""
-        for source in self._made.values():
-            if isinstance(source, RsyncSource):
-                source.transport.close()
-        self._made.clear()
+        """Let every connection go, also where one of them fails to. Idempotent."""
+        with ExitStack() as closing:
+            for source in self._made.values():
+                closing.callback(self._strategy.close, source)
+            self._made.clear()
 
 
-def _snapshot(config: WsmConfig, rank: int) -> SnapshotSource:
-    snapshot = config.snapshot
-    return SnapshotSource(
-        snapshot.directory,
-        rank=rank,
-        device_id=snapshot.device_ids[rank] if snapshot.device_ids else None,
-        world_size=config.ranks,
-        shared_directory=snapshot.shared_directory,
-        allow_pickle=snapshot.allow_pickle,
-        readahead_bytes=snapshot.readahead_bytes,
-    )
+def pins_for(config: WsmConfig) -> VersionPins:
+    """Return what keeps published versions that a group may have to load again.
 
-
-def _ipc(config: WsmConfig, rank: int) -> IpcSource:
-    ipc = config.ipc
-    return IpcSource(
-        ipc.directory,
-        rank=rank,
-        device_id=ipc.device_ids[rank] if ipc.device_ids else None,
-        world_size=config.ranks,
-        adopt=ipc.adopt,
-        orphans=ipc.orphans,
-        allow_pickle=ipc.allow_pickle,
-        memory_directory=ipc.memory_directory,
-    )
-
-
-def _ipc_async(config: WsmConfig, rank: int) -> IpcAsyncSource:
-    stream = config.ipc_async
-    return IpcAsyncSource(
-        stream.address,
-        rank=rank,
-        world_size=config.ranks,
-        connect_s=stream.connect_s,
-        silence_s=stream.silence_s,
-        memory_directory=stream.memory_directory,
-    )
-
-
-def _delta(config: WsmConfig, rank: int) -> DeltaSource:
-    delta = config.delta
-    return DeltaSource(
-        delta.directory,
-        rank=rank,
-        device_id=delta.device_ids[rank] if delta.device_ids else None,
-        world_size=config.ranks,
-        fallback=delta.fallback,
-        max_chain=delta.max_chain,
-    )
-
-
-def _rsync(config: WsmConfig, rank: int) -> RsyncSource:
-    rsync = config.rsync
-    build = _TRANSPORTS[rsync.transport]
-    return RsyncSource(
-        KeptTransport(rsync.transport, lambda: build(config, rank)),
-        rank=rank,
-        world_size=config.ranks,
-        directory=rsync.directory,
-    )
-
-
-def _gdr(config: WsmConfig, rank: int) -> GdrSource:
-    plain = _rsync(config, rank)
-    options = CheckpointTransferOptions.of(config.rsync.rsync_config)
-    return GdrSource(
-        plain.transport,
-        rank,
-        plain.world_size,
-        plain.directory,
-        chunk_tensors=options.mtp_chunk_size,
-    )
-
-
-def _checkpoint_transfer(config: WsmConfig, rank: int) -> Transport:  # noqa: ARG001 - it is told in open()
-    return CheckpointTransferTransport(
-        CheckpointTransferOptions.of(config.rsync.rsync_config),
-        interface=INTERFACES[config.rsync.transfer_mode],
-        verify_checksum=config.rsync.verify_checksum,
-        keep=config.rsync.keep,
-    )
-
-
-def _mooncake(config: WsmConfig, rank: int) -> Transport:  # noqa: ARG001 - it is told in open()
-    mooncake = config.mooncake
-    return MooncakeTransport(
-        mooncake.address,
-        settings=EngineSettings(mooncake.host, mooncake.protocol, mooncake.device),
-        connect_s=mooncake.connect_s,
-        silence_s=mooncake.silence_s,
-    )
-
-
-def _check_rsync(config: WsmConfig) -> None:
-    """Refuse options that no load could use, before there is a load."""
-    if config.rsync.transport not in _TRANSPORTS:
-        raise TransportUnknownError(name=config.rsync.transport, known=sorted(_TRANSPORTS))
-    if config.rsync.transfer_mode != "host":
-        check_transfer_mode(config.rsync.transfer_mode, config.strategy, config.rsync.transport)
-    _TRANSPORTS[config.rsync.transport](config, 0)  # which connects to nobody yet
-
-
-def _nothing(_config: WsmConfig) -> None:
-    """Check nothing."""
-
-
-#: The transports of ``rsync``: how one is made for one rank.
-_TRANSPORTS: Mapping[str, Callable[[WsmConfig, int], Transport]] = {
-    "checkpoint_transfer": _checkpoint_transfer,
-    "mooncake": _mooncake,
-}
-
-#: What is checked when a worker starts, besides what the configuration checks by itself.
-_CHECKS: Mapping[str, Callable[[WsmConfig], None]] = {"rsync": _check_rsync, "gdr": _check_rsync}
-
-_SOURCES: Mapping[str, Callable[[WsmConfig, int], object]] = {
-    "ipc_snapshot": _snapshot,
-    "ipc": _ipc,
-    "ipc_async": _ipc_async,
-    "rsync": _rsync,
-    "delta": _delta,
-    "gdr": _gdr,
-}
+    Raises
+    ------
+    wsm.errors.WsmError
+        If there is no such strategy, as :func:`wsm.strategies.registry.strategy_called`.
+    """
+    return VersionPins(strategy_called(config.strategy).retired_from(config.strategy_sections()))

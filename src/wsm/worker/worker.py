@@ -31,11 +31,11 @@ from wsm.states.vocabulary import KVState, WeightState
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.worker.attaching import attach_rank
 from wsm.worker.execution import Load
-from wsm.worker.loading import find_function, load_function, pins_for, proven
+from wsm.worker.loading import find_function, load_function, proven
 from wsm.worker.participation import Work, join_group
 from wsm.worker.permit import StepPermit
 from wsm.worker.resident_tensors import keeping_tensors
-from wsm.worker.sources import Sources
+from wsm.worker.sources import Sources, pins_for
 from wsm.worker.watchdog import Watchdog
 
 #: A command word that no controller ever writes: nothing is quiet.
@@ -84,8 +84,8 @@ class Worker:
     ------
     wsm.config.ConfigurationError
         If the configuration does not fit the segment that is there.
-    wsm.strategies.errors.UnknownStrategyError
-        If the configured strategy is none.
+    wsm.strategies.errors.UnknownStrategyError, StrategyImportError
+        If the configured strategy is none, or cannot be had.
     wsm.worker.errors.WaitExpiredError
         If no segment appeared in time. Blocks that long at most.
     wsm.signals.errors.SlotTakenError, wsm.protocol.errors.EpochUsedError

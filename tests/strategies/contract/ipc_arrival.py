@@ -19,7 +19,7 @@ from wsm.strategies.ipc import errors as share_errors
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
 from wsm.strategies.ipc.shared_tensors import SharedTensors
-from wsm.strategies.ipc.strategy import IpcSource
+from wsm.strategies.ipc.source import IpcSource
 
 # A trainer that is killed when the memory is half written.
 _DYING_TRAINER = """

@@ -23,8 +23,8 @@ from wsm.strategies.mooncake.memory import PublishedMemory
 from wsm.strategies.mooncake.plan import Layout
 from wsm.strategies.mooncake.publisher import MooncakePublisher
 from wsm.strategies.mooncake.transport import MooncakeTransport
+from wsm.strategies.transports.by_version import RsyncSource
 from wsm.strategies.transports.gdr import GdrSource
-from wsm.strategies.transports.rsync import RsyncSource
 from wsm.strategies.transports.transport import KeptTransport
 
 # A trainer that is killed when the rank says that it has applied everything.

@@ -11,7 +11,7 @@ from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.ipc import errors as share_errors
 from wsm.strategies.ipc import pickled_metas as reading
 from wsm.strategies.ipc.shared_device_tensors import SharedDeviceTensors
-from wsm.strategies.ipc.strategy import IpcSource
+from wsm.strategies.ipc.source import IpcSource
 
 NUMBERS = {"float32": 10, "int64": 9}
 

@@ -14,7 +14,7 @@ from wsm.strategies.ipc import errors as share_errors
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment, sweep
 from wsm.strategies.ipc.shared_tensors import SharedTensors
-from wsm.strategies.ipc.strategy import IpcSource
+from wsm.strategies.ipc.source import IpcSource
 
 SPEC = TensorSpec("w", "F32", (1000,))
 A, B, C = ({"w": (SPEC, bytes([byte]) * SPEC.nbytes)} for byte in (1, 2, 3))

@@ -7,33 +7,29 @@ import pytest
 from wsm.actions.backends.errors import CallMissingError
 from wsm.actions.backends.paddle_memory import DeviceMemory
 from wsm.config import config_from_mapping
-from wsm.strategies.transports.errors import (
-    TransferModeError,
-    TransportOptionError,
-    TransportUnknownError,
-)
+from wsm.strategies.errors import TransferModeError
+from wsm.strategies.transports.errors import TransportOptionError, TransportUnknownError
 from wsm.strategies.transports.transfer_modes import INTERFACES, check_transfer_mode
 from wsm.worker.sources import Sources
 
 
 @pytest.mark.parametrize(
-    ("mode", "strategy", "transport", "text"),
+    ("mode", "transport", "text"),
     [
-        ("host", "ipc", "checkpoint_transfer", "the strategy ipc has no transfer modes; available are none"),
-        ("rdma", "gdr", "checkpoint_transfer", "there is no such mode; available are host"),
-        ("gpu_direct", "gdr", "mooncake", "mooncake has its own"),
+        ("rdma", "checkpoint_transfer", "there is no such mode; available are host"),
+        ("gpu_direct", "mooncake", "mooncake has its own"),
     ],
 )
-def test_a_mode_that_is_not_available_is_refused_with_those_that_are(mode, strategy, transport, text):
+def test_a_mode_that_is_not_available_is_refused_with_those_that_are(mode, transport, text):
     with pytest.raises(TransferModeError, match=text):
-        check_transfer_mode(mode, strategy, transport)
+        check_transfer_mode(mode, transport)
 
 
 def test_a_build_without_cuda_is_refused_with_the_modes_that_are_left(monkeypatch):
     paddle = pytest.importorskip("paddle", reason="needs the cpu or gpu extra")
     monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: False)
     with pytest.raises(TransferModeError, match="paddle is built without CUDA; available are host"):
-        check_transfer_mode("ipc", "gdr", "checkpoint_transfer")
+        check_transfer_mode("ipc", "checkpoint_transfer")
 
 
 def test_a_build_with_cuda_and_without_a_gpu_says_which_of_them_is_missing(monkeypatch):
@@ -41,13 +37,13 @@ def test_a_build_with_cuda_and_without_a_gpu_says_which_of_them_is_missing(monke
     monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
     monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: 0)
     with pytest.raises(TransferModeError, match="paddle sees no GPU"):
-        check_transfer_mode("gpu_direct", "gdr", "checkpoint_transfer")
+        check_transfer_mode("gpu_direct", "checkpoint_transfer")
     with pytest.raises(CallMissingError, match="this machine has no GPU"):
         DeviceMemory()
 
 
 def test_the_mode_host_is_there_for_everybody_who_has_modes():
-    check_transfer_mode("host", "gdr", "mooncake")
+    check_transfer_mode("host", "mooncake")
     assert "host" in INTERFACES
 
 
@@ -67,6 +63,13 @@ def sources(strategy, **rsync):
 def test_what_no_load_could_use_is_refused_when_the_worker_starts(strategy, rsync, error):
     with pytest.raises(error):
         sources(strategy, **rsync)
+
+
+@pytest.mark.parametrize("strategy", ["ipc", "ipc_snapshot", "delta", "rsync"])
+def test_a_strategy_without_modes_refuses_all_of_them_by_its_name(strategy):
+    text = f"the strategy {strategy} has no transfer modes; available are none"
+    with pytest.raises(TransferModeError, match=text):
+        sources(strategy).of(0, "host")
 
 
 def test_a_source_is_made_once_for_each_mode():

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from wsm.strategies import (
+    STRATEGIES,
     MemoryTarget,
     SnapshotSource,
     TensorSpec,
@@ -25,7 +26,7 @@ from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
-from wsm.strategies.transports.rsync import Rsync, RsyncSource
+from wsm.strategies.transports.by_version import RsyncSource
 from wsm.strategies.transports.transport import KeptTransport
 
 SPEC = TensorSpec("w", "U8", (4,))
@@ -80,7 +81,7 @@ def publish(directory: Path, version: int, data: bytes = b"abcd") -> None:
 
 def loaded(source: RsyncSource, version: int | None) -> tuple[int | None, bytes]:
     target = MemoryTarget([SPEC])
-    with Rsync().open(source, version) as offer:
+    with STRATEGIES["rsync"].open(source, version) as offer:
         apply_tensors(offer.tensors, target, UNOBSERVED)
     return offer.version, bytes(target.readable("w"))
 
@@ -92,7 +93,7 @@ def test_a_transport_is_built_for_the_first_load_and_kept_for_the_next(tmp_path)
     source = RsyncSource(built.kept, rank=0, world_size=1)
     for _ in range(2):
         assert loaded(source, 1) == (1, b"abcd")
-    with Rsync().preview(source, 1) as offer:
+    with STRATEGIES["rsync"].preview(source, 1) as offer:
         assert offer.version == 1
     assert [transport.closed for transport in built.transports] == [0]
     built.kept.close()
@@ -106,7 +107,7 @@ def test_after_an_error_the_transport_is_closed_and_built_anew(tmp_path):
     source = RsyncSource(built.kept)
     with pytest.raises(file_errors.SnapshotNotFoundError):
         loaded(source, 9)
-    with pytest.raises(OSError, match="the model has no memory"), Rsync().open(source, 1):
+    with pytest.raises(OSError, match="the model has no memory"), STRATEGIES["rsync"].open(source, 1):
         raise OSError("the model has no memory")
     assert loaded(source, 1) == (1, b"abcd")
     assert [transport.closed for transport in built.transports] == [1, 1, 0]

@@ -10,15 +10,30 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from wsm.strategies.buckets.receiver import BucketReceiver
-from wsm.strategies.buckets.source import IpcAsyncSource
+from wsm.strategies.buckets.source import IpcAsyncConfig, IpcAsyncSource
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
+from wsm.strategies.sections import Sections
+from wsm.strategies.strategy import Strategy
 
 
-class IpcAsync:
+class IpcAsync(Strategy):
     """Load from buckets that a trainer streams."""
 
     source_type = IpcAsyncSource
+    sections = (IpcAsyncConfig,)
+
+    def source(self, sections: Sections, rank: int, ranks: int) -> IpcAsyncSource:
+        """Return one rank's way to the configured trainer."""
+        section = sections.of(IpcAsyncConfig)
+        return IpcAsyncSource(
+            section.address,
+            rank=rank,
+            world_size=ranks,
+            connect_s=section.connect_s,
+            silence_s=section.silence_s,
+            memory_directory=section.memory_directory,
+        )
 
     @contextmanager
     def open(

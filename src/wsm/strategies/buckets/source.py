@@ -1,10 +1,40 @@
-"""Where one rank's buckets come from. Plain data; knows no sockets."""
+"""Where buckets come from: what a configuration says, and one rank's way. Plain data; knows no sockets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from wsm.config_reading import OptionFault
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
+
+
+@dataclass(frozen=True)
+class IpcAsyncConfig:
+    """Where the ``ipc_async`` strategy asks.
+
+    Parameters
+    ----------
+    address : str
+        The trainer's, one for all ranks: ``ipc:///absolute/path`` or ``tcp://127.0.0.1:port``.
+    connect_s : float
+        Seconds to wait for the trainer to offer a version.
+    silence_s : float
+        Seconds that it may say nothing once it has; and that one which ended before may take to come back.
+    memory_directory : str
+        Where shared memory lies.
+    """
+
+    address: str = ""
+    connect_s: float = 60.0
+    silence_s: float = 10.0
+    memory_directory: str = MEMORY_DIRECTORY
+
+    def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same for any number
+        """Return the first option that cannot be; see :class:`wsm.strategies.sections.CheckedSection`."""
+        if used and not self.address:
+            fix = "give the trainer's, ipc:///absolute/path or tcp://127.0.0.1:port"
+            return OptionFault("address", "is missing", fix)
+        return None
 
 
 @dataclass(frozen=True)

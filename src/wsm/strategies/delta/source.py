@@ -1,9 +1,14 @@
-"""Where one rank's deltas are looked for, and what becomes of weights that they do not fit. Plain data."""
+"""Where deltas are looked for, and what becomes of weights that they do not fit. Plain data.
+
+Said by a configuration for all ranks, and by a source for one.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+
+from wsm.config_reading import OptionFault
+from wsm.strategies.files.shard_source import ShardsConfig, ShardSource
 
 #: What may be done where a rank does not hold the base: load whole files of the directory, or refuse.
 FALLBACKS = ("full", "refuse")
@@ -13,20 +18,45 @@ MAX_CHAIN = 16
 
 
 @dataclass(frozen=True)
-class DeltaSource:
+class DeltaConfig(ShardsConfig):
+    """Where the ``delta`` strategy looks.
+
+    Parameters
+    ----------
+    directory : str
+        Holds ``deltas/{version}/``, and ``versions/{version}/`` for versions that are published whole.
+    device_ids : sequence of int
+        The device id in the names of each rank's whole files; empty: from the environment, as for snapshots.
+    fallback : str
+        ``full`` or ``refuse``: what a rank does that does not hold what a delta was made against.
+    max_chain : int
+        The most deltas that are put on top of each other.
+    """
+
+    fallback: str = "full"
+    max_chain: int = MAX_CHAIN
+
+    def fault(self, ranks: int, *, used: bool) -> OptionFault | None:
+        """Return the first option that cannot be; see :class:`wsm.strategies.sections.CheckedSection`."""
+        if self.fallback not in FALLBACKS or self.max_chain < 1:
+            found = f"are {self.fallback!r} and {self.max_chain}"
+            fix = f"fallback must be one of {', '.join(FALLBACKS)}, max_chain at least 1"
+            return OptionFault("fallback and max_chain", found, fix)
+        return super().fault(ranks, used=used)
+
+
+@dataclass(frozen=True)
+class DeltaSource(ShardSource):
     """One rank's view of a directory with deltas.
 
     Parameters
     ----------
     directory : path or str
         Holds ``deltas/{version}/``, and ``versions/{version}/`` for versions that are published whole.
-    rank : int
-        Global rank of the shard.
+    rank, world_size
+        As for :class:`wsm.strategies.files.shard_source.ShardSource`.
     device_id : int, optional
-        Physical device id in the names of whole snapshots; from the environment if not given. Deltas do not
-        have it.
-    world_size : int, optional
-        Number of ranks that it must have been written for; not checked if not given.
+        As there, in the names of whole snapshots; deltas do not have it.
     fallback : str
         ``full``: a rank that does not hold the base (released, replaced, or another version) loads whole
         files, the version's own or those of an earlier one with the deltas since. ``refuse``: it is refused.
@@ -35,9 +65,5 @@ class DeltaSource:
         The most deltas that are put on top of each other.
     """
 
-    directory: Path | str
-    rank: int
-    device_id: int | None = None
-    world_size: int | None = None
     fallback: str = "full"
     max_chain: int = MAX_CHAIN

@@ -26,21 +26,28 @@ from wsm.strategies.delta.route import (
     whole_offer,
 )
 from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
-from wsm.strategies.delta.source import DeltaSource
+from wsm.strategies.delta.source import DeltaConfig, DeltaSource
 from wsm.strategies.errors import VersionFileMissingError
 from wsm.strategies.files.snapshot_names import VERSION_FILE
 from wsm.strategies.files.version_file import read_version
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.sections import Sections
+from wsm.strategies.strategy import Strategy
 from wsm.strategies.tensor import WeightTarget
 
 _log = log.logger("strategies")
 
 
-class Delta:
+class Delta(Strategy):
     """Load changes of the version that is there."""
 
     source_type = DeltaSource
+    sections = (DeltaConfig,)
+
+    def source(self, sections: Sections, rank: int, ranks: int) -> DeltaSource:
+        """Return one rank's view of the configured directory."""
+        return sections.of(DeltaConfig).source(DeltaSource, rank, ranks)
 
     def open(
         self, source: DeltaSource, version: int | None, observer: LoadObserver = UNOBSERVED

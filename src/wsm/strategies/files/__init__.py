@@ -6,6 +6,7 @@ modules                               responsible for
 atomic_file                           a file that appears whole or not at all
 snapshot_directory                    a directory held open; nothing outside it is ever reached
 snapshot_names, device_id             what files are called; the device id in the names
+shard_source                          a directory with a shard for each rank, under such names
 version_file                          ``version.yaml``
 part_file                             one file of tensors, by its format
 safetensors_*                         the format that wsm writes

@@ -7,32 +7,12 @@ GPU uses its own number. Pure: the environment is handed in.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 
 from wsm.strategies.errors import DeviceIdError
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
-
-
-class OfDevice:
-    """A source of one rank whose files are named after the rank's device; data classes derive from it."""
-
-    rank: int
-    device_id: int | None
-
-    def resolved_device_id(self, environment: Mapping[str, str] = os.environ) -> int:
-        """Return the device id, from the environment if none was given.
-
-        Raises
-        ------
-        wsm.strategies.errors.DeviceIdError
-            If the environment gives no number either.
-        """
-        if self.device_id is not None:
-            return self.device_id
-        return device_id_from_environment(self.rank, environment)
 
 
 def device_id_from_environment(rank: int, environment: Mapping[str, str]) -> int:

@@ -3,7 +3,7 @@
 ====================================  ====================================================================
 modules                               responsible for
 ====================================  ====================================================================
-strategy                              the rank's side
+strategy, source                      the rank's side, and where it looks
 metas, pickled_metas                  the metas files, ours and FastDeploy's
 shared_segment, byte_leases           shared memory with one owner and leases for its readers
 shared_tensors                        the trainer's side: who owns the memory, and until when

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +21,8 @@ from wsm.strategies.errors import (
     UnreadableFileError,
     VersionMismatchError,
 )
-from wsm.strategies.files.device_id import OfDevice
 from wsm.strategies.files.part_file import is_pickle
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
-from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.ipc.errors import (
     MetasNotFoundError,
     OwnerDiedError,
@@ -35,9 +32,12 @@ from wsm.strategies.ipc.errors import (
 )
 from wsm.strategies.ipc.metas import HOST, IpcMetas, TensorMeta, is_metas_file, metas_name
 from wsm.strategies.ipc.pickled_metas import PickledMetas, device_tensor
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment
+from wsm.strategies.ipc.shared_segment import AttachedSegment
+from wsm.strategies.ipc.source import IpcConfig, IpcSource
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.sections import Sections
+from wsm.strategies.strategy import Strategy
 
 _MAX_METAS_BYTES = 1 << 28
 # Each further attempt takes a trainer that published anew between two of our system calls.
@@ -49,48 +49,15 @@ _LARGE_BYTES = 1 << 20
 _log = log.logger("strategies")
 
 
-@dataclass(frozen=True)
-class IpcSource(OfDevice):
-    """One rank's view of a directory of metas files.
-
-    Parameters
-    ----------
-    directory : path or str
-        Holds ``ipc_metas_{device_id}``.
-    rank : int
-        Global rank of the shard.
-    device_id : int, optional
-        Physical device id in the file name; taken from the environment if not given
-        (:mod:`wsm.strategies.files.device_id`).
-    world_size : int, optional
-        Number of ranks that the shard must have been written for; not checked if not given.
-    adopt : bool
-        Whether the target may keep the shared memory itself, where it holds none; else all is copied.
-    orphans : str
-        ``copy`` or ``refuse``: what becomes of tensors whose trainer has ended. They are never kept.
-    allow_pickle : bool
-        Whether a metas file in pickle format may be read, and so run whatever its writer put into it.
-    device_index : int, optional
-        Which of the visible devices opens CUDA handles; ``FLAGS_selected_gpus`` if not given.
-    memory_directory : str
-        Where shared memory lies.
-    """
-
-    directory: Path | str = SHARED_DIRECTORY
-    rank: int = 0
-    device_id: int | None = None
-    world_size: int | None = None
-    adopt: bool = True
-    orphans: str = "copy"
-    allow_pickle: bool = False
-    device_index: int | None = None
-    memory_directory: str = MEMORY_DIRECTORY
-
-
-class Ipc:
+class Ipc(Strategy):
     """Load from memory that a trainer shares."""
 
     source_type = IpcSource
+    sections = (IpcConfig,)
+
+    def source(self, sections: Sections, rank: int, ranks: int) -> IpcSource:
+        """Return one rank's view of the configured directory."""
+        return sections.of(IpcConfig).source(IpcSource, rank, ranks)
 
     @contextmanager
     def open(

@@ -14,19 +14,30 @@ from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.errors import EmptySnapshotError
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
+from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot.lookup import locate, locate_published
 from wsm.strategies.snapshot.manifest_files import read_version_manifest
 from wsm.strategies.snapshot.resliced_shard import open_resliced
 from wsm.strategies.snapshot.shard_parts import read_ahead
 from wsm.strategies.snapshot.shard_reader import OpenShard, open_shard
 from wsm.strategies.snapshot.slice_reader import STAGING_BYTES
-from wsm.strategies.snapshot.source import SnapshotSource
+from wsm.strategies.snapshot.source import SnapshotConfig, SnapshotSource
+from wsm.strategies.strategy import Strategy
 
 
-class IpcSnapshot:
+class IpcSnapshot(Strategy):
     """Load from snapshot files."""
 
     source_type = SnapshotSource
+    sections = (SnapshotConfig,)
+
+    def source(self, sections: Sections, rank: int, ranks: int) -> SnapshotSource:
+        """Return one rank's view of the configured directory."""
+        return sections.of(SnapshotConfig).source(SnapshotSource, rank, ranks)
+
+    def retired_from(self, sections: Sections) -> str:
+        """Return the directory that versions are published in."""
+        return sections.of(SnapshotConfig).directory
 
     @contextmanager
     def open(

@@ -1,27 +1,56 @@
-"""Where one rank's snapshot is to be looked for. Plain data; knows no files."""
+"""Where snapshots are looked for: what a configuration says, and one rank's view. Plain data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from wsm.strategies.files.device_id import OfDevice
+from wsm.config_reading import OptionFault
+from wsm.strategies.files.shard_source import ShardsConfig, ShardSource
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 
 
 @dataclass(frozen=True)
-class SnapshotSource(OfDevice):
+class SnapshotConfig(ShardsConfig):
+    """Where the ``ipc_snapshot`` strategy looks.
+
+    Parameters
+    ----------
+    directory : str
+        The model directory: parts, full files, ``versions/`` and ``version.yaml``.
+    shared_directory : str
+        The directory of last resort (FastDeploy: ``/shared_ipc_meta``).
+    device_ids : sequence of int
+        As for :class:`wsm.strategies.files.shard_source.ShardsConfig`.
+    allow_pickle : bool
+        Whether files in pickle format may be loaded, which runs code that they contain.
+    readahead_bytes : int
+        How far ahead of a load the kernel is asked to read, for files that are not in the page cache; 0
+        leaves it to the kernel.
+    """
+
+    shared_directory: str = SHARED_DIRECTORY
+    allow_pickle: bool = False
+    readahead_bytes: int = 0
+
+    def fault(self, ranks: int, *, used: bool) -> OptionFault | None:
+        """Return the first option that cannot be; see :class:`wsm.strategies.sections.CheckedSection`."""
+        if self.readahead_bytes < 0:
+            fix = "give a number of bytes, or 0 to leave it to the kernel"
+            return OptionFault("readahead_bytes", f"is {self.readahead_bytes}", fix)
+        return super().fault(ranks, used=used)
+
+
+@dataclass(frozen=True)
+class SnapshotSource(ShardSource):
     """One rank's view of a snapshot directory.
 
     Parameters
     ----------
     directory : path or str
         Holds ``versions/{version}/`` as wsm publishes them, or FastDeploy's flat files.
-    rank : int
-        Global rank of the shard.
-    device_id : int, optional
-        Physical device id in the file names; taken from the environment if not given
-        (:mod:`wsm.strategies.files.device_id`).
+    rank, device_id
+        As for :class:`wsm.strategies.files.shard_source.ShardSource`.
     world_size : int, optional
         Number of ranks of the group. A version that was written for another number is re-sliced, if it says
         how its tensors are placed; without it, the rank's own shard is taken as it is.
@@ -34,10 +63,6 @@ class SnapshotSource(OfDevice):
         cache; 0 leaves it to the kernel.
     """
 
-    directory: Path | str
-    rank: int
-    device_id: int | None = None
-    world_size: int | None = None
     shared_directory: Path | str | None = SHARED_DIRECTORY
     allow_pickle: bool = False
     readahead_bytes: int = 0

@@ -40,19 +40,6 @@ class TransportUnknownError(BadInputError):
         )
 
 
-class TransferModeError(RefusedError):
-    """The transfer mode that a command asked for is not available here. Nothing was changed."""
-
-    def __init__(self, *, mode: str, problem: str, available: Sequence[str]) -> None:
-        super().__init__(
-            f"the transfer mode {mode!r} cannot be used: {problem}; "
-            f"available are {listed(available) or 'none'}",
-            mode=mode,
-            problem=problem,
-            available=tuple(available),
-        )
-
-
 class VersionUnnamedError(BadInputError):
     """Nobody says which version is meant: not the command, and no ``version.yaml``."""
 

@@ -13,7 +13,11 @@ from dataclasses import dataclass, replace
 
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
-from wsm.strategies.transports.rsync import Rsync, RsyncSource
+from wsm.strategies.sections import Sections
+from wsm.strategies.transports.by_version import ByVersion, RsyncSource, offered, seen
+from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.configured import RsyncConfig
+from wsm.strategies.transports.transfer_modes import check_transfer_mode
 
 
 @dataclass(frozen=True)
@@ -31,21 +35,47 @@ class GdrSource(RsyncSource):
     chunk_tensors: int = 16
 
 
-class Gdr:
+class Gdr(ByVersion):
     """Load by version, over a transport, through the models' loaders."""
 
     source_type = GdrSource
+
+    def source(self, sections: Sections, rank: int, ranks: int) -> GdrSource:
+        """Return one rank's way to the versions, and the size of an auxiliary model's chunks."""
+        section = sections.of(RsyncConfig)
+        chunk = CheckpointTransferOptions.of(section.rsync_config).mtp_chunk_size
+        return GdrSource(self.transport(sections), rank, ranks, section.directory, chunk_tensors=chunk)
+
+    def check_mode(self, section: RsyncConfig) -> None:
+        """Refuse a transfer mode that is not open here.
+
+        Raises
+        ------
+        wsm.strategies.errors.TransferModeError
+            With those that are.
+        """
+        check_transfer_mode(section.transfer_mode, section.transport)
+
+    def default_mode(self, sections: Sections) -> str:
+        """Return the mode that is configured."""
+        return sections.of(RsyncConfig).transfer_mode
+
+    def in_mode(self, sections: Sections, mode: str) -> Sections:
+        """Return the sections with this mode instead of the configured one; refuse one that is not open."""
+        section = replace(sections.of(RsyncConfig), transfer_mode=mode)
+        self.check_mode(section)
+        return sections.replaced(RsyncConfig, section)
 
     @contextmanager
     def open(
         self, source: GdrSource, version: int | None, observer: LoadObserver = UNOBSERVED
     ) -> Iterator[Offer]:
-        """Let the transport offer the version, for loaders; else as ``Rsync.open``."""
-        with Rsync().open(source, version, observer) as offer:
+        """Let the transport offer the version, for loaders; else as with ``rsync``."""
+        with offered(source, version, observer) as offer:
             yield replace(offer, chunk_tensors=source.chunk_tensors)
 
     @contextmanager
     def preview(self, source: GdrSource, version: int | None) -> Iterator[Offer]:
         """Look at what :meth:`open` would offer."""
-        with Rsync().preview(source, version) as offer:
+        with seen(source, version) as offer:
             yield replace(offer, chunk_tensors=source.chunk_tensors)

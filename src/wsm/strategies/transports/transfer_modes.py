@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from wsm.strategies.errors import TransferModeError
 from wsm.strategies.transports.checkpoint_transfer import Interface
-from wsm.strategies.transports.errors import TransferModeError
 
 #: How CheckpointTransfer is called in each mode.
 INTERFACES: Mapping[str, Interface] = {
@@ -19,17 +19,14 @@ INTERFACES: Mapping[str, Interface] = {
 }
 
 
-def check_transfer_mode(mode: str, strategy: str, transport: str) -> None:
-    """Refuse a mode that cannot be used. Imports paddle for the modes that need a device.
+def check_transfer_mode(mode: str, transport: str) -> None:
+    """Refuse a mode in which a transport cannot bring a checkpoint. Imports paddle if it takes a device.
 
     Raises
     ------
     TransferModeError
-        If the strategy has no modes, there is no such one, or it needs what is not there.
+        If there is no such mode, or it needs what is not there.
     """
-    if strategy != "gdr":
-        problem = f"the strategy {strategy} has no transfer modes"
-        raise TransferModeError(mode=mode, problem=problem, available=())
     if mode == "host":
         return
     lacking = _lacking_device()

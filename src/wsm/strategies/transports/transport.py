@@ -7,13 +7,15 @@ is kept, and set up anew only after an error. Knows no particular transport.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from wsm import log
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import Offer
+from wsm.strategies.sections import Sections
 
 _log = log.logger("strategies")
 
@@ -73,6 +75,23 @@ class Transport(Protocol):
     def close(self) -> None:
         """Let the connection go. Idempotent."""
         ...
+
+
+@dataclass(frozen=True)
+class TransportKind:
+    """What ``rsync: {transport: ...}`` names.
+
+    Parameters
+    ----------
+    build : callable
+        Returns a new transport, made of what a configuration says; connects to nobody yet, and refuses
+        what no load could use.
+    sections : sequence of type
+        The sections that it reads besides the strategy's own.
+    """
+
+    build: Callable[[Sections], Transport]
+    sections: Sequence[type] = ()
 
 
 class KeptTransport:

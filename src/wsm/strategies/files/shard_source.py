@@ -1,0 +1,83 @@
+"""A directory that holds a shard for each rank, under the number of the rank's device.
+
+What a configuration says of such a directory, and one rank's view of it: what all strategies share that look
+for files by these names. Plain data; knows no files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TypeVar
+
+from wsm.config_reading import OptionFault
+from wsm.strategies.files.device_id import device_id_from_environment
+
+Source = TypeVar("Source", bound="ShardSource")
+
+
+@dataclass(frozen=True)
+class ShardSource:
+    """One rank's view of a directory of shards.
+
+    Parameters
+    ----------
+    directory : path or str
+        Where the shards are.
+    rank : int
+        Global rank of the shard.
+    device_id : int, optional
+        Physical device id in the file names; taken from the environment if not given
+        (:mod:`wsm.strategies.files.device_id`).
+    world_size : int, optional
+        Number of ranks of the group; not checked if not given.
+    """
+
+    directory: Path | str
+    rank: int
+    device_id: int | None = None
+    world_size: int | None = None
+
+    def resolved_device_id(self, environment: Mapping[str, str] = os.environ) -> int:
+        """Return the device id, from the environment if none was given.
+
+        Raises
+        ------
+        wsm.strategies.errors.DeviceIdError
+            If the environment gives no number either.
+        """
+        if self.device_id is not None:
+            return self.device_id
+        return device_id_from_environment(self.rank, environment)
+
+
+@dataclass(frozen=True)
+class ShardsConfig:
+    """What a configuration says of a directory of shards.
+
+    Parameters
+    ----------
+    directory : str
+        Where the shards are.
+    device_ids : sequence of int
+        The device id in each rank's file names; empty: from the environment (``CUDA_VISIBLE_DEVICES`` and
+        ``FLAGS_selected_gpus``), and the rank itself where there is neither.
+    """
+
+    directory: str = "."
+    device_ids: Sequence[int] = ()
+
+    def fault(self, ranks: int, *, used: bool) -> OptionFault | None:  # noqa: ARG002 - the same either way
+        """Return what is wrong with the device ids; see :class:`wsm.strategies.sections.CheckedSection`."""
+        if len(self.device_ids) in (0, ranks):
+            return None
+        found = f"{len(self.device_ids)} ids for {ranks} ranks"
+        return OptionFault("device_ids", found, "give one per rank, or none")
+
+    def source(self, kind: type[Source], rank: int, ranks: int) -> Source:
+        """Return one rank's view: whose it is, and everything else as it is said here, by the same names."""
+        said = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "device_ids"}
+        device_id = self.device_ids[rank] if self.device_ids else None
+        return kind(rank=rank, device_id=device_id, world_size=ranks, **said)

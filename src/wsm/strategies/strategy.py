@@ -1,0 +1,140 @@
+"""What a strategy is: the one thing to write for a new way for weights to arrive.
+
+Everything that is known about a way is said here by its class: what it reads of a configuration, what is
+checked when a worker starts, how one rank's source is made and let go, by which ways a version may travel,
+and how a source is opened. Only its name is given elsewhere, by whoever registers it
+(:mod:`wsm.strategies.registry`). Knows no strategy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+from wsm.strategies.observer import LoadObserver
+from wsm.strategies.offer import Offer
+from wsm.strategies.sections import Sections
+from wsm.strategies.tensor import WeightTarget
+
+
+class Strategy(ABC):
+    """One way for weights to arrive; one object for all ranks and loads of a process.
+
+    Attributes
+    ----------
+    source_type : type
+        The type of the sources that :meth:`source` makes and :meth:`open` takes.
+    sections : sequence of type
+        The sections of ``wsm.yaml`` that it reads: those of wsm's own strategies
+        (:class:`wsm.strategies.own_sections.OwnSections`), under their names there, and at most one of its
+        own, under the strategy's name. Each is a dataclass.
+    """
+
+    source_type: ClassVar[type]
+    sections: Sequence[type] = ()
+
+    @abstractmethod
+    def source(self, sections: Sections, rank: int, ranks: int) -> Any:
+        """Return where `rank` of a group of `ranks` loads from. Opens nothing and connects to nobody.
+
+        Each rank has one source for each transfer mode, which is used for every load until the worker ends.
+
+        Parameters
+        ----------
+        sections : Sections
+            What the configuration says.
+        rank, ranks : int
+            Whose source; of how many.
+        """
+
+    @abstractmethod
+    def open(self, source: Any, version: int | None, observer: LoadObserver) -> AbstractContextManager[Offer]:
+        """Find, check and open what `source` holds for one rank. Blocks on metadata only.
+
+        Leaving the context normally says that every tensor was applied; leaving it with an exception, that
+        the load has failed.
+
+        Parameters
+        ----------
+        source : source_type
+            Where to look.
+        version : int or None
+            The version that it must hold; None for the newest that the source announces.
+        observer : LoadObserver
+            Asked for cancellation while the strategy waits for somebody.
+
+        Raises
+        ------
+        wsm.strategies.errors.BadInputError
+            If there is nothing, or not what was asked for. Nothing was changed.
+        """
+
+    @abstractmethod
+    def preview(self, source: Any, version: int | None) -> AbstractContextManager[Offer]:
+        """Open like :meth:`open`, to look only: no byte is read, and a load can follow.
+
+        Raises
+        ------
+        wsm.strategies.errors.BadInputError
+            As :meth:`open`.
+        """
+
+    def check(self, sections: Sections) -> None:  # noqa: B027 - most have nothing to check
+        """Refuse what no load could use, when a worker starts. Connects to nobody.
+
+        What a section can see by itself it says earlier, when the configuration is read
+        (:class:`wsm.strategies.sections.CheckedSection`).
+
+        Raises
+        ------
+        wsm.errors.WsmError
+            Whatever says best what is wrong.
+        """
+
+    def default_mode(self, sections: Sections) -> str | None:  # noqa: ARG002 - for those that have modes
+        """Return the transfer mode of a command that names none; None, by default: there are no modes."""
+        return None
+
+    def in_mode(self, sections: Sections, mode: str) -> Sections:  # noqa: ARG002 - for those that have modes
+        """Return the sections for sources in this transfer mode; not called where there are no modes.
+
+        Raises
+        ------
+        wsm.strategies.errors.TransferModeError
+            If there is no such mode, or it is not open here.
+        """
+        return sections
+
+    def close(self, source: Any) -> None:  # noqa: B027 - most keep nothing
+        """Let go what a source has kept between loads. Idempotent."""
+
+    def retired_from(self, sections: Sections) -> str | None:  # noqa: ARG002 - for others
+        """Return the directory whose ``versions/`` hold what is loaded, and are retired by publishers.
+
+        Versions there that a group may have to load again are held
+        (:class:`wsm.strategies.snapshot.version_pins.VersionPins`). None, by default: nothing is held.
+        """
+        return None
+
+
+@runtime_checkable
+class OverTarget(Protocol):
+    """What a strategy implements besides, that brings changes of the version which a target holds."""
+
+    def open_over(
+        self, source: Any, version: int | None, observer: LoadObserver, target: WeightTarget, threads: int
+    ) -> AbstractContextManager[Offer]:
+        """Open like :meth:`Strategy.open`, for a target that is read here and written by the applier only.
+
+        Up to `threads` threads may read it, the calling one included.
+
+        Raises
+        ------
+        wsm.errors.RefusedError
+            If the target does not hold what the changes were made against. Nothing was changed.
+        wsm.strategies.errors.BadInputError
+            As :meth:`Strategy.open`.
+        """
+        ...

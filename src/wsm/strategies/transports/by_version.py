@@ -1,0 +1,151 @@
+"""What ``rsync`` and ``gdr`` share: versions by their number, over a transport that a configuration names.
+
+It finds out which version is meant, lets the transport offer it, and holds the offer against what was asked
+for. Knows no particular transport, and applies nothing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from wsm.strategies.errors import VersionMismatchError
+from wsm.strategies.files.version_file import read_version
+from wsm.strategies.observer import LoadObserver
+from wsm.strategies.offer import Offer
+from wsm.strategies.sections import Sections
+from wsm.strategies.strategy import Strategy
+from wsm.strategies.transports.configured import RsyncConfig
+from wsm.strategies.transports.errors import TransportUnknownError
+from wsm.strategies.transports.transport import KeptTransport, Transport, TransportKind
+
+
+@dataclass(frozen=True)
+class RsyncSource:
+    """One rank's way to the versions of a trainer.
+
+    Parameters
+    ----------
+    transport : Transport
+        Brings them; its owner closes it.
+    rank : int
+        Global rank of the shard.
+    world_size : int, optional
+        Number of ranks that a version must have been made for; not checked if not given.
+    directory : path or str, optional
+        Its ``version.yaml`` says which version is meant where none is named (a boot); without it the
+        transport must know.
+    """
+
+    transport: Transport
+    rank: int = 0
+    world_size: int | None = None
+    directory: Path | str | None = None
+
+
+class ByVersion(Strategy):
+    """A strategy over a transport.
+
+    Parameters
+    ----------
+    transports : mapping of str to TransportKind
+        Those that a configuration may name.
+    """
+
+    def __init__(self, transports: Mapping[str, TransportKind]) -> None:
+        self._transports = transports
+        of_transports = (section for kind in transports.values() for section in kind.sections)
+        self.sections = (RsyncConfig, *of_transports)
+
+    @abstractmethod
+    def check_mode(self, section: RsyncConfig) -> None:
+        """Refuse the configured transfer mode if versions cannot travel so.
+
+        Raises
+        ------
+        wsm.strategies.errors.TransferModeError
+            With the modes that are open.
+        """
+
+    def check(self, sections: Sections) -> None:
+        """Refuse a transport that there is not, or whose options no load could use.
+
+        Raises
+        ------
+        wsm.strategies.transports.errors.TransportUnknownError, TransportOptionError
+            With what there is instead.
+        wsm.strategies.errors.TransferModeError
+            If a mode is configured that cannot be.
+        """
+        section = sections.of(RsyncConfig)
+        if section.transport not in self._transports:
+            raise TransportUnknownError(name=section.transport, known=sorted(self._transports))
+        self.check_mode(section)
+        self._transports[section.transport].build(sections)
+
+    def transport(self, sections: Sections) -> KeptTransport:
+        """Return the configured transport, which is built for the first load and kept between loads."""
+        name = sections.of(RsyncConfig).transport
+        return KeptTransport(name, lambda: self._transports[name].build(sections))
+
+    def close(self, source: RsyncSource) -> None:
+        """Let the transport's connection go."""
+        source.transport.close()
+
+
+@contextmanager
+def offered(source: RsyncSource, version: int | None, observer: LoadObserver) -> Iterator[Offer]:
+    """Let the transport offer the version. Blocks until it is known what will come.
+
+    Parameters
+    ----------
+    source : RsyncSource
+        Where from, and whose shard.
+    version : int or None
+        The version that it must be; None for the one that ``version.yaml`` or the transport announces.
+    observer : LoadObserver
+        Asked for cancellation during every wait.
+
+    Raises
+    ------
+    wsm.strategies.errors.VersionFileMissingError, VersionFileError
+        If ``version.yaml`` was to say which version is meant, and does not.
+    wsm.strategies.errors.VersionMismatchError
+        If the transport offers another one.
+    wsm.errors.WsmError
+        What :meth:`wsm.strategies.transports.transport.Transport.open` raises.
+    """
+    wanted = wanted_version(source, version)
+    with source.transport.open(wanted, source.rank, observer, world_size=source.world_size) as offer:
+        yield _checked(offer, wanted)
+
+
+@contextmanager
+def seen(source: RsyncSource, version: int | None) -> Iterator[Offer]:
+    """Look at what :func:`offered` would offer."""
+    wanted = wanted_version(source, version)
+    with source.transport.preview(wanted, source.rank, world_size=source.world_size) as offer:
+        yield _checked(offer, wanted)
+
+
+def wanted_version(source: RsyncSource, version: int | None) -> int | None:
+    """Return the version to ask the transport for. Blocks (one small file).
+
+    Raises
+    ------
+    wsm.strategies.errors.VersionFileMissingError, VersionFileError, UnreadableFileError
+        If it is not named and ``version.yaml`` is not what it must be.
+    """
+    if version is not None or source.directory is None:
+        return version
+    return read_version(source.directory)
+
+
+def _checked(offer: Offer, wanted: int | None) -> Offer:
+    if wanted is not None and offer.version is not None and offer.version != wanted:
+        where = ", ".join(offer.files)
+        raise VersionMismatchError(requested=wanted, found=offer.version, where=where)
+    return offer

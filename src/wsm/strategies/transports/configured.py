@@ -1,0 +1,57 @@
+"""What a configuration says of transports, and CheckpointTransfer made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from wsm.strategies.sections import Sections
+from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
+from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
+from wsm.strategies.transports.transfer_modes import INTERFACES
+from wsm.strategies.transports.transport import TransportKind
+
+
+@dataclass(frozen=True)
+class RsyncConfig:
+    """How the strategies ``rsync`` and ``gdr`` reach a trainer's versions.
+
+    Parameters
+    ----------
+    transport : str
+        ``checkpoint_transfer`` or ``mooncake``, which has a section of its own.
+    directory : str or None
+        Its ``version.yaml`` says which version a boot loads (FastDeploy: the model directory); None where
+        every command names one, or the transport knows the newest.
+    verify_checksum : bool
+        Whether a stream must bring its manifest, so that every tensor is verified; without it what a trainer
+        that does not know wsm sends is applied unverified, and the receipt says so.
+    keep : bool
+        Whether a released parameter may keep memory that CheckpointTransfer handed over, instead of a copy.
+        Only for builds that never write to it again.
+    transfer_mode : str
+        For ``gdr``: ``host``, ``ipc`` or ``gpu_direct``, where the command does not say.
+    rsync_config : mapping
+        For ``checkpoint_transfer``: FastDeploy's ``rsync_config``, as it is.
+    """
+
+    transport: str = "checkpoint_transfer"
+    directory: str | None = None
+    verify_checksum: bool = True
+    keep: bool = False
+    transfer_mode: str = "host"
+    rsync_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _checkpoint_transfer(sections: Sections) -> CheckpointTransferTransport:
+    section = sections.of(RsyncConfig)
+    return CheckpointTransferTransport(
+        CheckpointTransferOptions.of(section.rsync_config),
+        interface=INTERFACES[section.transfer_mode],
+        verify_checksum=section.verify_checksum,
+        keep=section.keep,
+    )
+
+
+CHECKPOINT_TRANSFER = TransportKind(_checkpoint_transfer)

@@ -1,0 +1,122 @@
+"""Strategies that installed packages announce: found by name, imported when asked for, refused by name."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from wsm.config import config_from_mapping
+from wsm.strategies import STRATEGIES, MemoryTarget, SnapshotSource, load
+from wsm.strategies.errors import (
+    NotAStrategyError,
+    StrategyImportError,
+    StrategyTakenError,
+    UnknownStrategyError,
+)
+from wsm.strategies.registry import strategy_called
+from wsm.worker.sources import Sources
+
+#: A strategy that loads snapshots, under another name.
+TWIN = """
+from wsm.strategies import SnapshotSource, Strategy
+from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
+
+class Twin(IpcSnapshot):
+    pass
+"""
+
+
+def test_a_package_is_imported_when_its_strategy_is_asked_for_and_not_before(announce):
+    announce("twin_weights", TWIN, "twin = twin_weights:Twin")
+    Sources(config_from_mapping({"name": "g", "ranks": 1, "strategy": "ipc"}))
+    with pytest.raises(UnknownStrategyError, match=r"'triplet'; use one of .*, twin"):
+        strategy_called("triplet")
+    assert "twin_weights" not in sys.modules
+    assert Sources(config_from_mapping({"name": "g", "ranks": 1, "strategy": "twin"})).of(0).rank == 0
+    assert "twin_weights" in sys.modules
+
+
+def test_a_strategy_may_be_announced_as_a_class_or_as_an_object_and_is_made_once(announce):
+    announce("twin_weights", f"{TWIN}\nTWIN = Twin()", "one = twin_weights:TWIN\ntwo = twin_weights:Twin")
+    assert type(strategy_called("one")) is type(strategy_called("two"))
+    assert strategy_called("two") is strategy_called("two")
+
+
+def test_a_package_that_wsms_own_sections_are_enough_for_reads_them(announce, tmp_path):
+    announce("twin_weights", TWIN, "twin = twin_weights:Twin")
+    group = {"name": "g", "ranks": 2, "strategy": "twin", "snapshot": {"directory": str(tmp_path)}}
+    source = Sources(config_from_mapping(group)).of(1)
+    assert (source.directory, source.rank, source.world_size) == (str(tmp_path), 1, 2)
+
+
+def test_a_name_of_wsms_own_always_means_wsms_own(announce):
+    announce("twin_weights", TWIN, "ipc = twin_weights:Twin")
+    assert strategy_called("ipc") is STRATEGIES["ipc"]
+    assert "twin_weights" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise OSError('no licence')", "OSError: no licence"),
+        ("", "AttributeError: module 'broken_weights' has no attribute 'Broken'"),
+        ("class Broken:\n def __init__(self, address): pass", "TypeError: .*missing 1 required positional"),
+        (
+            "from wsm.strategies import Strategy\nclass Broken(Strategy): pass",
+            "TypeError: Can't instantiate abstract class Broken",
+        ),
+    ],
+    ids=["import", "raises", "no such class", "needs arguments", "half a strategy"],
+)
+def test_a_package_that_cannot_be_imported_is_named_with_its_entry_point_and_the_reason(
+    announce, code, reason
+):
+    announce("broken_weights", code, "broken = broken_weights:Broken")
+    with pytest.raises(StrategyImportError, match=reason) as caught:
+        config_from_mapping({"name": "g", "ranks": 1, "strategy": "broken", "broken": {}})
+    assert (caught.value.name, caught.value.entry_point) == ("broken", "broken_weights:Broken")
+    assert "the package broken_weights announces the load strategy 'broken'" in str(caught.value)
+    with pytest.raises(StrategyImportError):
+        load(SnapshotSource(".", 0), MemoryTarget(()), name="broken")
+
+
+WITHOUT_TYPE = """
+from wsm.strategies import Strategy
+class Broken(Strategy):
+ sections = SECTIONS
+ source = open = preview = None"""
+TWO_SECTIONS = """
+from dataclasses import make_dataclass
+SECTIONS = (make_dataclass("A", ["a"]), make_dataclass("B", ["b"]))"""
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("Broken = 3", "it is 3"),
+        ("class Broken: pass", "it is <broken_weights.Broken object"),
+        (f"SECTIONS = ()\n{WITHOUT_TYPE}", "it has no source_type that is a type"),
+        (f"SECTIONS = (int,)\n{WITHOUT_TYPE}\n source_type = int", "not a sequence of dataclasses"),
+        (f"SECTIONS = None\n{WITHOUT_TYPE}\n source_type = int", "its sections are None"),
+        (f"{TWO_SECTIONS}{WITHOUT_TYPE}\n source_type = int", "more than one section of its own"),
+    ],
+    ids=["a number", "another class", "no type", "no dataclass", "no sections", "two sections"],
+)
+def test_what_is_announced_and_is_no_strategy_is_refused_with_its_package(announce, code, problem):
+    announce("broken_weights", code, "broken = broken_weights:Broken")
+    with pytest.raises(NotAStrategyError, match=problem) as caught:
+        strategy_called("broken")
+    assert caught.value.origin == "the package broken_weights (broken_weights:Broken)"
+
+
+def test_two_packages_with_one_name_are_refused_by_both_names(announce):
+    announce("one_weights", TWIN, "twin = one_weights:Twin")
+    announce("two_weights", TWIN, "twin = two_weights:Twin")
+    with pytest.raises(StrategyTakenError, match="'twin'") as caught:
+        strategy_called("twin")
+    assert sorted(caught.value.holders) == [
+        "the package one_weights (one_weights:Twin)",
+        "the package two_weights (two_weights:Twin)",
+    ]
