@@ -42,6 +42,54 @@ def test_a_directory_has_the_digests_that_its_publisher_reported(wsm: Run, snaps
     assert [(entry["rank"], entry["version"]) for entry in older] == [(1, 2)]
 
 
+def configuration(directory: Path, **options: object) -> Path:
+    file = directory / "wsm.yaml"
+    file.write_text(json.dumps({"name": "policy", "ranks": 2, **options}))
+    return file
+
+
+def test_a_configuration_stands_for_what_its_strategy_would_load(
+    wsm: Run, snapshots: Path, tmp_path: Path
+) -> None:
+    shards = {rank: {spec.name: (spec, b"\x03" * spec.nbytes) for spec in SPECS} for rank in range(2)}
+    with SharedTensors(tmp_path / "metas") as shared:
+        shared.publish(3, shards)
+        ids = {"directory": str(tmp_path / "metas"), "device_ids": [0, 1]}
+        config = configuration(tmp_path, strategy="ipc", ipc=ids)
+        verified = wsm("verify", config)
+        assert (verified.code, verified.err) == (0, "")
+        assert [line.endswith("2 tensors verified") for line in verified.out.splitlines()] == [True, True]
+        published = publish(snapshots, 3)
+        assert wsm("diff", config, snapshots).code == 0
+        (entry,) = json.loads(wsm("digest", config, "--rank", 1, "--json").out)
+        assert (entry["rank"], entry["digest"]) == (1, published.digests[1])
+        assert wsm("digest", config, "--version", 2).code == 1
+
+
+def test_a_configuration_whose_versions_only_its_ranks_can_take_is_refused(wsm: Run, tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/nobody"
+    config = configuration(tmp_path, strategy="ipc_async", ipc_async={"address": address})
+    ended = wsm("verify", config)
+    assert ended.code == 1
+    assert "the strategy ipc_async, whose versions only the ranks can take" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "text"),
+    [
+        ({"strategy": "teleport"}, [], "no load strategy is called 'teleport'"),
+        ({}, ["--rank", 2], "rank 2 is none of the 2 of policy"),
+        ({"snapshot": {"dir": "."}}, [], "wsm.yaml: snapshot: 'dir' is unknown; the options are directory"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_wrong_usage(
+    wsm: Run, tmp_path: Path, options: dict, arguments: list, text: str
+) -> None:
+    ended = wsm("digest", configuration(tmp_path, **options), *arguments)
+    assert ended.code == 2
+    assert text in ended.err
+
+
 def test_a_file_by_itself_has_the_digest_of_its_shard_and_of_each_tensor(wsm: Run, snapshots: Path) -> None:
     ended = wsm("digest", part(snapshots, 1), "--tensors")
     assert ended.code == 0

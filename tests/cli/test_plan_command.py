@@ -62,6 +62,20 @@ def test_a_rank_that_is_none_of_the_group_is_wrong_usage(wsm: Run, config: Path,
     assert wsm("plan", config, *arguments).code == 2
 
 
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("strategy: teleport", "no load strategy is called 'teleport'"),
+        ("stratgy: ipc", "did you mean 'strategy'?"),
+    ],
+)
+def test_a_strategy_that_there_is_not_is_wrong_usage(wsm: Run, config: Path, option: str, text: str) -> None:
+    config.write_text(f"{config.read_text()}{option}\n")
+    ended = wsm("plan", config, "--rank", 0)
+    assert ended.code == 2
+    assert text in ended.err
+
+
 def test_what_does_not_fit_all_ranks_at_once_is_a_typed_error_with_both_numbers() -> None:
     phases = plan_memory(preview(100, 20), LoadWay.HOT)
     assert phases is not None

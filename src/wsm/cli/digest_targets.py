@@ -1,16 +1,19 @@
-"""What the digest commands may be pointed at: a file, a directory, a metas file, or a group's name.
+"""What the digest commands may be pointed at: files, a directory, a configuration, or a group's name.
 
-A path that exists is taken for what it is, anything else for the name of a group. What a group holds is what
+A path that exists is taken for what it is, anything else for the name of a group. A configuration stands for
+what its strategy would load, for every rank. What a group holds is what
 its ranks reported, and wrote beside their journals, when they read their memory back after the last load;
 they are not disturbed.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
-from wsm.cli.errors import NoSuchPathError, NothingKnownError
-from wsm.cli.failures import wrong_usage
+from wsm.cli.configuration import read_config
+from wsm.cli.errors import NoSuchPathError, NothingKnownError, NotRereadableError
+from wsm.cli.failures import WRONG_USAGE, CommandEndedError, wrong_usage
 from wsm.cli.groups import known_group
 from wsm.controller.group_view import GroupView
 from wsm.protocol.view import View
@@ -24,6 +27,10 @@ from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.ipc.strategy import rank_of_metas
 from wsm.strategies.snapshot.shards_present import shards_in
 from wsm.strategies.snapshot.source import SnapshotSource
+from wsm.worker.sources import Sources
+
+#: How the file of a configuration is called.
+_CONFIGURATIONS = (".yaml", ".yml")
 
 
 def inventories(
@@ -42,6 +49,8 @@ def inventories(
     ------
     wsm.errors.BadInputError
         If something there cannot be read.
+    NotRereadableError
+        If reading what a configuration names would take it from a rank.
     NothingKnownError
         If a group holds nothing that was verified.
     CommandEndedError
@@ -55,6 +64,8 @@ def inventories(
             if rank in (None, shard)
         ]
         return found or [_of_directory(path, rank or 0, rank or 0, version, allow_pickle=allow_pickle)]
+    if path.suffix in _CONFIGURATIONS and path.is_file():
+        return _of_configuration(path, rank, version)
     if path.exists():
         if is_metas_file(path.name) and path.name.rpartition("_")[2].isdecimal():
             return [_of_metas(path, version, allow_pickle=allow_pickle)]
@@ -70,6 +81,23 @@ def _of_directory(
 ) -> Inventory:
     source = SnapshotSource(path, rank, device_id=device, shared_directory=None, allow_pickle=allow_pickle)
     return take_inventory(source, strategy="ipc_snapshot", rank=rank, version=version)
+
+
+def _of_configuration(path: Path, rank: int | None, version: int | None) -> list[Inventory]:
+    with wrong_usage():
+        config = read_config(path)
+        sources = Sources(config)
+    with closing(sources):
+        if rank is not None and rank >= config.ranks:
+            said = f"rank {rank} is none of the {config.ranks} of {config.name}"
+            raise CommandEndedError(said, exit_code=WRONG_USAGE)
+        if not sources.rereadable:
+            raise NotRereadableError(file=str(path), strategy=config.strategy)
+        return [
+            take_inventory(sources.of(each), strategy=config.strategy, rank=each, version=version)
+            for each in range(config.ranks)
+            if rank in (None, each)
+        ]
 
 
 def _of_metas(path: Path, version: int | None, *, allow_pickle: bool) -> Inventory:

@@ -61,9 +61,11 @@ def digest(
 ) -> None:
     """Read what TARGET holds and print its digest, per rank.
 
-    TARGET is a file of tensors, a snapshot directory, a metas file of shared tensors, or the name of a group.
-    Files and shared memory are read; a group's digests are those that its ranks computed from their memory
-    after the last load. Equal digests mean equal names, dtypes, shapes and bytes, wherever they are.
+    TARGET is a file of tensors, a snapshot directory, a metas file of shared tensors, a configuration
+    (wsm.yaml: what its strategy would load, where that can be read without a rank or a trainer noticing),
+    or the name of a group. Files and shared memory are read; a group's digests are those that its ranks
+    computed from their memory after the last load. Equal digests mean equal names, dtypes, shapes and bytes,
+    wherever they are.
     """
     found = inventories(target, rank=rank, version=version, allow_pickle=allow_pickle, journals=journals)
     if as_json:
@@ -124,6 +126,7 @@ def diff(
     examples=(
         ("wsm verify /models/policy", "every byte of the newest version, against its manifests"),
         ("wsm verify /shared_ipc_meta/ipc_metas_0", "shared tensors against their metas"),
+        ("wsm verify wsm.yaml --version 8", "what a group would load, whatever its strategy's files"),
         ("wsm verify policy", "whether all ranks of a group hold one publication"),
     ),
 )

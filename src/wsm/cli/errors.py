@@ -32,6 +32,18 @@ class ForeignConfigurationError(BadInputError):
         )
 
 
+class NotRereadableError(RefusedError):
+    """What a configuration names reaches each rank once; whoever reads it takes it from the rank."""
+
+    def __init__(self, *, file: str, strategy: str) -> None:
+        super().__init__(
+            f"{file} has the strategy {strategy}, whose versions only the ranks can take; "
+            "ask the group by its name what it holds, or plan with 'wsm plan'",
+            file=file,
+            strategy=strategy,
+        )
+
+
 class PaddleRequiredError(RefusedError):
     """A command computes, and paddle is not installed."""
 

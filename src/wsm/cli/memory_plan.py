@@ -45,9 +45,9 @@ def plan(config_file: Path, *, rank: int, version: int | None, hot: bool, as_jso
     """
     with wrong_usage():
         config = read_config(config_file)
+        sources = Sources(config)
     if rank >= config.ranks:
         raise CommandEndedError(f"rank {rank} is none of the {config.ranks} of {config.name}", exit_code=2)
-    sources = Sources(config)
     try:
         preview = inspect_source(sources.of(rank), version, name=config.strategy)
     finally:

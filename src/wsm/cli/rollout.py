@@ -55,10 +55,14 @@ def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> No
 def _announce(group: RolloutSupervisor) -> None:
     from wsm.rollout.run_directory import log_path, run_directory_path  # noqa: PLC0415 - the same
 
-    name = group.config.group.name
+    config = group.config.group
+    name = config.name
     now = group.controller.status()
     pids = ", ".join(map(str, group.pids()))
-    click.echo(f"{name} serves version {now.version} on {group.config.group.ranks} ranks (processes {pids})")
-    click.echo(f"snapshots are loaded from {group.config.group.snapshot.directory}")
+    click.echo(f"{name} serves version {now.version} on {config.ranks} ranks (processes {pids})")
+    if config.strategy == "ipc_snapshot":
+        click.echo(f"snapshots are loaded from {config.snapshot.directory}")
+    else:
+        click.echo(f"weights arrive by the strategy {config.strategy}")
     click.echo(f"ranks log to {log_path(run_directory_path(name), 0)} and so on")
     click.echo(f"drive it: wsm status {name} | wsm clear {name} | wsm update {name}; Ctrl-C ends it")

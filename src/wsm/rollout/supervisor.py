@@ -195,16 +195,9 @@ class RolloutSupervisor:
 
     def _boot(self, segment: Segment) -> Receipt:
         """Load the announced version, or initial weights where the snapshot directory is empty."""
-        directory = Path(self.config.group.snapshot.directory)
-        if self.config.group.strategy == "ipc_snapshot" and _is_empty(directory):
-            shape, ranks = self.config.engine.shape, self.config.group.ranks
-            full = initial_state(shape, self.config.seed)
-            shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
-            publish_snapshot(directory, INITIAL_VERSION, shards, placements=placements(shape))
-        try:
-            version = read_version(directory)
-        except VersionFileMissingError:
-            version = None
+        version = None  # whichever the ranks' source announces
+        if self.config.group.strategy == "ipc_snapshot":
+            version = self._snapshot_to_begin_with()
         receipt = None
         while receipt is None:
             with contextlib.suppress(RankLostError, EpochEndedError, CommandOpenError, RoleBusyError):
@@ -213,6 +206,18 @@ class RolloutSupervisor:
                 # A rank died while the group booted. Nothing was served before, so nothing is restored.
                 self._wait_until_recovered(segment)
         return receipt
+
+    def _snapshot_to_begin_with(self) -> int | None:
+        directory = Path(self.config.group.snapshot.directory)
+        if _is_empty(directory):
+            shape, ranks = self.config.engine.shape, self.config.group.ranks
+            full = initial_state(shape, self.config.seed)
+            shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
+            publish_snapshot(directory, INITIAL_VERSION, shards, placements=placements(shape))
+        try:
+            return read_version(directory)
+        except VersionFileMissingError:
+            return None
 
     def _host(self, undo: contextlib.ExitStack) -> None:
         words = self.config.group.engine_words

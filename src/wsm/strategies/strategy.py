@@ -30,10 +30,14 @@ class Strategy(ABC):
         The sections of ``wsm.yaml`` that it reads: those of wsm's own strategies
         (:class:`wsm.strategies.own_sections.OwnSections`), under their names there, and at most one of its
         own, under the strategy's name. Each is a dataclass.
+    rereadable : bool
+        Whether anybody may read a version, as often as they like, without a rank or a trainer noticing;
+        commands that only look read such versions whole. Not so, by default.
     """
 
     source_type: ClassVar[type]
     sections: Sequence[type] = ()
+    rereadable: ClassVar[bool] = False
 
     @abstractmethod
     def source(self, sections: Sections, rank: int, ranks: int) -> Any:

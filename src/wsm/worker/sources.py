@@ -42,6 +42,11 @@ class Sources:
         return self._config.strategy
 
     @property
+    def rereadable(self) -> bool:
+        """Whether they may be read whole by others than the ranks, which notice nothing."""
+        return self._strategy.rereadable
+
+    @property
     def threads(self) -> int | None:
         """How many threads of a rank copy and digest; None where a load decides."""
         return self._config.load_threads or None

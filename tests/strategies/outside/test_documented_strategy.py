@@ -17,6 +17,9 @@ from small_model import SPECS as SERVED
 
 from wsm import Controller, load_config
 from wsm.errors import WsmError
+from wsm.rollout.config import rollout_config_from_mapping
+from wsm.rollout.sharding import initial_state, shard
+from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.strategies import MemoryTarget, TensorSpec, inspect, load
 from wsm.strategies.errors import CoverageError, UnreadableFileError, VersionMismatchError
 from wsm.worker.sources import Sources
@@ -72,13 +75,21 @@ def test_what_is_wrong_is_refused_by_its_file_before_anything_is_touched(config,
 
 
 @pytest.mark.processes
-def test_the_command_line_plans_for_it(config, tmp_path):
+def test_the_command_line_plans_for_it_and_reads_it(config, tmp_path):
     publish(tmp_path, 7, ARRAYS)
-    command = [sys.executable, "-m", "wsm.cli.main", "plan", config, "--rank", "1", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert (found["strategy"], found["version"], found["bytes"]) == ("npz", 7, 32)
+
+    def said(command):
+        line = [sys.executable, "-m", "wsm.cli.main", command, config, "--rank", "1", "--json"]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    plan = said("plan")
+    assert (plan["strategy"], plan["version"], plan["bytes"]) == ("npz", 7, 32)
+    (held,) = said("digest")
+    target = MemoryTarget(SPECS)
+    loaded = load(Sources(load_config(config)).of(1), target, name="npz")
+    assert (held["rank"], held["version"], held["digest"]) == (1, 7, loaded.digest)
 
 
 @pytest.mark.processes
@@ -105,3 +116,19 @@ def test_a_group_of_real_workers_loads_by_it_from_its_wsm_yaml(tmp_path):
             assert controller.status().serving
     finally:
         group.close()
+
+
+@pytest.mark.paddle
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_rollout_group_serves_what_it_brings(tmp_path):
+    group = {"name": f"npz-rollout-{os.getpid()}", "strategy": "npz", "npz": {"directory": str(tmp_path)}}
+    model = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 64}
+    config = rollout_config_from_mapping({"group": group, "model": model})
+    shape = config.engine.shape
+    for rank in range(2):
+        np.savez(tmp_path / f"rank{rank}.npz", version=5, **shard(initial_state(shape, 3), shape, rank, 2))
+    with RolloutSupervisor(config) as supervisor, supervisor.client() as client:
+        assert client.generate([[1, 2, 3]], max_tokens=2)[0].versions == (5, 5)
+        receipt = supervisor.controller.update(5, force=True)
+        assert {each.rank: each.version for each in receipt.ranks} == {0: 5, 1: 5}

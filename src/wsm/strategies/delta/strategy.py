@@ -44,6 +44,7 @@ class Delta(Strategy):
 
     source_type = DeltaSource
     sections = (DeltaConfig,)
+    rereadable = True
 
     def source(self, sections: Sections, rank: int, ranks: int) -> DeltaSource:
         """Return one rank's view of the configured directory."""

@@ -54,6 +54,7 @@ class Ipc(Strategy):
 
     source_type = IpcSource
     sections = (IpcConfig,)
+    rereadable = True
 
     def source(self, sections: Sections, rank: int, ranks: int) -> IpcSource:
         """Return one rank's view of the configured directory."""

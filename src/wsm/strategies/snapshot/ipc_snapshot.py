@@ -30,6 +30,7 @@ class IpcSnapshot(Strategy):
 
     source_type = SnapshotSource
     sections = (SnapshotConfig,)
+    rereadable = True
 
     def source(self, sections: Sections, rank: int, ranks: int) -> SnapshotSource:
         """Return one rank's view of the configured directory."""
