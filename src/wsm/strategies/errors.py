@@ -9,6 +9,8 @@ The errors about files are in :mod:`wsm.strategies.file_errors`, those about ten
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wsm.errors import BadInputError, RefusedError
 from wsm.strategies.apply_errors import (
     CoverageError,
