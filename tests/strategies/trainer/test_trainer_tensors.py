@@ -105,3 +105,23 @@ def test_a_name_that_no_file_can_hold_is_refused(name):
 def test_a_tensor_that_changes_its_shape_meanwhile_is_refused():
     with pytest.raises(errors.TrainerTensorError, match="changed"):
         bytes_of({"t": b"xyz"}, TensorSpec("t", "U8", (2,)))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        np.zeros(4, "<f4"),
+        np.zeros((2, 3), "<f4"),
+        np.zeros((2, 2), "<f8"),
+        np.zeros((2, 2), ">f4"),
+        [0.0] * 4,
+    ],
+    ids=["flat", "larger", "wider", "of another byte order", "no tensor"],
+)
+def test_a_tensor_that_became_another_one_while_it_was_published_is_refused(other):
+    tensors = {"w": np.zeros((2, 2), "<f4")}
+    (spec,) = specs_of(tensors)
+    assert bytes_of(tensors, spec) == bytes(16)
+    tensors["w"] = other
+    with pytest.raises(errors.TrainerTensorError, match="'w'"):
+        bytes_of(tensors, spec)

@@ -103,7 +103,7 @@ class BucketReceiver:
             directory=self._source.memory_directory,
         )
         self._trainer.send(say.Ready())
-        self._await_written(self._window, min(end, 1))
+        self._await_written(min(end, 1))
 
     def offer(self) -> Offer:
         """Return what comes, to be applied in its order."""
@@ -170,8 +170,7 @@ class BucketReceiver:
         piece = self._buckets[bucket][position]
         self._close_buckets(bucket - 1)
         if self._window is not None:
-            await_written = partial(self._await_written, self._window)
-            self._window.read(piece.place + offset - piece.begin, destination, await_written)
+            self._window.read(piece.place + offset - piece.begin, destination, self._await_written)
 
     def _verify(self, places: _Places, end: int, digest: RunningDigest) -> None:
         """Remember the digest of a complete piece; after a bucket's last one, see what it should be.
@@ -207,8 +206,11 @@ class BucketReceiver:
             self._closed += 1
             self._trainer.send(say.Ack(bucket))
 
-    def _await_written(self, window: IncomingWindow, place: int) -> None:
+    def _await_written(self, place: int) -> None:
         """Wait until all bytes before `place` are written, and hear meanwhile what the trainer says."""
+        window = self._window
+        if window is None:  # nothing is mapped in a preview, and nothing read
+            return
 
         def ready() -> bool:
             try:

@@ -113,6 +113,7 @@ class RankStream:
         self._acknowledged = 0
         self._current: tuple[int, memoryview, RunningDigest] = (-1, memoryview(b""), running_digest())
         self._digests = [digest_of(b"")] * len(self._specs)
+        self._content_digest: str | None = None
 
     @property
     def name(self) -> str:
@@ -164,7 +165,7 @@ class RankStream:
             and message.index == self._acknowledged < self._sent
         ):
             self._acknowledged += 1
-        elif message == say.Done(self.content_digest()) and self.stage is Stage.ENDED:
+        elif self.stage is Stage.ENDED and message == say.Done(self.content_digest()):
             self.stage = Stage.DONE
         else:
             raise PeerMessageError(peer=self.name, problem=f"it is {message}, {self.stage.value} was due")
@@ -203,8 +204,10 @@ class RankStream:
         return say.End(len(self._buckets), self.content_digest())
 
     def content_digest(self) -> str:
-        """Digest of all tensors, once all are filled."""
-        return shard_digest(zip(self._specs, self._digests, strict=True))
+        """Digest of all tensors, once the last bucket is written; not to be asked for before."""
+        if self._content_digest is None:
+            self._content_digest = shard_digest(zip(self._specs, self._digests, strict=True))
+        return self._content_digest
 
     def _look_at_mark(self, marks: Marks) -> None:
         taken = marks.taken()

@@ -8,6 +8,7 @@ any C-contiguous object with the buffer protocol. numpy is only looked at, never
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from wsm.strategies.documents.strict_json import is_text
@@ -74,13 +75,28 @@ def bytes_of(tensors: TrainerTensors, spec: TensorSpec) -> memoryview:
         If it no longer is what `spec` says, or its buffer is not contiguous.
     """
     value = tensors[spec.name]
-    if _spec(spec.name, value) != spec:
+    if not _is_still(value, spec):
         raise TrainerTensorError(tensor=spec.name, problem="it changed while it was being published")
+    return _bytes(spec.name, value)
+
+
+def tensor_of(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
+    """Return the spec and the bytes of a tensor that is there for now only, looked at once.
+
+    Raises
+    ------
+    TrainerTensorError
+        If it is no tensor in an accepted form, or its buffer is not contiguous.
+    """
+    return _spec(name, value), _bytes(name, value)
+
+
+def _bytes(name: str, value: Any) -> memoryview:
     buffer = value[1] if isinstance(value, tuple) else value
     if _is_array(buffer):
         # numpy's own view: custom dtypes (bfloat16, float8) have no buffer protocol of their own.
         buffer = buffer.ravel("C").view("u1") if buffer.size else b""
-    return _flat(spec.name, buffer)
+    return _flat(name, buffer)
 
 
 def _spec(name: object, value: Any) -> TensorSpec:
@@ -93,14 +109,27 @@ def _spec(name: object, value: Any) -> TensorSpec:
     if isinstance(value, tuple):
         return _declared(name, value)
     if _is_array(value):
-        dtype = value.dtype
-        if dtype.name not in _BY_NUMPY_NAME or not dtype.isnative:
+        dtype = _of_numpy(value.dtype)
+        if dtype is None:
             raise TrainerTensorError(
-                tensor=name, problem=f"its dtype is {dtype.name}, byte order {dtype.byteorder}"
+                tensor=name, problem=f"its dtype is {value.dtype.name}, byte order {value.dtype.byteorder}"
             )
-        return TensorSpec(name, _BY_NUMPY_NAME[dtype.name], tuple(map(int, value.shape)))
+        return TensorSpec(name, dtype, tuple(value.shape))
     view = _view(name, value)
     return TensorSpec(name, _dtype_of_format(name, view), tuple(view.shape or ()))
+
+
+def _is_still(value: Any, spec: TensorSpec) -> bool:
+    """Whether a tensor is what `spec`, made of it before, says; nothing that cannot change is looked at."""
+    if not isinstance(value, tuple) and _is_array(value):
+        return tuple(value.shape) == spec.shape and _of_numpy(value.dtype) == spec.dtype
+    return _spec(spec.name, value) == spec
+
+
+@lru_cache(maxsize=64)
+def _of_numpy(dtype: Any) -> str | None:
+    """Return our name of a numpy dtype; None if there is none. numpy makes a dtype's name up at each look."""
+    return _BY_NUMPY_NAME.get(dtype.name) if dtype.isnative else None
 
 
 def _is_array(value: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
-from wsm.strategies.trainer.tensors import bytes_of, specs_of
+from wsm.strategies.trainer.tensors import tensor_of
 
 
 class _Held:
@@ -44,8 +44,7 @@ def foreign_bytes(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
         If it is no tensor in an accepted form.
     """
     if not is_paddle_tensor(value):
-        (spec,) = specs_of({name: value})
-        return spec, bytes_of({name: value}, spec)
+        return tensor_of(name, value)
     dtype = paddle_name(value)
     if dtype not in PADDLE_DTYPES:
         raise TrainerTensorError(tensor=name, problem=f"its dtype is paddle's {dtype}")
