@@ -249,6 +249,8 @@ def load_config(path: str | Path) -> WsmConfig:
     ------
     ConfigurationError
         If the file cannot be read, is not a mapping, or holds an unknown, missing or ill-typed value.
+    wsm.strategies.errors.StrategyImportError, NotAStrategyError, StrategyTakenError
+        If it names a strategy that a package announces, and that cannot be had.
     """
     where = str(path)
     content = read_yaml(
@@ -267,7 +269,7 @@ def config_from_mapping(content: Mapping[str, Any], *, where: str = "mapping") -
 
     Raises
     ------
-    ConfigurationError
+    wsm.errors.WsmError
         As :func:`load_config`.
     """
     nested = {**OWN_SECTIONS, "deadlines": Deadlines, "engine_words": EngineWordsConfig}

@@ -6,6 +6,7 @@ from wsm.actions.surfaces import GroupKind
 from wsm.config import ConfigurationError
 from wsm.rollout.config import load_rollout_config, rollout_config_from_mapping
 from wsm.rollout.errors import ModelShapeError, RolloutConfigError
+from wsm.strategies.errors import UnknownStrategyError
 
 FULL = """
 group:
@@ -86,6 +87,11 @@ def test_the_other_sections_have_errors_of_their_own():
         rollout_config_from_mapping({})
     with pytest.raises(ModelShapeError, match="3 ranks"):
         rollout_config_from_mapping({}, name="x", ranks=3)
+
+
+def test_a_strategy_that_there_is_not_is_refused_before_a_process_is_started():
+    with pytest.raises(UnknownStrategyError, match="'teleport'; use one of"):
+        rollout_config_from_mapping({"group": {"name": "x", "strategy": "teleport"}})
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):

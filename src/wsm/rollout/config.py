@@ -21,6 +21,7 @@ from wsm.rollout.engine import EngineOptions, Limits
 from wsm.rollout.errors import RolloutConfigError
 from wsm.rollout.run_directory import SNAPSHOT_DIRECTORY, run_directory_path
 from wsm.rollout.shape import ModelShape
+from wsm.strategies.registry import strategy_called
 
 _SECTIONS = ("group", "model", "engine", "load", "recovery", "seed")
 
@@ -113,6 +114,8 @@ class RolloutConfig:
     ------
     RolloutConfigError, ModelShapeError
         If the parts do not fit each other.
+    wsm.errors.WsmError
+        If there is no such strategy, as :func:`wsm.strategies.registry.strategy_called`.
     """
 
     group: WsmConfig
@@ -124,6 +127,7 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         """Check what no single part can."""
         self.engine.shape.check_ranks(self.group.ranks)
+        strategy_called(self.group.strategy)  # every rank would refuse it, one process after the other
         if not self.group.follow:
             self._refuse("group.follow", "must be true: all ranks but rank 0 follow it into its steps")
         shape, load = self.engine.shape, self.load
