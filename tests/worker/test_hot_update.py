@@ -82,6 +82,17 @@ def test_a_rank_serves_the_old_version_while_it_stages_and_the_new_one_after_the
     assert replay(rank.worker.journal).impossible is None
 
 
+def test_a_loop_without_work_waits_while_it_stages_and_leaves_the_staging_thread_its_time(rank, steered):
+    steered.hold()
+    pending = rank.controller.begin_update(2, hot=True)
+    poll_until(rank, steered.inside.is_set)
+    step(rank)
+    assert rank.worker.wait(3600) is False  # and not an hour, for what ends a staging changes no word
+    steered.release()
+    rank.run(pending)
+    assert pending.result().version == 2
+
+
 def test_the_loop_thread_loads_nothing(rank, steered):
     steered.threads.clear()
     rank.update(2, hot=True)

@@ -135,6 +135,8 @@ class RankDriver:
             move = protocol.advance(standing.state, view)
             standing.take(move)
             todo = self._beside[move.todo](view) if move.todo in self._beside else move.todo
+            if todo is Todo.JOIN:
+                todo = self._behind(view, idle=idle)
             if todo in (Todo.SERVE, Todo.JOIN):
                 if idle and todo is Todo.SERVE and standing.state.phase is not Phase.IDLE:
                     self._words.wait(watches, IDLE_WAIT_S)  # else an idle loop would turn as fast as it can
@@ -209,6 +211,18 @@ class RankDriver:
             standing.take(protocol.staged(standing.shown()))
             return Todo.LOOK
         return Todo.SERVE if may_step(standing.state, view) else Todo.WAIT
+
+    def _behind(self, view: View, *, idle: bool) -> Todo:
+        """Peers are in a later step, which this rank must join; but first it looks after a hot update.
+
+        Ranks step on while one is begun and staged, so whoever is always a little late would find them ahead
+        for ever. To the others it is as if they had entered that step a moment later.
+        """
+        state = self._standing.state
+        if state.phase is Phase.STAGING:
+            return Todo.LOOK if self._stage(view) is Todo.LOOK else Todo.JOIN
+        begins = state.phase is Phase.BEGINNING and state.operation.is_hot
+        return Todo.BEGIN if begins and not idle else Todo.JOIN  # if idle, it has tried since its last step
 
     def _accept(self, _view: View) -> None:
         standing = self._standing

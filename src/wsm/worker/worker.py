@@ -30,6 +30,7 @@ from wsm.states.journal import Journal
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.worker.attaching import attach_rank
+from wsm.worker.driver import IDLE_WAIT_S
 from wsm.worker.execution import Load
 from wsm.worker.loading import find_function, load_function, proven
 from wsm.worker.participation import Work, join_group
@@ -53,6 +54,9 @@ class Turn(enum.Enum):
 SERVE = Turn.SERVE
 JOIN = Turn.JOIN
 HOLD = Turn.HOLD
+
+#: While a command goes on beside the loop, which steps if it has work.
+_BESIDE = frozenset({Phase.STAGING, Phase.STAGED})
 
 _TURNS = {Todo.SERVE: SERVE, Todo.JOIN: JOIN}
 
@@ -221,12 +225,17 @@ class Worker:
         Returns
         -------
         bool
-            Whether a word of the group changed. Entering a step wakes nobody, so a rank that follows
-            others should poll every millisecond or so.
+            Whether a word of the group changed, or there is something to do already. Entering a step wakes
+            nobody, so a rank that follows others should poll every millisecond or so. While a hot update is
+            staged it returns within a millisecond.
         """
         watches = self._words.watches()  # first: a command that arrives now must not be taken for an old one
         if self._memory[self._command] != self._quiet:
-            return True
+            if self._driver.state.phase not in _BESIDE:
+                return True
+            # Not on the words: peers that step change them, and a loop that comes straight back lets the
+            # interpreter go only for moments that the staging thread misses on a busy machine.
+            return self._words.wait([], min(timeout_s, IDLE_WAIT_S))
         return self._words.wait(watches, timeout_s)
 
     def fileno(self) -> int:
