@@ -28,8 +28,8 @@ COPIES_IN_MEMORY = 6
 # Larger models, and cold ones, are loaded this often at most: a load takes a second or more.
 _MANY_LOADS_MIB, _FEW_LOADS = 512, 3
 
-# A part or two buckets, and 64 MiB: the most that a load may take beside the model.
-_PART_MIB, _BUCKETS_MIB = 64 + 64, 2 * 4 + 64
+# A part or a stream's window, and 64 MiB: the most that a load may take beside the model.
+_PART_MIB, _WINDOW_MIB = 64 + 64, 2 + 64
 
 WARM = (
     Case("memcpy, two threads"),
@@ -41,7 +41,7 @@ WARM = (
     Case("ipc, copied", aim=1.0, extra_aim_mib=_PART_MIB),
     Case("ipc, copied", digests=False),
     Case("ipc, kept", extra_aim_mib=_PART_MIB),
-    Case("ipc_async", aim=0.7, extra_aim_mib=_BUCKETS_MIB),
+    Case("ipc_async", aim=0.7, extra_aim_mib=_WINDOW_MIB),
     Case("ipc_async", digests=False),
 )
 COLD = (Case("FastDeploy's part loop", cold=True), Case("ipc_snapshot", cold=True))

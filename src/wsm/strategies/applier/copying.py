@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from wsm.strategies.digest import RunningDigest
 
-#: Bytes that are copied and digested at a time: small enough to stay in a core's cache between the two.
-CHUNK_BYTES = 1 << 19
+#: Bytes that are copied and digested at a time: small enough to stay in a core's cache between the two, large
+#: enough that two threads seldom meet at the interpreter's lock, where one is put to sleep.
+CHUNK_BYTES = 1 << 20
 
 
 def copy_and_digest(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from wsm.strategies.buckets.marks import Marks
-from wsm.strategies.buckets.plan import segment_bytes, window_at
+from wsm.strategies.buckets.plan import segment_bytes, step_bytes, window_at
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment
 
 # Bytes are given back when they make up this part of the window: more often is not worth the system calls.
@@ -59,6 +59,7 @@ class IncomingWindow:
         self._window_bytes = window_bytes
         self._end = end
         self._taken = self._told = 0
+        self._step = step_bytes(window_bytes)
         size = segment_bytes(window_bytes)
         self._segment = AttachedSegment(name, size, referrer=referrer, directory=directory, answering=True)
         self._marks = Marks(self._segment, session)
@@ -81,7 +82,7 @@ class IncomingWindow:
         done = 0
         while place < end:
             begin, in_a_row = window_at(place, self._window_bytes)
-            length = min(end - place, in_a_row)
+            length = min(end - place, in_a_row, self._step)
             if self.written < place + length:
                 await_written(place + length)
             destination[done : done + length] = self._memory[begin : begin + length]

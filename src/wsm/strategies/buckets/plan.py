@@ -80,6 +80,11 @@ def stream_bytes(buckets: tuple[tuple[Piece, ...], ...]) -> int:
     return buckets[-1][-1].place + buckets[-1][-1].nbytes if buckets else 0
 
 
+def step_bytes(window_bytes: int) -> int:
+    """Return how much is written or read at a time: one side works on that while the other does on more."""
+    return max(window_bytes // 4 // ALIGNMENT, 1) * ALIGNMENT
+
+
 def segment_bytes(window_bytes: int) -> int:
     """Return the size of the memory that a window lies in, with the marks before it."""
     return BEGIN_IN_PAGE + window_bytes

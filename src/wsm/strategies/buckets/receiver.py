@@ -14,7 +14,7 @@ from wsm.clock import Clock
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.conversation import Conversation
 from wsm.strategies.buckets.incoming import IncomingWindow
-from wsm.strategies.buckets.plan import Piece, plan_buckets, segment_bytes, stream_bytes
+from wsm.strategies.buckets.plan import Piece, plan_buckets, segment_bytes, step_bytes, stream_bytes
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.digest import RunningDigest, digest_of, shard_digest
 from wsm.strategies.documents.sealed_json import content_digest
@@ -112,12 +112,14 @@ class BucketReceiver:
         for bucket, pieces in enumerate(self._buckets):
             for position, piece in enumerate(pieces):
                 places[piece.tensor].append((bucket, position))
+        step = step_bytes(init.window_bytes)
+        piece_bytes = init.bucket_bytes if init.bucket_bytes % step else step
         tensors = tuple(
             OfferedTensor(
                 spec,
                 self._trainer.peer,
                 partial(self._read, places[index]),
-                piece_bytes=init.bucket_bytes if spec.nbytes > init.bucket_bytes else 0,
+                piece_bytes=piece_bytes,
                 witness=partial(self._verify, places[index]),
                 finite=init.finite,
             )

@@ -10,10 +10,17 @@ import enum
 from collections import deque
 from collections.abc import Callable
 
-from wsm.strategies.applier.copying import CHUNK_BYTES, copy_and_digest
+from wsm.strategies.applier.copying import copy_and_digest
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.marks import Marks
-from wsm.strategies.buckets.plan import fewest_bytes, plan_buckets, stream_bytes, window_at, window_in
+from wsm.strategies.buckets.plan import (
+    fewest_bytes,
+    plan_buckets,
+    step_bytes,
+    stream_bytes,
+    window_at,
+    window_in,
+)
 from wsm.strategies.digest import RunningDigest, digest_of, running_digest, shard_digest
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.ipc.shared_segment import OwnedSegment
@@ -105,6 +112,7 @@ class RankStream:
         )
         self._end = stream_bytes(self._buckets)
         self._window = window_in(segment.nbytes)
+        self._step = step_bytes(self._window)
         self._marks: Marks | None = None
         self._written = 0
         self._bucket = self._piece = self._begin = 0  # what is written next
@@ -171,7 +179,7 @@ class RankStream:
             raise PeerMessageError(peer=self.name, problem=f"it is {message}, {self.stage.value} was due")
 
     def write(self) -> bool:
-        """Write the next bytes where the rank needs none any more, a chunk at most; whether there was room.
+        """Write the next bytes where the rank needs none any more, a step at most; whether there was room.
 
         Raises
         ------
@@ -185,8 +193,9 @@ class RankStream:
         self._look_at_mark(self._marks)
         self.segment.require_whole()
         before = self._written
-        while self._bucket < len(self._buckets) and self._written - before < CHUNK_BYTES:
-            if not self._write_piece(CHUNK_BYTES - (self._written - before)):
+        until = before + self._step
+        while self._bucket < len(self._buckets) and self._written < until:
+            if not self._write_piece(until - self._written):
                 break
         if self._written == before:
             return False
@@ -227,8 +236,8 @@ class RankStream:
         offset, in_a_row = window_at(place, self._window)
         rest = piece.nbytes - self._begin
         length = min(rest, most, in_a_row, self.taken + self._window - place)
-        # A few bytes at a time would cost more in marks than they gain.
-        if length < min(rest, most, in_a_row, self._window // 4):
+        # Wait for room for all of it: a few bytes at a time would cost more in marks than they gain.
+        if length < min(rest, most, in_a_row):
             return False
         data, digest = self._source(piece.tensor)
         begin = piece.begin + self._begin

@@ -90,15 +90,14 @@ class SafetensorsFile:
         if self._reached is not None:
             self._reached(position)
         rest = destination
-        while rest:
-            try:
-                count = os.preadv(self._descriptor, [rest], position)
-            except OSError as error:
-                raise UnreadableFileError(file=self.path, reason=str(error), touched=True) from error
-            if count == 0:
-                raise FileSizeError(file=self.path, expected=self.nbytes, actual=position, touched=True)
-            position += count
-            rest = rest[count:]
+        try:
+            while (count := os.preadv(self._descriptor, [rest], position)) < len(rest):
+                if count == 0:
+                    raise FileSizeError(file=self.path, expected=self.nbytes, actual=position, touched=True)
+                position += count
+                rest = rest[count:]
+        except OSError as error:
+            raise UnreadableFileError(file=self.path, reason=str(error), touched=True) from error
 
     def watch(self, reached: Callable[[int], None]) -> None:
         """Have ``reached(position in the file)`` called before each read."""
