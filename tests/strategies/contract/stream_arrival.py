@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from wsm.strategies import errors
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.marks import Marks
-from wsm.strategies.buckets.plan import plan_buckets, segment_bytes, window_at
+from wsm.strategies.buckets.plan import plan_buckets, segment_bytes, step_bytes, window_at
 from wsm.strategies.buckets.sender import BucketSender, Sending
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.buckets.stream import RankStream
@@ -151,7 +152,7 @@ class StreamArrival(AddressArrival):
     def _send_until(
         self, version: int, state: State, bucket: int, harm: Callable[[RankStream, int], None]
     ) -> RankStream:
-        """Send properly, but call ``harm(stream, place)`` when that bucket is written, and nobody knows."""
+        """Send properly, but call ``harm(stream, place)`` when the last byte of a bucket is written there."""
         specs = [spec for spec, _ in state.values()]
         pieces = [piece for each in plan_buckets(specs, BUCKET_BYTES)[: bucket + 1] for piece in each]
         rest = sum(piece.nbytes for piece in pieces)
@@ -160,7 +161,7 @@ class StreamArrival(AddressArrival):
             nonlocal rest
             rest -= nbytes
             if rest == 0:
-                harm(stream, pieces[-1].place)
+                harm(stream, pieces[-1].place + pieces[-1].nbytes - 1)
 
         stream = self._stream(version, state, progress)
 
@@ -222,7 +223,7 @@ class StreamArrival(AddressArrival):
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
         def flip(stream: RankStream, place: int) -> None:
-            stream.segment.memory[window_at(place, WINDOW_BYTES)[0] + 99] ^= 1
+            stream.segment.memory[window_at(place, WINDOW_BYTES)[0]] ^= 1
 
         self._send_until(version, state, 3, flip)
         return Expected(
@@ -249,8 +250,9 @@ class StreamArrival(AddressArrival):
         def cut(stream: RankStream, place: int) -> None:
             # Not while the rank copies from it: that is the signal which no check can come before.
             marks = Marks(stream.segment, stream.session)
-            while marks.taken() != marks.written():
-                pass
+            until = time.monotonic() + 60
+            while (marks.written() or 0) - (marks.taken() or 0) >= step_bytes(WINDOW_BYTES):
+                assert time.monotonic() < until, "the rank does not go on"
             os.truncate(path, 0)
             raise _HarmDoneError
 

@@ -225,7 +225,10 @@ class BucketReceiver:
 
     def _hear_of_buckets(self) -> None:
         """Take in what the trainer has said of buckets already."""
-        while (bucket := self._trainer.heard(say.Bucket, f"bucket {len(self._promised)}")) is not None:
+        while (due := len(self._promised)) < len(self._buckets):
+            bucket = self._trainer.heard(say.Bucket, f"bucket {due}")
+            if bucket is None:
+                return
             self._take_in(bucket)
 
     def _take_in(self, bucket: say.Bucket) -> None:

@@ -169,11 +169,11 @@ class RankStream:
             self.stage = Stage.STREAMING
         elif (
             isinstance(message, say.Ack)
-            and self.stage is Stage.STREAMING
+            and self.stage in (Stage.STREAMING, Stage.ENDED)
             and message.index == self._acknowledged < self._sent
         ):
             self._acknowledged += 1
-        elif self.stage is Stage.ENDED and message == say.Done(self.content_digest()):
+        elif self._all_acknowledged() and message == say.Done(self.content_digest()):
             self.stage = Stage.DONE
         else:
             raise PeerMessageError(peer=self.name, problem=f"it is {message}, {self.stage.value} was due")
@@ -207,10 +207,13 @@ class RankStream:
         if self._due:
             self._sent += 1
             return self._due.popleft()
-        if self.stage is not Stage.STREAMING or self._acknowledged < len(self._buckets):
+        if self.stage is not Stage.STREAMING or self._sent < len(self._buckets):
             return None
         self.stage = Stage.ENDED
         return say.End(len(self._buckets), self.content_digest())
+
+    def _all_acknowledged(self) -> bool:
+        return self.stage is Stage.ENDED and self._acknowledged == len(self._buckets)
 
     def content_digest(self) -> str:
         """Digest of all tensors, once the last bucket is written; not to be asked for before."""
