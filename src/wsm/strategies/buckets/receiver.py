@@ -210,18 +210,17 @@ class BucketReceiver:
 
     def _await_written(self, place: int) -> None:
         """Wait until all bytes before `place` are written, and hear meanwhile what the trainer says."""
-        window = self._window
-        if window is None:  # nothing is mapped in a preview, and nothing read
+        if self._is_written(place) or self._window is None:
             return
+        self._window.tell()
+        ready, due = partial(self._is_written, place), f"bucket {self._closed}"
+        self._trainer.until(ready, self._hear_of_buckets, due, lives=self._window.owned)
 
-        def ready() -> bool:
-            try:
-                return window.look(touched=self._trainer.touched) >= place
-            except ValueError as error:
-                raise self._trainer.unusable(str(error)) from error
-
-        window.tell()
-        self._trainer.until(ready, self._hear_of_buckets, f"bucket {self._closed}", lives=window.owned)
+    def _is_written(self, place: int) -> bool:
+        try:
+            return self._window is None or self._window.look(touched=self._trainer.touched) >= place
+        except ValueError as error:
+            raise self._trainer.unusable(str(error)) from error
 
     def _hear_of_buckets(self) -> None:
         """Take in what the trainer has said of buckets already."""

@@ -190,7 +190,8 @@ class RankStream:
         """
         if self.stage is not Stage.STREAMING or self._marks is None or self._bucket == len(self._buckets):
             return False
-        self._look_at_mark(self._marks)
+        if self.taken + self._window < self._written + self._step:
+            self._look_at_mark(self._marks)
         self.segment.require_whole()
         before = self._written
         until = before + self._step
