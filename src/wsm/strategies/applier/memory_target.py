@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from wsm.strategies.applier.host_memory import host_memory
 from wsm.strategies.applier.staged_memory import StagedMemory
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 from wsm.strategies.transposing import in_source_order
 
 
 class MemoryTarget:
-    """Tensors in plain bytearrays.
+    """Tensors in plain memory.
 
     Parameters
     ----------
@@ -36,7 +37,7 @@ class MemoryTarget:
         tied: Mapping[str, str] | None = None,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
-        self._memory: dict[str, bytearray | memoryview] = {}
+        self._memory: dict[str, memoryview] = {}
         self._adopting = adopting
         self.transposed = frozenset(transposed)
         self.tied = dict(tied or {})
@@ -48,8 +49,8 @@ class MemoryTarget:
     def writable(self, name: str) -> memoryview:
         """Return the tensor's bytes, zeros at first, allocating them if they were released."""
         if name not in self._memory:
-            self._memory[name] = bytearray(self._specs[name].nbytes)
-        return memoryview(self._memory[name])
+            self._memory[name] = host_memory(self._specs[name].nbytes)
+        return self._memory[name]
 
     def readable(self, name: str) -> memoryview:
         """Return the tensor's bytes, read-only, as the source has them.
@@ -60,7 +61,7 @@ class MemoryTarget:
             If it holds no memory.
         """
         try:
-            memory = memoryview(self._memory[name]).toreadonly()
+            memory = self._memory[name].toreadonly()
         except KeyError as error:
             raise TensorReleasedError(tensor=name) from error
         return in_source_order(memory, self._specs[name]) if name in self.transposed else memory

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from wsm.strategies.applier.host_memory import host_memory
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 from wsm.strategies.transposing import in_source_order
 
@@ -18,7 +19,7 @@ class StagedMemory:
     ----------
     specs : mapping of str to TensorSpec
         The tensors.
-    served : dict of str to bytearray or memoryview
+    served : dict of str to memoryview
         The memory that serves, by name; changed by :meth:`flip` alone.
     transposed : collection of str
         Names of tensors whose last two axes are exchanged in memory, as in what serves.
@@ -29,7 +30,7 @@ class StagedMemory:
     def __init__(
         self,
         specs: Mapping[str, TensorSpec],
-        served: dict[str, bytearray | memoryview],
+        served: dict[str, memoryview],
         transposed: Collection[str] = (),
         tied: Mapping[str, str] | None = None,
     ) -> None:
@@ -37,9 +38,9 @@ class StagedMemory:
         self.transposed = transposed
         self.tied = tied or {}
         self._served = served
-        self._beside: dict[str, bytearray | memoryview] = {}
+        self._beside: dict[str, memoryview] = {}
         self._captured: frozenset[str] = frozenset()
-        self._ready: dict[str, bytearray | memoryview] | None = None
+        self._ready: dict[str, memoryview] | None = None
 
     def specs(self) -> Mapping[str, TensorSpec]:
         """Return every tensor by name."""
@@ -48,8 +49,8 @@ class StagedMemory:
     def writable(self, name: str) -> memoryview:
         """Return the staged bytes, zeros at first."""
         if name not in self._beside:
-            self._beside[name] = bytearray(self._specs[name].nbytes)
-        return memoryview(self._beside[name])
+            self._beside[name] = host_memory(self._specs[name].nbytes)
+        return self._beside[name]
 
     def readable(self, name: str) -> memoryview:
         """Return the staged bytes, read-only.
@@ -122,7 +123,7 @@ class StagedMemory:
         self._beside.clear()
         return freed
 
-    def _as_declared(self, name: str, memory: bytearray | memoryview) -> memoryview:
+    def _as_declared(self, name: str, memory: memoryview) -> memoryview:
         if name in self.transposed:
-            return in_source_order(memoryview(memory), self._specs[name])
-        return memoryview(memory).toreadonly()
+            return in_source_order(memory, self._specs[name])
+        return memory.toreadonly()
