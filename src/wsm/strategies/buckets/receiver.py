@@ -112,8 +112,9 @@ class BucketReceiver:
         for bucket, pieces in enumerate(self._buckets):
             for position, piece in enumerate(pieces):
                 places[piece.tensor].append((bucket, position))
-        step = step_bytes(init.window_bytes)
-        piece_bytes = init.bucket_bytes if init.bucket_bytes % step else step
+        # Digested at a time: what two steps bring is still in the cache.
+        digested = 2 * step_bytes(init.window_bytes)
+        piece_bytes = init.bucket_bytes if init.bucket_bytes % digested else digested
         tensors = tuple(
             OfferedTensor(
                 spec,

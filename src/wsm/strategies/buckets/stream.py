@@ -179,7 +179,7 @@ class RankStream:
             raise PeerMessageError(peer=self.name, problem=f"it is {message}, {self.stage.value} was due")
 
     def write(self) -> bool:
-        """Write the next bytes where the rank needs none any more, a step at most; whether there was room.
+        """Write on where the rank needs nothing any more, to the bucket's end at most; whether it could.
 
         Raises
         ------
@@ -190,18 +190,11 @@ class RankStream:
         """
         if self.stage is not Stage.STREAMING or self._marks is None or self._bucket == len(self._buckets):
             return False
-        if self.taken + self._window < self._written + self._step:
-            self._look_at_mark(self._marks)
         self.segment.require_whole()
-        before = self._written
-        until = before + self._step
-        while self._bucket < len(self._buckets) and self._written < until:
-            if not self._write_piece(until - self._written):
-                break
-        if self._written == before:
-            return False
-        self._marks.set_written(self._written)
-        return True
+        before, bucket = self._written, self._bucket
+        while self._bucket == bucket and self._write_step(self._marks):
+            pass
+        return self._written > before
 
     def next_message(self) -> say.Message | None:
         """Return what is to be said next: that a bucket is written, or End; None if nothing is."""
@@ -231,6 +224,20 @@ class RankStream:
                 peer=self.name, problem=f"it has taken {taken} of {self._end} bytes, and had {self.taken}"
             )
         self.taken = taken
+
+    def _write_step(self, marks: Marks) -> bool:
+        """Write a step, or up to the bucket's end, and say so; False if there is too little room."""
+        if self.taken + self._window < self._written + self._step:
+            self._look_at_mark(marks)
+        before, bucket = self._written, self._bucket
+        until = before + self._step
+        while self._bucket == bucket and self._written < until:
+            if not self._write_piece(until - self._written):
+                break
+        if self._written == before:
+            return False
+        marks.set_written(self._written)
+        return True
 
     def _write_piece(self, most: int) -> bool:
         """Write up to `most` bytes of the piece that is due; False if there is too little room to begin."""
