@@ -36,13 +36,21 @@ def test_memory_is_flat_zero_and_writable(nbytes):
     memory[-1:] = b"x" if nbytes else b""
 
 
-def test_large_memory_asks_for_large_pages_and_takes_none_before_it_is_written():
+def test_large_memory_asks_for_large_pages():
     memory = host_memory(LARGE)
-    facts = mapping_of(memory)
-    flags = next(line for line in facts if line.startswith("VmFlags")).split()
+    flags = next(line for line in mapping_of(memory) if line.startswith("VmFlags")).split()
     assert "hg" in flags or not Path("/sys/kernel/mm/transparent_hugepage").exists()
-    held = next(line for line in facts if line.startswith("Rss"))
-    assert int(held.split()[1]) < LARGE >> 10
+
+
+def test_memory_is_held_from_the_first_write_on():
+    def held_pages():
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    before = held_pages()
+    memory = host_memory(16 * LARGE)
+    untouched = held_pages()
+    memory[:: 1 << 12] = bytes(len(memory) >> 12)
+    assert untouched - before < (8 * LARGE) >> 12 < held_pages() - before
 
 
 def test_two_tensors_share_no_memory():

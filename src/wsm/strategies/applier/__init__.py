@@ -9,6 +9,7 @@ admission                             whether there is memory for it
 copying, tensor_copy, parallel_copy   bytes and digest in one pass; one tensor; several threads
 finite                                refusing NaN and infinity
 memory_target, staged_memory          a target in plain memory; versions beside one another in it
+host_memory                           memory for one tensor, in large pages where it is large
 feeding, loaders, auxiliary_names     a checkpoint fed to models' own loaders; which names are MTP's
 tensor_ledger                         what a rank found in its memory, for who compares groups
 rare_collections                      Python's cycle collector, kept away from a hundred thousand objects
