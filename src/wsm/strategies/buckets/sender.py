@@ -182,23 +182,11 @@ class BucketSender:
         check_version(version)
         check_ranks(version, shards)
         if finite:
-            for tensors in shards.values():
-                for spec in specs_of(tensors):
-                    check_finite(spec, bytes_of(tensors, spec))
+            _check_finite(shards)
         publication = secrets.token_hex(16)
         done = _Progress(progress)
         streams = {
-            rank: RankStream(
-                version=version,
-                rank=rank,
-                world_size=len(shards),
-                publication=publication,
-                tensors=shards[rank],
-                segment=self._segment(rank),
-                bucket_bytes=self._bucket_bytes,
-                finite=finite,
-                progress=done.add,
-            )
+            rank: self._stream(version, publication, shards, rank, finite=finite, progress=done.add)
             for rank in sorted(shards)
         }
         done.total = sum(stream.total_bytes for stream in streams.values())
@@ -263,6 +251,29 @@ class BucketSender:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _stream(
+        self,
+        version: int,
+        publication: str,
+        shards: Mapping[int, TrainerTensors],
+        rank: int,
+        *,
+        finite: bool,
+        progress: Callable[[int], None],
+    ) -> RankStream:
+        """Make one rank's stream of a publication, in memory that is its own."""
+        return RankStream(
+            version=version,
+            rank=rank,
+            world_size=len(shards),
+            publication=publication,
+            tensors=shards[rank],
+            segment=self._segment(rank),
+            bucket_bytes=self._bucket_bytes,
+            finite=finite,
+            progress=progress,
+        )
+
     def _segment(self, rank: int) -> OwnedSegment:
         """Return the memory of a rank's window; a rank that failed may read on in what it has."""
         old = self._segments.pop(rank, None)
@@ -275,6 +286,12 @@ class BucketSender:
         made = OwnedSegment(_PREFIX, segment_bytes(self._window_bytes), self._memory_directory)
         self._segments[rank] = made
         return made
+
+
+def _check_finite(shards: Mapping[int, TrainerTensors]) -> None:
+    for tensors in shards.values():
+        for spec in specs_of(tensors):
+            check_finite(spec, bytes_of(tensors, spec))
 
 
 class _Progress:

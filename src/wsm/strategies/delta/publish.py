@@ -99,29 +99,22 @@ def publish_delta(
     IncompletePublicationError, TrainerTensorError, VersionNumberError
         If what was handed over is no version. Nothing became visible.
     """
-    ranks = sorted(states)
-    if not ranks or ranks != list(range(len(ranks))) or (base is not None and sorted(base) != ranks):
-        raise IncompletePublicationError(
-            version=version,
-            problem=f"states were given for ranks {ranks}"
-            + ("" if base is None else f", bases for ranks {sorted(base)}"),
-        )
+    _check_ranks(version, states, base)
     clock = clock or SystemClock()
     begun = clock.monotonic_ns()
-    devices = {rank: (device_ids or {}).get(rank, rank) for rank in ranks}
+    devices = {rank: (device_ids or {}).get(rank, rank) for rank in sorted(states)}
+    sources = _sources(directory, devices, max_chain)
     with StagedDelta(directory, check_version(version), durable=durable) as staged:
         plan = DeltaPlan(
-            version,
-            check_version(base_version),
-            0,
-            len(ranks),
-            staged.publication,
-            block_bytes,
-            durable,
-            finite,
+            version=version,
+            base_version=check_version(base_version),
+            rank=0,
+            world_size=len(states),
+            publication=staged.publication,
+            block_bytes=block_bytes,
+            durable=durable,
+            finite=finite,
         )
-        source = DeltaSource(directory, 0, world_size=len(ranks), max_chain=max_chain)
-        sources = [dataclasses.replace(source, rank=rank, device_id=devices[rank]) for rank in ranks]
         shards = [_write(staged.path, plan, states, base, source) for source in sources]
         _check_published(directory, base_version, shards)
         whole = _whole_instead(directory, base_version, shards, crossover, max_chain)
@@ -150,6 +143,25 @@ def publish_delta(
         seconds=(clock.monotonic_ns() - begun) / _NANOSECONDS,
         retired=retired,
     )
+
+
+def _check_ranks(
+    version: int, states: Mapping[int, TrainerTensors], base: Mapping[int, TrainerTensors] | None
+) -> None:
+    ranks = sorted(states)
+    if not ranks or ranks != list(range(len(ranks))) or (base is not None and sorted(base) != ranks):
+        bases = "" if base is None else f", bases for ranks {sorted(base)}"
+        raise IncompletePublicationError(
+            version=version, problem=f"states were given for ranks {ranks}{bases}"
+        )
+
+
+def _sources(directory: Path | str, devices: Mapping[int, int], max_chain: int) -> list[DeltaSource]:
+    """Return where each rank would load from: the base is read there, unless the trainer has kept it."""
+    return [
+        DeltaSource(directory, rank, device_id=device, world_size=len(devices), max_chain=max_chain)
+        for rank, device in devices.items()
+    ]
 
 
 def _write(
