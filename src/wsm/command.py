@@ -54,6 +54,17 @@ class PartialUpdateRefusedError(RefusedError):
         )
 
 
+class VersionHeldError(RefusedError):
+    """The version that is announced is the one that is held: a command that names none has nothing to do."""
+
+    def __init__(self, *, rank: int, version: int) -> None:
+        super().__init__(
+            f"version {version} is announced, which rank {rank} holds, verified; it is loaded again by force",
+            rank=rank,
+            version=version,
+        )
+
+
 def parse_tags(text: str) -> frozenset[Tag]:
     """Read tags from text, for example ``weights,kv_cache``.
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import wsm
 from wsm import Outcome
 
 pytestmark = pytest.mark.processes
@@ -49,6 +50,25 @@ def test_a_version_that_is_served_already_is_not_loaded_again(group):
         assert receipt.manifest_digest == group.published[1].manifest_digest
         assert controller.status().sequence == first.sequence
         assert controller.update(1, force=True).outcome is Outcome.UPDATED
+
+
+def test_what_is_announced_and_held_is_not_loaded_again_by_who_names_no_version(group):
+    with group.boot() as controller:
+        for tags in (wsm.ALL_TAGS, {wsm.Tag.WEIGHTS}):
+            receipt = controller.update(tags=tags, request_id="newest")
+            assert (receipt.outcome, receipt.loaded, receipt.version) == (Outcome.ALREADY_SERVED, False, 1)
+            assert receipt.request_id == "newest"
+            assert receipt.manifest_digest == group.published[1].manifest_digest
+            assert controller.status().serving
+        assert controller.update(hot=True).outcome is Outcome.ALREADY_SERVED
+        assert controller.update(force=True).outcome is Outcome.UPDATED
+        controller.clear(tags={wsm.Tag.KV_CACHE})
+        receipt = controller.update(tags={wsm.Tag.WEIGHTS})
+        assert (receipt.outcome, receipt.missing) == (Outcome.ALREADY_HELD, ("kv_cache",))
+        assert not controller.update().loaded
+        group.publish(2)
+        receipt = controller.update(tags={wsm.Tag.WEIGHTS})
+        assert (receipt.outcome, receipt.version) == (Outcome.UPDATED, 2)
 
 
 def test_a_cleared_group_is_not_cleared_again(group):

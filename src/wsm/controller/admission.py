@@ -91,8 +91,27 @@ def nothing_to_do(group: GroupView, view: View, order: Order, held: Held) -> Rec
         What all ranks hold.
     """
     outcome = _outcome_without_work(group, view, order, held)
-    if outcome is None:
+    return None if outcome is None else _receipt(outcome, group, view, order, held)
+
+
+def as_it_stands(group: GroupView, view: View, order: Order, held: Held) -> Receipt | None:
+    """Return the receipt of an update that names no version, if rank 0 finds that what is held is announced.
+
+    Only the ranks can look. None where something that is asked for is missing, or is to be loaded anyway.
+
+    Parameters
+    ----------
+    group, view, order, held
+        As for :func:`nothing_to_do`, read before the command is written.
+    """
+    unnamed = order.operation is not Operation.CLEAR and order.arguments.version is None
+    if not unnamed or order.force or order.arguments.tags & held.missing:
         return None
+    outcome = Outcome.ALREADY_SERVED if held.serving else Outcome.ALREADY_HELD
+    return _receipt(outcome, group, view, order, held)
+
+
+def _receipt(outcome: Outcome, group: GroupView, view: View, order: Order, held: Held) -> Receipt:
     there = outcome is not Outcome.ALREADY_CLEARED
     origin = view.command._replace(sequence=view.committed.sequence)
     found = [group.report(rank, origin, StatusCode.DONE_COMMITTED) for rank in range(group.participants)]

@@ -145,7 +145,8 @@ class Controller:
         Parameters
         ----------
         version : int or None
-            Which; None takes the newest that the source announces (``version.yaml``).
+            Which; None takes the newest that the source announces (``version.yaml``), as rank 0 finds it. The
+            one that is held is not loaded again, whether it is named or found; `force` does.
         tags : collection of Tag
             What to bring back, WEIGHTS or KV_CACHE or both. The group serves once it has both. Weights that
             are held already in that version are not loaded again where only the KV cache is missing.

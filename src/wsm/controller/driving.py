@@ -16,8 +16,9 @@ from wsm.controller.transaction import Transaction
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
 
-#: Given how a command failed, writes the command that is to be tried in its place, or returns None.
-Follow = Callable[[WsmError], "Transaction | None"]
+#: Given how a command failed, writes the command that is to be tried in its place, or returns None; or the
+#: receipt, where it turned out that there was nothing to do.
+Follow = Callable[[WsmError], "Transaction | Receipt | None"]
 
 
 class Drive:
@@ -63,4 +64,4 @@ class Drive:
             following = self._follow(error)
             if following is None:
                 raise
-        return following.drive()
+        return following if isinstance(following, Receipt) else following.drive()

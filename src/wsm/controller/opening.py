@@ -13,7 +13,7 @@ from dataclasses import replace
 from wsm.clock import Clock
 from wsm.command import CommandArguments, PartialUpdateRefusedError
 from wsm.config import EngineWordsConfig
-from wsm.controller import admission, fallback
+from wsm.controller import admission, fallback, outcome
 from wsm.controller.access import GroupAccess
 from wsm.controller.driving import Drive
 from wsm.controller.engine_words import TakenWords, leave_words, take_words
@@ -27,6 +27,7 @@ from wsm.errors import WsmError
 from wsm.protocol import decide
 from wsm.protocol.takeover import Inheritance, inherited
 from wsm.protocol.view import View
+from wsm.receipt import Receipt
 from wsm.signals.word import Operation
 from wsm.states.vocabulary import WeightState
 
@@ -68,6 +69,8 @@ class Opening:
             ended = admission.nothing_to_do(self._group, view, order, held)
             if ended is not None:
                 return Pending.ended(ended)
+            standing = admission.as_it_stands(self._group, view, order, held)
+            begun_ns = self._clock.monotonic_ns()
             why = fallback.before_it_began(order, held.as_whole)
             if why is not None:
                 order = order.in_place(why)
@@ -75,7 +78,9 @@ class Opening:
             transaction = self._write(order, view, held, given_up, ending)
             over = ending.pop_all()
 
-            def follow(error: WsmError) -> Transaction | None:
+            def follow(error: WsmError) -> Transaction | Receipt | None:
+                if standing is not None and outcome.found_held(error):
+                    return replace(standing, seconds=(self._clock.monotonic_ns() - begun_ns) / 1e9)
                 return self._follow(order, error, given_up, over)
 
             return Drive(transaction, over, follow).start()

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from wsm.command import VersionHeldError
 from wsm.controller.activity import Hang, doing, waits_in_step
 from wsm.controller.errors import (
     ActionOverdueError,
@@ -36,6 +37,11 @@ def reports(group: GroupView, command: CommandWord, code: StatusCode) -> list[Ra
     """Read every participant's report for `code`; None if one is missing still."""
     found = [group.report(rank, command, code) for rank in range(group.participants)]
     return None if None in found else [report for report in found if report is not None]
+
+
+def found_held(error: WsmError) -> bool:
+    """Whether a command was refused only because it names no version, and the announced one is held."""
+    return isinstance(error, CommandRefusedError) and error.context["error"] == VersionHeldError.__name__
 
 
 def loaded_versions(found: Sequence[RankReport]) -> dict[int, str]:

@@ -261,7 +261,8 @@ class Transaction:
             operation=self._command.operation.name.lower().replace("_", " "),
             then=self._situation,
         )
-        self._log.error(log.COMMAND_FAILED, error=str(error))
+        if not outcome.found_held(error):
+            self._log.error(log.COMMAND_FAILED, error=str(error))
         self._note(entry.COMMAND_OVER, outcome=str(error))
         return error
 

@@ -47,22 +47,31 @@ class AnnouncedVersion:
         """Whether this rank can say now which version the command at hand means."""
         return self._find is None or self._rank == FINDER or self._told(state) is not None
 
-    def version(self, state: RankState) -> int | None:
+    def version(self, state: RankState, check: Callable[[int], None]) -> int | None:
         """Return the version, to be asked for once it is known; rank 0 tells the others.
+
+        Parameters
+        ----------
+        state : RankState
+            Where this rank is in the command.
+        check : callable
+            Called on rank 0 before it tells; what it raises, no other rank begins.
 
         Raises
         ------
         wsm.errors.WsmError
-            On rank 0, if the source announces nothing that can be named.
+            On rank 0, if the source announces nothing that can be named, or `check` does.
         """
         if self._find is None:
             return None
         if self._rank != FINDER:
             return self._told(state)
-        found = RankReport(rank=self._rank, version=self._find())
+        version = self._find()
+        check(version)
+        found = RankReport(rank=self._rank, version=version)
         slot = self._segment.report(self._rank)
         slot.write(state.epoch, state.sequence, StatusCode.DRAINING, found.to_bytes())
-        return found.version
+        return version
 
     def _told(self, state: RankState) -> int | None:
         slot = self._segment.report(FINDER)

@@ -13,7 +13,7 @@ from wsm.actions.base import ActionContext
 from wsm.actions.sequence import Plans
 from wsm.actions.surfaces import Runner
 from wsm.clock import Clock
-from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
+from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError, VersionHeldError
 from wsm.protocol.rank_state import RankState
 from wsm.signals.word import Operation
 from wsm.states.machine import LifeCycle
@@ -132,16 +132,30 @@ class ExecutionFactory:
             If this rank cannot begin it. Nothing was changed.
         wsm.errors.WsmError
             If it names no version and none is announced. Nothing was changed.
+        VersionHeldError
+            If the announced one is held, and nothing else is asked for that is missing.
         """
         arguments = CommandArguments.from_bytes(data)
         if state.broken:
             raise StepBrokenError(rank=state.rank, step=state.step)
         request = _REQUESTS[state.operation]
         if arguments.version is None and request is not Request.CLEAR and Tag.WEIGHTS in arguments.tags:
-            arguments = replace(arguments, version=self._announced.version(state))
+
+            def refuse_held(version: int) -> None:
+                if self._holds(arguments, version):
+                    raise VersionHeldError(rank=state.rank, version=version)
+
+            version = self._announced.version(state, refuse_held)
+            arguments = replace(arguments, version=version)
         if arguments.version is not None:
             self.pins.add(arguments.version)
         return self._make(state, request, self._narrowed(request, arguments))
+
+    def _holds(self, arguments: CommandArguments, version: int) -> bool:
+        """Whether a command for `version` would find all that it names, as the last commit left it."""
+        weights = self._life.weights is WeightState.NORMAL and version == self.holding.version
+        kv = Tag.KV_CACHE not in arguments.tags or self._life.kv is KVState.NORMAL
+        return weights and kv and not arguments.reload
 
     def _narrowed(self, request: Request, arguments: CommandArguments) -> CommandArguments:
         """Leave weights alone that are held already, where it is the KV cache that a rank lacks.

@@ -489,7 +489,8 @@ def die(done, total):
         print(*(sender._segments[rank].name for rank in (0, 1)), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 shard = {spec.name: (spec, bytes(spec.nbytes)) for spec in SPECS}
-with BucketSender(sys.argv[1], bucket_bytes=1 << 18, window_bytes=1 << 19) as sender:
+options = {"bucket_bytes": 1 << 18, "window_bytes": 1 << 19, "memory_directory": sys.argv[3]}
+with BucketSender(sys.argv[1], **options) as sender:
     print("listening", flush=True)
     sender.send(1, {0: shard, 1: shard}, progress=die)
 """
@@ -498,18 +499,20 @@ with BucketSender(sys.argv[1], bucket_bytes=1 << 18, window_bytes=1 << 19) as se
 @pytest.mark.processes
 def test_a_rank_removes_the_buckets_of_a_killed_sender_and_the_next_sender_those_of_other_ranks(tmp_path):
     address = f"ipc://{tmp_path}/buckets"
-    command = [sys.executable, "-c", _DYING_SENDER, address, str(PROGRAM.parent)]
+    memory = tmp_path / "memory"  # nobody else's senders sweep there
+    memory.mkdir()
+    command = [sys.executable, "-c", _DYING_SENDER, address, str(PROGRAM.parent), str(memory)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "listening\n"
-        source = IpcAsyncSource(address, 0, world_size=2, silence_s=600)
+        source = IpcAsyncSource(address, 0, world_size=2, silence_s=600, memory_directory=str(memory))
         with pytest.raises(stream_errors.PeerDiedError, match="has ended") as caught:
             load(source, MemoryTarget(SPECS), name="ipc_async", version=1)
         assert caught.value.touched
         own, others = process.stdout.readline().split()
-    assert not (Path(MEMORY_DIRECTORY) / own).exists()
-    assert (Path(MEMORY_DIRECTORY) / others).exists()  # that rank never came
-    with BucketSender(f"ipc://{tmp_path}/next"):
-        assert not (Path(MEMORY_DIRECTORY) / others).exists()
+    assert not (memory / own).exists()
+    assert (memory / others).exists()  # that rank never came
+    with BucketSender(f"ipc://{tmp_path}/next", memory_directory=str(memory)):
+        assert not (memory / others).exists()
 
 
 def test_every_error_of_a_stream_is_one_of_wsm() -> None:
