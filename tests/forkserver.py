@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+from os import pidfd_open  # at once: some tests take it away
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,7 +52,7 @@ class Forked:
     def wait(self, timeout: float) -> int:
         """Return its exit code, or minus the signal that ended it."""
         if self.returncode is None:
-            handle = os.pidfd_open(self.pid)
+            handle = pidfd_open(self.pid)
             ended, _, _ = select.select([handle], [], [], timeout)
             os.close(handle)
             if not ended:

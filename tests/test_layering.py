@@ -7,9 +7,10 @@ The direction is the design's: errors, clock, log <- states, signals <- protocol
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -80,14 +81,18 @@ MAY_NEED_PADDLE = ("actions.backends", "rollout", "demo")
 FOREIGN_HEAVY = ("paddle", "matplotlib", "mooncake", "zmq")
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+@functools.cache
+def modules() -> Sequence[tuple[str, ast.Module]]:
+    found = []
     for path in sorted(SOURCE.rglob("*.py")):
         parts = list(path.relative_to(SOURCE).with_suffix("").parts)
         if parts[-1] == "__init__":
             parts.pop()
-        yield ".".join(parts), ast.parse(path.read_text(), filename=str(path))
+        found.append((".".join(parts), ast.parse(path.read_text(), filename=str(path))))
+    return found
 
 
+@functools.cache
 def imported(tree: ast.Module) -> set[str]:
     """Names of all modules that `tree` imports, anywhere in it."""
     names = set()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from models.catalogue import CHECKS, MUTANTS, Check
-from models.checker import missing_tools, run, spin_version
+from models.checker import Verdict, missing_tools, run, spin_version
 from models.recording import recorded, recorded_version
 
 LIMIT_S = 110.0
@@ -27,9 +29,22 @@ def tools() -> None:
     pytest.skip(reason)
 
 
+@pytest.fixture(scope="module")
+def verdict_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Check], Verdict]]:
+    """What comes of a check that a chosen test needs; they are run on all processors, and waited for."""
+    chosen = [
+        item.callspec.params["check"]
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec") and "check" in item.callspec.params
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        verdicts = {check.title: pool.submit(run, check, limit_s=LIMIT_S) for check in chosen}
+        yield lambda check: verdicts[check.title].result()
+
+
 @pytest.mark.parametrize("check", SMALL, ids=lambda check: check.title)
-def test_the_model_comes_out_as_it_must(check: Check) -> None:
-    verdict = run(check, limit_s=LIMIT_S)
+def test_the_model_comes_out_as_it_must(verdict_of: Callable[[Check], Verdict], check: Check) -> None:
+    verdict = verdict_of(check)
     assert verdict.good, f"{check.title}: {verdict.sentence}"
     if spin_version() == recorded_version(check.path):
         changed = "the model changed: count again, make models ARGUMENTS=--record"
@@ -37,10 +52,12 @@ def test_the_model_comes_out_as_it_must(check: Check) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.title)
-def test_a_model_without_one_of_its_rules_is_caught(mutant: Check) -> None:
-    verdict = run(mutant, limit_s=LIMIT_S)
-    assert verdict.good, f"without the rule that {mutant.what}: {verdict.sentence}"
+@pytest.mark.parametrize("check", MUTANTS, ids=lambda check: check.title)
+def test_a_model_without_one_of_its_rules_is_caught(
+    verdict_of: Callable[[Check], Verdict], check: Check
+) -> None:
+    verdict = verdict_of(check)
+    assert verdict.good, f"without the rule that {check.what}: {verdict.sentence}"
 
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)

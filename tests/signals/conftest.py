@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forkserver import WITHOUT_PADDLE, Forked
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY
 from wsm.signals.segment import Segment
 
@@ -37,18 +38,10 @@ def heard():
 
 
 class Child:
-    """A separately launched process that says lines and is told lines."""
+    """A process of its own that says lines and is told lines."""
 
-    def __init__(self, code: str, *arguments: str, prefix: tuple[str, ...] = ()) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-c", PRELUDE + textwrap.dedent(code), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=environment,
-        )
+    def __init__(self, process: subprocess.Popen[bytes] | Forked) -> None:
+        self._process = process
         self._rest = b""
 
     @property
@@ -96,12 +89,30 @@ class Child:
             stream.close()
 
 
+def started_anew(code: str, *arguments: str, prefix: tuple[str, ...]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+
+
 @pytest.fixture
-def launch() -> Iterator[Callable[..., Child]]:
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Child]]:
+    """`launch(code, *arguments)`; `prefix` is a command that starts it, `anew` says that nothing forks it."""
     children: list[Child] = []
 
-    def start(code: str, *arguments: str, prefix: tuple[str, ...] = ()) -> Child:
-        children.append(Child(code, *arguments, prefix=prefix))
+    def start(code: str, *arguments: str, prefix: tuple[str, ...] = (), anew: bool = False) -> Child:
+        code = PRELUDE + textwrap.dedent(code)
+        if prefix or anew:
+            children.append(Child(started_anew(code, *arguments, prefix=prefix)))
+        else:
+            program = tmp_path_factory.mktemp("child") / "child.py"
+            program.write_text(code)
+            children.append(Child(WITHOUT_PADDLE.start(program, *arguments, separate_errors=True)))
         return children[-1]
 
     yield start

@@ -32,6 +32,7 @@ from wsm.signals.segment import Segment
 
 
 def test_what_one_process_stores_another_reads(segment, name, launch):
+    segment.words[segment.layout.status[2]] = 2**63 + 5
     child = launch(
         """
         segment = Segment.attach(sys.argv[1], world_size=2)
@@ -42,7 +43,6 @@ def test_what_one_process_stores_another_reads(segment, name, launch):
         """,
         name,
     )
-    segment.words[segment.layout.status[2]] = 2**63 + 5
     assert child.says() == f"run 7 1 {os.getpid()}"
     assert child.says() == str(2**63 + 5)
     assert child.says() == "stored"

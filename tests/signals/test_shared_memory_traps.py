@@ -87,7 +87,7 @@ def test_pythons_own_shared_memory_would_remove_the_file_when_an_attached_proces
     ],
 )
 def test_a_process_that_attaches_and_exits_in_any_way_leaves_the_segment(segment, name, path, launch, how):
-    child = launch(how, name)
+    child = launch(how, name, anew=True)
     child.ends()
     assert child.errors() == ""
     assert path.exists()

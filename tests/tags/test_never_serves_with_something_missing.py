@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from lone_rank import LoneRank, load
@@ -106,3 +107,5 @@ class TaggedCommands(RuleBasedStateMachine):
 
 
 TestTaggedCommands = TaggedCommands.TestCase
+#: There are few states, and twenty commands come to all of them.
+TestTaggedCommands.settings = settings(stateful_step_count=20)
