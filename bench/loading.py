@@ -22,8 +22,8 @@ from wsm.actions.backends.available_memory import available_bytes
 
 _MIB = 1 << 20
 
-#: Source, target, copy and what a trainer holds: as often is a model in memory while it is measured.
-COPIES_IN_MEMORY = 6
+#: Source, target, a file's pages, and what a trainer or paddle holds: as often is a model in memory at most.
+COPIES_IN_MEMORY = 5
 
 # Larger models, and cold ones, are loaded this often at most: a load takes a second or more.
 _MANY_LOADS_MIB, _FEW_LOADS = 512, 3
@@ -33,6 +33,8 @@ _PART_MIB, _WINDOW_MIB = 64 + 64, 2 + 64
 
 WARM = (
     Case("memcpy, two threads"),
+    Case("bare reads, two threads"),
+    Case("bare reads, one thread"),
     Case("paddle.load and set_value"),
     Case("FastDeploy's part loop"),
     Case("ipc_snapshot", aim=1.0, extra_aim_mib=_PART_MIB),

@@ -17,28 +17,41 @@ from typing import Any
 
 import numpy as np
 
+from bench.loading_limits import bare_reads
 from bench.loading_model import Model
 from bench.loading_ways import PART_BYTES, Once, Way
 from wsm.strategies import publish_snapshot
+
+# More is copied again and again: no cache holds it either, and there is memory left for larger models.
+_COPIED_BYTES = 1 << 30
 
 
 @contextmanager
 def memcpy(model: Model, _: Path) -> Iterator[Once]:
     """One thread that copies as many bytes from memory to memory."""
-    source, target = np.ones(model.total, np.uint8), np.zeros(model.total, np.uint8)
-    yield lambda: _seconds(lambda: np.copyto(target, source))
+    source, target, times = _to_copy(model)
+
+    def again() -> None:
+        for _ in range(times):
+            np.copyto(target, source)
+
+    yield lambda: _seconds(again)
 
 
 @contextmanager
 def memcpy_on_two_threads(model: Model, _: Path) -> Iterator[Once]:
     """Two threads that copy a half each."""
-    source, target = np.ones(model.total, np.uint8), np.zeros(model.total, np.uint8)
-    half = model.total // 2
+    source, target, times = _to_copy(model)
+    half = len(source) // 2
+
+    def one(part: slice) -> None:
+        for _ in range(times):
+            np.copyto(target[part], source[part])
 
     def both() -> None:
-        other = threading.Thread(target=np.copyto, args=(target[half:], source[half:]))
+        other = threading.Thread(target=one, args=(slice(half, None),))
         other.start()
-        np.copyto(target[:half], source[:half])
+        one(slice(half))
         other.join()
 
     yield lambda: _seconds(both)
@@ -81,9 +94,19 @@ def part_loop(model: Model, directory: Path) -> Iterator[Once]:
 PEERS: Mapping[str, Way] = {
     "memcpy": memcpy,
     "memcpy, two threads": memcpy_on_two_threads,
+    "bare reads, two threads": bare_reads(2),
+    "bare reads, one thread": bare_reads(1),
     "paddle.load and set_value": paddle_load,
     "FastDeploy's part loop": part_loop,
 }
+
+
+def _to_copy(
+    model: Model,
+) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.uint8]], int]:
+    """Return a source, a target, and how often to copy it."""
+    nbytes = min(model.total, _COPIED_BYTES)
+    return np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8), model.total // nbytes
 
 
 def _parameters(model: Model) -> tuple[Any, dict[str, Any]]:
