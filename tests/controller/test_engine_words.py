@@ -243,6 +243,7 @@ def test_a_bridge_that_died_while_updating_is_replaced_by_one_that_does_it_again
     engine.bridge().turn()
     assert engine.reads() == [NORMAL]
     assert status(engine).sequence == sequence + 1
+    assert engine.group.controller().update(1).sequence == sequence + 1  # the version is committed anew
 
 
 def test_a_bridge_that_died_while_clearing_is_replaced_by_one_that_only_answers(make_engine):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import final
@@ -188,7 +189,10 @@ class EngineBridge:
         """Do what is asked, if all words still ask it when it is this controller's turn."""
         begin, name = self._controller.begin_clear, "engine-clear"
         if asked == _UPDATING:
-            begin, name = self._controller.begin_update, "engine-update"
+            # An engine knows no versions: over weights that serve it asks for what lies there now, whatever
+            # its number, as FastDeploy does.
+            serves = self._truth() == _NORMAL
+            begin, name = partial(self._controller.begin_update, force=serves), "engine-update"
         pending = begin(
             deadline_s=self._config.deadline_s,
             request_id=name,

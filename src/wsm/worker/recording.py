@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from wsm import log
 from wsm.clock import Clock
+from wsm.command import VersionHeldError
 from wsm.errors import WsmError
 from wsm.protocol.rank_state import Move
 from wsm.report import FailureReport
@@ -29,6 +30,9 @@ _MAX_MESSAGE = 2 * 1024
 
 #: No line of a journal is longer, in bytes.
 _MAX_LINE_BYTES = 64 * 1024
+
+#: Refusals that only say that there is nothing to do.
+_NO_FAULTS = frozenset({VersionHeldError.__name__})
 
 
 class Recorder:
@@ -116,9 +120,8 @@ class Recorder:
         """The rank says FAILED or REFUSED."""
         self._epoch, self._sequence = epoch, sequence
         self._note(entry.COMMAND_FAILED, action=failure.action, error=failure.error, message=failure.message)
-        self._log.error(
-            log.COMMAND_FAILED, epoch=epoch, sequence=sequence, action=failure.action, error=failure.message
-        )
+        tell = self._log.info if failure.error in _NO_FAULTS else self._log.error
+        tell(log.COMMAND_FAILED, epoch=epoch, sequence=sequence, action=failure.action, error=failure.message)
 
     def wait_expired(self, epoch: int, sequence: int, error: WsmError) -> None:
         """A wait has passed its deadline."""
