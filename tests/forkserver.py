@@ -6,7 +6,7 @@ first line, which for two ranks cost more than most tests do with them. That ran
 shown by those of ``wsm rollout`` and of the command line.
 
 As a script, ``forkserver.py DESCRIPTOR MODULE...``, this is the process that is forked from. It ends when its
-client does, and never runs a second thread.
+client does, and never runs a second thread: what starts one when it is imported is not imported here.
 """
 
 from __future__ import annotations
@@ -155,10 +155,13 @@ def _fork_for_client() -> int | None:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        between = os.getpid()
         grandchild = os.fork()
         if grandchild == 0:
             os.close(reading)
             os.close(writing)
+            while os.getppid() == between:
+                os.sched_yield()  # its program is never to see another parent than the client
             return None
         os.write(writing, array.array("i", [grandchild]).tobytes())
         os._exit(0)
@@ -184,6 +187,12 @@ def _become(request: dict[str, Any], descriptors: list[int]) -> None:
 def main() -> None:
     for module in sys.argv[2:]:
         importlib.import_module(module)
+        if len(list(Path("/proc/self/task").iterdir())) > 1:
+            # A fork would be without that thread, with the locks that it holds: paddle 2.6 starts one when it
+            # is imported. So begin anew without that module, which programs then import themselves.
+            left = [name for name in sys.argv[2:] if name != module]
+            command = [sys.executable, *sys.argv[:2], *left]
+            os.execv(sys.executable, command)  # noqa: S606 - no shell is what is wanted
     gc.freeze()  # or every collection of a forked process copies what they share
     with socket.socket(fileno=int(sys.argv[1])) as client:
         forked = _serve(client)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.forkserver import WITHOUT_PADDLE, Forked
+from tests.forkserver import WITHOUT_PADDLE, Forked, ForkServer
 
 pytestmark = pytest.mark.processes
 
@@ -64,6 +64,20 @@ def test_it_hears_what_it_is_told_and_the_end_of_it(run):
     program.stdin.write(b"told")
     program.stdin.close()
     assert program.stdout.read() == b"told\n"
+
+
+def test_a_module_that_starts_a_thread_is_left_to_the_programs(tmp_path, monkeypatch):
+    threaded = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    (tmp_path / "threaded.py").write_text(threaded)
+    (tmp_path / "program.py").write_text("import sys\nprint([name in sys.modules for name in sys.argv[1:]])")
+    monkeypatch.syspath_prepend(tmp_path)
+    server = ForkServer("wsm", "threaded", "colorsys")
+    program = server.start(tmp_path / "program.py", "wsm", "threaded", "colorsys")
+    try:
+        assert program.stdout.read() == b"[True, False, True]\n"
+    finally:
+        program.close()
+        server._end()
 
 
 def test_no_descriptor_of_another_program_keeps_its_input_open(run):
