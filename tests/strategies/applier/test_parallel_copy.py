@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
+from wsm.strategies.applier import parallel_copy
 from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.parallel_copy import default_threads
@@ -139,8 +140,9 @@ def test_a_cancellation_ends_all_threads_before_it_is_raised():
     assert held == {name: bytes(target.readable(name)) for name in target.held()}
 
 
-def test_a_cancellation_is_seen_while_only_the_other_threads_have_work():
+def test_a_cancellation_is_seen_while_only_the_other_threads_have_work(monkeypatch):
     """The calling thread has nothing left to do, and asks all the same."""
+    monkeypatch.setattr(parallel_copy, "_GLANCE_S", 0.0005)
     release = threading.Event()
 
     def read(name, offset):
