@@ -404,6 +404,33 @@ def test_no_more_is_written_than_may_be_in_flight(stream):
     assert stream.next_message().index == 2
 
 
+def test_a_mark_that_leaves_room_for_nothing_but_the_gap_between_two_tensors_is_not_the_last_one_seen():
+    segment = OwnedSegment("wsm-test.", segment_bytes(64))
+    tensors = {
+        name: (TensorSpec(name, "U8", (nbytes,)), bytes(nbytes)) for name, nbytes in (("a", 10), ("b", 64))
+    }
+    try:
+        stream = RankStream(
+            version=1,
+            rank=0,
+            world_size=1,
+            publication="p",
+            tensors=tensors,
+            segment=segment,
+            bucket_bytes=64,
+        )
+        stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
+        stream.hear(say.Ready())
+        assert stream.write()
+        rank = Marks(segment, 5)
+        rank.set_taken(10)
+        assert not stream.write()  # the next tensor begins at 64, and there is room up to 74
+        rank.set_taken(64)
+        assert stream.write()
+    finally:
+        segment.close()
+
+
 @pytest.mark.parametrize("place", [301, 1 << 63])
 def test_a_rank_that_has_taken_what_there_is_not_is_named(stream, place):
     stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)

@@ -227,29 +227,28 @@ class RankStream:
 
     def _write_step(self, marks: Marks) -> bool:
         """Write a step, or up to the bucket's end, and say so; False if there is too little room."""
-        if self.taken + self._window < self._written + self._step:
-            self._look_at_mark(marks)
         before, bucket = self._written, self._bucket
         until = before + self._step
         while self._bucket == bucket and self._written < until:
-            if not self._write_piece(until - self._written):
+            if not self._write_piece(until - self._written, marks):
                 break
         if self._written == before:
             return False
         marks.set_written(self._written)
         return True
 
-    def _write_piece(self, most: int) -> bool:
+    def _write_piece(self, most: int, marks: Marks) -> bool:
         """Write up to `most` bytes of the piece that is due; False if there is too little room to begin."""
         pieces = self._buckets[self._bucket]
         piece = pieces[self._piece]
         place = piece.place + self._begin
         offset, in_a_row = window_at(place, self._window)
-        rest = piece.nbytes - self._begin
-        length = min(rest, most, in_a_row, self.taken + self._window - place)
-        # Wait for room for all of it: a few bytes at a time would cost more in marks than they gain.
-        if length < min(rest, most, in_a_row):
-            return False
+        length = min(piece.nbytes - self._begin, most, in_a_row)
+        if self.taken + self._window < place + length:
+            self._look_at_mark(marks)
+            # Wait for room for all of it: a few bytes at a time would cost more in marks than they gain.
+            if self.taken + self._window < place + length:
+                return False
         data, digest = self._source(piece.tensor)
         begin = piece.begin + self._begin
         memory = self.segment.memory[offset : offset + length]
