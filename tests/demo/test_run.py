@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,21 @@ import psutil
 import pytest
 from rich.console import Console
 
+from wsm.demo import loop
 from wsm.demo.errors import DemoSettingsError, ImpossibleJournalError, WeightsDifferError
 from wsm.demo.loop import require_published, run_loop
 from wsm.demo.progress import RunProgress
 from wsm.demo.report import Report, StepRecord
 from wsm.demo.run import read_journals, run_demo, write_results
 from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings
+from wsm.demo.trainer_process import Reply
 from wsm.receipt import Outcome, Receipt
 from wsm.report import RankReport
 from wsm.rollout.errors import ModelShapeError
 from wsm.states.entry import JournalEntry
 from wsm.states.replay import replay
+
+PATIENCE_S = 60.0
 
 
 def console() -> Console:
@@ -113,7 +118,19 @@ class TestARunOfThreeSteps:
 
 @pytest.mark.paddle
 @pytest.mark.processes
-def test_with_hot_updates_the_group_serves_from_the_first_version_to_the_last(tmp_path: Path) -> None:
+def test_with_hot_updates_the_group_serves_from_the_first_version_to_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = loop._Loop._train
+
+    def train_until_others_were_served(self: loop._Loop, *arguments: Any) -> Reply:
+        before, deadline = self._served_to_others(), time.monotonic() + PATIENCE_S
+        learned = train(self, *arguments)
+        while self._served_to_others() == before and time.monotonic() < deadline:
+            os.sched_yield()
+        return learned
+
+    monkeypatch.setattr(loop._Loop, "_train", train_until_others_were_served)
     report = run_demo(DemoSettings(tmp_path, steps=3, batch=32, hot=True), console())
     assert [step.served_version for step in report.steps] == [1, 2, 3]
     totals = report.totals()

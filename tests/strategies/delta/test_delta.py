@@ -326,7 +326,9 @@ def test_a_failed_load_holds_on_to_no_memory_of_the_target(directory):
     with pytest.raises(wrong.DeltaBaseError) as caught:
         directory.load(2, target, fallback="refuse")
     memory = target._memory["layer.weight"]
-    memory.append(0)  # a view of it that is still held would forbid this
+    behind = memory.obj
+    memory.release()
+    behind.append(0)  # a view of it that is still held would forbid this
     assert caught.value.tensors
 
 
