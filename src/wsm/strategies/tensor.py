@@ -150,7 +150,11 @@ class StagedTarget(Protocol):
     """
 
     def written(self, name: str) -> None:
-        """Take in that the bytes of :meth:`WeightTarget.writable` are complete and verified; move them."""
+        """Take in that the bytes of :meth:`WeightTarget.writable` are complete; move them.
+
+        They are verified as far as their source has promised them by then; a stream may do so later, and the
+        load fails then.
+        """
         ...
 
 

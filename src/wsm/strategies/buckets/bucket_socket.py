@@ -55,6 +55,8 @@ class BucketSocket:
         self._context = zmq.Context()
         self.socket: Any = self._context.socket(getattr(zmq, kind))
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        # Nothing that is said may be lost. The bytes in flight limit how much both sides can say.
+        self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.MAXMSGSIZE, HEADER_BYTES + MAX_BODY_BYTES)
         self._watch: PresenceWatch | None = None
         self._lock = -1

@@ -65,6 +65,8 @@ class Conversation:
         self.session = secrets.randbits(64)
         self._answered = False
         self._tensors = 0
+        self._lives: Callable[[], bool] = lambda: True
+        self._progress: Callable[[], int] = lambda: 0
         self._socket = bucket_socket.connect(source.address)
 
     @property
@@ -115,12 +117,16 @@ class Conversation:
             if expired:
                 raise PeerSilentError(peer=self.peer, waited_s=waited_s, expected="its offer", met=met)
 
+    def follow(self, lives: Callable[[], bool], progress: Callable[[], int]) -> None:
+        """Take in how to see whether the trainer lives, and how far it is: work is no silence."""
+        self._lives, self._progress = lives, progress
+
     def send(self, message: say.Message) -> None:
         """Say something; a trainer that is gone does not hear it. Does not block."""
         self._socket.send(say.to_bytes(message, self.session))
 
-    def receive(self, kind: type[say.MessageT], expected: str, *, lives: Callable[[], bool]) -> say.MessageT:
-        """Return the next message, which must be of `kind`. Blocks, ``silence_s`` at most.
+    def receive(self, kind: type[say.MessageT], expected: str) -> say.MessageT:
+        """Return the next message, which must be of `kind`. Blocks, ``silence_s`` without progress at most.
 
         Parameters
         ----------
@@ -128,21 +134,21 @@ class Conversation:
             What is due.
         expected : str
             What errors call that.
-        lives : callable
-            Whether the trainer does.
 
         Raises
         ------
         PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
             If something else comes, or nothing.
         """
-        begun_s = self._now_s()
+        begun_s, seen = self._now_s(), self._progress()
         while True:
             # Whether it lived is asked before whether it spoke: what it said last still counts.
-            lived = lives()
+            lived = self._lives()
             message = self._next(None)
             if message is not None:
                 return self._as(kind, message, expected)
+            if (progress := self._progress()) != seen:
+                begun_s, seen = self._now_s(), progress
             self._go_on_waiting(begun_s, lived, expected)
 
     def heard(self, kind: type[say.MessageT], expected: str) -> say.MessageT | None:
@@ -156,38 +162,38 @@ class Conversation:
         message = self._next(None, 0)
         return None if message is None else self._as(kind, message, expected)
 
-    def until(
-        self,
-        ready: Callable[[], bool],
-        hear: Callable[[], object],
-        expected: str,
-        *,
-        lives: Callable[[], bool],
-    ) -> None:
-        """Wait for what no message says. Blocks, ``silence_s`` at most.
+    def until(self, place: int, hear: Callable[[], object], expected: str) -> None:
+        """Wait until the trainer is as far as `place`, which no message says.
+
+        Blocks, ``silence_s`` without progress or a message at most.
 
         Parameters
         ----------
-        ready : callable
-            Whether it has come about.
+        place : int
+            What the progress that we :meth:`follow` must reach.
         hear : callable
-            Called when a message is there, to take it with :meth:`heard`.
-        expected, lives
+            Called when a message is there, to take it with :meth:`heard`; raises if none was due.
+        expected : str
             As in :meth:`receive`.
 
         Raises
         ------
         PeerSilentError, PeerDiedError, LoadCancelledError
-            If it does not come about.
+            If it does not come so far.
         """
-        begun_s = self._now_s()
+        begun_s, seen = self._now_s(), -1
         patience = Patience(self._socket.poll, _LONGEST_NAP_S)
         while True:
-            lived = lives()
-            if ready():
+            lived = self._lives()
+            if (progress := self._progress()) >= place:
                 return
-            if patience.wait() or (not lived and self._socket.poll(0)):
+            if progress != seen:
+                begun_s, seen = self._now_s(), progress
+            # An end has its reason in what was said before it, which may still be on its way.
+            over = not lived or self._now_s() - begun_s > self._source.silence_s
+            if patience.wait() or (over and self._socket.poll(_GLANCE_S)):
                 hear()
+                begun_s = self._now_s()
             else:
                 self._go_on_waiting(begun_s, lived, expected)
 

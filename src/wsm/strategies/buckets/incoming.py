@@ -63,7 +63,11 @@ class IncomingWindow:
         size = segment_bytes(window_bytes)
         self._segment = AttachedSegment(name, size, referrer=referrer, directory=directory, answering=True)
         self._marks = Marks(self._segment, session)
-        self._memory = self._segment.shared_memory()
+        try:
+            self._memory = self._segment.shared_memory()
+        except BaseException:
+            self._segment.close()
+            raise
 
     def read(self, place: int, destination: memoryview, await_written: Callable[[int], None]) -> None:
         """Copy what lies from `place` on in the stream, and need nothing before its end any more. Blocks.

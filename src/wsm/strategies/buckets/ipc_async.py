@@ -7,10 +7,12 @@ messages go over ZMQ, the bytes through shared memory. It applies nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
+from wsm.errors import GroupError
 from wsm.strategies.buckets.receiver import BucketReceiver
 from wsm.strategies.buckets.source import IpcAsyncConfig, IpcAsyncSource
+from wsm.strategies.errors import NotFiniteError, TiedTensorsDifferError
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.sections import Sections
@@ -63,7 +65,12 @@ class IpcAsync(Strategy):
             try:
                 receiver.ask(version, look=False)
                 receiver.begin()
-                yield receiver.offer()
+                try:
+                    yield receiver.offer()
+                except (NotFiniteError, TiedTensorsDifferError):
+                    with suppress(GroupError):
+                        receiver.verify()
+                    raise
                 receiver.finish()
             except BaseException as error:
                 receiver.give_up(error)

@@ -102,6 +102,7 @@ class BucketReceiver:
             referrer=self._trainer.peer,
             directory=self._source.memory_directory,
         )
+        self._trainer.follow(self._window.owned, self._look)
         self._trainer.send(say.Ready())
         self._await_written(min(end, 1))
 
@@ -136,6 +137,18 @@ class BucketReceiver:
             manifest_scope=ManifestScope.GROUP,
             peak_extra_bytes=segment_bytes(init.window_bytes),
         )
+
+    def verify(self) -> None:
+        """See that what was read came as it was sent: damage may look like a trainer's fault. Blocks.
+
+        Raises
+        ------
+        DigestMismatchError
+            If it did not.
+        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
+            If the trainer does not say what it has sent.
+        """
+        self._close_buckets(max(self._found, default=-1) + 1)
 
     def finish(self) -> None:
         """Hear that this was all, agree on its digest, and say so. Blocks.
@@ -211,25 +224,28 @@ class BucketReceiver:
 
     def _await_written(self, place: int) -> None:
         """Wait until all bytes before `place` are written, and hear meanwhile what the trainer says."""
-        if self._is_written(place) or self._window is None:
-            return
-        self._window.tell()
-        ready, due = partial(self._is_written, place), f"bucket {self._closed}"
-        self._trainer.until(ready, self._hear_of_buckets, due, lives=self._window.owned)
+        if self._look() < place and self._window is not None:
+            self._window.tell()
+            self._trainer.until(place, self._hear, f"bucket {self._closed}")
 
-    def _is_written(self, place: int) -> bool:
+    def _look(self) -> int:
+        """Return how far the trainer is."""
         try:
-            return self._window is None or self._window.look(touched=self._trainer.touched) >= place
+            return 0 if self._window is None else self._window.look(touched=self._trainer.touched)
         except ValueError as error:
             raise self._trainer.unusable(str(error)) from error
 
     def _hear_of_buckets(self) -> None:
         """Take in what the trainer has said of buckets already."""
-        while (due := len(self._promised)) < len(self._buckets):
-            bucket = self._trainer.heard(say.Bucket, f"bucket {due}")
-            if bucket is None:
-                return
+        while len(self._promised) < len(self._buckets) and self._hear():
+            pass
+
+    def _hear(self) -> bool:
+        """Take in what the trainer says of the next bucket; False if it says nothing."""
+        bucket = self._trainer.heard(say.Bucket, f"bucket {len(self._promised)}")
+        if bucket is not None:
             self._take_in(bucket)
+        return bucket is not None
 
     def _take_in(self, bucket: say.Bucket) -> None:
         due = len(self._promised)
@@ -249,7 +265,4 @@ class BucketReceiver:
     def _receive(self, kind: type[say.MessageT], expected: str) -> say.MessageT:
         if self._window is not None:
             self._window.tell()
-        return self._trainer.receive(kind, expected, lives=self._trainer_lives)
-
-    def _trainer_lives(self) -> bool:
-        return self._window is None or self._window.owned()
+        return self._trainer.receive(kind, expected)

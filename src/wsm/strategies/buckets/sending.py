@@ -67,7 +67,9 @@ class SendingLoop:
         self._streams = streams
         self._clock = clock
         self._early = early
-        self._heard_s: dict[int, float] = {}
+        # Since when it is a rank's turn, and since when it holds its memory no more.
+        self._turn_s: dict[int, float] = {}
+        self._gone_s: dict[int, float] = {}
         self._taken: dict[int, int] = {}
         self._begun_s = self._now_s()
 
@@ -100,7 +102,7 @@ class SendingLoop:
         until_s = self._now_s() + _GLANCE_S
         patience = None
         while self._now_s() < until_s:
-            wrote = [stream.write() for stream in streams]
+            wrote = [self._write(stream) for stream in streams]
             said = [self._speak(stream) for stream in streams]
             if any(wrote) or any(said):
                 patience = None
@@ -111,6 +113,13 @@ class SendingLoop:
             patience = patience or Patience(self._socket.poll, _LONGEST_NAP_S)
             if patience.wait():
                 return
+
+    def _write(self, stream: RankStream) -> bool:
+        """Write what a stream has room for; what that took, waiting for tensors included, is our own time."""
+        wrote = stream.write()
+        if wrote:
+            self._turn_s[stream.rank] = self._now_s()
+        return wrote
 
     def _speak(self, stream: RankStream) -> bool:
         """Say what a stream has to say; whether it had anything."""
@@ -144,7 +153,7 @@ class SendingLoop:
         elif stream is None or session != stream.session:
             self._ignore(f"a {type(message).__name__} of no stream of this version")
         else:
-            self._heard_s[stream.rank] = self._now_s()
+            self._turn_s[stream.rank] = self._now_s()
             stream.hear(message)
 
     def _is_early(self, hello: say.Hello) -> bool:
@@ -161,7 +170,7 @@ class SendingLoop:
             return
         answer = stream.greet(hello, identity, session)
         if stream.identity == identity:
-            self._heard_s[stream.rank] = self._now_s()
+            self._turn_s[stream.rank] = self._now_s()
         if not self._say(identity, session, answer) and stream.identity == identity:
             stream.forget()  # it asked and went away; another may come in its place
 
@@ -173,10 +182,12 @@ class SendingLoop:
             started = stream.stage not in (Stage.WAITING, Stage.OFFERED)
             if stream.taken != self._taken.get(stream.rank, 0):
                 self._taken[stream.rank] = stream.taken
-                self._heard_s[stream.rank] = now
-            waited = now - (self._heard_s[stream.rank] if started else self._begun_s)
-            if started and not stream.segment.leased() and waited > _LAST_WORDS_S:
-                raise PeerDiedError(peer=stream.name, expected=stream.stage.value)
+                self._turn_s[stream.rank] = now
+            waited = now - (self._turn_s[stream.rank] if started else self._begun_s)
+            if started and not stream.segment.leased():
+                if now - self._gone_s.setdefault(stream.rank, now) > _LAST_WORDS_S:
+                    raise PeerDiedError(peer=stream.name, expected=stream.stage.value)
+                continue
             if waited > (silence_s if started else join_s):
                 raise PeerSilentError(peer=stream.name, waited_s=waited, expected=stream.stage.value)
 

@@ -186,6 +186,8 @@ class AttachedSegment:
 
     def remove_orphan(self) -> None:
         """Take the name away if the owner is dead and nobody else will; whoever maps it keeps it."""
+        if self._descriptor < 0:
+            return
         with suppress(OSError):
             if not self.owned() and os.path.samestat(os.fstat(self._descriptor), Path(self.path).stat()):
                 Path(self.path).unlink()
