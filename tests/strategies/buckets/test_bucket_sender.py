@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from bucket_ranks import BUCKET, PROGRAM, WINDOW, digest_of_shard, receive, shard, shards
 from receiving_rank import SPECS
 
 from wsm.errors import WsmError
@@ -24,28 +24,9 @@ from wsm.strategies.buckets.plan import segment_bytes
 from wsm.strategies.buckets.sender import BucketSender
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.buckets.stream import RankStream
-from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.digest import digest_of
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
 from wsm.strategies.messages import errors as stream_errors
-
-BUCKET = 1 << 18
-WINDOW = 1 << 19
-PROGRAM = Path(__file__).parent.parent / "shared" / "receiving_rank.py"
-
-
-def shard(version, rank):
-    return {
-        spec.name: (spec, bytes([version, rank, index]) * (spec.nbytes // 3) + b"\0" * (spec.nbytes % 3))
-        for index, spec in enumerate(SPECS)
-    }
-
-
-def shards(version):
-    return {rank: shard(version, rank) for rank in range(2)}
-
-
-def digest_of_shard(version, rank):
-    return shard_digest((spec, digest_of(data)) for spec, data in shard(version, rank).values())
 
 
 @pytest.fixture(params=["ipc", "tcp"])
@@ -53,40 +34,6 @@ def sender(request, tmp_path):
     address = "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/buckets"
     with BucketSender(address, bucket_bytes=BUCKET, window_bytes=WINDOW) as made:
         yield made
-
-
-@pytest.fixture
-def over_ipc(tmp_path):
-    with BucketSender(f"ipc://{tmp_path}/buckets", bucket_bytes=BUCKET, window_bytes=WINDOW) as made:
-        yield made
-
-
-@pytest.fixture
-def threads():
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
-
-
-@pytest.fixture
-def launch(over_ipc):
-    """Start a rank's process and wait until it has come to a point."""
-    with contextlib.ExitStack() as stack:
-
-        def start(rank, version, point):
-            command = [sys.executable, str(PROGRAM), over_ipc.address, str(rank), str(version), point]
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            return process
-
-        yield start
-
-
-def receive(sender, rank, version, **options):
-    target = options.pop("target", None) or MemoryTarget(SPECS)
-    source = IpcAsyncSource(sender.address, rank, world_size=2)
-    report = load(source, target, name="ipc_async", version=version, **options)
-    return report, {name: bytes(target.readable(name)) for name in target.specs()}
 
 
 def test_two_ranks_receive_a_version_at_once_and_everybody_agrees_on_it(sender, threads):
@@ -509,6 +456,7 @@ def test_what_a_killed_sender_left_is_swept_by_the_next_one(tmp_path):
 _DYING_SENDER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
+from bucket_ranks import BUCKET, PROGRAM, WINDOW, digest_of_shard, receive, shard, shards
 from receiving_rank import SPECS
 from wsm.strategies import BucketSender
 def die(done, total):

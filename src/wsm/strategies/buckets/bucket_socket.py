@@ -55,7 +55,7 @@ class BucketSocket:
         self._context = zmq.Context()
         self.socket: Any = self._context.socket(getattr(zmq, kind))
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        # Nothing that is said may be lost. The bytes in flight limit how much both sides can say.
+        # Nothing that is said may be lost. The bytes in flight limit how much both sides have to say.
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.MAXMSGSIZE, HEADER_BYTES + MAX_BODY_BYTES)
         self._watch: PresenceWatch | None = None
@@ -135,6 +135,8 @@ def listen(address: str) -> BucketSocket:
     made = BucketSocket("ROUTER")
     path = Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
     try:
+        # What a rank said before it closed would be lost with the connection, were it not read at once.
+        made.socket.setsockopt(made._zmq.RCVHWM, 0)
         # A rank that is gone gives an error instead of silence.
         made.socket.setsockopt(made._zmq.ROUTER_MANDATORY, 1)
         if path is None or made.lock(path):
