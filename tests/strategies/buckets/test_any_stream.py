@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from wsm.errors import WsmError
@@ -188,7 +188,6 @@ def check(case: Case) -> None:
         run = Run(case, sender, pool)
         received, sent = run.version(1, harmed=True)
         errors_of = received.exception(), sent.exception()
-        event(f"{case.harm}: {', '.join(type(error).__name__ for error in errors_of)}")
         if errors_of == (None, None):
             assert not run.damaged or run.damaged in case.names("left out")
             assert run.holds(1)
@@ -223,6 +222,22 @@ def check_errors(run: Run, rank: BaseException | None, trainer: BaseException | 
         assert isinstance(trainer, OSError)
         assert isinstance(rank, WsmError)
         assert isinstance(rank, stream_errors.PeerFailedError | errors.FileSizeError)
+
+
+# Two tensors in one bucket, which is not verified before all of it is there.
+_TOGETHER = {"bucket_bytes": 1024, "window_bytes": 64, "kept": False, "harm": "flip", "bit": 6}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case((("plain", (1, 17)), ("plain", (20, 20))), finite=True, at=34, **_TOGETHER),
+        Case((("plain", (8, 8)), ("tied", (8, 8)), ("plain", (9, 9))), finite=False, at=256, **_TOGETHER),
+    ],
+    ids=["not a number", "two names"],
+)
+def test_damage_that_looks_like_a_trainer_s_fault_is_called_damage(case):
+    check(case)
 
 
 @settings(max_examples=40, suppress_health_check=list(HealthCheck), print_blob=True)

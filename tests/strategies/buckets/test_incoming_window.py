@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from contextlib import closing
@@ -11,7 +12,7 @@ import pytest
 from wsm.strategies.buckets.incoming import IncomingWindow
 from wsm.strategies.buckets.marks import Marks
 from wsm.strategies.buckets.plan import segment_bytes, window_at
-from wsm.strategies.errors import FileSizeError
+from wsm.strategies.errors import FileSizeError, UnreadableFileError
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
 
 WINDOW = 128
@@ -103,6 +104,23 @@ def test_memory_that_was_cut_short_is_an_error_before_it_is_read(segment, window
     with pytest.raises(FileSizeError, match="truncated") as caught:
         window.look(touched=touched)
     assert caught.value.touched is touched
+
+
+def test_memory_that_cannot_be_mapped_is_not_held(segment, monkeypatch):
+    def no_room(*_, **__):
+        raise OSError("no room today")
+
+    monkeypatch.setattr(mmap, "mmap", no_room)
+    with pytest.raises(UnreadableFileError, match="no room today"):
+        IncomingWindow(segment.name, WINDOW, END, SESSION, referrer="a test")
+    assert not segment.leased()
+
+
+def test_a_window_that_is_closed_twice_is_let_go_once(segment, window):
+    assert segment.leased()
+    for _ in range(2):
+        window.close()
+    assert not segment.leased()
 
 
 def test_a_mark_is_never_seen_half_written(segment):

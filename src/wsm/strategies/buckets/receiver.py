@@ -56,7 +56,7 @@ class BucketReceiver:
         self._buckets: tuple[tuple[Piece, ...], ...] = ()
         self._promised: list[tuple[str, ...]] = []
         self._found: dict[int, dict[int, str]] = {}
-        self._closed = 0
+        self._reading = self._closed = 0
 
     def ask(self, version: int | None, *, look: bool) -> say.Init:
         """Say who we are and what we want; return what will come. Blocks until the trainer answers.
@@ -184,6 +184,7 @@ class BucketReceiver:
         """Copy bytes of a tensor that lie in one piece of it."""
         bucket, position = places[offset // self._init.bucket_bytes]
         piece = self._buckets[bucket][position]
+        self._reading = bucket
         self._close_buckets(bucket - 1)
         if self._window is not None:
             self._window.read(piece.place + offset - piece.begin, destination, self._await_written)
@@ -226,7 +227,7 @@ class BucketReceiver:
         """Wait until all bytes before `place` are written, and hear meanwhile what the trainer says."""
         if self._look() < place and self._window is not None:
             self._window.tell()
-            self._trainer.until(place, self._hear, f"bucket {self._closed}")
+            self._trainer.until(place, self._hear, f"bucket {self._reading}")
 
     def _look(self) -> int:
         """Return how far the trainer is."""

@@ -156,7 +156,7 @@ class BucketSender:
         join_s : float
             How long to wait for a rank to come.
         silence_s : float
-            How long a rank that has come may say nothing.
+            How long a rank that has come may say nothing and take nothing when it is its turn.
         finite : bool
             Refuse NaN and infinity before anything is sent (one more pass over the bytes), and have every
             rank refuse them.

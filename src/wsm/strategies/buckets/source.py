@@ -19,7 +19,8 @@ class IpcAsyncConfig:
     connect_s : float
         Seconds to wait for the trainer to offer a version.
     silence_s : float
-        Seconds that it may say nothing once it has; and that one which ended before may take to come back.
+        Seconds that it may say and write nothing once it has: so long may a tensor take it. And that one
+        which ended before may take to come back.
     memory_directory : str
         Where shared memory lies.
     """
@@ -52,7 +53,8 @@ class IpcAsyncSource:
     connect_s : float
         How long to wait for the trainer to offer a version.
     silence_s : float
-        How long it may say nothing once it has, and how long one that ended before may take to come back.
+        How long it may say and write nothing once it has, and how long one that ended before may take to
+        come back.
     memory_directory : str
         Where shared memory lies.
     """
