@@ -215,6 +215,30 @@ def test_a_sending_that_is_cancelled_tells_the_ranks(over_ipc, threads):
     assert all(pending.result() for pending in loads)
 
 
+def test_a_rank_whose_place_another_took_is_told_when_it_comes_back(over_ipc, threads):
+    first = connect(over_ipc.address)
+    pending = threads.submit(over_ipc.send, 1, {0: shard(1, 0)})
+
+    def answer():
+        assert first.poll(60)
+        return say.from_bytes(first.receive()[0], peer="the sender")[1]
+
+    try:
+        first.send(say.to_bytes(say.Hello(0, 1, 1, look=False), 3))
+        assert isinstance(answer(), say.Init)
+        source = IpcAsyncSource(over_ipc.address)
+
+        def ready(done, total):
+            if done == total:
+                first.send(say.to_bytes(say.Ready(), 3))
+                assert answer().reason == "busy"
+
+        report = load(source, MemoryTarget(SPECS), name="ipc_async", progress=ready)
+        assert pending.result().digests == {0: report.digest}
+    finally:
+        first.close()
+
+
 def test_progress_that_raises_ends_the_sending_and_tells_the_ranks(over_ipc, threads):
     def refuse(done, total):
         raise KeyboardInterrupt
@@ -229,7 +253,7 @@ def test_progress_that_raises_ends_the_sending_and_tells_the_ranks(over_ipc, thr
 def test_what_is_no_message_reaches_no_stream(over_ipc, threads):
     stranger = connect(over_ipc.address)
     try:
-        for garbage in (b"", b"hello", say.to_bytes(say.Ack(0), 3), say.to_bytes(say.Ready(), 0)):
+        for garbage in (b"", b"hello", say.to_bytes(say.Ack(0), 3), say.to_bytes(say.Done("0" * 32), 0)):
             stranger.socket.send(garbage)
         stranger.socket.send_multipart([b"a", b"b", b"c"])
         stranger.socket.send(say.to_bytes(say.Hello(7, 2, None, look=False), 3))

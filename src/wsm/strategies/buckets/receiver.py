@@ -7,6 +7,7 @@ verified while the next one is being applied; all are before the stream ends. Kn
 
 from __future__ import annotations
 
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TypeAlias
 
@@ -52,7 +53,7 @@ class BucketReceiver:
     def __init__(self, source: IpcAsyncSource, observer: LoadObserver, clock: Clock | None = None) -> None:
         self._source = source
         self._trainer = Conversation(source, observer, clock)
-        self._window: IncomingWindow | None = None
+        self._held = ExitStack()
         self._buckets: tuple[tuple[Piece, ...], ...] = ()
         self._promised: list[tuple[str, ...]] = []
         self._found: dict[int, dict[int, str]] = {}
@@ -94,7 +95,7 @@ class BucketReceiver:
         init = self._init
         self._buckets = plan_buckets(init.tensors, init.bucket_bytes)
         end = stream_bytes(self._buckets)
-        self._window = IncomingWindow(
+        window = IncomingWindow(
             init.segment,
             init.window_bytes,
             end,
@@ -102,6 +103,7 @@ class BucketReceiver:
             referrer=self._trainer.peer,
             directory=self._source.memory_directory,
         )
+        self._window = self._held.enter_context(closing(window))
         self._trainer.follow(self._window.owned, self._look)
         self._trainer.send(say.Ready())
         self._await_written(min(end, 1))
@@ -177,8 +179,7 @@ class BucketReceiver:
     def close(self) -> None:
         """Let the last message leave, then the memory go: the trainer takes its end for ours. Idempotent."""
         self._trainer.close()
-        if self._window is not None:
-            self._window.close()
+        self._held.close()
 
     def _read(self, places: _Places, offset: int, destination: memoryview) -> None:
         """Copy bytes of a tensor that lie in one piece of it."""
@@ -186,8 +187,7 @@ class BucketReceiver:
         piece = self._buckets[bucket][position]
         self._reading = bucket
         self._close_buckets(bucket - 1)
-        if self._window is not None:
-            self._window.read(piece.place + offset - piece.begin, destination, self._await_written)
+        self._window.read(piece.place + offset - piece.begin, destination, self._await_written)
 
     def _verify(self, places: _Places, end: int, digest: RunningDigest) -> None:
         """Remember the digest of a complete piece; after a bucket's last one, see what it should be.
@@ -207,8 +207,7 @@ class BucketReceiver:
         while self._closed < until:
             bucket = self._closed
             pieces = self._buckets[bucket]
-            if self._window is not None:
-                self._window.take(pieces[-1].place + pieces[-1].nbytes)
+            self._window.take(pieces[-1].place + pieces[-1].nbytes)
             while len(self._promised) <= bucket:
                 self._take_in(self._receive(say.Bucket, f"bucket {bucket}"))
             for position, actual in self._found.pop(bucket, {}).items():
@@ -225,14 +224,14 @@ class BucketReceiver:
 
     def _await_written(self, place: int) -> None:
         """Wait until all bytes before `place` are written, and hear meanwhile what the trainer says."""
-        if self._look() < place and self._window is not None:
+        if self._look() < place:
             self._window.tell()
             self._trainer.until(place, self._hear, f"bucket {self._reading}")
 
     def _look(self) -> int:
         """Return how far the trainer is."""
         try:
-            return 0 if self._window is None else self._window.look(touched=self._trainer.touched)
+            return self._window.look(touched=self._trainer.touched)
         except ValueError as error:
             raise self._trainer.unusable(str(error)) from error
 
@@ -264,6 +263,5 @@ class BucketReceiver:
         return shard_digest(zip(self._init.tensors, last, strict=True))
 
     def _receive(self, kind: type[say.MessageT], expected: str) -> say.MessageT:
-        if self._window is not None:
-            self._window.tell()
+        self._window.tell()
         return self._trainer.receive(kind, expected)

@@ -152,6 +152,9 @@ class SendingLoop:
                 self._welcome(message, identity, session)
         elif stream is None or session != stream.session:
             self._ignore(f"a {type(message).__name__} of no stream of this version")
+            if isinstance(message, say.Ready):  # it would wait for what goes to another one now
+                text = "another process has this rank's place, or that version is no longer sent"
+                self._say(identity, session, say.Abort("busy", "RankBusyError", text))
         else:
             self._turn_s[stream.rank] = self._now_s()
             stream.hear(message)
