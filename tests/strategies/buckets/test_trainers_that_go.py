@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,23 @@ print(heard.address, flush=True)
 while heard.poll(3600):
     heard.receive()
     print("asked", flush=True)
+"""
+
+# A trainer that stops in the middle of its version, and says how that ended once it goes on.
+_STOPPING_TRAINER = """
+import os, signal, sys
+from wsm.strategies import BucketSender, TensorSpec
+def stop(done, total):
+    if done > 1 << 20 and total not in stopped:
+        stopped.add(total)
+        os.kill(os.getpid(), signal.SIGSTOP)
+stopped = set()
+with BucketSender(sys.argv[1], window_bytes=1 << 18) as sender:
+    print("listening", flush=True)
+    try:
+        sender.send(1, {0: {"a": (TensorSpec("a", "U8", (3 << 20,)), bytes(3 << 20))}}, progress=stop)
+    except Exception as error:
+        print(type(error).__name__, error.error)
 """
 
 
@@ -128,3 +147,21 @@ def test_a_trainer_that_listens_and_offers_nothing_is_not_called_absent(address,
     error = outcome(pending)
     assert isinstance(error, PeerSilentError)
     assert error.met
+
+
+@pytest.mark.processes
+def test_a_trainer_that_is_stopped_in_the_middle_is_silent_and_hears_so_when_it_goes_on(tmp_path):
+    address = f"ipc://{tmp_path}/buckets"
+    command = [sys.executable, "-c", _STOPPING_TRAINER, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "listening\n"
+            target = MemoryTarget([TensorSpec("a", "U8", (3 << 20,))])
+            with pytest.raises(PeerSilentError, match="bucket 0 was due") as caught:
+                load(IpcAsyncSource(address, silence_s=0.5), target, name="ipc_async")
+            assert caught.value.met
+            os.waitpid(process.pid, os.WUNTRACED)
+            process.send_signal(signal.SIGCONT)
+            assert process.stdout.read() == "PeerFailedError PeerSilentError\n"
+        finally:
+            process.kill()
