@@ -67,8 +67,8 @@ def test_a_stopped_rank_that_has_staged_is_named_and_not_the_one_alone_that_it_h
         group.await_held(0, "stage")
         eventually(lambda: group.codes() == ["STAGING", "PREPARED"])
         group.programs[1].freeze()
-        group.revoke(0, "stage")
         eventually(lambda: stands_ahead(*controller.status().ranks))
+        group.revoke(0, "stage")  # inside that step it cannot say that it has staged
         clock.advance(later_s)
         eventually(lambda: controller.status().operation == "HOT_ABORT", "the decision")
         clock.advance(100)
