@@ -16,8 +16,11 @@ from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
 #: Where a piece may begin in the stream; sizes of buckets and windows are multiples of it.
 ALIGNMENT = 64
 #: Buckets that a version may take, beyond one for each tensor. A rank keeps some 400 bytes for each while it
-#: loads, so this is 50 MiB of them at most; and two TiB per rank in buckets of 16 MiB.
+#: loads, so this is 50 MiB of them at most; and 8 TiB per rank in buckets of 64 MiB.
 MAX_BUCKETS = 1 << 17
+
+# What one side has just written or read stays in its core's own cache until it is digested.
+_LONGEST_STEP = 1 << 19
 
 
 def fewest_bytes(specs: Iterable[TensorSpec]) -> int:
@@ -82,7 +85,7 @@ def stream_bytes(buckets: tuple[tuple[Piece, ...], ...]) -> int:
 
 def step_bytes(window_bytes: int) -> int:
     """Return how much is written or read at a time: one side works on that while the other does on more."""
-    return max(window_bytes // 4 // ALIGNMENT, 1) * ALIGNMENT
+    return max(min(window_bytes // 4, _LONGEST_STEP) // ALIGNMENT, 1) * ALIGNMENT
 
 
 def segment_bytes(window_bytes: int) -> int:

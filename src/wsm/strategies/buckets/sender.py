@@ -29,9 +29,9 @@ from wsm.strategies.trainer.report import TrainerReport
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of
 
 #: Size of a bucket, which is verified as one: large enough that messages cost little.
-BUCKET_BYTES = 16 << 20
+BUCKET_BYTES = 64 << 20
 #: Bytes that may be on their way to one rank: few enough that they stay in the cache between the two.
-WINDOW_BYTES = 2 << 20
+WINDOW_BYTES = 4 << 20
 
 _PREFIX = "wsm-buckets."
 
