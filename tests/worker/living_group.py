@@ -185,7 +185,8 @@ class LivingGroup:
     def steps_by_epoch(self, rank: int) -> list[tuple[int, tuple[int, int, str]]]:
         """The steps that the rank has entered so far, in one look: it steps on meanwhile."""
         path = self.directory / f"steps.{rank}"
-        lines = path.read_text().splitlines() if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()  # the last one may be being written
         return [
             (int(epoch), (int(step), int(version), digest))
             for step, version, digest, epoch in map(str.split, lines)
