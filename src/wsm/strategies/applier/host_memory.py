@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 from contextlib import suppress
 
-# From here on numpy asks for large pages, too. In small ones the processor has a translation to look up every
-# 4 KiB, which in a virtual machine takes as long as copying half of them.
+# From here on numpy asks for large pages, too. In small ones the processor looks up a translation every
+# 4 KiB, in a virtual machine through two tables.
 _LARGE_BYTES = 4 << 20
 
 

@@ -3,7 +3,7 @@
 ====================================  ====================================================================
 modules                               responsible for
 ====================================  ====================================================================
-ipc_async, source                     the strategy, and where a rank listens
+ipc_async, source                     the strategy, and where a rank finds its trainer
 messages, plan                        what is said; what is in which bucket, and where it passes
 marks, patience                       how far each side is; waiting for the other
 receiver, conversation                the rank's end; what it says and hears, and how long it waits
