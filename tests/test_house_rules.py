@@ -1,4 +1,4 @@
-"""Rules of this code base that no linter knows: one idea per file, sizes, names, reasons, constant events."""
+"""Rules of this code base that no linter knows: sizes, names, reasons, constant events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wsm import log
 
 SOURCE = Path(wsm.__path__[0])
 REPOSITORY = Path(__file__).parent.parent
-MAX_FILE_LINES = 350
+MAX_CODE_LINES = 600
 MAX_FUNCTION_LINES = 70
 VAGUE = {
     "util",
@@ -44,10 +44,10 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_every_file_is_one_idea_of_readable_size_that_says_what_it_is_for(path: Path) -> None:
+def test_every_file_is_read_in_one_sitting_and_says_what_it_is_for(path: Path) -> None:
     text = path.read_text()
     tree = ast.parse(text)
-    assert len(text.splitlines()) <= MAX_FILE_LINES
+    assert code_lines(text, tree) <= MAX_CODE_LINES
     assert ast.get_docstring(tree) or not tree.body, "the file does not say what it is responsible for"
     long = {
         function.name: lines
@@ -56,6 +56,18 @@ def test_every_file_is_one_idea_of_readable_size_that_says_what_it_is_for(path: 
         > MAX_FUNCTION_LINES
     }
     assert not long
+
+
+def code_lines(text: str, tree: ast.Module) -> int:
+    """Lines that are neither blank, nor a comment, nor part of a docstring."""
+    lines = [line.strip() for line in text.splitlines()]
+    documented = sum(
+        len(docstring.splitlines())
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (docstring := ast.get_docstring(node, clean=False))
+    )
+    return sum(1 for line in lines if line and not line.startswith("#")) - documented
 
 
 def docstring_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
