@@ -62,7 +62,7 @@ def code_lines(text: str, tree: ast.Module) -> int:
     """Lines that are neither blank, nor a comment, nor part of a docstring."""
     lines = [line.strip() for line in text.splitlines()]
     documented = sum(
-        len(docstring.splitlines())
+        sum(1 for line in docstring.splitlines() if line.strip())
         for node in ast.walk(tree)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and (docstring := ast.get_docstring(node, clean=False))
