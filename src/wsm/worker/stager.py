@@ -62,9 +62,13 @@ class Stager:
         return self._ended.wait(timeout_s)
 
     def result(self) -> None:
-        """Raise what the ended piece raised, with the traceback that it had."""
-        if self._error is not None:
-            raise self._error
+        """Raise what the ended piece raised, with its traceback; only once, since that holds memory."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
 
     def cancel(self) -> None:
         """Say that the work is not wanted any more. Idempotent, does not block."""

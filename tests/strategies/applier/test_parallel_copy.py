@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
+import numpy as np
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors
@@ -165,6 +168,66 @@ def test_a_cancellation_is_seen_while_only_the_other_threads_have_work(monkeypat
             threads=2,
         )
     assert not loading_threads()
+
+
+class WatchedTarget(MemoryTarget):
+    """Whose memory says whether it lives on."""
+
+    def __init__(self):
+        super().__init__([*map(spec_of, NAMES), SMALL])
+        self.owners = []
+
+    def writable(self, name):
+        owner = np.zeros(self.specs()[name].nbytes, np.uint8)
+        self.owners.append(weakref.ref(owner))
+        return memoryview(owner)
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    "failing", ["digest", "read", "no memory", "cancelled", "progress", "small", "no thread", "nothing"]
+)
+def test_a_load_that_failed_keeps_no_memory_of_the_target_alive(failing, threads, monkeypatch):
+    """Nor does a good one. Nothing may wait for the cycle collector, which nobody calls."""
+    target = WatchedTarget()
+
+    def read(name, offset):
+        if name == "w3" and offset and failing in ("read", "no memory"):
+            raise OSError("it burns") if failing == "read" else MemoryError
+
+    def progress(done, _total):
+        if failing == "progress" and done > SIZE:
+            raise ZeroDivisionError
+
+    def cannot_start(_thread):
+        raise RuntimeError("can't start new thread")
+
+    tensors = [offered(name, read=read) for name in NAMES]
+    tensors[4].digest = digest_of(b"x") if failing == "digest" else tensors[4].digest
+    tensors.append(small())
+    tensors[-1].digest = digest_of(b"x") if failing == "small" else tensors[-1].digest
+    if failing == "no thread":
+        monkeypatch.setattr(threading.Thread, "start", cannot_start)
+    asked = iter(range(9))
+    cancelled = (lambda: next(asked, None) is None) if failing == "cancelled" else (lambda: False)
+    fails = failing != "nothing" and (failing != "no thread" or threads > 1)
+    try:
+        apply_tensors(tensors, target, LoadObserver(progress=progress, cancelled=cancelled), threads=threads)
+    except Exception:  # noqa: BLE001 - whatever was raised must not hold the memory once it is handled
+        assert fails
+    else:
+        assert not fails
+    assert target.owners
+    assert [owner() for owner in target.owners] == [None] * len(target.owners)
 
 
 def test_memory_that_is_kept_is_digested_on_threads_and_adopted_when_all_is_verified():

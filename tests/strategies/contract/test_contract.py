@@ -7,7 +7,9 @@ as it was, or marks it as touched before the first byte; and a good version load
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -201,6 +203,52 @@ def test_damaged_bytes_are_found_on_any_number_of_threads(arrival, threads):
     arrival.publish(4, A)
     rank.load(4, threads=threads)
     assert rank.holds(A)
+
+
+@contextlib.contextmanager
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+class WatchedTarget(MemoryTarget):
+    """Says how many tensors' memory lives on, whoever holds it."""
+
+    def __init__(self) -> None:
+        super().__init__(spec for spec, _ in A.values())
+        self._owners: list[weakref.ref[np.ndarray]] = []
+
+    def writable(self, name: str) -> memoryview:
+        if name not in self._memory:
+            owner = np.zeros(self._specs[name].nbytes, np.uint8)
+            self._owners.append(weakref.ref(owner))
+            self._memory[name] = memoryview(owner)
+        return self._memory[name]
+
+    def alive(self) -> int:
+        return sum(owner() is not None for owner in self._owners)
+
+
+@pytest.mark.parametrize("failing", ["damaged bytes", "cancelled"])
+def test_a_failed_load_keeps_no_memory_of_the_model_until_a_collector_comes(arrival, failing):
+    target = WatchedTarget()
+    options: dict[str, object] = {"cancelled": stop_at(6)} if failing == "cancelled" else {}
+    if failing == "damaged bytes":
+        arrival.publish_wrong(3, A, Wrong.FLIPPED_BIT)
+    else:
+        arrival.publish(3, A)
+    with no_collector():
+        try:
+            load(arrival.source(), target, name=arrival.strategy, version=3, threads=2, **options)
+        except WsmError:
+            target.release()
+            failed = True
+        assert failed
+        assert target.alive() == 0
 
 
 def stop_at(count: int) -> Callable[[], bool]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from wsm.errors import InternalError
 from wsm.strategies.transports import batches as module
 from wsm.strategies.transports.batches import END, Batches
 
@@ -98,9 +99,10 @@ def test_what_came_before_an_error_is_taken_and_then_the_error_is_raised(way):
 
     batches = Batches(way(failing()), keep=False)
     assert [contents(item)[0] for item in settled(batches.take())] == ["t0", "t1"]
-    for _ in range(2):
-        with pytest.raises(ConnectionError, match="the trainer is gone"):
-            settled(batches.take())
+    with pytest.raises(ConnectionError, match="the trainer is gone"):
+        settled(batches.take())
+    with pytest.raises(InternalError, match="has failed"):
+        settled(batches.take())
 
 
 @pytest.mark.parametrize("item", [None, ("name",), ("name", object()), ("name", (1, 2)), (7, np.zeros(2))])

@@ -134,9 +134,13 @@ class _Crew:
         self._stopped.set()
 
     def raise_first_error(self) -> None:
-        """Raise what went wrong first, if anything did."""
-        if self._error is not None:
-            raise self._error
+        """Raise what went wrong first, if anything did, and forget it: its traceback holds every tensor."""
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
 
     def go_on(self) -> None:
         """Tell the calling thread whether to go on: nobody failed, and the caller still wants it."""

@@ -61,13 +61,19 @@ class Sending:
         TimeoutError
             If it is not sent yet.
         wsm.errors.WsmError
-            What :meth:`BucketSender.send` raises.
+            What :meth:`BucketSender.send` raises. Only once: its traceback holds the tensors.
+        RuntimeError
+            If the sending thread was killed, or what it raised was raised here before.
         """
         if not self._ended.wait(timeout_s):
             raise TimeoutError(f"not every rank has its version after {timeout_s} s")
-        if self._report is None:
-            raise self._error if self._error is not None else RuntimeError("the sending thread was killed")
-        return self._report
+        if self._report is not None:
+            return self._report
+        error, self._error = self._error, None
+        try:
+            raise error or RuntimeError("nothing was sent, and why was raised before, or nobody knows")
+        finally:
+            del error
 
     def cancel(self) -> None:
         """Send no more; ranks that are receiving are told. Does not block."""

@@ -124,7 +124,10 @@ def _found(source: IpcSource, version: int | None, stack: ExitStack) -> Offer:
             before, data = data, _read(directory, name, source)
             if data == before:
                 if gone is not None:
-                    raise gone
+                    try:
+                        raise gone
+                    finally:
+                        del gone  # a cycle with its own traceback would keep what the callers hold
                 stack.push(held.pop_all())
                 return offer
     raise SegmentBusyError(segment=file)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable
 from typing import Any
 
+from wsm.errors import InternalError
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.transports.foreign_tensors import foreign_bytes, host_nbytes
 
@@ -43,6 +44,7 @@ class Batches:
         self._stream = stream if self._asynchronous else iter(stream)
         self._keep = keep
         self._error: Exception | None = None
+        self._failed = False
 
     def first(self) -> Any:
         """Return the first item alone, or an awaitable of it; :data:`END` if there is none."""
@@ -54,10 +56,17 @@ class Batches:
         Raises
         ------
         Exception
-            Whatever the stream raises, after the items before it were taken.
+            Whatever the stream raises, once, after the items before it were taken.
         """
-        if self._error is not None:
-            raise self._error
+        if self._failed:
+            raise InternalError("a stream that has failed is asked for more")
+        error, self._error = self._error, None
+        if error is not None:
+            self._failed = True
+            try:
+                raise error
+            finally:
+                del error  # its traceback leads here: a cycle would keep what the callers hold
         batch = _Batch(keep=self._keep)
         return self._take_awaiting(batch) if self._asynchronous else self._take(batch)
 

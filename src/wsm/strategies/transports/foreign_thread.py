@@ -96,9 +96,12 @@ class ForeignThread:
                 if left_s <= 0:
                     self.lost = True
                     raise CallExpiredError from None
-        if error is not None:
+        if error is None:
+            return answer
+        try:
             raise error
-        return answer
+        finally:
+            del error  # its traceback leads here: a cycle would keep what the callers hold
 
     def end(self, last: Callable[[], Any], *, wait_s: float) -> None:
         """Run `last` in the thread, after the call that it may hang in, and end it. Idempotent.

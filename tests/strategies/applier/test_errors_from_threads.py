@@ -1,0 +1,95 @@
+"""An error that one thread hands to another is raised there, and keeps nothing alive that its frames held."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+
+from wsm.clock import SystemClock
+from wsm.strategies.buckets.sender import Sending
+from wsm.strategies.observer import UNOBSERVED
+from wsm.strategies.transports.batches import Batches
+from wsm.strategies.transports.foreign_thread import ForeignThread
+from wsm.worker.stager import Stager
+
+
+class FailedError(Exception):
+    """What the work raises."""
+
+
+def fail():
+    raise FailedError
+
+
+def through_a_foreign_thread(work):
+    thread = ForeignThread("wsm-test-foreign", SystemClock())
+    try:
+        thread.call(work, until_ns=SystemClock().monotonic_ns() + 60_000_000_000, observer=UNOBSERVED)
+    finally:
+        thread.end(lambda: None, wait_s=60)
+
+
+def through_a_batch(work):
+    def stream():
+        yield "a", b"1"
+        work()
+
+    batches = Batches(stream(), keep=True)
+    assert len(batches.take()) == 1
+    batches.take()
+
+
+def through_a_stager(work):
+    stager = Stager(0)
+    stager.start(work)
+    try:
+        assert stager.wait(60)
+        stager.result()
+    finally:
+        stager.retire(lambda: None)
+        assert stager.rest(60)
+
+
+def through_a_sending(work):
+    sending = Sending()
+    sending.run(lambda _cancelled: work())
+    sending.result(60)
+
+
+@pytest.mark.parametrize(
+    "through", [through_a_foreign_thread, through_a_batch, through_a_stager, through_a_sending]
+)
+def test_nothing_waits_for_a_collector_once_the_error_is_handled(through):
+    seen = []
+
+    def work():
+        memory = np.zeros(1 << 16)
+        seen.append(weakref.ref(memory))
+        fail()
+
+    def load():
+        target = np.zeros(1 << 16)
+        seen.append(weakref.ref(target))
+        through(work)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(FailedError) as caught:
+            load()
+        del caught
+        assert [memory() for memory in seen] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_what_a_sending_raised_is_raised_once_and_then_said_to_be_over():
+    sending = Sending()
+    sending.run(lambda _cancelled: fail())
+    with pytest.raises(FailedError):
+        sending.result()
+    with pytest.raises(RuntimeError, match="was raised before"):
+        sending.result()
