@@ -67,7 +67,8 @@ def measured(sizes_mib: Sequence[int], repeats: int, console: Console) -> Iterat
         Told about sizes that do not fit.
     """
     for mib in sizes_mib:
-        if COPIES_IN_MEMORY * mib * _MIB > available_bytes():
+        left = available_bytes()
+        if left is not None and COPIES_IN_MEMORY * mib * _MIB > left:
             console.print(f"{mib} MiB are not measured: there is no memory for {COPIES_IN_MEMORY} times that")
             continue
         for case in (*WARM, *COLD):

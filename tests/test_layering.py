@@ -20,12 +20,13 @@ import wsm
 SOURCE = Path(wsm.__path__[0])
 
 #: What each part may import from wsm, apart from itself.
-FOUNDATION = {"errors", "clock", "log"}
+FOUNDATION = {"errors", "clock", "log", "shortage"}
 CORE = FOUNDATION | {"states.vocabulary"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "clock": set(),
     "log": set(),
+    "shortage": set(),
     "states": FOUNDATION,
     "signals": FOUNDATION,
     "protocol": FOUNDATION | {"states", "signals"},

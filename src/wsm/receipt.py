@@ -114,7 +114,18 @@ class Receipt:
         loaded = sum(report.bytes for report in self.ranks)
         kept = sum(int(report.facts.get("kept_tensors", 0)) for report in self.ranks)
         rest = f", {kept} tensors kept as they were" if self.partial else ""
+        unproven = [report.rank for report in self.ranks if _freed_unmeasured(report)]
+        proof = f", free memory not measured on rank {', '.join(map(str, unproven))}" if unproven else ""
         amount = f", {loaded / 2**20:.1f} MiB on {len(self.ranks)} ranks{rest}" if self.loaded else ""
         staged = f", staged for {self.staging_s * 1e3:.1f} ms while serving" if self.hot else ""
         took = f"{self.seconds * 1e3:.1f} ms"
-        return f"{what} (epoch {self.epoch}, sequence {self.sequence}{amount}, {took}{staged})"
+        return f"{what} (epoch {self.epoch}, sequence {self.sequence}{amount}, {took}{staged}{proof})"
+
+
+def _freed_unmeasured(report: RankReport) -> bool:
+    """Whether a rank let memory go, and could not measure that it is free."""
+    facts = report.facts
+    return "resident_bytes_after" in facts and None in (
+        facts["resident_bytes_after"],
+        facts.get("dropped_bytes"),
+    )

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wsm.errors import BadInputError, NoRoomError, WsmError
+from wsm.shortage import described, remedy
 
 #: Fact of a participant that holds a KV cache and no weights; its report says nothing about a version.
 WITHOUT_WEIGHTS = "without_weights"
@@ -144,9 +145,12 @@ class FailureReport:
     def of(cls, rank: int, action: str, error: BaseException) -> FailureReport:
         """Describe an exception; errors of wsm carry their own fix and need no traceback to be understood."""
         lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        message = str(error) or repr(error)
-        if not isinstance(error, WsmError):
-            message = f"{type(error).__name__}: {message}"
+        message = described(error)
+        if isinstance(error, WsmError):
+            fix = (
+                None if isinstance(error, NoRoomError) else remedy(error)
+            )  # the other says what to do itself
+            message = str(error) if fix is None or fix in str(error) else f"{error}; {fix}"
         return cls(
             rank,
             action,

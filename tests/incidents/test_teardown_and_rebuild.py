@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -123,20 +124,20 @@ def test_fastdeploy_c2_5_and_c2_6_what_was_shut_down_is_restarted_each_once_and_
 
 
 def test_fastdeploy_5710_and_c2_5_a_clear_that_is_repeated_shuts_no_group_a_second_time(strict, engine):
-    measure = engine.memory.resident_bytes
+    held = engine.weights.held
 
-    def fail_once_the_groups_are_down() -> int:
+    def fail_once_the_groups_are_down() -> Iterator[str]:
         if not any(engine.groups.alive(kind) for kind in KINDS):
             raise OSError("the device does not answer")
-        return measure()
+        return held()
 
-    engine.memory.resident_bytes = fail_once_the_groups_are_down
+    engine.weights.held = fail_once_the_groups_are_down
     pending = strict.controller.begin_clear()
     strict.run(pending)
     with pytest.raises(RankFailedError, match="verify_cleared"):
         pending.result()
     assert strict.controller.status().state == "FAULTED"
-    engine.memory.resident_bytes = measure
+    engine.weights.held = held
     strict.clear()
     assert strict.controller.status().state == "CLEARED"
     assert [engine.calls.count(f"{kind.value}.shut_down") for kind in KINDS] == [1, 1, 1]

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TextIO
 
 import wsm
+from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.surfaces import GroupKind
 from wsm.actions.verify import resident_digest
 from wsm.config import config_from_mapping
@@ -56,6 +57,8 @@ class Orders:
     def passes(self, point: str) -> None:
         """Obey the order for this point, if there is one: `raise`, `raise once`, `exhaust`, or `hold`."""
         path = self._directory / f"{self._rank}.{point}"
+        if not path.exists():  # which takes no descriptor
+            return
         with contextlib.suppress(FileNotFoundError):
             order = path.read_text()
             if order == "raise once":
@@ -211,6 +214,8 @@ class Rank:
             self.runner.groups = RendezvousGroups(directory, rank, config.ranks, self.orders)
         if str(rank) in settings.get("available_bytes", {}):  # JSON knows no other keys
             self.runner.memory = ScantMemory(self.runner, settings["available_bytes"][str(rank)])
+        if settings.get("measures"):
+            self.runner.memory = HostMemory()
         if rank in settings.get("without_kv", ()):
             self.runner.kv_cache = None
         self.clock = SteeredClock()

@@ -11,6 +11,7 @@ from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
 from wsm.actions.kv_cache import carry_over, keeps_untouched, require_forgotten
+from wsm.actions.measuring import measure_before
 
 
 class ReleaseAuxiliaryCache(Action):
@@ -22,7 +23,7 @@ class ReleaseAuxiliaryCache(Action):
 
     def run(self, context: ActionContext) -> None:
         """Release. Local."""
-        context.facts.setdefault("resident_bytes_before", context.runner.memory.resident_bytes())
+        measure_before(context)
         context.weights_touched = True
         freed = sum(auxiliary.kv_cache.release() for auxiliary in context.runner.auxiliaries)
         context.facts["auxiliary_kv_released_bytes"] = (

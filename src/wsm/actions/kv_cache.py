@@ -10,6 +10,7 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
+from wsm.actions.measuring import measure_before
 from wsm.actions.surfaces import CountedKVCacheSurface, KeepingKVCacheSurface, KVCacheSurface, require
 from wsm.states.vocabulary import KVPolicy
 
@@ -27,7 +28,7 @@ class ReleaseKVCache(Action):
 
     def run(self, context: ActionContext) -> None:
         """Release. Local, but may wait for another process of this rank to drop its mapping."""
-        context.facts.setdefault("resident_bytes_before", context.runner.memory.resident_bytes())
+        measure_before(context)
         context.weights_touched = True
         freed = _cache(context, self.name).release()
         context.facts["kv_released_bytes"] = context.facts.get("kv_released_bytes", 0) + freed

@@ -1,12 +1,59 @@
 """What counts as proof that memory is free.
 
 A release is believed when the resident bytes fell, not when a call returned (slime#579, miles#86).
-This module does arithmetic on measurements; it takes none, and knows no engine.
+A measurement proves, and never decides whether memory is given back: where it cannot be taken (no descriptor
+is left, the driver does not answer), its figure is None, the fact ``not_measured`` says why, and the command
+goes on. Knows no engine.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from wsm.actions.base import ActionContext
+from wsm.actions.staging_surface import AvailableMemory
+from wsm.shortage import described
+
+#: Fact of a command in which a measurement could not be taken: why.
+NOT_MEASURED = "not_measured"
+
+
+def resident_bytes(context: ActionContext) -> int | None:
+    """Measure what this process occupies, in bytes; None if that cannot be measured now. Never raises."""
+    try:
+        return context.runner.memory.resident_bytes()
+    except Exception as error:  # noqa: BLE001 - whatever a kernel or a driver answers: there is no figure
+        _not_measured(context, error)
+        return None
+
+
+def measure_before(context: ActionContext) -> None:
+    """Measure before the first release of a command. Reports ``resident_bytes_before``.
+
+    A first measurement that failed stays "not measured": a later one would not count what was gone by then.
+    """
+    if "resident_bytes_before" not in context.facts:
+        context.facts["resident_bytes_before"] = resident_bytes(context)
+
+
+def available_bytes(context: ActionContext) -> int | None:
+    """Ask how many bytes may still be taken; None where that is not known. Never raises.
+
+    Admission without a figure refuses nothing: what is asked for is believed to fit, and a shortage that is
+    real fails the action that meets it.
+    """
+    memory = context.runner.memory
+    if not isinstance(memory, AvailableMemory):
+        return None
+    try:
+        return memory.available_bytes()
+    except Exception as error:  # noqa: BLE001 - as above
+        _not_measured(context, error)
+        return None
+
+
+def _not_measured(context: ActionContext, error: Exception) -> None:
+    context.facts[NOT_MEASURED] = described(error)
 
 
 @dataclass(frozen=True)
@@ -43,11 +90,14 @@ class MemoryProof:
         self._drop = drop
         self._ceiling: int | None = None
 
-    def ceiling(self, before: int, released: int) -> int | None:
-        """Return the most that may be resident now, in bytes; None where nothing can be measured."""
+    def ceiling(self, before: int | None, released: int) -> int | None:
+        """Return the most that may be resident now, in bytes; None where nothing can be proven.
+
+        Where nothing was measured before this release (`before` None), earlier failures count alone.
+        """
         wanted = int(self._drop.share * released) - self._drop.noise_bytes
         ceilings = [self._ceiling] if self._ceiling is not None else []
-        if wanted > 0:
+        if before is not None and wanted > 0:
             ceilings.append(before - wanted)
         return min(ceilings, default=None)
 

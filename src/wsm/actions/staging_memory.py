@@ -9,6 +9,7 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import StagingMemoryError, StagingUnsupportedError
+from wsm.actions.measuring import available_bytes
 from wsm.actions.staging_surface import AvailableMemory, StageableWeights
 
 #: Bytes that stay free besides, for each rank: what steps and loads allocate meanwhile.
@@ -19,7 +20,8 @@ class PlanStagingMemory(Action):
     """Compare what staging needs with what may be taken, for every rank that draws on the same memory.
 
     All ranks stage at the same time, so a rank counts the others in where they share the host's memory;
-    its own shard stands for theirs. Where nobody can say what is available, it is believed to suffice.
+    its own shard stands for theirs. Where nobody can say what is available, or it cannot be read now, it is
+    believed to suffice.
 
     Parameters
     ----------
@@ -34,7 +36,7 @@ class PlanStagingMemory(Action):
         self._reserve_bytes = reserve_bytes
 
     def run(self, context: ActionContext) -> None:
-        """Plan. Local, takes nothing. Reports ``staging_bytes`` and, if known, ``staging_available_bytes``.
+        """Plan. Local, takes nothing. Reports ``staging_bytes`` and ``staging_available_bytes``.
 
         Raises
         ------
@@ -51,10 +53,10 @@ class PlanStagingMemory(Action):
         if not isinstance(memory, AvailableMemory):
             return
         sharing = context.world_size if memory.shared_by_ranks else 1
-        available = memory.available_bytes()
+        available = available_bytes(context)
+        context.facts["staging_available_bytes"] = available
         if available is None:
             return
-        context.facts["staging_available_bytes"] = available
         if sharing * (needed + self._reserve_bytes) > available:
             raise StagingMemoryError(
                 needed=sharing * needed,

@@ -245,7 +245,7 @@ class RoutingReplaySurface(Protocol):
 
 @runtime_checkable
 class MemorySurface(Protocol):
-    """The device's allocator, for measuring."""
+    """The device's allocator, for measuring. A measurement that raises fails nothing: there is no figure."""
 
     def empty_cache(self) -> None:
         """Return cached free blocks to the device or the operating system. Idempotent."""

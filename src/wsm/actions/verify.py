@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
-from wsm.actions.measuring import MemoryProof
+from wsm.actions.measuring import NOT_MEASURED, MemoryProof, resident_bytes
 from wsm.actions.preconditions import require_digest
 from wsm.actions.weights import AddressContract
 from wsm.states.vocabulary import ALL_TAGS, Tag
@@ -67,18 +67,31 @@ class VerifyCleared(Action):
     def run(self, context: ActionContext) -> None:
         """Measure. Local. Reports ``resident_bytes_after``, ``dropped_bytes`` and ``drop_measurable``.
 
+        What cannot be measured now is None, and fails nothing, unless an earlier clear was refuted.
+
         Raises
         ------
         PostconditionError
             If a tensor or a cache still holds memory, or the resident bytes did not fall enough.
         """
         self._expect_nothing_held(context)
-        after = context.runner.memory.resident_bytes()
+        after = resident_bytes(context)
         before = context.facts.get("resident_bytes_before", after)
-        ceiling = self._proof.ceiling(before, sum(context.facts.get(fact, 0) for fact in RELEASED_FACTS))
+        released = sum(context.facts.get(fact, 0) for fact in RELEASED_FACTS)
+        ceiling = self._proof.ceiling(None if after is None else before, released)
         context.facts.update(
-            resident_bytes_after=after, dropped_bytes=before - after, drop_measurable=ceiling is not None
+            resident_bytes_after=after,
+            dropped_bytes=None if after is None or before is None else before - after,
+            drop_measurable=after is not None and ceiling is not None,
         )
+        if after is None:
+            if ceiling is not None:
+                raise PostconditionError(
+                    action=self.name,
+                    expected=f"{ceiling} bytes resident at most, where an earlier clear found more",
+                    found=f"no measurement ({context.facts[NOT_MEASURED]}); clear again",
+                )
+            return
         if ceiling is not None and after > ceiling:
             self._proof.refuted(ceiling)
             raise PostconditionError(

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError, StorageMovedError
+from wsm.actions.measuring import measure_before
 from wsm.actions.preconditions import require_load
 from wsm.strategies.tensor import (
     AdoptingTarget,
@@ -33,7 +34,7 @@ class ReleaseWeights(Action):
 
     def run(self, context: ActionContext) -> None:
         """Release. Local. Reports ``weights_released_bytes`` and the resident bytes before it."""
-        context.facts.setdefault("resident_bytes_before", context.runner.memory.resident_bytes())
+        measure_before(context)
         context.weights_touched = True
         freed = context.runner.weights.release()
         context.facts["weights_released_bytes"] = context.facts.get("weights_released_bytes", 0) + freed

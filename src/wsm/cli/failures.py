@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import click
 
 from wsm.errors import BadInputError, WsmError
+from wsm.shortage import remedy
 
 FAILED = 1
 WRONG_USAGE = 2
@@ -75,12 +76,14 @@ def failure_of(error: WsmError | OSError, *, with_traceback: bool) -> CommandEnd
         Whether to show the tracebacks, those of other processes included.
     """
     parts = _other_side(error)
+    fix = remedy(error)
+    said = str(error) if fix is None or fix in str(error) else f"{error}; {fix}"
     if with_traceback:
         here = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         shown = [f"-- {title} --\n{text.rstrip()}" for title, text in (*parts, ("traceback here", here))]
-        return CommandEndedError(str(error), details="\n".join(shown))
+        return CommandEndedError(said, details="\n".join(shown))
     hint = f" [--traceback shows the {parts[0][0]}]" if parts else ""
-    return CommandEndedError(f"{error}{hint}")
+    return CommandEndedError(f"{said}{hint}")
 
 
 def usage_failure(error: click.ClickException) -> CommandEndedError:

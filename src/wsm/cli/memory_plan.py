@@ -65,7 +65,7 @@ def plan(config_file: Path, *, rank: int, version: int | None, hot: bool, as_jso
 
 
 def _content(
-    preview: Preview, plans: _Plans, *, rank: int, ranks: int, available: int
+    preview: Preview, plans: _Plans, *, rank: int, ranks: int, available: int | None
 ) -> Mapping[str, object]:
     return {
         "rank": rank,
@@ -82,11 +82,12 @@ def _content(
     }
 
 
-def _text(preview: Preview, plans: _Plans, *, rank: int, ranks: int, available: int) -> str:
+def _text(preview: Preview, plans: _Plans, *, rank: int, ranks: int, available: int | None) -> str:
     version = "a version that it does not name" if preview.version is None else f"version {preview.version}"
+    known_bytes = "not known, it could not be read" if available is None else _mebibytes(available)
     lines = [
         f"rank {rank} of {ranks} would load {version} by {preview.strategy}",
-        f"available on this host, for all its ranks: {_mebibytes(available)}",
+        f"available on this host, for all its ranks: {known_bytes}",
     ]
     known = {way: phases for way, phases in plans.items() if phases is not None}
     if not known:

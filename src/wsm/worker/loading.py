@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from wsm.actions import measuring
 from wsm.actions.backends.available_memory import available_bytes
 from wsm.actions.base import ActionContext
 from wsm.actions.staging_surface import AvailableMemory
@@ -113,7 +114,7 @@ def _admit(need: MemoryNeed, context: ActionContext) -> None:
     A device's memory is not the host's, which what is moved there passes through.
     """
     memory = context.runner.memory
-    available = memory.available_bytes() if isinstance(memory, AvailableMemory) else None
+    available = measuring.available_bytes(context)
     if isinstance(memory, AvailableMemory) and not memory.shared_by_ranks:
         need.fits(host=available_bytes(), device=available)
     else:

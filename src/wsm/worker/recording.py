@@ -19,6 +19,7 @@ from wsm.command import VersionHeldError
 from wsm.errors import WsmError
 from wsm.protocol.rank_state import Move
 from wsm.report import FailureReport
+from wsm.shortage import described
 from wsm.signals.ring import LineRing
 from wsm.states import entry
 from wsm.states.entry import JournalEntry, transition_entry
@@ -102,7 +103,7 @@ class Recorder:
 
     def action_failed(self, name: str, error: BaseException) -> None:
         """An action, its probe or its undo raised."""
-        message = str(error)[:_MAX_MESSAGE]
+        message = (str(error) or described(error))[:_MAX_MESSAGE]
         self._note(entry.ACTION_FAILED, name=name, error=type(error).__name__, message=message)
         self._log.error(log.ACTION_FAILED, action=name, error=message)
 
@@ -140,7 +141,7 @@ class Recorder:
     def step_broken(self, epoch: int, step: int, error: BaseException) -> None:
         """A step raised."""
         self._epoch = epoch
-        message = str(error)[:_MAX_MESSAGE]
+        message = (str(error) or described(error))[:_MAX_MESSAGE]
         self._note(entry.STEP_BROKEN, step=step, error=type(error).__name__, message=message)
         self._log.error(log.STEP_BROKEN, epoch=epoch, step=step, error=message)
 

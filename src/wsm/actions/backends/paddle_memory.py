@@ -29,15 +29,21 @@ class HostMemory:
     shared_by_ranks = True
 
     def resident_bytes(self) -> int:
-        """Bytes of anonymous and shared-memory pages (``RssAnon`` and ``RssShmem`` of ``proc(5)``)."""
+        """Bytes of anonymous and shared-memory pages (``RssAnon`` and ``RssShmem`` of ``proc(5)``).
+
+        Raises
+        ------
+        OSError
+            If they cannot be read now; no descriptor is left, for one.
+        """
         kib = 0
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             if line.startswith(("RssAnon:", "RssShmem:")):
                 kib += int(line.split()[1])
         return kib * 1024
 
-    def available_bytes(self) -> int:
-        """Bytes that may still be taken from the host, within every limit on this process."""
+    def available_bytes(self) -> int | None:
+        """Bytes that may still be taken from the host, within every limit on it; None: unreadable."""
         return available_bytes()
 
     def empty_cache(self) -> None:
