@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from command_line import Run
-from commanded_group import LivingGroup
+from commanded_group import LivingGroup, wait_until
 from small_model import SPECS, publish
 
-from wsm import Controller
+from wsm import Controller, WsmError
+from wsm.states.vocabulary import Tag
 from wsm.strategies import SharedTensors, TensorSpec, publish_snapshot
 
 
@@ -215,3 +216,40 @@ def test_a_group_is_compared_with_what_is_published(wsm: Run, group: LivingGroup
         assert [set(entry["tensors"]) for entry in listed] == [{spec.name for spec in SPECS}] * 2
         controller.clear()
     assert wsm("digest", group.name).code == 1
+
+
+@pytest.mark.processes
+def test_a_group_that_serves_can_be_asked_for_its_digests_whatever_is_staged_or_fails_beside(
+    wsm: Run, group: LivingGroup
+) -> None:
+    def held() -> list[tuple[int, str]]:
+        assert wsm("verify", group.name).code == 0
+        return [
+            (entry["version"], entry["digest"])
+            for entry in json.loads(wsm("digest", group.name, "--json").out)
+        ]
+
+    with Controller(group.name) as controller:
+        controller.update(1)
+        served = held()
+        assert [version for version, _ in served] == [1, 1]
+        flip_last_bit(part(group.snapshots, 2, rank=1))
+        for version in (2, None):
+            with pytest.raises(WsmError):
+                controller.update(version, hot=True)
+            assert held() == served
+            same = controller.update(1)  # which finds it served already, and says by what
+            assert [report.digest for report in same.ranks] == [digest for _, digest in served]
+        flip_last_bit(part(group.snapshots, 2, rank=1))
+        group.stop(1)
+        pending = controller.begin_update(2, hot=True)
+        wait_until(lambda: controller.status().ranks[0].code == "PREPARED")
+        assert held() == served
+        group.resume(1)
+        pending.result()
+        assert held() != served
+        served = held()
+        controller.clear(tags=[Tag.KV_CACHE])
+        assert held() == served
+        controller.update(tags=[Tag.KV_CACHE])
+        assert held() == served

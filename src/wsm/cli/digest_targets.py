@@ -8,6 +8,7 @@ they are not disturbed.
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from wsm.cli.failures import WRONG_USAGE, CommandEndedError, wrong_usage
 from wsm.cli.groups import known_group
 from wsm.controller.group_view import GroupView
 from wsm.protocol.view import View
+from wsm.report import RankReport
 from wsm.signals.segment import Segment
-from wsm.signals.word import StatusCode
 from wsm.states.vocabulary import WeightState
 from wsm.strategies.applier.tensor_ledger import read_ledger
 from wsm.strategies.inventory import Inventory, TensorDigest, inventory_of_file, take_inventory
@@ -31,6 +32,10 @@ from wsm.worker.sources import Sources
 
 #: How the file of a configuration is called.
 _CONFIGURATIONS = (".yaml", ".yml")
+
+#: How long a rank may take to write a report that is being read, and between two looks, in seconds.
+_WRITES_S = 1.0
+_LOOK_S = 0.001
 
 
 def inventories(
@@ -111,12 +116,7 @@ def _of_group(name: str, journals: Path | None) -> list[Inventory]:
     with known_group(name), Segment.attach(name) as segment:
         group = GroupView(segment)
         try:
-            view = group.view()
-            loaded = view.command._replace(sequence=view.committed.sequence)
-            reports = [
-                group.report(rank, loaded, StatusCode.DONE_COMMITTED) if _holds(view, rank) else None
-                for rank in range(segment.world_size)
-            ]
+            reports = [_held(group, rank) for rank in range(segment.world_size)]
         finally:
             group.close()
     found = []
@@ -136,11 +136,23 @@ def _of_group(name: str, journals: Path | None) -> list[Inventory]:
     return found
 
 
-def _tensors(journals: Path | None, rank: int, digest: str) -> tuple[TensorDigest, ...] | None:
-    rows = None if journals is None else read_ledger(journals, rank, digest)
-    return None if rows is None else tuple(TensorDigest(spec, found) for spec, found in rows)
+def _held(group: GroupView, rank: int) -> RankReport | None:
+    """Return what a rank holds; one that is just writing its report is looked at again for a moment."""
+    until = time.monotonic() + _WRITES_S
+    while _holds(group.view(), rank):
+        report = group.last_commit(rank)
+        if report is not None or time.monotonic() > until:
+            return report
+        time.sleep(_LOOK_S)
+    return None
 
 
 def _holds(view: View, rank: int) -> bool:
-    """Whether a rank holds weights now; a report of a load outlives the clear after it."""
-    return view.statuses[rank].weights == WeightState.NORMAL
+    """Whether a rank says in this epoch that its weights are whole and committed."""
+    status = view.statuses[rank]
+    return status.epoch == view.command.epoch and status.weights == WeightState.NORMAL
+
+
+def _tensors(journals: Path | None, rank: int, digest: str) -> tuple[TensorDigest, ...] | None:
+    rows = None if journals is None else read_ledger(journals, rank, digest)
+    return None if rows is None else tuple(TensorDigest(spec, found) for spec, found in rows)

@@ -186,8 +186,19 @@ class GroupView:
 
     def report(self, rank: int, command: CommandWord, code: StatusCode) -> RankReport | None:
         """Read what a rank reported when it reached `code`; None if it is not there."""
-        data = self.segment.report(rank).read(command.epoch, command.sequence, code)
+        segment = self.segment
+        slot = segment.last_commit(rank) if code is StatusCode.DONE_COMMITTED else segment.report(rank)
+        data = slot.read(command.epoch, command.sequence, code)
         return None if data is None else RankReport.from_bytes(rank, data)
+
+    def last_commit(self, rank: int) -> RankReport | None:
+        """Read what a rank reported of its last commit in this epoch, whatever was commanded since.
+
+        None if there was none; so, too, for the moment in which the rank writes the report of another one.
+        """
+        last = self.segment.last_commit(rank).last()
+        fits = last is not None and last[0][0] == self.view().command.epoch
+        return RankReport.from_bytes(rank, last[1]) if last is not None and fits else None
 
     def failure(self, rank: int, command: CommandWord) -> tuple[FailureReport, bool] | None:
         """Read why a rank failed or refused a command, and whether it refused; None if it did neither."""

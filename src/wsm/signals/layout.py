@@ -7,8 +7,8 @@ bytes              content
 256 .. 319         who owns the segment (:mod:`wsm.signals.identity`)
 320 ..             one 64-byte line per word: command, committed, then per participant who it is
                    and its status, step and heartbeat words
-next page ..       payload slots of 16 KiB: two for arguments, then per participant a report, an error
-                   and its plans
+next page ..       payload slots of 16 KiB: two for arguments, then per participant a report, what it
+                   committed last, an error and its plans
 behind them        rings of 64 KiB for the last journal lines: one per participant, one for controllers
 =================  =============================================================================
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from wsm.signals.errors import SegmentShapeError
 
 #: Grows with every change of what is where, or of what a word means.
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 
 LINE_BYTES = 64
 WORD_BYTES = 8
@@ -39,7 +39,7 @@ MAX_HELPERS = 64
 
 _ARGUMENT_SLOTS = 2
 _LINES_PER_PARTICIPANT = 4
-_SLOTS_PER_PARTICIPANT = 3
+_SLOTS_PER_PARTICIPANT = 4
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Layout:
         One index per participant. A helper has a step word too, which nobody writes.
     arguments : tuple of int
         Byte offsets of the two slots for command arguments.
-    report, error, plans : tuple of int
+    report, last_commit, error, plans : tuple of int
         Byte offsets of the slots of each participant.
     journal : tuple of int
         Byte offset of each participant's ring, and behind them that of the controllers'.
@@ -76,6 +76,7 @@ class Layout:
     heartbeat: tuple[int, ...]
     arguments: tuple[int, ...]
     report: tuple[int, ...]
+    last_commit: tuple[int, ...]
     error: tuple[int, ...]
     plans: tuple[int, ...]
     journal: tuple[int, ...]
@@ -107,7 +108,7 @@ def layout_of(world_size: int, helpers: int = 0) -> Layout:
     rings_begin = slots_begin + (_ARGUMENT_SLOTS + _SLOTS_PER_PARTICIPANT * participants) * SLOT_BYTES
     total_bytes = rings_begin + (participants + 1) * RING_BYTES
     slots = tuple(range(slots_begin, rings_begin, SLOT_BYTES))
-    report, error, plans = (
+    report, last_commit, error, plans = (
         slots[begin : begin + participants] for begin in range(_ARGUMENT_SLOTS, len(slots), participants)
     )
     return Layout(
@@ -123,6 +124,7 @@ def layout_of(world_size: int, helpers: int = 0) -> Layout:
         heartbeat=heartbeat,
         arguments=slots[:_ARGUMENT_SLOTS],
         report=report,
+        last_commit=last_commit,
         error=error,
         plans=plans,
         journal=tuple(range(rings_begin, total_bytes, RING_BYTES)),

@@ -65,8 +65,9 @@ class Segment:
         self._memory = memory
         self._owner_hold = owner_hold
         self._is_closed = False
-        slots = (self.layout.arguments, self.layout.report, self.layout.error, self.layout.plans)
-        self._arguments, self._reports, self._errors, self._plans = (
+        layout = self.layout
+        slots = (layout.arguments, layout.report, layout.last_commit, layout.error, layout.plans)
+        self._arguments, self._reports, self._commits, self._errors, self._plans = (
             tuple(PayloadSlot(memory, offset) for offset in offsets) for offsets in slots
         )
         self._rings = tuple(LineRing(memory, offset) for offset in self.layout.journal)
@@ -232,6 +233,10 @@ class Segment:
     def report(self, participant: int) -> PayloadSlot:
         """Slot for what `participant` reports about a command."""
         return self._reports[self.check_participant(participant)]
+
+    def last_commit(self, participant: int) -> PayloadSlot:
+        """Slot for what `participant` reports of a commit; no other command writes over it."""
+        return self._commits[self.check_participant(participant)]
 
     def error(self, participant: int) -> PayloadSlot:
         """Slot for why `participant` failed."""

@@ -39,8 +39,15 @@ class Reporter:
         self._segment.plans(self._rank).write_over(epoch, 0, PLANS_KIND, self._plans.to_bytes())
 
     def reached(self, state: RankState, code: StatusCode, report: RankReport) -> None:
-        """Write what was done for the command of `state`."""
-        self._segment.report(self._rank).write(state.epoch, state.sequence, code, report.to_bytes())
+        """Write what was done for the command of `state`.
+
+        A commit has a slot of its own: what it brought is held, and can be asked for, until the next commit,
+        whatever is prepared, fails or is given back in between.
+        """
+        committed = code is StatusCode.DONE_COMMITTED
+        segment = self._segment
+        slot = segment.last_commit(self._rank) if committed else segment.report(self._rank)
+        slot.write(state.epoch, state.sequence, code, report.to_bytes())
 
     def failed(self, state: RankState, code: StatusCode, failure: FailureReport) -> None:
         """Write why the command of `state` failed or was refused."""
