@@ -10,7 +10,7 @@ from wsm.controller import outcome
 from wsm.controller.errors import CommandTimeoutError, RankFailedError, RankLostError
 from wsm.controller.outcome import Situation
 from wsm.protocol.view import View
-from wsm.report import FailureReport
+from wsm.report import FailureReport, RankReport
 from wsm.signals.word import CommandWord, CommittedWord, Operation, StepKind, StepWord
 
 COMMAND = CommandWord(1, 2, Operation.ABORT)
@@ -78,3 +78,15 @@ def test_only_a_step_that_raised_in_this_epoch_counts_as_broken():
     ]
     view = View(COMMAND, steps, [], CommittedWord(0, None))
     assert outcome.broken(view, [0, 1, 2]) == (0,)
+
+
+def prepared(rank, digest, scope="group"):
+    return RankReport(rank, version=7, manifest_digest=digest, facts={"manifest_scope": scope})
+
+
+@pytest.mark.parametrize("nothing", ["", None])
+def test_ranks_that_name_no_publication_do_not_agree_on_one(nothing):
+    assert outcome.agree([prepared(0, "m"), prepared(1, "m")])
+    assert not outcome.agree([prepared(0, nothing), prepared(1, nothing)])
+    assert outcome.agree([prepared(0, "a", "rank"), prepared(1, "b", "rank")])
+    assert not outcome.agree([prepared(0, "m"), prepared(1, "m", "rank")])

@@ -9,6 +9,7 @@ from checkpoint_transfer.sender import FakeSender
 from living_group import shard_of
 
 from wsm import Outcome
+from wsm.controller.errors import ManifestMismatchError
 from wsm.errors import WsmError
 from wsm.strategies import BucketSender, MooncakePublisher, SharedTensors, with_manifest, write_version
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
@@ -153,10 +154,16 @@ def test_a_group_boots_by_version_yaml_and_is_updated_by_version_over_a_transpor
         load=0.5,
     )
 
-    def send(version):
+    def send(version, publication="p{}"):
         digests = {}
         for rank in range(group.ranks):
-            state = with_manifest(shard_of(version, rank), version=version, rank=rank, world_size=group.ranks)
+            state = with_manifest(
+                shard_of(version, rank),
+                version=version,
+                rank=rank,
+                world_size=group.ranks,
+                publication=publication.format(version, rank=rank),
+            )
             manifest = StreamManifest.decode(bytes(state[MANIFEST_TENSOR]), peer="ourselves")
             digests[rank] = manifest.content_digest
             sender.send(state, step_id=str(version), rank=rank)
@@ -179,6 +186,9 @@ def test_a_group_boots_by_version_yaml_and_is_updated_by_version_over_a_transpor
             with pytest.raises(WsmError, match="step 9 is not ready"):
                 controller.update(9)
             group.await_steps()
+            send(4, "came back before rank {rank}")
+            with pytest.raises(ManifestMismatchError, match="prepared different weights"):
+                controller.update(4, hot=True)
             send(4)
             assert controller.update(4, hot=True).version == 4
             group.await_steps()

@@ -48,18 +48,22 @@ def loaded_versions(found: Sequence[RankReport]) -> dict[int, str]:
     """Say per rank what it loaded, in words that are equal iff the ranks may be committed together.
 
     A manifest that speaks for the whole group must be the same on all ranks; one that speaks for a rank
-    alone cannot be compared, and the versions must do.
+    alone cannot be compared, and the versions must do. A digest that a rank says is the group's and does not
+    name is equal to nothing.
     """
     return {
-        report.rank: f"version {report.version}"
-        + (
-            f", manifest {report.manifest_digest}"
-            if report.facts.get("manifest_scope") == "group"
-            else ", no group manifest"
-        )
+        report.rank: f"version {report.version}, {_manifest_in_words(report)}"
         for report in found
         if not report.facts.get(WITHOUT_WEIGHTS)
     }
+
+
+def _manifest_in_words(report: RankReport) -> str:
+    if report.facts.get("manifest_scope") != "group":
+        return "no group manifest"
+    if not report.manifest_digest:
+        return f"a group manifest that rank {report.rank} does not name"
+    return f"manifest {report.manifest_digest}"
 
 
 def agree(found: Sequence[RankReport]) -> bool:

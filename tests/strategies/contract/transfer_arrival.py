@@ -31,10 +31,17 @@ from checkpoint_transfer.sender import FakeSender
 from wrongs import make_state
 from wsm.strategies import with_manifest
 sender = FakeSender(port=int(sys.argv[1]))
-sender.send(with_manifest(make_state(seed=1), version=3, rank=0, world_size=2), step_id="3", wrong="die")
+state = with_manifest(make_state(seed=1), version=3, rank=0, world_size=2, publication="p3")
+sender.send(state, step_id="3", wrong="die")
 print("listening", flush=True)
 sys.stdin.read()
 """
+
+
+def described(state: State, version: int, *, finite: bool = False) -> dict[str, Any]:
+    return with_manifest(
+        state, version=version, rank=0, world_size=2, publication=f"p{version}", finite=finite
+    )
 
 
 class TransferArrival(PeerArrival):
@@ -60,7 +67,7 @@ class TransferArrival(PeerArrival):
         self._patience_s = 60.0
         if self._sender is not None:
             self._sender.settle()
-        self._send(version, with_manifest(state, version=version, rank=0, world_size=2, finite=finite))
+        self._send(version, described(state, version, finite=finite))
 
     def source(self) -> RsyncSource:
         if self._patience_s not in self._kept:
@@ -105,12 +112,12 @@ class TransferArrival(PeerArrival):
         self._end_process()
 
     def _change_manifest(self, version: int, state: State, /, **changes: Any) -> None:
-        sent = with_manifest(state, version=version, rank=0, world_size=2)
+        sent = described(state, version)
         manifest = StreamManifest.decode(bytes(sent[MANIFEST_TENSOR]), peer="ourselves")
         self._send(version, {**sent, MANIFEST_TENSOR: replace(manifest, **changes).encode()})
 
     def _duplicate_name(self, version: int, state: State) -> Expected:
-        sent = with_manifest(state, version=version, rank=0, world_size=2)
+        sent = described(state, version)
         self._send(version, [*sent.items(), ("embed.weight", state["embed.weight"])])
         return Expected(errors.CoverageError, ("1 duplicate: 'embed.weight'",), may_touch=True)
 
@@ -127,24 +134,24 @@ class TransferArrival(PeerArrival):
         return Expected(errors.ShardIdentityError, (str(self._port), "world size 1", "world size 2"))
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
-        self._send(version, with_manifest(state, version=version, rank=0, world_size=2), "lie")
+        self._send(version, described(state, version), "lie")
         return Expected(errors.DigestMismatchError, ("'head.weight'", str(self._port)), may_touch=True)
 
     def _flipped_bit_in_description(self, version: int, state: State) -> Expected:
-        sent = with_manifest(state, version=version, rank=0, world_size=2)
+        sent = described(state, version)
         data = bytearray(bytes(sent[MANIFEST_TENSOR]))
         data[data.index(b"BF16")] ^= 1
         self._send(version, {**sent, MANIFEST_TENSOR: bytes(data)})
         return Expected(errors.ManifestError, (str(self._port), "damaged or edited"))
 
     def _truncated(self, version: int, state: State) -> Expected:
-        sent = with_manifest(state, version=version, rank=0, world_size=2)
+        sent = described(state, version)
         del sent["head.weight"]
         self._send(version, sent)
         return Expected(errors.CoverageError, ("1 missing: 'head.weight'",), may_touch=True)
 
     def _truncated_description(self, version: int, state: State) -> Expected:
-        sent = with_manifest(state, version=version, rank=0, world_size=2)
+        sent = described(state, version)
         self._send(version, {**sent, MANIFEST_TENSOR: bytes(sent[MANIFEST_TENSOR])[:-7]})
         return Expected(errors.ManifestError, (str(self._port), "not JSON"))
 
@@ -177,12 +184,12 @@ class TransferArrival(PeerArrival):
         return Expected(stream_errors.PeerFailedError, (str(self._port), "ConnectionError"), may_touch=True)
 
     def _peer_silent(self, version: int, state: State) -> Expected:
-        self._send(version, with_manifest(state, version=version, rank=0, world_size=2), "silent")
+        self._send(version, described(state, version), "silent")
         self._patience_s = 0.3
         return Expected(stream_errors.PeerSilentError, (str(self._port), "the first tensor was due"))
 
     def _peer_endless(self, version: int, state: State) -> Expected:
-        self._send(version, with_manifest(state, version=version, rank=0, world_size=2), "endless")
+        self._send(version, described(state, version), "endless")
         return Expected(errors.CoverageError, ("1 duplicate: 'head.weight'",), may_touch=True)
 
 

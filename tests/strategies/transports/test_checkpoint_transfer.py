@@ -263,7 +263,7 @@ def test_a_package_of_another_shape_is_no_attribute_error(source, monkeypatch):
 def test_the_first_interface_gets_the_configuration_the_local_rank_and_the_number_of_ranks(
     sender, source, made
 ):
-    state = with_manifest(make_paddle_state(), version=1, rank=5, world_size=8)
+    state = with_manifest(make_paddle_state(), version=1, rank=5, world_size=8, publication="p")
     sender.send(state, step_id="1", rank=5)
     Model().load(source(rank=5, world_size=8, config={"etcd_server": "etcd:2379", "backend": "mooncake"}), 1)
     (transfer,) = made
@@ -278,7 +278,7 @@ def test_the_first_interface_gets_the_configuration_the_local_rank_and_the_numbe
 )
 def test_the_second_interface_gets_the_rank_that_its_backend_goes_by(sender, source, interface, asked_for):
     backend, rank, qsize = asked_for
-    state = with_manifest(make_paddle_state(), version=1, rank=5, world_size=8)
+    state = with_manifest(make_paddle_state(), version=1, rank=5, world_size=8, publication="p")
     sender.send(state, step_id="1", rank=rank)
     config = {
         "index": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,35 @@ def test_a_whole_model_names_no_rank():
     data = bytes(with_manifest(STATE, version=7)[MANIFEST_TENSOR])
     manifest = StreamManifest.decode(data, peer="the trainer")
     assert (manifest.rank, manifest.world_size) == (None, None)
+
+
+def manifest_of(state, **options):
+    data = bytes(with_manifest(state, version=7, **options)[MANIFEST_TENSOR])
+    return StreamManifest.decode(data, peer="the trainer")
+
+
+@pytest.mark.parametrize("options", [{}, {"rank": 0, "world_size": 1}], ids=["whole model", "one rank"])
+def test_two_different_states_of_one_version_have_two_group_digests(options):
+    spec, data = STATE["a"]
+    other = manifest_of({**STATE, "a": (spec, bytes([data[0] ^ 1, *data[1:]]))}, **options)
+    assert other.group_digest != manifest_of(STATE, **options).group_digest
+    assert manifest_of(STATE, **options).group_digest is not None
+    assert manifest_of(STATE, **options, publication="again").group_digest == manifest_of(STATE).group_digest
+
+
+def test_shards_of_one_version_have_one_group_digest_iff_they_are_of_one_publication():
+    first, second, later = (
+        manifest_of(STATE, rank=rank, world_size=2, publication=publication).group_digest
+        for rank, publication in ((0, "p"), (1, "p"), (1, "q"))
+    )
+    assert first == second != later
+
+
+def test_a_shard_of_several_needs_its_publication_s_name_and_speaks_for_itself_without_one():
+    with pytest.raises(errors.IncompletePublicationError, match=r"rank 1 of 2 needs the publication's name"):
+        with_manifest(STATE, version=7, rank=1, world_size=2)
+    unnamed = replace(manifest_of(STATE, rank=1, world_size=2, publication="p"), publication="")
+    assert unnamed.group_digest is None  # of an older trainer
 
 
 @given(st.binary(max_size=200))

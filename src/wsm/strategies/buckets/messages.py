@@ -169,7 +169,7 @@ _WORDS = Vocabulary(
         "version": fields.or_none(fields.count(MAX_VERSION)),
         "look": fields.flag,
         "finite": fields.flag,
-        "publication": fields.text,
+        "publication": fields.name,
         "segment": fields.file_name,
         "window_bytes": fields.count(least=ALIGNMENT, multiple_of=ALIGNMENT),
         "bucket_bytes": fields.count(least=1, multiple_of=ALIGNMENT),

@@ -60,6 +60,11 @@ def text(value: Any) -> Any:
     return value if is_text(value) and len(value) <= _MAX_TEXT else WRONG
 
 
+def name(value: Any) -> Any:
+    """Check a text that says something."""
+    return text(value) if value else WRONG
+
+
 def file_name(value: Any) -> Any:
     """Check the name of a file, which leads into no other directory."""
     fits = is_text(value) and len(value) <= _MAX_FILE_NAME and is_plain_file_name(value)

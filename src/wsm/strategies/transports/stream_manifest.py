@@ -16,7 +16,7 @@ from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents import sealed_json
 from wsm.strategies.documents.sealed_document import SealedDocument
-from wsm.strategies.errors import ManifestError, TrainerTensorError
+from wsm.strategies.errors import IncompletePublicationError, ManifestError, TrainerTensorError
 from wsm.strategies.files.version_file import MAX_VERSION, check_version
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.transports.foreign_tensors import foreign_bytes
@@ -37,7 +37,7 @@ class StreamManifest(SealedDocument):
         Whose shard it is, of how many; both None where it is the whole model, which every rank's loaders cut
         for themselves.
     publication : str
-        Whatever the trainer's ranks agree on for one publication; may be empty.
+        Whatever the trainer's ranks agree on for one publication; empty if they agreed on nothing.
     tensors : mapping of str to (TensorSpec, str)
         Each tensor with the xxh3-128 of its bytes in C order, by name.
     finite : bool
@@ -54,8 +54,16 @@ class StreamManifest(SealedDocument):
     finite: bool = False
 
     @cached_property
-    def group_digest(self) -> str:
-        """Digest of what all ranks' manifests of one publication have in common."""
+    def group_digest(self) -> str | None:
+        """Digest of what all ranks' manifests of one publication have in common, and no others.
+
+        Of the tensors, where every rank gets the same; else of the publication's name. None if it has none:
+        a trainer that came back may have sent something else as the same version to another rank.
+        """
+        if self.rank is None or self.world_size == 1:
+            return sealed_json.content_digest({"version": self.version, "content": self.content_digest})
+        if not self.publication:
+            return None
         return sealed_json.content_digest(
             {"version": self.version, "publication": self.publication, "world_size": self.world_size}
         )
@@ -138,7 +146,8 @@ def with_manifest(
     rank, world_size : int, optional
         Whose shard of how many; neither for the whole model.
     publication : str
-        The same for all ranks of one publication, if the trainer's ranks can agree on something.
+        A name that is the same on all ranks of one publication, and never used for another one: ranks load
+        together what has one name. Needed for a shard of several; draw it on one rank and broadcast it.
     finite : bool
         Refuse NaN and infinity here, and have every load refuse them.
 
@@ -152,12 +161,20 @@ def with_manifest(
     wsm.strategies.errors.VersionNumberError, TrainerTensorError
         If `version` is none, or there is something else than tensors, or nothing, or a tensor is not finite
         although it is to be.
+    wsm.strategies.errors.IncompletePublicationError
+        If a shard of several comes without its publication's name.
     """
     if (rank is None) is not (world_size is None):
         raise TrainerTensorError(tensor=MANIFEST_TENSOR, problem="it is given a rank or a world size alone")
     if not state or MANIFEST_TENSOR in state:
         problem = "there is no other tensor" if not state else "it is in the state dict already"
         raise TrainerTensorError(tensor=MANIFEST_TENSOR, problem=problem)
+    if world_size is not None and world_size > 1 and not publication:
+        raise IncompletePublicationError(
+            version=version,
+            problem=f"rank {rank} of {world_size} needs the publication's name, the same on all ranks and "
+            "new each time, or ranks would load what is not of one publication",
+        )
     tensors = {}
     for name, value in state.items():
         spec, data = foreign_bytes(name, value)

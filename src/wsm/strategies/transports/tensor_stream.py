@@ -129,12 +129,13 @@ class TensorStream:
         elif self._verify:
             raise UnverifiedStreamError(peer=self._peer, first=name)
         manifest = self._manifest
+        digest, scope = _spoken_for(manifest)
         return Offer(
             version=self._version,
             tensors=self._tensors(batches, None if manifest is not None else first),
             files=(self._peer,),
-            manifest_digest=None if manifest is None else manifest.group_digest,
-            manifest_scope=ManifestScope.LOADED if manifest is None else ManifestScope.GROUP,
+            manifest_digest=digest,
+            manifest_scope=scope,
             peak_extra_bytes=self._buffers.peak_extra_bytes(manifest, keep=self._keep),
             declared=False,
             promised=None if manifest is None else tuple(spec for spec, _ in manifest.tensors.values()),
@@ -266,6 +267,14 @@ class TensorStream:
             tensors=self._came,
             touched=self._touched,
         )
+
+
+def _spoken_for(manifest: StreamManifest | None) -> tuple[str | None, ManifestScope]:
+    """Return the digest to report, and whether the ranks may compare it."""
+    if manifest is None:
+        return None, ManifestScope.LOADED
+    group = manifest.group_digest
+    return (manifest.digest, ManifestScope.RANK) if group is None else (group, ManifestScope.GROUP)
 
 
 def _text(spec: TensorSpec) -> str:
