@@ -1,13 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import Run
 
 from wsm.protocol import phases
-from wsm.protocol.rank_state import Phase, RankState, Todo
-from wsm.protocol.view import View
+from wsm.protocol.rank_state import Phase, Todo
 
 SMALL = ("--steps", 1, "--failures", 0, "--give-ups", 0, "--crashes", 0, "--controller-crashes", 0)
 
@@ -15,12 +15,9 @@ SMALL = ("--steps", 1, "--failures", 0, "--give-ups", 0, "--crashes", 0, "--cont
 @pytest.fixture
 def no_dummy_steps(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let a parked rank not join the step that others are in already."""
-
-    def parking(state: RankState, view: View) -> object:
-        move = phases._parking(state, view)
-        return phases.Move(state, Todo.WAIT) if move.todo is Todo.JOIN else move
-
-    monkeypatch.setitem(phases._LOOKS, Phase.PARKING, parking)
+    rows = phases.ROWS[Phase.PARKING]
+    deaf = tuple(replace(row, todo=Todo.WAIT) if row.todo is Todo.JOIN else row for row in rows)
+    monkeypatch.setitem(phases.ROWS, Phase.PARKING, deaf)
     return monkeypatch
 
 

@@ -37,7 +37,7 @@ _PACKAGE = _ROOT / "src" / "wsm"
 
 MODULES = (
     *(f"wsm.protocol.{name}" for name in ("votes", "park", "view", "takeover", "decide", "epochs")),
-    *(f"wsm.protocol.{name}" for name in ("rank_words", "rank_state", "rank", "phases", "restoring")),
+    *(f"wsm.protocol.{name}" for name in ("rank_state", "rank", "phases", "restoring")),
     "wsm.states.joint",
     "wsm.states.table",
 )

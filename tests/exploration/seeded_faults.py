@@ -18,7 +18,8 @@ from wsm.exploration.participant import Participant
 from wsm.exploration.probing import check_refusals
 from wsm.exploration.scope import Scope
 from wsm.exploration.search import Findings, explore
-from wsm.protocol import decide, epochs, park, phases, rank, rank_words, restoring, takeover, votes
+from wsm.protocol import decide, epochs, park, phases, rank, restoring, takeover, votes
+from wsm.protocol.phases import Change, Event, Look, Outcome, When
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.protocol.view import View
 from wsm.signals.word import CommandWord, Operation, StatusCode, StepKind, StepWord
@@ -85,20 +86,30 @@ def hunt(what: Fault) -> Findings:
         return explore(Scope.from_text(what.scope))
 
 
+def with_row(row: Look) -> dict[tuple[ModuleType, str], Any]:
+    """Ask a row before all others of its phase."""
+    return {(phases, "ROWS"): {**phases.ROWS, row.phase: (row, *phases.ROWS[row.phase])}}
+
+
+def without_rows(phase: Phase, condition: When) -> dict[tuple[ModuleType, str], Any]:
+    """Leave the rows of a phase out that have a condition."""
+    kept = tuple(row for row in phases.ROWS[phase] if condition not in row.when)
+    return {(phases, "ROWS"): {**phases.ROWS, phase: kept}}
+
+
+def waiting_instead(phase: Phase, todo: Todo) -> dict[tuple[ModuleType, str], Any]:
+    """Let a rank wait where a row of the phase tells it to do something."""
+    rows = tuple(replace(row, todo=Todo.WAIT) if row.todo is todo else row for row in phases.ROWS[phase])
+    return {(phases, "ROWS"): {**phases.ROWS, phase: rows}}
+
+
 # -- the sixteen faults of the Promela model ------------------------------------------------------
 
 
 @fault("operations=clear steps=1 give_ups=1 starts=serving", of_model=True)
 def abort_resume():
     """A parked rank that sees ABORT serves on at once."""
-    real = phases._aborted
-
-    def aborted(state: RankState, decision: Operation) -> Move:
-        if state.phase is Phase.PARKING:
-            return Move(replace(state, phase=Phase.SETTLING), Todo.KEEP)
-        return real(state, decision)
-
-    return {(phases, "_aborted"): aborted}
+    return with_row(Look(Phase.PARKING, (When.ABORTED,), Todo.KEEP, Phase.SETTLING))
 
 
 @fault("operations=clear steps=1 failures=1 starts=serving", of_model=True)
@@ -109,7 +120,7 @@ def deadline_unpark():
     def failed(state: RankState, *, touched: bool = False) -> Move:
         move = real(state, touched=touched)
         if state.phase is Phase.PARKING:
-            return replace(move, state=rank_words.without_command(state))
+            return replace(move, state=rank.without_command(state))
         return move
 
     return {(rank, "failed"): failed}
@@ -118,7 +129,13 @@ def deadline_unpark():
 @fault("operations=update steps=0 failures=1 starts=serving", of_model=True)
 def deadline_prepared():
     """A PREPARED rank whose deadline expires says FAILED."""
-    return {(phases, "FAILABLE"): phases.FAILABLE | {Phase.PREPARED}}
+    return {
+        (phases, "OUTCOMES"): (
+            Outcome(Phase.PREPARED, Event.EXPIRED, (), Phase.FAILED, StatusCode.FAILED),
+            Outcome(Phase.PREPARED, Event.FAILED, (), Phase.FAILED, StatusCode.FAILED),
+            *phases.OUTCOMES,
+        )
+    }
 
 
 @fault("operations=update steps=0 controller_crashes=1 starts=cleared", of_model=True)
@@ -152,17 +169,17 @@ def next_early():
 @fault("operations=update steps=0 failures=1 starts=serving", of_model=True)
 def local_outcome():
     """After an ABORT each rank keeps or drops by what it did itself."""
-
-    def stopped(state: RankState, view: View) -> Move:
-        return phases._settling(replace(state, phase=Phase.SETTLING), view)
-
-    return {(phases, "_LOOKS"): {**phases._LOOKS, Phase.STOPPED: stopped}}
+    own = (
+        Look(Phase.STOPPED, (When.TOUCHED,), Todo.DROP, Phase.SETTLING),
+        Look(Phase.STOPPED, (), Todo.KEEP, Phase.SETTLING),
+    )
+    return {(phases, "ROWS"): {**phases.ROWS, Phase.STOPPED: own}}
 
 
 @fault("operations=update steps=0 give_ups=1 starts=serving", of_model=True)
 def ready_withdraw():
     """A rank that has voted for a collective action leaves on ABORT."""
-    return {(phases, "_ABORTABLE"): phases._ABORTABLE | {Phase.VOTING}}
+    return with_row(Look(Phase.VOTING, (When.ABORTED,), Todo.UNDO, Phase.STOPPING))
 
 
 @fault("operations=update steps=1 rank_crashes=1 starts=serving", of_model=True)
@@ -190,13 +207,7 @@ def bump_loses_commit():
 @fault("operations=clear steps=1 give_ups=1 starts=serving", of_model=True)
 def no_join_in_abort():
     """A rank that stopped for an ABORT does not join the step that others are in already."""
-    real = phases._stopped
-
-    def stopped(state: RankState, view: View) -> Move:
-        move = real(state, view)
-        return replace(move, todo=Todo.WAIT) if move.todo is Todo.JOIN else move
-
-    return {(phases, "_LOOKS"): {**phases._LOOKS, Phase.STOPPED: stopped}}
+    return waiting_instead(Phase.STOPPED, Todo.JOIN)
 
 
 @fault("operations=update steps=1 rank_crashes=1 starts=serving", of_model=True)
@@ -214,13 +225,7 @@ def same_epoch_restart():
 @fault("operations=clear steps=1 starts=serving", of_model=True)
 def no_dummy():
     """A parked rank does not join the step that others are in already."""
-    real = phases._parking
-
-    def parking(state: RankState, view: View) -> Move:
-        move = real(state, view)
-        return replace(move, todo=Todo.WAIT) if move.todo is Todo.JOIN else move
-
-    return {(phases, "_LOOKS"): {**phases._LOOKS, Phase.PARKING: parking}}
+    return waiting_instead(Phase.PARKING, Todo.JOIN)
 
 
 @fault("operations=clear steps=0 failures=1 starts=serving", of_model=True)
@@ -244,14 +249,7 @@ def split_brain():
 @fault("operations=hot_update steps=1 starts=serving", of_model=True)
 def hot_flip_at_once():
     """A hot update's commit is followed at once, without parking."""
-    real = phases._staged
-
-    def staged(state: RankState, view: View) -> Move:
-        if view.command.operation is Operation.HOT_COMMIT:
-            return Move(replace(state, phase=Phase.COMMITTING), Todo.COMMIT)
-        return real(state, view)
-
-    return {(phases, "_LOOKS"): {**phases._LOOKS, Phase.STAGED: staged}}
+    return with_row(Look(Phase.STAGED, (When.HOT_COMMITTED,), Todo.COMMIT, Phase.COMMITTING))
 
 
 @fault("operations=hot_update steps=1 starts=serving", of_model=True)
@@ -369,14 +367,11 @@ def epoch_begins_with_the_old_command():
 @fault("operations=update steps=0 commands=1 starts=serving")
 def commands_are_levels():
     """A rank obeys whatever word it reads, old ones too."""
-    real = rank.advance
 
-    def advance(state: RankState, view: View) -> Move:
-        if state.phase is Phase.IDLE and view.command.operation is not Operation.NONE:
-            return phases.idle(state, view, new=True)
-        return real(state, view)
+    def new(state: RankState, view: View) -> bool:
+        return state.phase is Phase.IDLE and view.command.operation is not Operation.NONE
 
-    return {(rank, "advance"): advance}
+    return {(phases, "OF_THE_WORDS"): {**phases.OF_THE_WORDS, When.NEW: new}}
 
 
 @fault("operations=clear commands=2 steps=1 starts=cleared,serving failures=1")
@@ -404,31 +399,32 @@ def empty_hands_step():
     def may_step(state: RankState, view: View) -> bool:
         return not state.broken and not phases.any_broken(view.steps, epoch=state.epoch)
 
-    return {(phases, "may_step"): may_step}
+    return {
+        (phases, "may_step"): may_step,
+        (phases, "OF_THE_WORDS"): {**phases.OF_THE_WORDS, When.MAY_STEP: may_step},
+    }
 
 
 @fault("operations=update steps=0 failures=1 starts=cleared")
 def votes_are_hidden():
     """A later status does not repeat the votes that were given."""
-    real = rank_words.status_word
+    real = rank.status_word
 
     def status_word(state: RankState, code: StatusCode) -> Any:
         word = real(state, code)
         return word._replace(ready=0) if code >= StatusCode.FAILED else word
 
-    return {(rank_words, "status_word"): status_word}
+    return {(rank, "status_word"): status_word}
 
 
 @fault("operations=update steps=0 failures=1 starts=cleared")
 def prepared_commits_by_itself():
     """A PREPARED rank serves as soon as all are PREPARED, without the decision."""
 
-    def prepared(state: RankState, view: View) -> Move:
-        if decide.all_prepared(view):
-            return Move(replace(state, phase=Phase.COMMITTING), Todo.COMMIT)
-        return phases._prepared(state, view)
+    def committed(_state: RankState, view: View) -> bool:
+        return view.command.operation is Operation.COMMIT or decide.all_prepared(view)
 
-    return {(phases, "_LOOKS"): {**phases._LOOKS, Phase.PREPARED: prepared}}
+    return {(phases, "OF_THE_WORDS"): {**phases.OF_THE_WORDS, When.COMMITTED: committed}}
 
 
 @fault("operations=update steps=0 rank_crashes=1 starts=serving")
@@ -463,7 +459,7 @@ def ends_are_forgotten():
     def without_command(state: RankState, done: int | None = None) -> RankState:
         return real(state, state.done if done is None else done)
 
-    real = rank_words.without_command
+    real = rank.without_command
     return {(rank, "without_command"): without_command}
 
 
@@ -482,13 +478,14 @@ def followers_do_not_follow():
 @fault("operations=hot_update steps=0 starts=serving")
 def hot_parking_takes_prepared_back():
     """Parking for a hot commit is said over PREPARED."""
-    real = rank_words.stand
 
-    def stand(state: RankState) -> Move:
-        move = real(state)
-        return replace(move, status=rank_words.status_word(move.state, StatusCode.PARKING))
+    def says(row: Any) -> Any:
+        return replace(row, says=StatusCode.PARKING) if row.change is Change.STANDS else row
 
-    return {(rank, "stand"): stand, (phases, "stand"): stand}
+    return {
+        (phases, "ROWS"): {phase: tuple(map(says, rows)) for phase, rows in phases.ROWS.items()},
+        (phases, "OUTCOMES"): tuple(map(says, phases.OUTCOMES)),
+    }
 
 
 @fault("operations=update steps=2 broken_steps=1 starts=serving")
@@ -500,15 +497,13 @@ def ranks_step_on_beside_a_broken_one():
 @fault("operations=hot_update steps=0 broken_steps=1 starts=serving")
 def a_flip_that_broke_is_tried_again():
     """A rank goes on with a flip that raised in its middle."""
-    return {
-        (phases, "_LOOKS"): {**phases._LOOKS, Phase.COMMITTING: lambda state, _view: Move(state, Todo.COMMIT)}
-    }
+    return without_rows(Phase.COMMITTING, When.BROKEN)
 
 
 @fault("operations=hot_update steps=1 failures=1 starts=serving")
 def a_hot_abort_is_not_heard():
     """A rank that has staged waits for a commit alone."""
-    return {(phases, "_ABORTABLE"): phases._ABORTABLE - {Phase.STAGED}}
+    return without_rows(Phase.STAGED, When.HOT_ABORTED)
 
 
 @fault("operations=clear steps=1 starts=serving helpers=1")

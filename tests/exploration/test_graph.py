@@ -10,8 +10,7 @@ from wsm.exploration.errors import GraphTooLargeError
 from wsm.exploration.graph import violation, whole_graph
 from wsm.exploration.scope import Scope
 from wsm.protocol import phases
-from wsm.protocol.rank_state import Move, Phase, RankState, Todo
-from wsm.protocol.view import View
+from wsm.protocol.rank_state import Phase, Todo
 
 
 @pytest.mark.parametrize(
@@ -33,11 +32,9 @@ def test_every_world_comes_to_rest_by_itself_and_no_way_is_endless(bounds: str) 
 
 
 def test_a_group_that_goes_round_in_circles_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(state: RankState, view: View) -> Move:
-        move = phases._stopped(state, view)
-        return move if move.todo is not Todo.WAIT else Move(replace(state, phase=Phase.STOPPING), Todo.LOOK)
-
-    monkeypatch.setitem(phases._LOOKS, Phase.STOPPED, stopped)
+    *rows, last = phases.ROWS[Phase.STOPPED]
+    round_again = replace(last, todo=Todo.LOOK, to=Phase.STOPPING)
+    monkeypatch.setitem(phases.ROWS, Phase.STOPPED, (*rows, round_again))
     found = violation(whole_graph(Scope.from_text("operations=update steps=0 give_ups=1 starts=serving")))
     assert found is not None
     assert "circles" in found.broken

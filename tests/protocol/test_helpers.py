@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from wsm.protocol import rank as protocol
@@ -73,6 +75,6 @@ def test_a_helper_never_serves_and_never_joins_a_step(holds: bool) -> None:
 
 
 def test_a_helper_stays_one_from_command_to_command() -> None:
-    state = protocol.committed(begun(Operation.UPDATE)).state
+    state = protocol.committed(replace(begun(Operation.UPDATE), phase=Phase.COMMITTING)).state
     assert not state.steps
     assert state.phase is Phase.IDLE

@@ -111,5 +111,5 @@ def test_an_abort_of_a_command_that_this_rank_never_saw_stops_it_all_the_same():
 
 
 def test_what_is_remembered_of_a_command_ends_with_it():
-    done = protocol.committed(replace(WORKING, action=2, ready=2)).state
+    done = protocol.committed(replace(WORKING, phase=Phase.COMMITTING, action=2, ready=2)).state
     assert done == replace(SERVING, done=5)

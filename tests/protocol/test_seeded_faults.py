@@ -9,20 +9,37 @@ from small_world import explore, first_world
 
 from wsm.protocol import decide, park, phases
 from wsm.protocol import rank as protocol
+from wsm.protocol.phases import Change, Event, Look, Outcome, When
+from wsm.protocol.rank import status_word, without_command
 from wsm.protocol.rank_state import Move, Phase, Todo
-from wsm.protocol.rank_words import status_word, without_command
 from wsm.signals.word import Operation, StatusCode
 
 CLEAR, UPDATE, HOT = Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE
 
 
+def before(patch, row):
+    """Ask a row before all others of its phase."""
+    patch.setitem(phases.ROWS, row.phase, (row, *phases.ROWS[row.phase]))
+
+
+def deaf(patch, phase):
+    """Let a rank wait where the phase has it join a step."""
+    rows = phases.ROWS[phase]
+    patch.setitem(
+        phases.ROWS,
+        phase,
+        tuple(replace(row, todo=Todo.WAIT) if row.todo is Todo.JOIN else row for row in rows),
+    )
+
+
 def resume_at_once_on_abort(patch):
     """A rank that reads ABORT serves on, and waits for nobody."""
-
-    def settle(state, _decision):
-        return Move(replace(state, phase=Phase.SETTLING, touched=False), Todo.KEEP)
-
-    patch.setattr(phases, "_aborted", settle)
+    at_once = {
+        phase: (Look(phase, (When.ABORTED,), Todo.KEEP, Phase.SETTLING, change=Change.UNTOUCHED), *rows)
+        for phase, rows in phases.ROWS.items()
+        if phase in phases.ABORTABLE
+    }
+    patch.setattr(phases, "ROWS", {**phases.ROWS, **at_once})
 
 
 def a_deadline_ends_parked(patch):
@@ -40,12 +57,16 @@ def a_deadline_ends_parked(patch):
 
 def a_deadline_after_prepared(patch):
     """PREPARED is no promise: a rank that waits too long for the decision says FAILED."""
-    patch.setattr(phases, "FAILABLE", phases.FAILABLE | {Phase.PREPARED})
+    fails = [
+        Outcome(Phase.PREPARED, event, (), Phase.FAILED, StatusCode.FAILED)
+        for event in (Event.EXPIRED, Event.FAILED)
+    ]
+    patch.setattr(phases, "OUTCOMES", (*fails, *phases.OUTCOMES))
 
 
 def a_vote_is_withdrawn_on_abort(patch):
     """A rank that has voted for a collective action leaves when it reads ABORT."""
-    patch.setattr(phases, "_ABORTABLE", phases._ABORTABLE | {Phase.VOTING})
+    before(patch, Look(Phase.VOTING, (When.ABORTED,), Todo.UNDO, Phase.STOPPING))
 
 
 def the_next_command_comes_too_early(patch):
@@ -60,33 +81,21 @@ def the_next_command_forgets_the_committed_version(patch):
 
 def every_rank_for_itself(patch):
     """After an ABORT each rank keeps or drops by what it has touched itself."""
-    patch.setitem(
-        phases._LOOKS,
-        Phase.STOPPED,
-        lambda state, view: phases._settling(replace(state, phase=Phase.SETTLING), view),
+    own = (
+        Look(Phase.STOPPED, (When.TOUCHED,), Todo.DROP, Phase.SETTLING),
+        Look(Phase.STOPPED, (), Todo.KEEP, Phase.SETTLING),
     )
+    patch.setitem(phases.ROWS, Phase.STOPPED, own)
 
 
 def no_step_is_joined_after_an_abort(patch):
     """A rank that has stopped leaves those alone who are in a later step."""
-    honest = phases._LOOKS[Phase.STOPPED]
-
-    def deaf(state, view):
-        move = honest(state, view)
-        return Move(state, Todo.WAIT) if move.todo is Todo.JOIN else move
-
-    patch.setitem(phases._LOOKS, Phase.STOPPED, deaf)
+    deaf(patch, Phase.STOPPED)
 
 
 def no_step_is_joined_while_parking(patch):
     """A rank that stands leaves those alone who are in a later step."""
-    honest = phases._LOOKS[Phase.PARKING]
-
-    def deaf(state, view):
-        move = honest(state, view)
-        return Move(state, Todo.WAIT) if move.todo is Todo.JOIN else move
-
-    patch.setitem(phases._LOOKS, Phase.PARKING, deaf)
+    deaf(patch, Phase.PARKING)
 
 
 def the_running_word_carries_no_sequence(patch):
@@ -128,13 +137,7 @@ def prepared_by_one_is_enough(patch):
 
 def a_hot_commit_flips_at_once(patch):
     """New weights that were staged beside the old ones are taken without parking."""
-
-    def flip(state, view):
-        if view.command.operation is Operation.HOT_COMMIT:
-            return Move(replace(state, phase=Phase.COMMITTING), Todo.COMMIT)
-        return Move(state, Todo.SERVE)
-
-    patch.setitem(phases._LOOKS, Phase.STAGED, flip)
+    before(patch, Look(Phase.STAGED, (When.HOT_COMMITTED,), Todo.COMMIT, Phase.COMMITTING))
 
 
 def failing_hides_the_vote(patch):

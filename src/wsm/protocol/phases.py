@@ -1,16 +1,39 @@
-"""What a rank looks for in each phase of a command, and what it does when it finds it. For :mod:`.rank`.
+"""The command as a rank lives it: in each phase, what the rank looks for, and what follows when it finds it.
 
-Each function is asked after an ABORT, a stale word and a new epoch have been dealt with.
+Theory of operation
+-------------------
+Two tables, and nothing else decides. :data:`LOOKS` is asked whenever the rank has read the words of its
+group: of the rows of its phase, the first whose conditions all hold says what to do, which phase comes next,
+and which code the rank writes. :data:`OUTCOMES` is asked when the thing to do has been done: it says what the
+rank writes about that, and where it is then. :mod:`.rank` walks both; the static checks
+(:mod:`.phase_check`), the diagram and the seeded faults of the explorer are made from the same rows.
+
+**A phase that waits for others ends by a word.** PREPARED ends by a decision or a new epoch; so do PARKING
+once the rank stands, STAGED, and FAILED. A deadline makes a rank say FAILED (the rows of EXPIRED), and the
+rank stays where it is. No row leads from PREPARED, STAGED or VOTING to FAILED by a deadline: what was
+promised is kept.
+
+**READY is withdrawn only once a peer never will be ready.** So VOTING has no row for an ABORT: the rank
+leaves the vote through :data:`Todo.FORSAKEN`, when a peer's word shows that it will never vote.
+
+**A rank that stopped waits for all.** The outcome of an ABORT is known once every participant has stopped:
+one that touched its weights makes all of them drop theirs.
+
+**A hot update parks late.** It stages while the rank serves, says PREPARED, and drains and parks only for the
+commit; so DRAINING and PARKING have no deadline then.
+
+What holds before any row is looked at (a newer epoch, a word of the past, a command that comes too early) is
+in :func:`wsm.protocol.rank.advance`. Pure; knows no time, no actions, no weights.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import enum
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
-from wsm.protocol.errors import ProtocolViolationError
 from wsm.protocol.park import all_stand, any_broken, is_behind
-from wsm.protocol.rank_state import Move, Phase, RankState, Todo
-from wsm.protocol.rank_words import stand, tell
+from wsm.protocol.rank_state import Phase, RankState, Todo
 from wsm.protocol.view import View
 from wsm.protocol.votes import (
     all_ready,
@@ -23,138 +46,268 @@ from wsm.protocol.votes import (
 from wsm.signals.word import Operation, StatusCode
 
 
-def look(state: RankState, view: View) -> Move:
-    """Say what follows in the phase of a command that `state` is in; `view` belongs to the same command."""
-    if view.command.operation.is_abort and state.phase in _ABORTABLE:
-        return _aborted(state, view.command.operation)
-    return _LOOKS[state.phase](state, view)
+class When(enum.Enum):
+    """A condition of a row; its value is the text of the diagrams."""
+
+    # of the command word
+    NEW = "a new command"
+    ABORTED = "ABORT"
+    HOT_ABORTED = "HOT_ABORT"
+    COMMITTED = "COMMIT"
+    HOT_COMMITTED = "HOT_COMMIT"
+    # of the rank itself
+    HOT = "a hot update"
+    IN_PLACE = "not a hot update"
+    CLEARS = "a clear"
+    IS_HELPER = "a helper"
+    BROKEN = "its step raised"
+    WALKS = "not parked yet"
+    NOT_ACCEPTED = "not accepted yet"
+    TOUCHED = "some rank touched its weights"
+    PLAN_DONE = "the plan is done"
+    COLLECTIVE_NEXT = "the next action is collective"
+    # of the other ranks
+    MAY_STEP = "a step is possible"
+    BEHIND = "a peer is in a later step"
+    ALL_STAND = "all stand at the same step"
+    ANY_ACCEPTED = "a rank has accepted"
+    ANY_COMMITTED = "a rank has committed"
+    ALL_READY = "all have voted"
+    NEVER_READY = "a peer will never vote"
+    ALL_STOPPED = "all have stopped"
+    ALL_STOPPED_ANY_TOUCHED = "all have stopped, some touched"
 
 
-def idle(state: RankState, view: View, *, new: bool) -> Move:
-    """Say what a rank does that has no command at hand; `new`: the view holds one that it has not seen."""
-    command = view.command
-    if not new:
-        if not may_step(state, view):
-            return Move(state, Todo.WAIT)
-        return Move(state, Todo.JOIN if _behind(state, view, sequence=0) else Todo.SERVE)
-    moved = replace(state, sequence=command.sequence, operation=command.operation)
-    if command.operation.is_abort:
-        return _aborted(moved, command.operation)
-    if command.operation.is_decision:
-        raise ProtocolViolationError(
-            rank=state.rank,
-            rule="nothing is committed before every rank is PREPARED",
-            seen=f"{command.operation.name} of sequence {command.sequence}, which it never prepared",
-        )
-    return Move(replace(moved, phase=Phase.BEGINNING), Todo.BEGIN)
+class Change(enum.Enum):
+    """What else a rank remembers when it takes a row."""
+
+    TAKES_COMMAND = "takes the command in"
+    STANDS = "stands: PARKED in its step word"
+    VOTES = "votes"
+    ACCEPTS = "has accepted"
+    TOUCHED = "the group's weights are touched"
+    UNTOUCHED = "all weights are whole"
+    NEXT_ACTION = "goes on to the next action"
 
 
-def _aborted(state: RankState, decision: Operation) -> Move:
-    """Stop for an ABORT; a hot update has touched nothing, so nobody needs to wait for anybody."""
-    if decision is Operation.HOT_ABORT:
-        return Move(replace(state, phase=Phase.SETTLING), Todo.KEEP)
-    return Move(replace(state, phase=Phase.STOPPING), Todo.UNDO)
+class Event(enum.Enum):
+    """What came of a thing to do; its value is the text of the diagrams."""
+
+    BEGAN = "legal here"
+    REFUSED = "illegal here"
+    DRAINED = "drained"
+    ACCEPTED = "the transition has begun"
+    ACTION_DONE = "the action is done"
+    FINISHED = "everything that can fail is done"
+    STAGED = "verified beside the old weights"
+    COMMITTED = "serves what was asked for"
+    STOPPED = "stopped, undone"
+    KEPT = "as before the command"
+    CLEARED = "holds nothing"
+    FAULTED = "the teardown failed"
+    FAILED = "failed"
+    EXPIRED = "its deadline passed"
 
 
-def _beginning(state: RankState, view: View) -> Move:
-    return Move(state, Todo.JOIN if _behind(state, view) else Todo.BEGIN)
+@dataclass(frozen=True)
+class Look:
+    """What follows in a phase when the conditions hold.
+
+    Parameters
+    ----------
+    phase : Phase
+        Where the rank is.
+    when : tuple of When
+        All of them must hold; empty: always.
+    todo : Todo
+        The next thing to do.
+    to : Phase or None
+        The next phase; None: the same.
+    says : StatusCode or None
+        What the rank writes in its status word.
+    change : Change or None
+        What else it remembers.
+    broken : str
+        The rule of the protocol that is broken if this row is ever taken; empty for all others.
+    """
+
+    phase: Phase
+    when: tuple[When, ...]
+    todo: Todo
+    to: Phase | None = None
+    says: StatusCode | None = None
+    change: Change | None = None
+    broken: str = ""
 
 
-def _draining(state: RankState, view: View) -> Move:
-    if state.broken:
-        return Move(state, Todo.WAIT)  # what it did last was no whole step: it stands nowhere
-    return Move(state, Todo.JOIN if _behind(state, view) else Todo.DRAIN)
+@dataclass(frozen=True)
+class Outcome:
+    """What follows in a phase when something was done.
+
+    Parameters
+    ----------
+    phase : Phase
+        Where the rank is.
+    event : Event
+        What came of it.
+    when : tuple of When
+        Conditions of the rank itself; all must hold.
+    to : Phase
+        The next phase; IDLE forgets the command.
+    says : StatusCode or None
+        What the rank writes in its status word.
+    change : Change or None
+        What else it remembers.
+    """
+
+    phase: Phase
+    event: Event
+    when: tuple[When, ...]
+    to: Phase
+    says: StatusCode | None = None
+    change: Change | None = None
 
 
-def _parking(state: RankState, view: View) -> Move:
-    if not state.steps:
-        return _following(state, view)
-    if not state.parked and not state.broken:
-        return stand(state)
-    if _behind(state, view):
-        return Move(state, Todo.JOIN)
-    follow = view.command.operation.is_commit
-    if state.broken or not all_stand(
-        view.steps,
-        rank=state.rank,
-        epoch=state.epoch,
-        step=state.step,
-        sequence=state.sequence,
-        follow=follow,
-    ):
-        return Move(state, Todo.WAIT)
-    if follow:
-        return Move(replace(state, accepted=True, phase=Phase.COMMITTING), Todo.COMMIT)
-    return Move(state, Todo.ACCEPT)
+_P, _W, _T, _E, _C, _S = Phase, When, Todo, Event, Change, StatusCode
 
+#: Phases that an ABORT ends. Not VOTING, see above, nor those in which the rank ends the command already.
+ABORTABLE = (
+    _P.BEGINNING,
+    _P.DRAINING,
+    _P.PARKING,
+    _P.WORKING,
+    _P.PREPARED,
+    _P.FAILED,
+    _P.STAGING,
+    _P.STAGED,
+)
 
-def _following(state: RankState, view: View) -> Move:
-    """Say what a helper does that waits for the ranks to stand: what one of them did proves that all do."""
-    if not view.command.operation.is_commit:
-        return Move(state, Todo.ACCEPT if any_accepted(view) else Todo.WAIT)
-    if not any_committed(view):
-        return Move(state, Todo.WAIT)
-    return Move(replace(state, accepted=True, phase=Phase.COMMITTING), Todo.COMMIT)
+LOOKS: tuple[Look, ...] = (
+    # an ABORT comes before everything else; a hot update has touched nothing, so no rank waits for another
+    *(Look(phase, (_W.HOT_ABORTED,), _T.KEEP, _P.SETTLING) for phase in ABORTABLE),
+    *(Look(phase, (_W.ABORTED,), _T.UNDO, _P.STOPPING) for phase in ABORTABLE),
+    # no command at hand
+    Look(_P.IDLE, (_W.NEW, _W.HOT_ABORTED), _T.KEEP, _P.SETTLING, change=_C.TAKES_COMMAND),
+    Look(_P.IDLE, (_W.NEW, _W.ABORTED), _T.UNDO, _P.STOPPING, change=_C.TAKES_COMMAND),
+    *(
+        Look(_P.IDLE, (_W.NEW, commit), _T.WAIT, broken="nothing is committed before every rank is PREPARED")
+        for commit in (_W.COMMITTED, _W.HOT_COMMITTED)
+    ),
+    Look(_P.IDLE, (_W.NEW,), _T.BEGIN, _P.BEGINNING, change=_C.TAKES_COMMAND),
+    Look(_P.IDLE, (_W.BEHIND,), _T.JOIN),
+    Look(_P.IDLE, (_W.MAY_STEP,), _T.SERVE),
+    Look(_P.IDLE, (), _T.WAIT),
+    # on the way to the step at which all stand
+    Look(_P.BEGINNING, (_W.BEHIND,), _T.JOIN),
+    Look(_P.BEGINNING, (), _T.BEGIN),
+    Look(_P.DRAINING, (_W.BROKEN,), _T.WAIT),  # what it did last was no whole step: it stands nowhere
+    Look(_P.DRAINING, (_W.BEHIND,), _T.JOIN),
+    Look(_P.DRAINING, (), _T.DRAIN),
+    # a helper takes no part in steps: what one rank did proves that all stand
+    Look(
+        _P.PARKING,
+        (_W.IS_HELPER, _W.HOT_COMMITTED, _W.ANY_COMMITTED),
+        _T.COMMIT,
+        _P.COMMITTING,
+        change=_C.ACCEPTS,
+    ),
+    Look(_P.PARKING, (_W.IS_HELPER, _W.HOT_COMMITTED), _T.WAIT),
+    Look(_P.PARKING, (_W.IS_HELPER, _W.ANY_ACCEPTED), _T.ACCEPT),
+    Look(_P.PARKING, (_W.IS_HELPER,), _T.WAIT),
+    # a rank says that it stands before it looks at the others; PREPARED is not taken back by a lesser code
+    Look(_P.PARKING, (_W.WALKS, _W.HOT), _T.LOOK, change=_C.STANDS),
+    Look(_P.PARKING, (_W.WALKS,), _T.LOOK, says=_S.PARKING, change=_C.STANDS),
+    Look(_P.PARKING, (_W.BEHIND,), _T.JOIN),
+    Look(_P.PARKING, (_W.BROKEN,), _T.WAIT),
+    Look(_P.PARKING, (_W.ALL_STAND, _W.HOT_COMMITTED), _T.COMMIT, _P.COMMITTING, change=_C.ACCEPTS),
+    Look(_P.PARKING, (_W.ALL_STAND,), _T.ACCEPT),
+    Look(_P.PARKING, (), _T.WAIT),
+    # the plan, one action at a time
+    Look(_P.WORKING, (_W.PLAN_DONE,), _T.FINISH),
+    Look(_P.WORKING, (_W.COLLECTIVE_NEXT,), _T.LOOK, _P.VOTING, says=_S.RUNNING, change=_C.VOTES),
+    Look(_P.WORKING, (), _T.RUN, says=_S.RUNNING),
+    Look(_P.VOTING, (_W.ALL_READY,), _T.RUN),
+    Look(_P.VOTING, (_W.NEVER_READY,), _T.FORSAKEN),
+    Look(_P.VOTING, (), _T.WAIT),
+    # beside what is served
+    Look(_P.STAGING, (_W.BEHIND,), _T.JOIN),
+    Look(_P.STAGING, (), _T.STAGE),
+    Look(_P.STAGED, (_W.HOT_COMMITTED, _W.IS_HELPER), _T.LOOK, _P.PARKING),
+    Look(_P.STAGED, (_W.HOT_COMMITTED,), _T.LOOK, _P.DRAINING),
+    Look(_P.STAGED, (_W.BEHIND,), _T.JOIN),
+    Look(_P.STAGED, (_W.MAY_STEP,), _T.SERVE),
+    Look(_P.STAGED, (), _T.WAIT),
+    # the decision
+    Look(_P.PREPARED, (_W.COMMITTED,), _T.COMMIT, _P.COMMITTING),
+    Look(_P.PREPARED, (), _T.WAIT),
+    Look(_P.COMMITTING, (_W.BROKEN,), _T.WAIT),  # a flip that raised: what the rank holds is unknown
+    Look(_P.COMMITTING, (), _T.COMMIT),
+    Look(_P.FAILED, (_W.NOT_ACCEPTED, _W.BEHIND), _T.JOIN),
+    Look(_P.FAILED, (_W.HOT, _W.MAY_STEP), _T.SERVE),
+    Look(_P.FAILED, (), _T.WAIT),
+    # the way back
+    Look(_P.STOPPING, (), _T.UNDO),
+    Look(_P.STOPPED, (_W.ALL_STOPPED_ANY_TOUCHED,), _T.DROP, _P.SETTLING, change=_C.TOUCHED),
+    Look(_P.STOPPED, (_W.ALL_STOPPED,), _T.KEEP, _P.SETTLING, change=_C.UNTOUCHED),
+    Look(_P.STOPPED, (_W.NOT_ACCEPTED, _W.BEHIND), _T.JOIN),
+    Look(_P.STOPPED, (), _T.WAIT),
+    Look(_P.SETTLING, (_W.TOUCHED,), _T.DROP),
+    Look(_P.SETTLING, (), _T.KEEP),
+)
 
+OUTCOMES: tuple[Outcome, ...] = (
+    Outcome(_P.BEGINNING, _E.BEGAN, (_W.HOT, _W.IS_HELPER), _P.STAGING, _S.PARKING),
+    Outcome(_P.BEGINNING, _E.BEGAN, (_W.HOT,), _P.STAGING, _S.DRAINING),
+    Outcome(_P.BEGINNING, _E.BEGAN, (_W.IS_HELPER,), _P.PARKING, _S.PARKING),
+    Outcome(_P.BEGINNING, _E.BEGAN, (), _P.DRAINING, _S.DRAINING),
+    Outcome(_P.BEGINNING, _E.REFUSED, (), _P.FAILED, _S.REFUSED),
+    Outcome(_P.DRAINING, _E.DRAINED, (_W.HOT,), _P.PARKING, change=_C.STANDS),
+    Outcome(_P.DRAINING, _E.DRAINED, (), _P.PARKING, _S.PARKING, change=_C.STANDS),
+    Outcome(_P.PARKING, _E.ACCEPTED, (), _P.WORKING, _S.ACCEPTED, change=_C.ACCEPTS),
+    *(
+        Outcome(phase, _E.ACTION_DONE, (), _P.WORKING, change=_C.NEXT_ACTION)
+        for phase in (_P.WORKING, _P.VOTING)
+    ),
+    Outcome(_P.WORKING, _E.FINISHED, (_W.CLEARS,), _P.IDLE, _S.DONE_CLEARED),
+    Outcome(_P.WORKING, _E.FINISHED, (), _P.PREPARED, _S.PREPARED),
+    Outcome(_P.STAGING, _E.STAGED, (), _P.STAGED, _S.PREPARED),
+    Outcome(_P.COMMITTING, _E.COMMITTED, (), _P.IDLE, _S.DONE_COMMITTED),
+    Outcome(_P.STOPPING, _E.STOPPED, (_W.TOUCHED,), _P.STOPPED, _S.STOPPED_TOUCHED),
+    Outcome(_P.STOPPING, _E.STOPPED, (), _P.STOPPED, _S.STOPPED_UNTOUCHED),
+    Outcome(_P.SETTLING, _E.KEPT, (), _P.IDLE, _S.DONE_KEPT),
+    Outcome(_P.SETTLING, _E.CLEARED, (), _P.IDLE, _S.DONE_CLEARED),
+    Outcome(_P.SETTLING, _E.FAULTED, (), _P.IDLE, _S.DONE_FAULTED),
+    *(
+        Outcome(phase, _E.FAILED, (), _P.FAILED, _S.FAILED)
+        for phase in (_P.BEGINNING, _P.DRAINING, _P.PARKING, _P.WORKING, _P.VOTING, _P.STAGING)
+    ),
+    *(
+        Outcome(phase, _E.EXPIRED, (), _P.FAILED, _S.FAILED)
+        for phase in (_P.BEGINNING, _P.WORKING, _P.STAGING)
+    ),
+    *(
+        Outcome(phase, _E.EXPIRED, (_W.IN_PLACE,), _P.FAILED, _S.FAILED)
+        for phase in (_P.DRAINING, _P.PARKING)
+    ),
+)
 
-def _working(state: RankState, _view: View) -> Move:
-    if state.action == len(state.collective):
-        return Move(state, Todo.FINISH)
-    if not state.collective[state.action]:
-        return tell(state, Todo.RUN, StatusCode.RUNNING)
-    moved = replace(state, phase=Phase.VOTING, ready=state.action + 1)
-    return tell(moved, Todo.LOOK, StatusCode.RUNNING)
-
-
-def _voting(state: RankState, view: View) -> Move:
-    if all_ready(view, state.action):
-        return Move(state, Todo.RUN)
-    return Move(state, Todo.FORSAKEN if never_ready(view, state.action) else Todo.WAIT)
-
-
-def _prepared(state: RankState, view: View) -> Move:
-    if view.command.operation is Operation.COMMIT:
-        return Move(replace(state, phase=Phase.COMMITTING), Todo.COMMIT)
-    return Move(state, Todo.WAIT)
-
-
-def _committing(state: RankState, _view: View) -> Move:
-    # A flip that broke is not tried again: nobody knows what the rank holds.
-    return Move(state, Todo.WAIT if state.broken else Todo.COMMIT)
-
-
-def _failed(state: RankState, view: View) -> Move:
-    if not state.accepted and _behind(state, view):
-        return Move(state, Todo.JOIN)
-    serves = state.operation.is_hot and may_step(state, view)
-    return Move(state, Todo.SERVE if serves else Todo.WAIT)
-
-
-def _stopping(state: RankState, _view: View) -> Move:
-    return Move(state, Todo.UNDO)
-
-
-def _stopped(state: RankState, view: View) -> Move:
-    if not all_stopped(view):
-        behind = not state.accepted and _behind(state, view)
-        return Move(state, Todo.JOIN if behind else Todo.WAIT)
-    return _settling(replace(state, phase=Phase.SETTLING, touched=any_touched(view)), view)
-
-
-def _settling(state: RankState, _view: View) -> Move:
-    return Move(state, Todo.DROP if state.touched else Todo.KEEP)
-
-
-def _staging(state: RankState, view: View) -> Move:
-    return Move(state, Todo.JOIN if _behind(state, view) else Todo.STAGE)
-
-
-def _staged(state: RankState, view: View) -> Move:
-    if view.command.operation is Operation.HOT_COMMIT:
-        return Move(replace(state, phase=Phase.DRAINING if state.steps else Phase.PARKING), Todo.LOOK)
-    if _behind(state, view):
-        return Move(state, Todo.JOIN)
-    return Move(state, Todo.SERVE if may_step(state, view) else Todo.WAIT)
+#: What each phase means, in one line.
+MEANINGS: dict[Phase, str] = {
+    _P.IDLE: "no command; serves if it holds all that a step needs",
+    _P.BEGINNING: "reads the arguments, checks that the command is legal here",
+    _P.DRAINING: "admits no requests, steps on until the in-flight policy is satisfied",
+    _P.PARKING: "stands behind a step until all stand behind the same one",
+    _P.WORKING: "runs its plan, one action per look",
+    _P.VOTING: "has voted for a collective action, waits for the votes of all",
+    _P.PREPARED: "all that can fail is done; only a decision or a new epoch counts",
+    _P.COMMITTING: "serves the new version from here on",
+    _P.FAILED: "has said why it cannot go on, waits for ABORT",
+    _P.STOPPING: "takes back what can be taken back",
+    _P.STOPPED: "has stopped, waits until all have: the outcome is the group's",
+    _P.SETTLING: "keeps what it had, or drops everything, as the group found",
+    _P.STAGING: "loads beside what it serves",
+    _P.STAGED: "PREPARED beside what it serves, waits for the decision",
+}
 
 
 def may_step(state: RankState, view: View) -> bool:
@@ -162,46 +315,102 @@ def may_step(state: RankState, view: View) -> bool:
     return state.steps and state.holds and not state.broken and not any_broken(view.steps, epoch=state.epoch)
 
 
-def _behind(state: RankState, view: View, sequence: int | None = None) -> bool:
-    """Whether a later step needs this rank."""
-    return may_step(state, view) and is_behind(
+#: Conditions of the rank itself; an outcome depends on these alone.
+OF_THE_RANK: dict[When, Callable[[RankState], bool]] = {
+    When.HOT: lambda state: state.operation.is_hot,
+    When.IN_PLACE: lambda state: not state.operation.is_hot,
+    When.CLEARS: lambda state: state.operation is Operation.CLEAR,
+    When.IS_HELPER: lambda state: not state.steps,
+    When.BROKEN: lambda state: state.broken,
+    When.WALKS: lambda state: not state.parked and not state.broken,
+    When.NOT_ACCEPTED: lambda state: not state.accepted,
+    When.TOUCHED: lambda state: state.touched,
+    When.PLAN_DONE: lambda state: state.action == len(state.collective),
+    When.COLLECTIVE_NEXT: lambda state: state.collective[state.action],
+}
+
+#: Conditions of the words that the rank has read.
+OF_THE_WORDS: dict[When, Callable[[RankState, View], bool]] = {
+    When.NEW: lambda state, view: (
+        view.command.epoch == state.epoch and view.command.sequence > max(state.done, state.sequence)
+    ),
+    When.ABORTED: lambda _state, view: view.command.operation is Operation.ABORT,
+    When.HOT_ABORTED: lambda _state, view: view.command.operation is Operation.HOT_ABORT,
+    When.COMMITTED: lambda _state, view: view.command.operation is Operation.COMMIT,
+    When.HOT_COMMITTED: lambda _state, view: view.command.operation is Operation.HOT_COMMIT,
+    When.MAY_STEP: may_step,
+    When.BEHIND: lambda state, view: (
+        may_step(state, view)
+        and is_behind(
+            view.steps, rank=state.rank, epoch=state.epoch, step=state.step, sequence=state.sequence
+        )
+    ),
+    When.ALL_STAND: lambda state, view: all_stand(
         view.steps,
         rank=state.rank,
         epoch=state.epoch,
         step=state.step,
-        sequence=state.sequence if sequence is None else sequence,
-    )
-
-
-_LOOKS = {
-    Phase.BEGINNING: _beginning,
-    Phase.DRAINING: _draining,
-    Phase.PARKING: _parking,
-    Phase.WORKING: _working,
-    Phase.VOTING: _voting,
-    Phase.PREPARED: _prepared,
-    Phase.COMMITTING: _committing,
-    Phase.FAILED: _failed,
-    Phase.STOPPING: _stopping,
-    Phase.STOPPED: _stopped,
-    Phase.SETTLING: _settling,
-    Phase.STAGING: _staging,
-    Phase.STAGED: _staged,
+        sequence=state.sequence,
+        follow=view.command.operation.is_commit,
+    ),
+    When.ANY_ACCEPTED: lambda _state, view: any_accepted(view),
+    When.ANY_COMMITTED: lambda _state, view: any_committed(view),
+    When.ALL_READY: lambda state, view: all_ready(view, state.action),
+    When.NEVER_READY: lambda state, view: bool(never_ready(view, state.action)),
+    When.ALL_STOPPED: lambda _state, view: all_stopped(view),
+    When.ALL_STOPPED_ANY_TOUCHED: lambda _state, view: all_stopped(view) and any_touched(view),
 }
 
-#: Phases that an ABORT ends. Not VOTING: READY is withdrawn only once a peer will never be ready.
-_ABORTABLE = frozenset(
-    (
-        Phase.BEGINNING,
-        Phase.DRAINING,
-        Phase.PARKING,
-        Phase.WORKING,
-        Phase.PREPARED,
-        Phase.FAILED,
-        Phase.STAGING,
-        Phase.STAGED,
-    )
-)
 
-#: Phases in which an expired deadline makes a rank say FAILED.
-FAILABLE = frozenset((Phase.BEGINNING, Phase.DRAINING, Phase.PARKING, Phase.WORKING, Phase.STAGING))
+def by_phase(rows: Iterable[Look]) -> dict[Phase, tuple[Look, ...]]:
+    """Return the rows of each phase, in the order in which they are asked."""
+    return {phase: tuple(row for row in rows if row.phase is phase) for phase in Phase}
+
+
+def find_look(state: RankState, view: View) -> Look:
+    """Return the row that a rank takes which has read `view`; every phase has one that always holds."""
+    return next(row for row in ROWS[state.phase] if all(holds(each, state, view) for each in row.when))
+
+
+def holds(condition: When, state: RankState, view: View) -> bool:
+    """Whether a condition holds for a rank that has read `view`."""
+    if condition in OF_THE_RANK:
+        return OF_THE_RANK[condition](state)
+    return OF_THE_WORDS[condition](state, view)
+
+
+def find_outcome(state: RankState, event: Event) -> Outcome | None:
+    """Return the row that an event takes, or None where the phase knows no such event."""
+    return next(
+        (
+            row
+            for row in OUTCOMES
+            if row.phase is state.phase
+            and row.event is event
+            and all(OF_THE_RANK[condition](state) for condition in row.when)
+        ),
+        None,
+    )
+
+
+def changed(state: RankState, row: Look | Outcome, view: View | None) -> RankState:
+    """Return what the rank remembers after it has taken a row, the command still at hand."""
+    moved = state if row.to is None or row.to is Phase.IDLE else replace(state, phase=row.to)
+    if row.change is None:
+        return moved
+    if row.change is Change.TAKES_COMMAND and view is not None:
+        return replace(moved, sequence=view.command.sequence, operation=view.command.operation)
+    return _CHANGES[row.change](moved)
+
+
+_CHANGES: dict[Change, Callable[[RankState], RankState]] = {
+    Change.STANDS: lambda state: replace(state, parked=True),
+    Change.VOTES: lambda state: replace(state, ready=state.action + 1),
+    Change.ACCEPTS: lambda state: replace(state, accepted=True),
+    Change.TOUCHED: lambda state: replace(state, touched=True),
+    Change.UNTOUCHED: lambda state: replace(state, touched=False),
+    Change.NEXT_ACTION: lambda state: replace(state, action=state.action + 1),
+}
+
+#: :data:`LOOKS` by phase.
+ROWS = by_phase(LOOKS)

@@ -1,35 +1,29 @@
 """A rank's side of every command, as a pure state machine over the words it reads.
 
-:func:`advance` looks at a view and says what to do (what it looks for in each phase is in :mod:`.phases`);
-the functions below it take in what came of that (``began``, ``drained``, ``action_finished`` ...). Each
-returns a :class:`Move`: the new state, the words to write (the step word first, then the status word), and
-the next thing to do. Nothing here knows what an action is or what a weight is; the shell fires the state
-machines of :mod:`wsm.states`.
-
-The life of one command, by phases::
-
-    IDLE -> BEGINNING -> DRAINING -> PARKING -> WORKING <-> VOTING -> PREPARED -> COMMITTING -> IDLE
-              |             |           |         |           |          |
-              v             v           v         v           v          | ABORT
-            FAILED <--------+-----------+---------+-----------+          |
-              | ABORT (from any of them)                                 v
-              +----------------------------> STOPPING -> STOPPED -> SETTLING -> IDLE
-
-and of a hot update, which stages while the rank serves::
-
-    IDLE -> STAGING -> STAGED -> PARKING -> COMMITTING -> IDLE
+:func:`advance` looks at a view and says what to do; the functions below it take in what came of that
+(``began``, ``drained``, ``action_finished`` ...). Both walk the tables of :mod:`.phases`. Each returns a
+:class:`Move`: the new state, the words to write (the step word first, then the status word), and the next
+thing to do. Nothing here knows what an action is or what a weight is; the shell fires the state machines of
+:mod:`wsm.states`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from wsm.errors import InternalError
 from wsm.protocol import phases
 from wsm.protocol.errors import EpochUsedError, ProtocolViolationError
+from wsm.protocol.phases import Change, Event, Look, Outcome
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
-from wsm.protocol.rank_words import stand, tell, tell_end, without_command
 from wsm.protocol.view import View
 from wsm.signals.word import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+
+_SETTLED = {
+    StatusCode.DONE_KEPT: Event.KEPT,
+    StatusCode.DONE_CLEARED: Event.CLEARED,
+    StatusCode.DONE_FAULTED: Event.FAULTED,
+}
 
 
 def join(rank: int, command: CommandWord, step: StepWord, status: StatusWord, *, steps: bool = True) -> Move:
@@ -76,54 +70,76 @@ def advance(state: RankState, view: View) -> Move:
     if command.epoch > state.epoch:
         return Move(state, Todo.REJOIN)
     stale = command.epoch < state.epoch or command.sequence < max(state.done, state.sequence)
-    if state.phase is Phase.IDLE:
-        return phases.idle(state, view, new=not stale and command.sequence > state.done)
-    if stale:
-        return Move(state, Todo.WAIT)
-    if command.sequence != state.sequence:
+    if state.phase is not Phase.IDLE:
+        if stale:
+            return Move(state, Todo.WAIT)
+        if command.sequence != state.sequence:
+            raise ProtocolViolationError(
+                rank=state.rank,
+                rule="the next command is written only when every rank is terminal for the last one",
+                seen=f"sequence {command.sequence} while it worked on {state.sequence}",
+            )
+    row = phases.find_look(state, view)
+    if row.broken:
         raise ProtocolViolationError(
             rank=state.rank,
-            rule="the next command is written only when every rank is terminal for the last one",
-            seen=f"sequence {command.sequence} while it worked on {state.sequence}",
+            rule=row.broken,
+            seen=f"{command.operation.name} of sequence {command.sequence}, which it never prepared",
         )
-    return phases.look(state, view)
+    if row.to is None and row.says is None and row.change is None:
+        return Move(state, row.todo)
+    return _written(phases.changed(state, row, view), row, row.todo)
+
+
+def _written(moved: RankState, row: Look | Outcome, todo: Todo) -> Move:
+    """Return the move of a row that was taken: what is remembered now, and the words that say so."""
+    step = None
+    if row.change is Change.STANDS:
+        step = StepWord(moved.epoch, moved.sequence, StepKind.PARKED, moved.step)
+    return Move(moved, todo, step, None if row.says is None else status_word(moved, row.says))
+
+
+def _take_in(state: RankState, event: Event, *, holds: bool = False) -> Move:
+    """Take in what came of the thing to do; `holds`: for an event that ends the command."""
+    row = phases.find_outcome(state, event)
+    if row is None:
+        raise InternalError(f"rank {state.rank} heard {event.name} in {state.phase.name}, which has no row")
+    moved = phases.changed(state, row, None)
+    if row.to is not Phase.IDLE:
+        return _written(moved, row, Todo.LOOK)
+    # The last word about a command carries its number and its votes, which are forgotten behind it.
+    said = None if row.says is None else status_word(moved, row.says)
+    return Move(replace(without_command(moved), holds=holds), Todo.LOOK, status=said)
 
 
 def began(state: RankState, collective: tuple[bool, ...]) -> Move:
     """Take in that the command is legal here; `collective` says which actions of its plan need a vote."""
-    phase = Phase.DRAINING if state.steps else Phase.PARKING
-    code = StatusCode.DRAINING if state.steps else StatusCode.PARKING
-    moved = replace(state, collective=collective, phase=Phase.STAGING if state.operation.is_hot else phase)
-    return tell(moved, Todo.LOOK, code)
+    return _take_in(replace(state, collective=collective), Event.BEGAN)
 
 
 def refused(state: RankState) -> Move:
     """Take in that the command is illegal here; the group will abort it and nothing has changed."""
-    return tell(replace(state, phase=Phase.FAILED), Todo.LOOK, StatusCode.REFUSED)
+    return _take_in(state, Event.REFUSED)
 
 
 def drained(state: RankState) -> Move:
     """Take in that the in-flight policy is satisfied and every launched step has retired."""
-    return stand(replace(state, phase=Phase.PARKING))
+    return _take_in(state, Event.DRAINED)
 
 
 def accepted(state: RankState) -> Move:
     """Take in that the transition has begun: the state machines have left their old state."""
-    moved = replace(state, accepted=True, phase=Phase.WORKING)
-    return tell(moved, Todo.LOOK, StatusCode.ACCEPTED)
+    return _take_in(state, Event.ACCEPTED)
 
 
 def action_finished(state: RankState, *, touched: bool) -> Move:
     """Take in that the current action is done."""
-    moved = replace(state, action=state.action + 1, touched=state.touched or touched, phase=Phase.WORKING)
-    return Move(moved, Todo.LOOK)
+    return _take_in(replace(state, touched=state.touched or touched), Event.ACTION_DONE)
 
 
 def finished(state: RankState) -> Move:
     """Take in that everything which can fail is behind the rank: PREPARED, or DONE_CLEARED for a clear."""
-    if state.operation is Operation.CLEAR:
-        return tell_end(replace(without_command(state), holds=False), state, StatusCode.DONE_CLEARED)
-    return tell(replace(state, phase=Phase.PREPARED), Todo.LOOK, StatusCode.PREPARED)
+    return _take_in(state, Event.FINISHED)
 
 
 def may_fail(state: RankState) -> bool:
@@ -132,38 +148,32 @@ def may_fail(state: RankState) -> bool:
     Not once it has voted (a vote is withdrawn only when a peer will never be ready), not after
     PREPARED, and not for a commit: those waits end by a word, and what expires is a report.
     """
-    follows_commit = state.operation.is_hot and state.phase in (Phase.DRAINING, Phase.PARKING)
-    return state.phase in phases.FAILABLE and not follows_commit
+    return phases.find_outcome(state, Event.EXPIRED) is not None
 
 
 def failed(state: RankState, *, touched: bool = False) -> Move:
     """Take in that an action, the drain or a deadline failed. The rank stays where it is."""
-    moved = replace(state, phase=Phase.FAILED, touched=state.touched or touched)
-    return tell(moved, Todo.LOOK, StatusCode.FAILED)
+    return _take_in(replace(state, touched=state.touched or touched), Event.FAILED)
 
 
 def staged(state: RankState) -> Move:
     """Take in that the new weights are verified beside the old ones."""
-    return tell(replace(state, phase=Phase.STAGED), Todo.LOOK, StatusCode.PREPARED)
+    return _take_in(state, Event.STAGED)
 
 
 def committed(state: RankState, *, serves: bool = True) -> Move:
     """Take in that this rank has what was asked for; `serves`: and nothing that a step needs is missing."""
-    moved = replace(without_command(state), holds=serves)
-    return tell_end(moved, state, StatusCode.DONE_COMMITTED)
+    return _take_in(state, Event.COMMITTED, holds=serves)
 
 
 def stopped(state: RankState, *, touched: bool) -> Move:
     """Take in that the rank has stopped and undone what it could; `touched`: its weights are not whole."""
-    moved = replace(state, phase=Phase.STOPPED, touched=state.touched or touched)
-    code = StatusCode.STOPPED_TOUCHED if moved.touched else StatusCode.STOPPED_UNTOUCHED
-    return tell(moved, Todo.LOOK, code)
+    return _take_in(replace(state, touched=state.touched or touched), Event.STOPPED)
 
 
 def settled(state: RankState, code: StatusCode) -> Move:
     """Take in how the rank ended: DONE_KEPT, DONE_CLEARED or DONE_FAULTED."""
-    holds = state.holds and code is StatusCode.DONE_KEPT
-    return tell_end(replace(without_command(state), holds=holds), state, code)
+    return _take_in(state, _SETTLED[code], holds=state.holds and code is StatusCode.DONE_KEPT)
 
 
 def entered(state: RankState) -> Move:
@@ -176,3 +186,24 @@ def broke(state: RankState) -> Move:
     """Take in that the step raised: nobody knows which collectives of it were run."""
     moved = replace(state, broken=True)
     return Move(moved, Todo.LOOK, StepWord(state.epoch, state.done, StepKind.BROKEN, state.step))
+
+
+def status_word(state: RankState, code: StatusCode) -> StatusWord:
+    """Say how far this rank is, with every vote that it has given."""
+    return StatusWord(state.epoch, state.sequence, code, state.action, state.ready, state.weights, state.kv)
+
+
+def without_command(state: RankState) -> RankState:
+    """Forget the command at hand; the rank is terminal for it."""
+    return RankState(
+        rank=state.rank,
+        epoch=state.epoch,
+        step=state.step,
+        done=state.sequence,
+        holds=state.holds,
+        broken=state.broken,
+        weights=state.weights,
+        kv=state.kv,
+        parked=state.parked,
+        steps=state.steps,
+    )
