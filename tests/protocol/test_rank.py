@@ -78,7 +78,7 @@ def test_a_rank_that_has_voted_is_not_stopped_by_an_abort():
 
 def test_only_waits_that_no_word_will_end_have_a_deadline():
     may = {phase for phase in Phase if protocol.may_fail(replace(WORKING, phase=phase))}
-    assert may == {Phase.BEGINNING, Phase.DRAINING, Phase.PARKING, Phase.WORKING, Phase.STAGING}
+    assert may == {Phase.BEGINNING, Phase.DRAINING, Phase.PARKING, Phase.STAGING}
 
 
 def test_a_hot_commit_is_followed_without_a_deadline():

@@ -171,20 +171,14 @@ class Outcome:
 _P, _W, _T, _E, _C, _S = Phase, When, Todo, Event, Change, StatusCode
 
 #: Phases that an ABORT ends. Not VOTING, see above, nor those in which the rank ends the command already.
-ABORTABLE = (
-    _P.BEGINNING,
-    _P.DRAINING,
-    _P.PARKING,
-    _P.WORKING,
-    _P.PREPARED,
-    _P.FAILED,
-    _P.STAGING,
-    _P.STAGED,
-)
+ABORTABLE = (_P.BEGINNING, _P.DRAINING, _P.PARKING, _P.WORKING, _P.PREPARED, _P.FAILED)
+
+#: Phases that the ABORT of a hot update ends; behind STAGED the rank follows a commit.
+HOT_ABORTABLE = (_P.BEGINNING, _P.STAGING, _P.STAGED, _P.FAILED)
 
 LOOKS: tuple[Look, ...] = (
     # an ABORT comes before everything else; a hot update has touched nothing, so no rank waits for another
-    *(Look(phase, (_W.HOT_ABORTED,), _T.KEEP, _P.SETTLING) for phase in ABORTABLE),
+    *(Look(phase, (_W.HOT_ABORTED,), _T.KEEP, _P.SETTLING) for phase in HOT_ABORTABLE),
     *(Look(phase, (_W.ABORTED,), _T.UNDO, _P.STOPPING) for phase in ABORTABLE),
     # no command at hand
     Look(_P.IDLE, (_W.NEW, _W.HOT_ABORTED), _T.KEEP, _P.SETTLING, change=_C.TAKES_COMMAND),
@@ -281,10 +275,7 @@ OUTCOMES: tuple[Outcome, ...] = (
         Outcome(phase, _E.FAILED, (), _P.FAILED, _S.FAILED)
         for phase in (_P.BEGINNING, _P.DRAINING, _P.PARKING, _P.WORKING, _P.VOTING, _P.STAGING)
     ),
-    *(
-        Outcome(phase, _E.EXPIRED, (), _P.FAILED, _S.FAILED)
-        for phase in (_P.BEGINNING, _P.WORKING, _P.STAGING)
-    ),
+    *(Outcome(phase, _E.EXPIRED, (), _P.FAILED, _S.FAILED) for phase in (_P.BEGINNING, _P.STAGING)),
     *(
         Outcome(phase, _E.EXPIRED, (_W.IN_PLACE,), _P.FAILED, _S.FAILED)
         for phase in (_P.DRAINING, _P.PARKING)

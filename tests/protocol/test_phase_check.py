@@ -1,0 +1,143 @@
+"""The tables of a rank's phases: the real ones pass, each seeded fault is found, and every row is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from wsm.exploration.scope import Scope
+from wsm.exploration.search import explore
+from wsm.protocol import phases
+from wsm.protocol.phase_check import Tables, check_phases
+from wsm.protocol.phases import LOOKS, OUTCOMES, Event, Look, Outcome, When
+from wsm.protocol.rank_state import Phase, Todo
+from wsm.signals.word import StatusCode
+
+
+def without(phase: Phase, what: Todo | Event, *when: When) -> Tables:
+    """The tables without one row."""
+    looks = [row for row in LOOKS if (row.phase, row.todo, row.when) != (phase, what, when)]
+    outcomes = [row for row in OUTCOMES if (row.phase, row.event, row.when) != (phase, what, when)]
+    assert len(looks) + len(outcomes) == len(LOOKS) + len(OUTCOMES) - 1
+    return Tables(looks, outcomes)
+
+
+def test_the_tables_are_sound() -> None:
+    assert check_phases() == []
+
+
+FAULTS: dict[str, tuple[Tables, str]] = {
+    "a phase may find no row": (without(Phase.STAGED, Todo.WAIT), "no answer: phase STAGED"),
+    "a row behind one that always holds": (
+        Tables(
+            looks=[
+                *LOOKS,
+                Look(Phase.PREPARED, (When.BROKEN,), Todo.WAIT),
+                Look(Phase.PREPARED, (), Todo.WAIT),
+            ]
+        ),
+        "row that is never taken: phase PREPARED",
+    ),
+    "an outcome with no row": (
+        without(Phase.STOPPING, Event.STOPPED),
+        "no outcome: phase STOPPING: the last row",
+    ),
+    "a refusal with no row": (
+        without(Phase.BEGINNING, Event.REFUSED),
+        "no outcome: phase BEGINNING: REFUSED",
+    ),
+    "a phase that an ABORT does not end": (
+        without(Phase.FAILED, Todo.UNDO, When.ABORTED),
+        "abort: phase FAILED: it must ask for HOT_ABORTED, ABORTED before all else",
+    ),
+    "a vote that an ABORT ends": (
+        Tables(
+            looks=[
+                Look(Phase.VOTING, (When.HOT_ABORTED,), Todo.KEEP, Phase.SETTLING),
+                Look(Phase.VOTING, (When.ABORTED,), Todo.UNDO, Phase.STOPPING),
+                *LOOKS,
+            ]
+        ),
+        "abort: phase VOTING: it must ask for no ABORT",
+    ),
+    "a deadline that ends PREPARED": (
+        Tables(
+            outcomes=[*OUTCOMES, Outcome(Phase.PREPARED, Event.EXPIRED, (), Phase.FAILED, StatusCode.FAILED)]
+        ),
+        "broken promise: phase PREPARED: EXPIRED",
+    ),
+    "an end that no participant can read": (
+        Tables(
+            outcomes=[
+                replace(row, says=StatusCode.STOPPED_TOUCHED) if row.event is Event.CLEARED else row
+                for row in OUTCOMES
+            ]
+        ),
+        "last word: phase SETTLING",
+    ),
+    "an outcome that depends on others": (
+        Tables(outcomes=[Outcome(Phase.STAGING, Event.STAGED, (When.BEHIND,), Phase.STAGED), *OUTCOMES]),
+        "condition: phase STAGING: STAGED (BEHIND)",
+    ),
+    "a trap": (
+        Tables(looks=[replace(row, to=Phase.STOPPING) if row.to is Phase.SETTLING else row for row in LOOKS]),
+        "trap: phase STOPPED",
+    ),
+}
+
+
+@pytest.mark.parametrize(("tables", "message"), FAULTS.values(), ids=FAULTS)
+def test_each_fault_of_a_table_is_found(tables: Tables, message: str) -> None:
+    findings = [str(finding) for finding in check_phases(tables)]
+    assert any(message in finding for finding in findings), findings
+
+
+#: Together they take every row.
+SCOPES = (
+    "operations=update,clear steps=1 failures=1 give_ups=1 starts=serving",
+    "operations=update steps=1 broken_steps=1 give_ups=1 starts=serving",
+    "operations=hot_update steps=1 failures=1 broken_steps=1 starts=serving",
+    "operations=hot_update,update steps=1 failures=1 starts=serving helpers=1",
+    "operations=update steps=0 failures=1 starts=cleared",
+    "operations=clear steps=0 failures=1 starts=serving long_plans=True",
+    "operations=update,hot_update steps=0 give_ups=1 starts=serving fine=True",
+)
+
+
+#: Rows of a second look in a phase whose work takes a worker several looks; the explorer does it in one move.
+SECOND_LOOKS = {
+    (Phase.BEGINNING, When.HOT_ABORTED),
+    (Phase.BEGINNING, When.ABORTED),
+    (Phase.BEGINNING, When.BEHIND),
+    (Phase.BEGINNING, None),
+    (Phase.COMMITTING, None),
+    (Phase.STOPPING, None),
+    (Phase.SETTLING, When.TOUCHED),
+    (Phase.SETTLING, None),
+}
+
+
+def test_the_explorer_takes_every_row_but_second_looks_and_those_of_broken_rules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: set[Look | Outcome] = set()
+    find_look, find_outcome = phases.find_look, phases.find_outcome
+
+    def look(*args: Any) -> Look:
+        taken.add(row := find_look(*args))
+        return row
+
+    def outcome(*args: Any) -> Outcome | None:
+        row = find_outcome(*args)
+        taken.update((row,) if row is not None else ())
+        return row
+
+    monkeypatch.setattr(phases, "find_look", look)
+    monkeypatch.setattr(phases, "find_outcome", outcome)
+    for scope in SCOPES:
+        assert not explore(Scope.from_text(scope)).violation
+    idle = [row for row in (*LOOKS, *OUTCOMES) if row not in taken and not getattr(row, "broken", "")]
+    expected = SECOND_LOOKS | {(Phase.BEGINNING, Event.EXPIRED)}
+    assert {(row.phase, row.when[0] if row.when else getattr(row, "event", None)) for row in idle} == expected
