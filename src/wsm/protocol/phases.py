@@ -32,6 +32,7 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from wsm.errors import InternalError
 from wsm.protocol.park import all_stand, any_broken, is_behind
 from wsm.protocol.rank_state import Phase, RankState, Todo
 from wsm.protocol.view import View
@@ -76,6 +77,8 @@ class When(enum.Enum):
     NEVER_READY = "a peer will never vote"
     ALL_STOPPED = "all have stopped"
     ALL_STOPPED_ANY_TOUCHED = "all have stopped, some touched"
+
+    __hash__ = object.__hash__  # an enumeration's own is a function in Python; a rank asks thousands a second
 
 
 class Change(enum.Enum):
@@ -360,14 +363,14 @@ def by_phase(rows: Iterable[Look]) -> dict[Phase, tuple[Look, ...]]:
 
 def find_look(state: RankState, view: View) -> Look:
     """Return the row that a rank takes which has read `view`; every phase has one that always holds."""
-    return next(row for row in ROWS[state.phase] if all(holds(each, state, view) for each in row.when))
-
-
-def holds(condition: When, state: RankState, view: View) -> bool:
-    """Whether a condition holds for a rank that has read `view`."""
-    if condition in OF_THE_RANK:
-        return OF_THE_RANK[condition](state)
-    return OF_THE_WORDS[condition](state, view)
+    for row in ROWS[state.phase]:
+        for condition in row.when:
+            about = OF_THE_RANK.get(condition)
+            if not (about(state) if about is not None else OF_THE_WORDS[condition](state, view)):
+                break
+        else:
+            return row
+    raise InternalError(f"no row of {state.phase.name} answers rank {state.rank}")
 
 
 def find_outcome(state: RankState, event: Event) -> Outcome | None:
