@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -43,6 +43,8 @@ def measured_group(
     ------
     TimeoutError
         If it does not come up.
+    RuntimeError
+        If a rank ends before it has; what it said is on the standard error output.
     """
     with tempfile.TemporaryDirectory(prefix="wsm-bench-") as directory:
         LockStep.create(Path(directory) / "lock_step", ranks)
@@ -58,7 +60,7 @@ def measured_group(
             for rank in range(ranks)
         ]
         try:
-            with _controller(name) as controller:
+            with _controller(name, processes) as controller:
                 controller.update(1)
                 yield controller, Path(directory)
         finally:
@@ -69,10 +71,11 @@ def measured_group(
                 path.unlink()
 
 
-def _controller(name: str) -> Controller:
+def _controller(name: str, processes: Sequence[subprocess.Popen[bytes]]) -> Controller:
     """Wait until every rank is attached."""
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
+        _expect_alive(name, processes)
         try:
             controller = Controller(name)
         except SegmentMissingError:
@@ -81,6 +84,14 @@ def _controller(name: str) -> Controller:
         while time.monotonic() < deadline:
             if controller.status().over and all(rank.life == "alive" for rank in controller.status().ranks):
                 return controller
+            _expect_alive(name, processes)
             time.sleep(_LOOK_S)
         controller.close()
     raise TimeoutError(f"the ranks of {name} did not attach within {_START_S:g} s")
+
+
+def _expect_alive(name: str, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for rank, process in enumerate(processes):
+        if process.poll() is not None:
+            ended = f"rank {rank} of {name} ended with code {process.returncode} before it had attached"
+            raise RuntimeError(f"{ended}; see what it wrote to the standard error output")

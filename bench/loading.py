@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from bench.loading_measure import Case, Loading, measure
 from bench.loading_model import Model
+from bench.measure import Unmeasured
 from wsm.actions.backends.available_memory import available_bytes
 
 _MIB = 1 << 20
@@ -54,8 +55,19 @@ SMALL_MODEL = Model(10_000, 1024)
 AIM_SMALL_US = 15.0
 
 
-def measured(sizes_mib: Sequence[int], repeats: int, console: Console) -> Iterator[Loading]:
+@dataclass(frozen=True)
+class NotLoaded:
+    """A way to load that could not be measured, and why."""
+
+    case: Case
+    model: Model
+    why: Unmeasured
+
+
+def measured(sizes_mib: Sequence[int], repeats: int, console: Console) -> Iterator[Loading | NotLoaded]:
     """Measure everything, one after the other; yield each as it is there. Blocks.
+
+    What cannot be measured is no reason to keep the rest from it.
 
     Parameters
     ----------
@@ -73,12 +85,19 @@ def measured(sizes_mib: Sequence[int], repeats: int, console: Console) -> Iterat
             continue
         for case in (*WARM, *COLD):
             fewer = case.cold or mib > _MANY_LOADS_MIB
-            yield measure(case, Model.large(mib), min(repeats, _FEW_LOADS) if fewer else repeats)
+            yield _measured(case, Model.large(mib), min(repeats, _FEW_LOADS) if fewer else repeats)
     for case in SMALL:
-        yield measure(case, SMALL_MODEL, repeats)
+        yield _measured(case, SMALL_MODEL, repeats)
 
 
-def loading_table(found: Sequence[Loading]) -> Table:
+def _measured(case: Case, model: Model, repeats: int) -> Loading | NotLoaded:
+    try:
+        return measure(case, model, repeats)
+    except Exception as error:  # noqa: BLE001 - whatever it is becomes a row of the table
+        return NotLoaded(case, model, Unmeasured.of(error))
+
+
+def loading_table(found: Sequence[Loading | NotLoaded]) -> Table:
     """Return a table of at most 80 columns; `extra` is the memory beside the model's, in MiB."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("loading", no_wrap=True)
@@ -86,9 +105,12 @@ def loading_table(found: Sequence[Loading]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for each in found:
         small = each.model == SMALL_MODEL
+        if isinstance(each, NotLoaded):
+            table.add_row(each.case.title, _size(each.model), *[""] * 4, each.why.verdict)
+            continue
         table.add_row(
             each.case.title,
-            f"{each.model.count // 1000}k x 1K" if small else _size(each.model.total),
+            _size(each.model),
             _short(each.ms.p50),
             f"{each.us_per_tensor:.1f} us" if small else f"{each.gb_per_s:.1f}",
             "" if small else f"{each.of_memcpy:.2f}",
@@ -98,8 +120,17 @@ def loading_table(found: Sequence[Loading]) -> Table:
     return table
 
 
-def _size(nbytes: int) -> str:
-    mib = nbytes // _MIB
+def reasons(found: Sequence[Loading | NotLoaded]) -> dict[str, Unmeasured]:
+    """Return why what is missing in the table could not be measured, by what the table calls it."""
+    return {
+        f"{each.case.title}, {_size(each.model)}": each.why for each in found if isinstance(each, NotLoaded)
+    }
+
+
+def _size(model: Model) -> str:
+    if model == SMALL_MODEL:
+        return f"{model.count // 1000}k x 1K"
+    mib = model.total // _MIB
     return f"{mib // 1024} GiB" if mib >= 1024 and mib % 1024 == 0 else f"{mib} MiB"
 
 
@@ -120,22 +151,28 @@ def _aim(what: str, *, missed: bool) -> str:
     return f"{what}, missed" if missed else what
 
 
-def as_plain(found: Sequence[Loading]) -> list[dict[str, Any]]:
-    """Return what was measured, ready for JSON."""
+def as_plain(found: Sequence[Loading | NotLoaded]) -> list[dict[str, Any]]:
+    """Return what was measured, and why what was not, ready for JSON."""
     return [
         {
             "title": each.case.title,
             "count": each.model.count,
             "tensor_bytes": each.model.nbytes,
-            "ms": each.ms.as_mapping(),
-            "gb_per_s": each.gb_per_s,
-            "of_memcpy": each.of_memcpy,
-            "us_per_tensor": each.us_per_tensor,
-            "extra_bytes": each.extra_bytes,
+            **(asdict(each.why) if isinstance(each, NotLoaded) else _numbers(each)),
             **asdict(each.case),
         }
         for each in found
     ]
+
+
+def _numbers(each: Loading) -> dict[str, Any]:
+    return {
+        "ms": each.ms.as_mapping(),
+        "gb_per_s": each.gb_per_s,
+        "of_memcpy": each.of_memcpy,
+        "us_per_tensor": each.us_per_tensor,
+        "extra_bytes": each.extra_bytes,
+    }
 
 
 def main() -> None:
@@ -148,6 +185,8 @@ def main() -> None:
     console = Console(highlight=False)
     found = list(measured([int(size) for size in options.sizes.split(",")], options.repeats, console))
     console.print(loading_table(found))
+    for what, why in reasons(found).items():
+        console.print(f"{what}: {why.verdict}: {why.reason}")
     if options.out is not None:
         options.out.write_text(json.dumps(as_plain(found), indent=2) + "\n", encoding="utf-8")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.environment import quiet_environment
 from bench.loading_memory import watched
 from bench.loading_model import Model
-from bench.measure import Distribution
+from bench.measure import CannotRunError, Distribution
 from bench.page_cache import drop_page_cache
 
 
@@ -86,8 +86,10 @@ def measure(case: Case, model: Model, repeats: int) -> Loading:
 
     Raises
     ------
+    CannotRunError
+        If this machine lacks what it needs.
     RuntimeError
-        If the measured process ended; what it said is on the standard error output.
+        If the measured process failed or ended; what it said is on the standard error output.
     """
     with tempfile.TemporaryDirectory(prefix="wsm-bench-") as directory:
         command = [sys.executable, "-m", "bench.loading_process", case.way, str(model.count)]
@@ -121,6 +123,9 @@ class _Asking:
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
         if not line:
             raise RuntimeError("the measured process ended; see what it wrote to the standard error output")
+        for verdict, error in (("cannot run: ", CannotRunError), ("failed: ", RuntimeError)):
+            if line.startswith(verdict):
+                raise error(line.removeprefix(verdict).strip())
         return line
 
 

@@ -1,10 +1,17 @@
-"""Samples and what is said about them. Knows nothing of what was measured."""
+"""Samples, what is said about them, and why there are none. Knows nothing of what was measured."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from errno import ENOSPC
 from typing import Any
+
+from wsm import WsmError
+from wsm.signals.errors import AtomicsUnavailableError, SharedMemoryFullError
+from wsm.strategies.errors import PaddleMissingError
+from wsm.strategies.mooncake.errors import MooncakeMissingError
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,52 @@ class Distribution:
     def as_mapping(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
         return asdict(self)
+
+
+class CannotRunError(Exception):
+    """What a measurement needs is not on this machine; the message says what, and how to get it."""
+
+
+#: What says that a machine lacks something. Anything else that a measurement raises is a fault.
+_LACKING = (
+    CannotRunError,
+    AtomicsUnavailableError,
+    ImportError,
+    MemoryError,
+    MooncakeMissingError,
+    PaddleMissingError,
+    SharedMemoryFullError,
+)
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """Why there is no measurement.
+
+    Attributes
+    ----------
+    reason : str
+        One line.
+    failed : bool
+        Whether it is a fault; otherwise this machine lacks something.
+    """
+
+    reason: str
+    failed: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Unmeasured:
+        """Say what an exception means; the traceback of a fault goes to the standard error output."""
+        lacking = isinstance(error, _LACKING) or (isinstance(error, OSError) and error.errno == ENOSPC)
+        if not lacking:
+            traceback.print_exception(error)
+        kind = "" if isinstance(error, CannotRunError | WsmError) else f"{type(error).__name__}: "
+        return cls(" ".join(f"{kind}{error}".split()), not lacking)
+
+    @property
+    def verdict(self) -> str:
+        """How a table says it."""
+        return "failed" if self.failed else "cannot run"
 
 
 def _nearest(ordered: Sequence[float], percent: int) -> float:

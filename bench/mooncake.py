@@ -19,6 +19,7 @@ import numpy as np
 
 from bench.measure import Distribution
 from wsm.strategies import MemoryTarget, MooncakeTransport, RsyncSource, TensorSpec, load
+from wsm.strategies.mooncake.engine import _engine_class
 
 _MIB = 1 << 20
 
@@ -41,7 +42,14 @@ class MooncakeFound:
 
 
 def measure_mooncake(count: int, nbytes: int, repeats: int) -> MooncakeFound:
-    """Measure a model of `count` tensors of `nbytes` each; the first load and read are not counted."""
+    """Measure a model of `count` tensors of `nbytes` each; the first load and read are not counted.
+
+    Raises
+    ------
+    MooncakeMissingError
+        If the engine, or a system library of it, is not there.
+    """
+    _engine_class()  # before the trainer, which could not say what it lacks
     command = [sys.executable, "-m", "bench.mooncake_process", str(count), str(nbytes)]
     with (
         ExitStack() as stack,
@@ -83,9 +91,7 @@ def _ours(
 
 @contextmanager
 def _bare(session: str, memory: int, count: int, nbytes: int) -> Iterator[Callable[[], float]]:
-    from mooncake.engine import TransferEngine  # noqa: PLC0415 - an optional dependency
-
-    engine = TransferEngine()
+    engine = _engine_class()()
     engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "")
     target = np.zeros((count, nbytes), np.uint8)
     ours = [target.ctypes.data + index * nbytes for index in range(count)]

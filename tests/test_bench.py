@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 from rich.console import Console
 
+from bench import __main__ as bench
 from bench.__main__ import Row, pause_rows, show
 from bench.acceptance import measure_acceptance
 from bench.cycle import measure_cycles
 from bench.delta import measure_deltas
 from bench.detection import measure_deaths, measure_stops
+from bench.group import measured_group
 from bench.hot import measure_pauses
-from bench.loading import COLD, SMALL, SMALL_MODEL, WARM, loading_table
+from bench.loading import (
+    COLD,
+    SMALL,
+    SMALL_MODEL,
+    WARM,
+    as_plain,
+    loading_table,
+    measured,
+    reasons,
+)
 from bench.loading_measure import Case, Loading, measure
 from bench.loading_model import Model
-from bench.measure import Distribution
+from bench.measure import CannotRunError, Distribution, Unmeasured
+from wsm.strategies.mooncake.errors import MooncakeMissingError
 
 
 def test_percentiles_are_samples_by_nearest_rank() -> None:
@@ -57,6 +70,84 @@ def test_pauses_of_hot_and_in_place_updates_are_measured_on_real_parameters() ->
 def test_weights_that_this_machine_cannot_hold_twice_are_not_measured() -> None:
     assert measure_pauses(1 << 60, updates=1) is None
     assert [row.note for row in pause_rows([(1 << 40, 1)])] == ["no room for two"]
+
+
+@pytest.fixture
+def bench_that_ends_early(monkeypatch, tmp_path, capsys):
+    """Run a bench whose parts take no time, and whose last one raises after its first row."""
+
+    def run(wrong: Exception):
+        def ends_early(*_):
+            yield Row("before it went wrong", "ms", 1.0)
+            raise wrong
+
+        for name in ("serving", "acceptance", "cycle", "detection", "pause", "delta"):
+            monkeypatch.setattr(bench, f"{name}_rows", lambda *_, name=name: iter([Row(name, "ms", 1.0)]))
+        monkeypatch.setattr(bench, "mooncake_rows", ends_early)
+        monkeypatch.setattr(bench, "measured", lambda *_: iter([]))
+        monkeypatch.setattr("sys.argv", ["bench", "--quick", "--out", str(tmp_path / "bench.json")])
+        code = bench.main()
+        printed = " ".join(capsys.readouterr().out.split())
+        return code, printed, json.loads((tmp_path / "bench.json").read_text())["rows"]
+
+    return run
+
+
+MISSING = MooncakeMissingError(reason="libibverbs.so.1: cannot open", missing=["libibverbs.so.1"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "failed", "reason"),
+    [
+        (MISSING, False, str(MISSING)),
+        (CannotRunError("no paddle"), False, "no paddle"),
+        (ZeroDivisionError("of its own"), True, "ZeroDivisionError: of its own"),
+    ],
+)
+def test_a_part_that_ends_early_is_a_row_that_says_why_and_the_rest_is_kept(
+    bench_that_ends_early, wrong, failed, reason
+):
+    code, printed, rows = bench_that_ends_early(wrong)
+    assert code == failed
+    assert [row["what"] for row in rows][-3:] == ["delta", "before it went wrong", "rsync over Mooncake"]
+    assert rows[-1]["why"] == {"reason": reason, "failed": failed}
+    assert rows[-2]["p50"] == 1.0
+    assert f"rsync over Mooncake: {'failed' if failed else 'cannot run'}: {reason}" in printed
+    assert len(rows) == 8
+
+
+def test_a_way_to_load_that_cannot_be_measured_is_a_row_that_says_why(monkeypatch):
+    def measure_some(case, model, repeats):
+        if case.way == "ipc, kept":
+            raise CannotRunError("there is no room")
+        return Loading(case, model, Distribution.of([1.0]), 0.5, 0)
+
+    monkeypatch.setattr("bench.loading.measure", measure_some)
+    found = list(measured((1,), 1, Console(file=io.StringIO())))
+    assert reasons(found) == {
+        what: Unmeasured("there is no room", failed=False)
+        for what in ("ipc, kept, 1 MiB", "ipc, kept, 10k x 1K")
+    }
+    stream = io.StringIO()
+    Console(file=stream, width=80).print(loading_table(found))
+    assert stream.getvalue().count("cannot run") == 2
+    plain = [each for each in as_plain(found) if each["way"] == "ipc, kept"]
+    assert [(each["reason"], each["failed"]) for each in plain] == [("there is no room", False)] * 2
+
+
+@pytest.mark.processes
+def test_what_a_measured_process_lacks_is_said_by_its_parent():
+    with pytest.raises(RuntimeError, match="KeyError: 'no such way'"):
+        measure(Case("no such way"), Model(1, 1 << 10), 1)
+
+
+@pytest.mark.processes
+def test_a_rank_that_ends_before_it_has_attached_is_named_at_once():
+    with (
+        pytest.raises(RuntimeError, match="rank 0 of bench-ends ended with code 1"),
+        measured_group("bench-ends", 1, "timed", module="bench.no_such_module"),
+    ):
+        pass
 
 
 @pytest.mark.slow
