@@ -17,6 +17,7 @@ import hypothesis
 import psutil
 import pytest
 
+from tests import needs
 from tests.gpu.machine import missing_for_gpu_tests
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a place for our files: the place that is checked
@@ -30,8 +31,12 @@ hypothesis.settings.register_profile("development", max_examples=50, deadline=No
 hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("thorough", max_examples=2000, deadline=None)
 hypothesis.settings.load_profile(
-    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "development")
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if needs.in_ci() else "development")
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(needs)
 
 
 @pytest.hookimpl(trylast=True)  # when pytest has chosen by mark

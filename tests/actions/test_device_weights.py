@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import paddle
 import pytest
 
+from wsm.actions.backends.device_weights import DeviceWeights
+from wsm.actions.backends.errors import AdoptionError
 from wsm.strategies import MemoryTarget, SnapshotSource, load, publish_snapshot
 from wsm.strategies.tensor import StagedTarget, TensorReleasedError
-
-paddle = pytest.importorskip("paddle", reason="needs the cpu or gpu extra")
-from wsm.actions.backends.device_weights import DeviceWeights  # noqa: E402 - needs paddle first
-from wsm.actions.backends.errors import AdoptionError  # noqa: E402 - needs paddle first
 
 pytestmark = pytest.mark.paddle
 

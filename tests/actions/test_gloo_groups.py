@@ -14,7 +14,6 @@ from wsm.actions.backends.rendezvous import FileRendezvous
 from wsm.actions.surfaces import GroupKind
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
-pytest.importorskip("paddle")
 
 MEMBER = Path(__file__).with_name("gloo_member.py")
 

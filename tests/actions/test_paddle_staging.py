@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
 
 from wsm.actions.backends.available_memory import available_bytes
+from wsm.actions.backends.device_weights import DeviceWeights
+from wsm.actions.backends.errors import AdoptionError, TensorChangedError
 from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
+from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.staging_surface import AvailableMemory, StageableWeights
 from wsm.actions.verify import resident_digest
 from wsm.strategies.applier.memory_target import MemoryTarget
@@ -17,10 +21,6 @@ from wsm.strategies.snapshot.source import SnapshotSource
 from wsm.strategies.tensor import StagedTarget, TensorReleasedError
 
 pytestmark = pytest.mark.paddle
-paddle = pytest.importorskip("paddle")
-from wsm.actions.backends.device_weights import DeviceWeights  # noqa: E402 - needs paddle first
-from wsm.actions.backends.errors import AdoptionError, TensorChangedError  # noqa: E402 - needs paddle first
-from wsm.actions.backends.paddle_weights import PaddleWeights  # noqa: E402 - needs paddle first
 
 MIB = 1024 * 1024
 

@@ -6,6 +6,7 @@ import gc
 import mmap
 
 import numpy as np
+import paddle
 import pytest
 
 from wsm.actions.backends.errors import AdoptionError, TensorChangedError, UnsupportedTensorError
@@ -21,7 +22,6 @@ from wsm.errors import BadInputError
 from wsm.strategies.tensor import TensorReleasedError
 
 pytestmark = pytest.mark.paddle
-paddle = pytest.importorskip("paddle")
 
 MIB = 1024 * 1024
 EVERY_DTYPE = [

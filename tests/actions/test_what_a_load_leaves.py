@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
 
+from wsm.actions.backends.device_weights import DeviceWeights
+from wsm.actions.backends.errors import UnsupportedTensorError
+from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.verify import resident_digest
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, load, publish_snapshot
 from wsm.strategies.errors import CoverageError, ShapeMismatchError
 
 pytestmark = pytest.mark.paddle
-paddle = pytest.importorskip("paddle")
-from wsm.actions.backends.device_weights import DeviceWeights  # noqa: E402 - needs paddle first
-from wsm.actions.backends.errors import UnsupportedTensorError  # noqa: E402 - needs paddle first
-from wsm.actions.backends.paddle_weights import PaddleWeights  # noqa: E402 - needs paddle first
 
 
 def on_device(layers, **options):

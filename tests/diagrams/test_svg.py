@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ def program(path: Path, script: str) -> str:
     return str(path)
 
 
-@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
+@pytest.mark.needs("graphviz")
 def test_graphviz_draws_every_dot_file_without_a_complaint(rendered: dict[str, str], tmp_path: Path) -> None:
     paths = write_svg(tmp_path / "pictures", rendered)
     assert [path.name for path in paths] == ["joint.svg", "kv_cache.svg", "weights.svg"]

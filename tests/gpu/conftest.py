@@ -23,7 +23,8 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Where the test runs, in use; the device before it is in use again afterwards."""
-    paddle = pytest.importorskip("paddle", reason="needs the cpu or gpu extra")
+    import paddle  # noqa: PLC0415 - a second of import time, for this test alone
+
     from tests.gpu.devices import device_named  # noqa: PLC0415 - needs paddle first
 
     before = paddle.device.get_device()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("paddle", reason="needs the cpu or gpu extra")
 from tests.gpu import machine
 from tests.gpu.conftest import Start
 from tests.gpu.devices import Device

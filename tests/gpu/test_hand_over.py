@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
+from tests.gpu.conftest import Start
+from tests.gpu.contents import empty_layer, published
+from tests.gpu.devices import Device
+from wsm.actions.backends.device_weights import DeviceWeights
 from wsm.actions.verify import resident_digest
 from wsm.strategies import IpcAsyncSource, IpcSource, LoadReport, errors, load
 from wsm.strategies.ipc.errors import OwnerDiedError
-
-paddle = pytest.importorskip("paddle", reason="needs the cpu or gpu extra")
-from tests.gpu.conftest import Start  # noqa: E402 - after paddle, as the others
-from tests.gpu.contents import empty_layer, published  # noqa: E402 - needs paddle first
-from tests.gpu.devices import Device  # noqa: E402 - needs paddle first
-from wsm.actions.backends.device_weights import DeviceWeights  # noqa: E402 - needs paddle first
 
 # A process's first use of a GPU may compile every kernel anew. The twins on the CPU show what the strategies'
 # own tests show already, and start a process with paddle each.

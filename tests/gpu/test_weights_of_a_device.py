@@ -6,18 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import paddle
 import pytest
 
+from tests.gpu.devices import Device
+from wsm.actions.backends.device_weights import DeviceWeights
+from wsm.actions.backends.paddle_bytes import second_owner
 from wsm.actions.errors import StorageMovedError
 from wsm.actions.verify import resident_digest
 from wsm.actions.weights import AddressContract
 from wsm.strategies import MemoryTarget, SnapshotSource, load, publish_snapshot
 from wsm.strategies.digest import digest_of, shard_digest
-
-paddle = pytest.importorskip("paddle", reason="needs the cpu or gpu extra")
-from tests.gpu.devices import Device  # noqa: E402 - needs paddle first
-from wsm.actions.backends.device_weights import DeviceWeights  # noqa: E402 - needs paddle first
-from wsm.actions.backends.paddle_bytes import second_owner  # noqa: E402 - needs paddle first
 
 pytestmark = pytest.mark.paddle
 

@@ -12,6 +12,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import paddle
 import pytest
 
 from tests.gpu_wheel.of_objects import CLASSES, EVERYDAY, OF_OBJECTS
@@ -20,7 +21,6 @@ from tests.gpu_wheel.used_symbols import SOURCE, Use, uses
 from tests.strategies.shared.installed_paddle import has_float8
 
 pytestmark = pytest.mark.paddle
-paddle = pytest.importorskip("paddle")
 
 ROOT = Path(__file__).parent.parent.parent
 MISSING = object()

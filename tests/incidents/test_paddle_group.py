@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import paddle
 import pytest
 from living_group import eventually
 
@@ -19,8 +20,6 @@ from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.vocabulary import InFlightPolicy, WeightState
 from wsm.strategies import publish_snapshot
-
-paddle = pytest.importorskip("paddle")
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
 

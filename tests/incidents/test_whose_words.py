@@ -68,7 +68,6 @@ def test_fastdeploy_c2_16_and_7951_whoever_attaches_and_exits_unlinks_nothing(wo
         assert not segment.inode_changed()
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this control was only seen on 3.10 to 3.13")
 def test_fastdeploy_c2_16_the_control_pythons_own_way_of_attaching_does_unlink(word, name):
     run(ATTACH_AS_FASTDEPLOY, name)
     assert not word.path.exists()

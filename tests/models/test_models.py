@@ -10,23 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from models.catalogue import CHECKS, MUTANTS, Check
-from models.checker import Verdict, missing_tools, run, spin_version
+from models.checker import Verdict, run, spin_version
 from models.recording import recorded, recorded_version
 
 LIMIT_S = 110.0
 SMALL = [check for check in CHECKS if check.small]
 MODELS = sorted({check.path for check in CHECKS})
-
-
-@pytest.fixture(scope="module", autouse=True)
-def tools() -> None:
-    missing = missing_tools()
-    if not missing:
-        return
-    reason = f"the models cannot be checked, not found: {', '.join(missing)}"
-    if os.environ.get("CI"):
-        pytest.fail(f"{reason}; .ci/run installs them where it can")
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +31,7 @@ def verdict_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Check], Ver
         yield lambda check: verdicts[check.title].result()
 
 
+@pytest.mark.needs("spin", "gcc")
 @pytest.mark.parametrize("check", SMALL, ids=lambda check: check.title)
 def test_the_model_comes_out_as_it_must(verdict_of: Callable[[Check], Verdict], check: Check) -> None:
     verdict = verdict_of(check)
@@ -52,6 +42,7 @@ def test_the_model_comes_out_as_it_must(verdict_of: Callable[[Check], Verdict], 
 
 
 @pytest.mark.slow
+@pytest.mark.needs("spin", "gcc")
 @pytest.mark.parametrize("check", MUTANTS, ids=lambda check: check.title)
 def test_a_model_without_one_of_its_rules_is_caught(
     verdict_of: Callable[[Check], Verdict], check: Check

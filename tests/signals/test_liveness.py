@@ -3,11 +3,11 @@ from __future__ import annotations
 import errno
 import os
 import select
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.needs import OWN_PIDS
 from wsm.signals.errors import ParticipantError, SlotTakenError
 from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, start_time_of, write_occupant
 from wsm.signals.liveness import Life, Liveness, register
@@ -188,10 +188,8 @@ def test_a_record_that_was_torn_leaves_the_question_to_the_lock(segment, name, l
     assert liveness.look(1) is Life.DEAD
 
 
+@pytest.mark.needs("pids")
 def test_a_process_in_another_pid_namespace_is_watched_by_its_lock(segment, name, liveness, launch):
-    prefix = ("unshare", "--map-root-user", "--fork", "--pid", "--mount-proc", "--kill-child")
-    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("this machine lets us make no pid namespace")
     child = launch(
         """
         segment = Segment.attach(sys.argv[1])
@@ -202,7 +200,7 @@ def test_a_process_in_another_pid_namespace_is_watched_by_its_lock(segment, name
         heard()
         """,
         name,
-        prefix=prefix,
+        prefix=OWN_PIDS,
     )
     with register(segment, 0):
         assert child.says() == "1"
@@ -218,23 +216,22 @@ def test_a_process_in_another_pid_namespace_is_watched_by_its_lock(segment, name
         assert liveness.look(1) is Life.DEAD
 
 
+@pytest.mark.needs("pids")
 def test_a_child_that_was_forked_into_another_pid_namespace_knows_it(launch):
     child = launch(
         """
         import ctypes
         from wsm.signals.identity import own_pid_namespace
         before = own_pid_namespace()
-        if ctypes.CDLL(None).unshare(0x20000000) != 0:  # CLONE_NEWPID: for children
-            say("not allowed")
-        elif os.fork() == 0:
+        assert ctypes.CDLL(None).unshare(0x20000000) == 0  # CLONE_NEWPID: for children
+        if os.fork() == 0:
             say(own_pid_namespace() != before)
             os._exit(0)
         os.wait()
-        """
+        """,
+        prefix=OWN_PIDS,
     )
-    if (answer := child.says()) == "not allowed":
-        pytest.skip("this machine lets us make no pid namespace")
-    assert answer == "True"
+    assert child.says() == "True"
 
 
 def test_a_record_says_exactly_what_was_written(segment):

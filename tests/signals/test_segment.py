@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 import struct
-import subprocess
 import zlib
 
 import pytest
 
+from tests.needs import OWN_MOUNTS
 from wsm.errors import BadInputError
 from wsm.signals.errors import (
     HeaderChecksumError,
@@ -205,7 +204,7 @@ def test_a_link_or_a_folder_under_our_name_is_not_followed(tmp_path):
             Segment.attach(name, directory=tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+@pytest.mark.needs("root")
 def test_a_segment_of_another_user_is_not_trusted(launch, tmp_path):
     tmp_path.parent.parent.chmod(0o755)
     tmp_path.parent.chmod(0o755)
@@ -234,17 +233,9 @@ def test_a_segment_of_another_user_is_not_trusted(launch, tmp_path):
     assert child.says() == "it belongs to user 0"
 
 
-def _tmpfs(path: str, size: str) -> tuple[str, ...] | None:
-    """A command prefix that runs what follows with a small tmpfs of its own at that path, if we may."""
-    if shutil.which("unshare") is None:
-        return None
-    script = f'mount -t tmpfs -o size={size} none "{path}" && exec "$@"'
-    prefix = ("unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh")
-    return (
-        prefix
-        if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
-        else None
-    )
+def _tmpfs(path: str, size: str) -> tuple[str, ...]:
+    """A command prefix that runs what follows with a small tmpfs of its own at that path."""
+    return (*OWN_MOUNTS, "sh", "-c", f'mount -t tmpfs -o size={size} none "{path}" && exec "$@"', "sh")
 
 
 _CREATE_IN = """
@@ -256,11 +247,9 @@ except SharedMemoryFullError as error:
 """
 
 
+@pytest.mark.needs("mounts")
 def test_a_full_shared_memory_is_reported_at_creation_and_nothing_is_left(launch, tmp_path):
-    prefix = _tmpfs(str(tmp_path), "64k")
-    if prefix is None:
-        pytest.skip("this machine lets us mount nothing")
-    child = launch(_CREATE_IN, str(tmp_path), prefix=prefix)
+    child = launch(_CREATE_IN, str(tmp_path), prefix=_tmpfs(str(tmp_path), "64k"))
     assert child.says() == f"{layout_of(2).total_bytes} {64 * 1024} []"
     assert "No space left on device" in (message := child.says())
     assert "--shm-size" in message

@@ -61,7 +61,6 @@ def test_two_words_are_no_unit(segment, name, launch):
         pass
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this control was only seen on 3.10 to 3.13")
 def test_pythons_own_shared_memory_would_remove_the_file_when_an_attached_process_exits(name, launch):
     path = SHARED_MEMORY_DIRECTORY / name
     path.write_bytes(bytes(64))

@@ -199,6 +199,7 @@ def test_a_group_boots_by_version_yaml_and_is_updated_by_version_over_a_transpor
     group.assert_journals_are_possible()
 
 
+@pytest.mark.needs("mooncake")
 def test_a_group_reads_its_versions_from_registered_memory(make_group, tmp_path):
     address = f"ipc://{tmp_path}/publisher"
     group = make_group(

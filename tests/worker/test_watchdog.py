@@ -16,7 +16,6 @@ from wsm.states import entry
 from wsm.states.entry import read_ndjson
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
-pytest.importorskip("paddle")
 
 PROGRAM = Path(__file__).with_name("gloo_rank.py")
 RANKS = 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
 
 from wsm.actions.backends.paddle_weights import PaddleWeights
@@ -14,7 +15,6 @@ from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
 
 pytestmark = pytest.mark.paddle
-paddle = pytest.importorskip("paddle")
 
 
 @pytest.fixture

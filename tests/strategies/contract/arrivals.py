@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+import pytest
 from delta_arrival import DeltaArrival
 from ipc_arrival import IpcArrival
 from mooncake_arrival import GdrMooncakeArrival, MooncakeArrival
@@ -66,3 +67,9 @@ ARRIVALS: Mapping[str, Callable[[Path], Arrival]] = {
     "rsync over checkpoint_transfer": TransferArrival,
     "rsync over mooncake": MooncakeArrival,
 }
+
+
+def as_parameters(names: Iterable[str]) -> list[object]:
+    """Return names of arrivals as a test's parameters; those over Mooncake need its engine."""
+    engine = pytest.mark.needs("mooncake")
+    return [pytest.param(name, marks=[engine] if "mooncake" in name else []) for name in names]

@@ -10,10 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from arrivals import ARRIVALS, Arrival
+from arrivals import ARRIVALS, Arrival, as_parameters
 
 
-@pytest.fixture(params=sorted(ARRIVALS))
+@pytest.fixture(params=as_parameters(sorted(ARRIVALS)))
 def arrival(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arrival]:
     made = ARRIVALS[request.param](tmp_path)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from arrivals import ARRIVALS
+from arrivals import ARRIVALS, as_parameters
 from one_rank import Rank
 from wrongs import State, make_state
 
@@ -91,7 +91,7 @@ def test_nan_that_nobody_forbade_arrives_bit_by_bit(arrival):
     assert rank.holds(bad)
 
 
-@pytest.mark.parametrize("arrival", PUBLISHED_ANEW, indirect=True)
+@pytest.mark.parametrize("arrival", as_parameters(PUBLISHED_ANEW), indirect=True)
 def test_a_promise_that_comes_with_the_same_tensors_is_made(arrival):
     bad = with_nan(GOOD, "large.weight", 7)
     rank = Rank(arrival)
@@ -130,7 +130,17 @@ def registered(root: Path, state: State) -> None:
         trainer.publish(2, {0: state}, finite=True)
 
 
-@pytest.mark.parametrize("publish", [whole, change, shared, buckets, stream, registered])
+@pytest.mark.parametrize(
+    "publish",
+    [
+        whole,
+        change,
+        shared,
+        buckets,
+        stream,
+        pytest.param(registered, marks=pytest.mark.needs("mooncake")),
+    ],
+)
 @pytest.mark.parametrize(("name", "index"), [("second.weight", 520_000), ("layer.0.bias", 3)])
 def test_a_trainer_that_promises_finite_weights_is_told_where_they_are_not(tmp_path, publish, name, index):
     refused: Callable[[Path, State], None] = publish

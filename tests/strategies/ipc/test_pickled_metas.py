@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
@@ -16,7 +17,6 @@ from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.offer import ManifestScope
 
 pytestmark = pytest.mark.paddle
-paddle = pytest.importorskip("paddle")
 
 VALUES = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4, dtype=np.int64)}
 SPECS = [TensorSpec("w", "F32", (2, 3)), TensorSpec("b", "I64", (4,))]

@@ -42,7 +42,7 @@ from wsm.strategies.mooncake.errors import (
 )
 from wsm.strategies.transports.transport import KeptTransport
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.needs("mooncake")]
 
 SIZES = {"norm": 64, "large": 3 << 20, "nothing": 0, "bias": 4096, "larger": 5 << 20}
 SPECS = [TensorSpec(name, "U8", (nbytes,)) for name, nbytes in SIZES.items()]

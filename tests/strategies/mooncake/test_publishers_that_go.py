@@ -14,7 +14,7 @@ from wsm.errors import WsmError
 from wsm.strategies import MemoryTarget, MooncakePublisher, MooncakeTransport, RsyncSource, TensorSpec, load
 from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerSilentError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.needs("mooncake")]
 
 SPEC = TensorSpec("a", "U8", (3,))
 

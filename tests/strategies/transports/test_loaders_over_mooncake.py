@@ -22,7 +22,7 @@ from wsm.strategies.applier.loaders import ParameterMemory
 from wsm.strategies.messages.errors import PeerFailedError
 from wsm.strategies.transports.transport import KeptTransport
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.needs("mooncake")]
 
 LAYERS, ROWS, COLUMNS = 40, 64, 96
 Checkpoint = Mapping[str, np.ndarray]
