@@ -1,7 +1,7 @@
 """Who may import whom, and who may import paddle: read off the source of every module.
 
-The direction is the design's: errors, clock, log <- states, signals <- protocol, actions, strategies
-<- config, command, report, receipt <- worker, controller <- rollout <- demo <- cli.
+The direction is the design's: errors, clock, log, shared directories <- states, signals <- protocol, actions,
+strategies <- config, command, report, receipt <- worker, controller <- rollout <- demo <- cli.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ import wsm
 SOURCE = Path(wsm.__path__[0])
 
 #: What each part may import from wsm, apart from itself.
-FOUNDATION = {"errors", "clock", "log", "shortage"}
+FOUNDATION = {"errors", "clock", "log", "own_descriptor", "shared_directory", "shortage"}
 CORE = FOUNDATION | {"states.vocabulary"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "clock": set(),
     "log": set(),
     "shortage": set(),
+    "own_descriptor": {"errors"},
+    "shared_directory": {"errors", "own_descriptor"},
     "states": FOUNDATION,
     "signals": FOUNDATION,
     "protocol": FOUNDATION | {"states", "signals"},

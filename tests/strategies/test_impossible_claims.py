@@ -164,7 +164,7 @@ def test_reads_of_any_number_of_bytes_are_planned_without_listing_them():
 def test_memory_that_cannot_be_mapped_is_said_to_be_so():
     with OwnedMemory() as owned:
         os.truncate(f"{MEMORY_DIRECTORY}/{owned.name}", 1 << 50)
-        attached = AttachedSegment(owned.name, 1 << 50, referrer="the test")
+        attached = AttachedSegment(owned.name, 1 << 50, prefixes=("wsm-test.",), referrer="the test")
         try:
             for mapped in (attached.memory, attached.shared_memory):
                 with pytest.raises(UnreadableFileError, match=f"{owned.name}: it cannot be mapped"):

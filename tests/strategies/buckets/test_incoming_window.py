@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
 import os
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from wsm.strategies.buckets.incoming import IncomingWindow
 from wsm.strategies.buckets.marks import Marks
-from wsm.strategies.buckets.plan import segment_bytes, window_at
+from wsm.strategies.buckets.plan import SEGMENT_PREFIX, segment_bytes, window_at
 from wsm.strategies.errors import FileSizeError, UnreadableFileError
+from wsm.strategies.ipc import shared_segment
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
 
 WINDOW = 128
@@ -22,7 +26,8 @@ SESSION = 5
 
 @pytest.fixture
 def segment():
-    made = OwnedSegment("wsm-test.", segment_bytes(WINDOW))
+    made = OwnedSegment(SEGMENT_PREFIX, segment_bytes(WINDOW))
+    Marks(made, SESSION).set_written(0)
     yield made
     made.close()
 
@@ -110,7 +115,7 @@ def test_memory_that_cannot_be_mapped_is_not_held(segment, monkeypatch):
     def no_room(*_, **__):
         raise OSError("no room today")
 
-    monkeypatch.setattr(mmap, "mmap", no_room)
+    monkeypatch.setattr(shared_segment, "_LeasedMapping", no_room)
     with pytest.raises(UnreadableFileError, match="no room today"):
         IncomingWindow(segment.name, WINDOW, END, SESSION, referrer="a test")
     assert not segment.leased()
@@ -142,3 +147,26 @@ def test_a_mark_is_never_seen_half_written(segment):
         done.set()
         writer.join()
     assert seen <= {None, *places}
+
+
+_DYING = """
+import os, signal
+from wsm.strategies.buckets.marks import Marks
+from wsm.strategies.buckets.plan import SEGMENT_PREFIX, segment_bytes
+from wsm.strategies.ipc.shared_segment import OwnedSegment
+segment = OwnedSegment(SEGMENT_PREFIX, segment_bytes(128))
+Marks(segment, 5).set_written(0)
+print(segment.name, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.processes
+def test_the_name_that_a_dead_trainer_left_goes_with_its_stream():
+    done = subprocess.run([sys.executable, "-c", _DYING], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    name = done.stdout.strip()
+    window = IncomingWindow(name, WINDOW, END, SESSION, referrer="a test")
+    assert not window.owned()
+    window.close()
+    assert not (Path(MEMORY_DIRECTORY) / name).exists()

@@ -13,7 +13,7 @@ from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.bucket_socket import listen
 from wsm.strategies.buckets.conversation import Conversation
 from wsm.strategies.buckets.marks import Marks
-from wsm.strategies.buckets.plan import segment_bytes
+from wsm.strategies.buckets.plan import SEGMENT_PREFIX, segment_bytes
 from wsm.strategies.digest import digest_of
 from wsm.strategies.ipc.shared_segment import OwnedSegment
 from wsm.strategies.messages.errors import PeerMessageError, PeerSilentError
@@ -116,7 +116,7 @@ def test_a_trainer_that_gets_nowhere_is(address):
 
 def test_a_trainer_that_ends_a_stream_whose_bytes_are_missing_is_heard(address, threads):
     spec = TensorSpec("a", "U8", (128,))
-    segment = OwnedSegment("wsm-test.", segment_bytes(256))
+    segment = OwnedSegment(SEGMENT_PREFIX, segment_bytes(256))
     trainer = listen(address)
 
     def hear():
@@ -129,6 +129,7 @@ def test_a_trainer_that_ends_a_stream_whose_bytes_are_missing_is_heard(address, 
             load, IpcAsyncSource(address, silence_s=600), MemoryTarget([spec]), name="ipc_async"
         )
         identity, session, _ = hear()
+        Marks(segment, session).set_written(0)
         init = say.Init(1, 0, 1, "p", segment.name, 256, 128, (spec,))
         trainer.send(identity, say.to_bytes(init, session))
         assert hear()[2] == say.Ready()

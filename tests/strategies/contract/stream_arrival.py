@@ -18,7 +18,7 @@ from wsm.strategies import errors
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.marks import Marks
-from wsm.strategies.buckets.plan import plan_buckets, segment_bytes, step_bytes, window_at
+from wsm.strategies.buckets.plan import SEGMENT_PREFIX, plan_buckets, segment_bytes, step_bytes, window_at
 from wsm.strategies.buckets.sender import BucketSender, Sending
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.buckets.stream import RankStream
@@ -137,7 +137,7 @@ class StreamArrival(AddressArrival):
     def _stream(
         self, version: int, state: State, progress: Callable[[int], None] | None = None
     ) -> RankStream:
-        self._segment = OwnedSegment("wsm-test.", segment_bytes(WINDOW_BYTES))
+        self._segment = OwnedSegment(SEGMENT_PREFIX, segment_bytes(WINDOW_BYTES))
         return RankStream(
             version=version,
             rank=0,

@@ -242,7 +242,7 @@ def test_shared_memory_that_vanished_is_named(directory, trainer):
 def test_a_link_in_the_place_of_shared_memory_is_not_followed(tmp_path):
     (tmp_path / "link").symlink_to("/etc/passwd")
     with pytest.raises(share_errors.ForeignSegmentError, match="symbolic link"):
-        AttachedSegment("link", 1, referrer="metas", directory=str(tmp_path))
+        AttachedSegment("link", 1, prefixes=("li",), referrer="metas", directory=str(tmp_path))
 
 
 def test_a_reader_meets_no_half_written_memory():
@@ -250,9 +250,9 @@ def test_a_reader_meets_no_half_written_memory():
     try:
         assert segment.begin_writing()
         with pytest.raises(share_errors.SegmentBusyError):
-            AttachedSegment(segment.name, 64, referrer="metas")
+            AttachedSegment(segment.name, 64, prefixes=("wsm-test.",), referrer="metas")
         segment.end_writing()
-        reader = AttachedSegment(segment.name, 64, referrer="metas")
+        reader = AttachedSegment(segment.name, 64, prefixes=("wsm-test.",), referrer="metas")
         assert not segment.begin_writing()
         reader.close()
         assert segment.begin_writing()
@@ -263,7 +263,7 @@ def test_a_reader_meets_no_half_written_memory():
 def test_a_lease_lasts_as_long_as_the_last_view_of_the_memory():
     segment = OwnedSegment("wsm-test.", 4096)
     try:
-        reader = AttachedSegment(segment.name, 4096, referrer="metas")
+        reader = AttachedSegment(segment.name, 4096, prefixes=("wsm-test.",), referrer="metas")
         view = reader.memory()[64:128]
         reader.close()
         assert segment.leased()
@@ -285,7 +285,7 @@ def test_sweeping_spares_what_has_an_owner_and_leaves_readers_their_memory():
     dead = done.stdout.strip()
     living = OwnedSegment("wsm-test-dead.", 64)
     try:
-        reader = AttachedSegment(dead, 64, referrer="test")
+        reader = AttachedSegment(dead, 64, prefixes=("wsm-test-dead.",), referrer="test")
         assert not reader.owned()
         assert sweep("wsm-test-dead.", frozenset({dead})) == ()
         assert sweep("wsm-test-dead.", frozenset()) == (dead,)

@@ -1,5 +1,8 @@
 """The window of one stream from the rank's end: bytes are copied out as they come, and given back.
 
+The memory is one that a sender of this user made for this very stream, and no other, whatever a peer says:
+its name begins as theirs do, its file is ours alone, and the stream's number, which we drew, stands in it.
+
 It knows how far both sides are, and sees that the memory is whole before it is read; waiting it leaves to its
 caller. Knows no buckets, tensors or messages.
 """
@@ -9,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from wsm.strategies.buckets.marks import Marks
-from wsm.strategies.buckets.plan import segment_bytes, step_bytes, window_at
+from wsm.strategies.buckets.plan import SEGMENT_PREFIX, segment_bytes, step_bytes, window_at
+from wsm.strategies.ipc.errors import ForeignSegmentError
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment
 
 # Bytes are given back when they make up this part of the window: more often is not worth the system calls.
@@ -61,9 +65,21 @@ class IncomingWindow:
         self._taken = self._told = 0
         self._step = step_bytes(window_bytes)
         size = segment_bytes(window_bytes)
-        self._segment = AttachedSegment(name, size, referrer=referrer, directory=directory, answering=True)
+        self._segment = AttachedSegment(
+            name,
+            size,
+            prefixes=(SEGMENT_PREFIX,),
+            referrer=referrer,
+            directory=directory,
+            answering=True,
+        )
         self._marks = Marks(self._segment, session)
         try:
+            if self._marks.written() is None:
+                problem = f"{referrer} names it, and it was not made for this stream"
+                raise ForeignSegmentError(  # noqa: TRY301 - closed below, like after any error
+                    segment=self._segment.path, problem=problem, fix="look who answers there"
+                )
             self._memory = self._segment.shared_memory()
         except BaseException:
             self._segment.close()

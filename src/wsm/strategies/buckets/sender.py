@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from wsm.clock import Clock, SystemClock
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.buckets import bucket_socket
-from wsm.strategies.buckets.plan import ALIGNMENT, segment_bytes
+from wsm.strategies.buckets.plan import ALIGNMENT, SEGMENT_PREFIX, segment_bytes
 from wsm.strategies.buckets.sending import SendingLoop
 from wsm.strategies.buckets.stream import RankStream
 from wsm.strategies.documents.sealed_json import content_digest
@@ -32,8 +32,6 @@ from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks
 BUCKET_BYTES = 64 << 20
 #: Bytes that may be on their way to one rank: few enough that they stay in the cache between the two.
 WINDOW_BYTES = 4 << 20
-
-_PREFIX = "wsm-buckets."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +136,7 @@ class BucketSender:
         self._socket = bucket_socket.listen(address)
         self.address = self._socket.address
         # Buckets are worth nothing without their sender: whatever has no owner is a dead one's.
-        sweep(_PREFIX, frozenset(), memory_directory)
+        sweep(SEGMENT_PREFIX, frozenset(), memory_directory)
 
     def send(
         self,
@@ -289,7 +287,7 @@ class BucketSender:
             return old
         if old is not None:
             old.close()
-        made = OwnedSegment(_PREFIX, segment_bytes(self._window_bytes), self._memory_directory)
+        made = OwnedSegment(SEGMENT_PREFIX, segment_bytes(self._window_bytes), self._memory_directory)
         self._segments[rank] = made
         return made
 

@@ -150,6 +150,8 @@ class RankStream:
         if self.stage not in (Stage.WAITING, Stage.OFFERED):
             return say.Abort("busy", "RankBusyError", f"rank {self.rank} receives already", None)
         self.identity, self.session, self.stage = identity, session, Stage.OFFERED
+        # Who else says that this memory is the stream's cannot have written the stream's number into it.
+        Marks(self.segment, session).set_written(0)
         return init
 
     def hear(self, message: say.Message) -> None:

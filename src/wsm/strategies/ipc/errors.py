@@ -47,11 +47,13 @@ class SegmentMissingError(BadInputError):
 
 
 class ForeignSegmentError(BadInputError):
-    """Shared memory is no regular file of this user."""
+    """Shared memory is no regular file of this user, or not what such memory is."""
 
-    def __init__(self, *, segment: str, problem: str) -> None:
+    def __init__(
+        self, *, segment: str, problem: str, fix: str = "run trainer and worker as one user"
+    ) -> None:
         super().__init__(
-            f"the shared memory {segment} is not used: {problem}; run trainer and worker as one user",
+            f"the shared memory {segment!r} is not used: {problem}; {fix}",
             segment=segment,
             problem=problem,
         )

@@ -26,6 +26,9 @@ from wsm.strategies.tensor import TensorSpec, is_shape
 #: The device of a meta whose memory is host memory.
 HOST = -1
 
+#: What the names of segments begin with: those of host memory, and those that stand for device memory.
+SEGMENT_PREFIX, DEVICE_SEGMENT_PREFIX = "wsm-ipc.", "wsm-device."
+
 _PREFIX = "ipc_metas_"
 _FIELDS = 7
 

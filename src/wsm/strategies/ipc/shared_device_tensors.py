@@ -28,7 +28,7 @@ from wsm.strategies.files.device_id import device_id_from_environment, device_in
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.ipc.errors import DeviceMemoryLeasedError, DeviceMetaError
-from wsm.strategies.ipc.metas import IpcMetas, TensorMeta, metas_name
+from wsm.strategies.ipc.metas import DEVICE_SEGMENT_PREFIX, IpcMetas, TensorMeta, metas_name
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 
 _LEASE_BYTES = 64
@@ -77,7 +77,7 @@ class SharedDeviceTensors:
         self._path = Path(directory) / metas_name(named)
         self._memory_directory = memory_directory
         place = os.fsencode(self._path.parent.resolve() / self._path.name)
-        self._prefix = f"wsm-device.{digest_of(place)[:8]}."
+        self._prefix = f"{DEVICE_SEGMENT_PREFIX}{digest_of(place)[:8]}."
         self._announced = b""
         self._held: list[tuple[OwnedSegment, Mapping[str, Any]]] = []
 

@@ -3,21 +3,24 @@
 Ownership is explicit and survives nobody: the owner holds one byte of the file alone, every reader shares
 another. A reader's lease lasts as long as its last mapping; the owner writes anew only while nobody has a
 lease. Unlinking takes only the name: memory goes when the last of them lets go. What a dead owner leaves
-behind has a name and no owner, and is swept by the next one. Knows nothing about tensors.
+behind has a name and no owner, and is swept by the next one.
+
+Locks lie on an open file of their own, beside the one that is mapped: a forked child keeps its parent's
+mappings, and would keep its locks with them. Knows nothing about tensors.
 """
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import secrets
-import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from wsm.own_descriptor import OwnDescriptor, reopened
+from wsm.shared_directory import ForeignPathError, create_ours, open_ours, remove_same
 from wsm.strategies.errors import FileSizeError, UnreadableFileError
-from wsm.strategies.ipc import byte_leases
 from wsm.strategies.ipc.errors import (
     ForeignSegmentError,
     SegmentBusyError,
@@ -62,7 +65,7 @@ class OwnedSegment:
         self.nbytes = nbytes
         self._open = True
         try:
-            self.name, self._descriptor = _create_owned(prefix, directory)
+            self.name, self._descriptor, self._locks = _create_owned(prefix, directory)
         except OSError as error:
             raise SharingRefusedError(path=directory, nbytes=nbytes, reason=str(error)) from error
         self._path = f"{directory}/{self.name}"
@@ -70,14 +73,13 @@ class OwnedSegment:
             os.posix_fallocate(self._descriptor, 0, nbytes)
             self._mapping = mmap.mmap(self._descriptor, nbytes)
         except OSError as error:
-            os.close(self._descriptor)
-            Path(self._path).unlink(missing_ok=True)
+            self._let_go()
             raise SharingRefusedError(path=directory, nbytes=nbytes, reason=str(error)) from error
         self.memory = memoryview(self._mapping)
 
     def leased(self) -> bool:
         """Whether any reader holds it now."""
-        return byte_leases.is_taken(self._descriptor, _READERS)
+        return self._locks.is_byte_locked(_READERS)
 
     def require_whole(self) -> None:
         """See that the memory has not been cut short: writing to what is gone would kill this process.
@@ -101,24 +103,30 @@ class OwnedSegment:
         """Keep new readers out until :meth:`end_writing`; False if there are readers, or it was cut short."""
         if os.fstat(self._descriptor).st_size < self.nbytes:
             return False  # writing to what is gone would kill this process
-        return byte_leases.take_alone(self._descriptor, _READERS)
+        return self._locks.try_lock_byte(_READERS)
 
     def end_writing(self) -> None:
         """Let readers in. Idempotent."""
-        byte_leases.give_back(self._descriptor, _READERS)
+        self._locks.unlock_byte(_READERS)
 
     def close(self) -> None:
         """Take the name away and let the memory go as far as this process holds it. Idempotent.
 
-        A view that somebody made of :attr:`memory` keeps it until that view is gone.
+        A view that somebody made of :attr:`memory` keeps it until that view is gone. A forked child lets go
+        of its copy only: the name is its parent's.
         """
         if not self._open:
             return
         self._open = False
-        Path(self._path).unlink(missing_ok=True)
         self.memory.release()
         with suppress(BufferError):  # the caller's own views hold it: it goes with the last of them
             self._mapping.close()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._locks.is_open:
+            remove_same(Path(self._path), os.fstat(self._descriptor))
+        self._locks.close()
         os.close(self._descriptor)
 
 
@@ -131,6 +139,9 @@ class AttachedSegment:
         Its file name.
     nbytes : int
         Bytes that it must have at least.
+    prefixes : sequence of str
+        What its name may begin with: memory of this kind. A peer or a file may name anything, also the
+        segment of another group, which then is not even opened.
     referrer : str
         Who named it (a file or a peer), for messages.
     directory : str
@@ -146,7 +157,7 @@ class AttachedSegment:
     Raises
     ------
     SegmentMissingError, FileSizeError, ForeignSegmentError, SegmentBusyError, UnreadableFileError
-        If it is not there, too short, not ours, being written, or cannot be opened.
+        If it is not there, too short, not ours or not of this kind, being written, or cannot be opened.
     """
 
     def __init__(
@@ -154,31 +165,40 @@ class AttachedSegment:
         name: str,
         nbytes: int,
         *,
+        prefixes: Sequence[str],
         referrer: str,
         directory: str = MEMORY_DIRECTORY,
         answering: bool = False,
     ) -> None:
         self.path = f"{directory}/{name}"
         self.nbytes = nbytes
-        self._mapping: mmap.mmap | None = None
+        self._mapping: _LeasedMapping | None = None
+        self._lease: OwnDescriptor | None = None
+        if not name.startswith(tuple(prefixes)):
+            expected = " or ".join(f"{prefix}..." for prefix in prefixes)
+            problem = f"{referrer} names it, and such memory is called {expected}"
+            raise ForeignSegmentError(segment=self.path, problem=problem, fix="look who wrote or sent that")
+        access = os.O_RDWR if answering else os.O_RDONLY
         try:
-            access = os.O_RDWR if answering else os.O_RDONLY
-            self._descriptor = os.open(self.path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            self._descriptor = open_ours(Path(self.path), access)
         except FileNotFoundError as error:
             raise SegmentMissingError(file=referrer, segment=self.path) from error
+        except ForeignPathError as error:
+            raise ForeignSegmentError(segment=self.path, problem=error.context["problem"]) from error
         except OSError as error:
-            if error.errno == errno.ELOOP:
-                raise ForeignSegmentError(segment=self.path, problem="it is a symbolic link") from error
             raise UnreadableFileError(file=self.path, reason=str(error)) from error
         try:
-            self._check()
+            _require_whole(self._descriptor, self.path, nbytes)
+            self._lease = _again(self._descriptor, access)
+            if not self._lease.try_lock_byte(_READERS, shared=True):
+                raise SegmentBusyError(segment=self.path)  # noqa: TRY301 - closed below, like after any error
         except BaseException:
             self.close()
             raise
 
     def owned(self) -> bool:
         """Whether its owner lives."""
-        return byte_leases.is_taken_alone(self._descriptor, _OWNER)
+        return self._lease is not None and self._lease.is_byte_locked(_OWNER, alone=True)
 
     def named(self) -> bool:
         """Whether it still has its name: the owner has not withdrawn it."""
@@ -186,11 +206,9 @@ class AttachedSegment:
 
     def remove_orphan(self) -> None:
         """Take the name away if the owner is dead and nobody else will; whoever maps it keeps it."""
-        if self._descriptor < 0:
-            return
-        with suppress(OSError):
-            if not self.owned() and os.path.samestat(os.fstat(self._descriptor), Path(self.path).stat()):
-                Path(self.path).unlink()
+        if self._lease is not None and self._lease.is_open and not self.owned():
+            with suppress(OSError):
+                remove_same(Path(self.path), os.fstat(self._descriptor))
 
     def read_into(self, offset: int, destination: memoryview) -> None:
         """Fill `destination` from `offset` on. Blocks.
@@ -246,7 +264,7 @@ class AttachedSegment:
     def memory(self) -> memoryview:
         """Return its bytes, mapped privately: what is written there nobody else sees.
 
-        The mapping shares the open file, and with it the lease, until the last view of it is gone.
+        The mapping keeps the lease until the last view of it is gone.
 
         Raises
         ------
@@ -260,26 +278,24 @@ class AttachedSegment:
     def close(self) -> None:
         """Let go. Idempotent; views of :meth:`memory` stay valid, and keep the lease."""
         self._mapping = None
+        self._lease = None  # which gives it back, unless a mapping has it, too
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _mapped(self, access: int) -> mmap.mmap:
+    def _mapped(self, access: int) -> _LeasedMapping:
         try:
-            return mmap.mmap(self._descriptor, self.nbytes, access=access)
+            made = _LeasedMapping(self._descriptor, self.nbytes, access=access)
         except (OSError, ValueError, OverflowError) as error:  # no room for it, cut short, no such size
             raise UnreadableFileError(file=self.path, reason=f"it cannot be mapped ({error})") from error
+        made.lease = self._lease
+        return made
 
-    def _check(self) -> None:
-        status = os.fstat(self._descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ForeignSegmentError(segment=self.path, problem="it is no regular file")
-        if status.st_uid not in (os.geteuid(), 0):
-            raise ForeignSegmentError(segment=self.path, problem=f"it belongs to user {status.st_uid}")
-        if status.st_size < self.nbytes:
-            raise FileSizeError(file=self.path, expected=self.nbytes, actual=status.st_size)
-        if not byte_leases.take_shared(self._descriptor, _READERS):
-            raise SegmentBusyError(segment=self.path)
+
+class _LeasedMapping(mmap.mmap):
+    """A mapping that keeps a lease for as long as it has views."""
+
+    lease: OwnDescriptor | None = None
 
 
 def sweep(prefix: str, keep: frozenset[str], directory: str = MEMORY_DIRECTORY) -> tuple[str, ...]:
@@ -296,13 +312,8 @@ def sweep(prefix: str, keep: frozenset[str], directory: str = MEMORY_DIRECTORY) 
     directory : str
         Where to look.
     """
-    swept = []
-    for path in Path(directory).glob(f"{prefix}*"):
-        if path.name not in keep and _is_abandoned(path):
-            with suppress(OSError):
-                path.unlink()
-                swept.append(path.name)
-    return tuple(sorted(swept))
+    found = (path for path in Path(directory).glob(f"{prefix}*") if path.name not in keep)
+    return tuple(sorted(path.name for path in found if _sweep_one(path)))
 
 
 def _require_whole(descriptor: int, path: str, nbytes: int, *, touched: bool = False) -> None:
@@ -311,25 +322,34 @@ def _require_whole(descriptor: int, path: str, nbytes: int, *, touched: bool = F
         raise FileSizeError(file=path, expected=nbytes, actual=size, touched=touched)
 
 
-def _create_owned(prefix: str, directory: str) -> tuple[str, int]:
-    """Create an empty file that is ours; return its name and descriptor."""
+def _create_owned(prefix: str, directory: str) -> tuple[str, int, OwnDescriptor]:
+    """Create an empty file that is ours; return its name, its descriptor, and that of its locks."""
     while True:
         name = f"{prefix}{secrets.token_hex(8)}"
-        descriptor = os.open(
-            f"{directory}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-        )
-        # Before it was ours, somebody who sweeps may have taken it for what a dead owner left.
-        if byte_leases.take_alone(descriptor, _OWNER) and os.fstat(descriptor).st_nlink:
-            return name, descriptor
+        descriptor = create_ours(Path(directory, name))
+        try:
+            locks = _again(descriptor, os.O_RDWR)
+            # Before it was ours, somebody who sweeps may have taken it for what a dead owner left.
+            if locks.try_lock_byte(_OWNER) and os.fstat(descriptor).st_nlink:
+                return name, descriptor, locks
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
 
 
-def _is_abandoned(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        return not byte_leases.is_taken(descriptor, _OWNER)
-    finally:
-        os.close(descriptor)
+def _again(descriptor: int, access: int) -> OwnDescriptor:
+    """Open a file once more, for its locks."""
+    return OwnDescriptor(lambda: reopened(descriptor, access))
+
+
+def _sweep_one(path: Path) -> bool:
+    """Remove a segment of ours that has no owner; whether it was one."""
+    with suppress(OSError, ForeignPathError):
+        descriptor = OwnDescriptor(lambda: open_ours(path, os.O_RDONLY))
+        try:
+            if not descriptor.is_byte_locked(_OWNER):
+                return remove_same(path, os.fstat(descriptor.number))
+        finally:
+            descriptor.close()
+    return False

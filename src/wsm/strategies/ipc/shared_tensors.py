@@ -24,7 +24,7 @@ from wsm.strategies.errors import PublisherBusyError, StorageError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.files.version_file import check_version
-from wsm.strategies.ipc.metas import IpcMetas, TensorMeta, metas_name
+from wsm.strategies.ipc.metas import SEGMENT_PREFIX, IpcMetas, TensorMeta, metas_name
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
 from wsm.strategies.trainer.report import TrainerReport
@@ -88,7 +88,7 @@ class SharedTensors:
         self._older: list[OwnedSegment] = []
         self._metas: dict[Path, bytes] = {}
         self._lock = _lock_directory(self._directory)
-        self._prefix = f"wsm-ipc.{digest_of(os.fsencode(self._directory.resolve()))[:8]}."
+        self._prefix = f"{SEGMENT_PREFIX}{digest_of(os.fsencode(self._directory.resolve()))[:8]}."
 
     def publish(
         self,

@@ -30,7 +30,15 @@ from wsm.strategies.ipc.errors import (
     SegmentBusyError,
     SegmentMissingError,
 )
-from wsm.strategies.ipc.metas import HOST, IpcMetas, TensorMeta, is_metas_file, metas_name
+from wsm.strategies.ipc.metas import (
+    DEVICE_SEGMENT_PREFIX,
+    HOST,
+    SEGMENT_PREFIX,
+    IpcMetas,
+    TensorMeta,
+    is_metas_file,
+    metas_name,
+)
 from wsm.strategies.ipc.pickled_metas import PickledMetas, device_tensor
 from wsm.strategies.ipc.shared_segment import AttachedSegment
 from wsm.strategies.ipc.source import IpcConfig, IpcSource
@@ -168,7 +176,15 @@ def _offer(data: bytes, file: str, source: IpcSource, version: int | None, held:
         raise EmptySnapshotError(where=file)
     segments = {
         name: held.enter_context(
-            closing(AttachedSegment(name, nbytes, referrer=file, directory=source.memory_directory))
+            closing(
+                AttachedSegment(
+                    name,
+                    nbytes,
+                    prefixes=(SEGMENT_PREFIX, DEVICE_SEGMENT_PREFIX),
+                    referrer=file,
+                    directory=source.memory_directory,
+                )
+            )
         )
         for name, nbytes in metas.segments.items()
     }

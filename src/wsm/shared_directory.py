@@ -1,0 +1,344 @@
+"""The one place that opens, makes, locks and removes names where other users can make some, too.
+
+``/dev/shm`` and ``/tmp`` let every user of the host make any name, so what lies under one of ours need not
+be ours: it may be another user's file, a link, a pipe that blocks who opens it, a directory. Here a name is
+never followed and opening it never waits. What was opened is used only if it is what it must be and belongs
+to the user of this process; root trusts root alone. What is made is made anew, with its mode whatever the
+umask says. What is removed was seen to be ours before. A lock is held on the file that lies at its path, or
+it is none.
+
+A directory that only trusted users can write in (no sticky bit, not open to the world) is theirs to fill:
+there a lock file of another user is used, since that user could replace it anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import stat
+import struct
+from pathlib import Path
+from typing import Final, final
+
+from wsm.errors import RefusedError
+from wsm.own_descriptor import OwnDescriptor
+
+#: How a name is opened: never followed, never waited for, never passed on to another program.
+_CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+#: A file that comes and goes under one name so often is not one that an honest process makes.
+_ATTEMPTS: Final = 100
+_PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+_KINDS: Final = {
+    stat.S_IFREG: "regular file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symbolic link",
+    stat.S_IFIFO: "pipe",
+    stat.S_IFSOCK: "socket",
+}
+
+
+class ForeignPathError(RefusedError):
+    """What lies under a name of ours is not ours, or not what it must be; it was left as it is.
+
+    `owner` is the user that it belongs to; None where that cannot be seen.
+    """
+
+    def __init__(self, *, path: str, problem: str, owner: int | None = None, fix: str = "") -> None:
+        by = "" if owner is None else f" (as user {owner}, or as root)"
+        super().__init__(
+            f"{path} is not used: {problem}; {fix or f'remove it{by}, or use another name'}",
+            path=path,
+            problem=problem,
+            owner=owner,
+        )
+
+
+def fault_of(status: os.stat_result, kind: int = stat.S_IFREG, *, shared: bool = True) -> str | None:
+    """Return what keeps something from being used, in words; None if nothing does. Pure but for our own user.
+
+    Parameters
+    ----------
+    status : os.stat_result
+        Of what was found, links not followed.
+    kind : int
+        What it must be, one of ``stat.S_IF*``.
+    shared : bool
+        Whether it must be ours.
+    """
+    found = stat.S_IFMT(status.st_mode)
+    if found != kind:
+        return f"it is a {_KINDS.get(found, 'device')}, not a {_KINDS[kind]}"
+    if shared and status.st_uid != os.geteuid():
+        return f"it belongs to user {status.st_uid}, not to user {os.geteuid()} who runs this"
+    return None
+
+
+def require(path: Path, status: os.stat_result, kind: int = stat.S_IFREG, *, shared: bool = True) -> None:
+    """Refuse what has a fault.
+
+    Raises
+    ------
+    ForeignPathError
+        If it is not of that kind, or, where it must be ours, is not.
+    """
+    problem = fault_of(status, kind, shared=shared)
+    if problem is not None:
+        raise ForeignPathError(path=str(path), problem=problem, owner=status.st_uid)
+
+
+def open_ours(path: Path, flags: int = os.O_RDWR, *, shared: bool = True) -> int:
+    """Open a regular file that is there and ours; return its descriptor. Does not wait.
+
+    Parameters
+    ----------
+    path : Path
+        Where.
+    flags : int
+        How; what makes it careful is added.
+    shared : bool
+        Whether it must be ours; else any user's regular file will do.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    ForeignPathError
+        If what is there must not be used.
+    OSError
+        If the operating system refuses for another reason.
+    """
+    try:
+        descriptor = os.open(path, flags | _CAREFULLY)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        with contextlib.suppress(FileNotFoundError):
+            require(path, path.lstat(), shared=shared)  # it says more than "permission denied"
+        raise
+    try:
+        require(path, os.fstat(descriptor), shared=shared)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def create_ours(path: Path, *, mode: int = 0o600) -> int:
+    """Create a file that is not there, with exactly this mode; return its descriptor, read and write.
+
+    Raises
+    ------
+    FileExistsError
+        If something is there, whatever it is.
+    OSError
+        If the operating system refuses.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CAREFULLY, mode & 0o600)
+    try:
+        os.fchmod(descriptor, mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_or_create_ours(path: Path, flags: int = os.O_RDWR, *, mode: int = 0o600, shared: bool = True) -> int:
+    """Open a regular file that is ours, or create it. Does not wait.
+
+    Raises
+    ------
+    ForeignPathError
+        If what is there must not be used.
+    OSError
+        If the operating system refuses.
+    """
+    for _ in range(_ATTEMPTS):
+        # Opened first: a sticky directory may forbid root to "create" what exists.
+        with contextlib.suppress(FileNotFoundError):
+            return open_ours(path, flags, shared=shared)
+        with contextlib.suppress(FileExistsError):
+            os.close(create_ours(path, mode=mode))
+    raise ForeignPathError(path=str(path), problem=f"it came and went {_ATTEMPTS} times")
+
+
+def is_shared(directory: Path) -> bool:
+    """Whether other users can make names in a directory: it is sticky, or open to the world."""
+    return bool(directory.stat().st_mode & (stat.S_ISVTX | stat.S_IWOTH))
+
+
+def make_private_directory(path: Path) -> None:
+    """Make a directory that only this user can enter, whatever the umask says.
+
+    Raises
+    ------
+    FileExistsError
+        If something is there.
+    """
+    path.mkdir(0o700)
+    path.chmod(0o700)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory of ours and everything in it; nothing if there is none.
+
+    Raises
+    ------
+    ForeignPathError
+        If what is there is no directory, or not ours; it was left as it is.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        require(path, path.lstat(), stat.S_IFDIR)
+        shutil.rmtree(path)
+
+
+def remove_ours(path: Path, kind: int = stat.S_IFREG) -> None:
+    """Remove a file of ours, or a socket; nothing if there is none.
+
+    Raises
+    ------
+    ForeignPathError
+        If what is there is something else, or not ours; it was left as it is.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        require(path, path.lstat(), kind)
+        path.unlink()
+
+
+def is_at(path: Path, status: os.stat_result) -> bool:
+    """Whether a path names the very file that has this status; links are not followed."""
+    try:
+        return os.path.samestat(path.lstat(), status)
+    except OSError:
+        return False
+
+
+def remove_same(path: Path, status: os.stat_result) -> bool:
+    """Remove the name of the very file that has this status; whether it had that name still."""
+    if not is_at(path, status):
+        return False
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    return True
+
+
+@final
+class FileLock:
+    """A lock file that is locked, until it is released or its process ends; from :func:`try_lock_file`.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    descriptor : OwnDescriptor
+        It, open and locked.
+    """
+
+    def __init__(self, path: Path, descriptor: OwnDescriptor) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has the lock; false in a forked child."""
+        return self._descriptor.is_open
+
+    def release(self, *, remove: bool = False) -> None:
+        """Unlock, and remove the file first if asked to. Idempotent; does nothing in a forked child."""
+        if self._descriptor.is_open:
+            if remove:
+                remove_same(self.path, os.fstat(self._descriptor.number))
+            self._descriptor.close()
+
+
+def try_lock_file(path: Path, *, mode: int = 0o600) -> FileLock | None:
+    """Lock the file that lies at `path`, made if there is none; None if another process has it.
+
+    Parameters
+    ----------
+    path : Path
+        The lock file. In a directory that others can write in it must be ours.
+    mode : int
+        Its permissions, which a file of ours gets also if it is there already.
+
+    Raises
+    ------
+    ForeignPathError
+        If what is there must not be locked.
+    OSError
+        If the operating system refuses, or has no such locks there.
+    """
+    shared = is_shared(path.parent)
+    for _ in range(_ATTEMPTS):
+        made = OwnDescriptor(lambda: open_or_create_ours(path, mode=mode, shared=shared))
+        status = os.fstat(made.number)
+        try:
+            if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
+                os.fchmod(made.number, mode)
+            if not made.try_lock():
+                made.close()
+                return None
+        except BaseException:
+            made.close()
+            raise
+        # The holder before us may have removed it between our opening and our lock.
+        if is_at(path, status):
+            return FileLock(path, made)
+        made.close()
+    raise ForeignPathError(path=str(path), problem=f"it came and went {_ATTEMPTS} times")
+
+
+def bind_socket(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """Bind a socket to a path, mode 0600 from its first moment on; not listening yet.
+
+    A socket of ours that lies there is taken away: the caller has the right to the path.
+
+    Raises
+    ------
+    ForeignPathError
+        If something else lies there.
+    OSError
+        If the operating system refuses.
+    """
+    remove_ours(path, stat.S_IFSOCK)
+    made = socket.socket(socket.AF_UNIX, kind)
+    try:
+        os.fchmod(made.fileno(), 0o600)  # Linux makes the name with the mode that the socket has
+        made.bind(str(path))
+        if stat.S_IMODE(path.lstat().st_mode) != 0o600:  # the umask takes away what even its user needs
+            path.chmod(0o600)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def connect_socket(path: Path, timeout_s: float | None = None) -> socket.socket:
+    """Connect to the stream socket of a process of this user.
+
+    Raises
+    ------
+    ForeignPathError
+        If another user listens there.
+    OSError
+        If there is none to connect to.
+    """
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        made.settimeout(timeout_s)
+        made.connect(str(path))
+        _require_our_peer(path, made)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _require_our_peer(path: Path, connected: socket.socket) -> None:
+    _, user, _ = _PEER.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    if user != os.geteuid():
+        raise ForeignPathError(
+            path=str(path), problem=f"user {user} listens there", owner=user, fix=f"run as user {user}"
+        )
