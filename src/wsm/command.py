@@ -6,7 +6,7 @@ JSON in the segment's argument slot, checked on arrival like any input. Knows no
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from wsm.errors import BadInputError, RefusedError
@@ -51,6 +51,19 @@ class PartialUpdateRefusedError(RefusedError):
             f"a partial update keeps the tensors that it does not bring, and {why}; nothing was changed: "
             "update with a whole version",
             why=why,
+        )
+
+
+class PartNotRestorableError(RefusedError):
+    """A group that served a part is to be restored, and what the part was put on is kept nowhere."""
+
+    def __init__(self, *, rank: int, version: int | None, bases: Sequence[int]) -> None:
+        super().__init__(
+            f"rank {rank} cannot load version {version} again: it is a part, put on version "
+            f"{', '.join(map(str, bases))}, which nobody keeps; update to a whole version",
+            rank=rank,
+            version=version,
+            bases=tuple(bases),
         )
 
 

@@ -64,6 +64,9 @@ class Receipt:
     partial : bool
         Whether tensors were allowed to be missing in the version; the fact ``not_loaded`` of each rank's
         report names those that were, and kept what they held.
+    restorable : bool
+        Whether a group that loses a rank now can serve this again. Not so after a partial update over weights
+        that nobody keeps (:attr:`wsm.report.RankReport.bases`), until a whole version is loaded.
     """
 
     request_id: str
@@ -83,6 +86,7 @@ class Receipt:
     tags: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     partial: bool = False
+    restorable: bool = True
 
     def to_mapping(self) -> Mapping[str, Any]:
         """Return plain values, ready for JSON."""
@@ -116,6 +120,8 @@ class Receipt:
         rest = f", {kept} tensors kept as they were" if self.partial else ""
         unproven = [report.rank for report in self.ranks if _freed_unmeasured(report)]
         proof = f", free memory not measured on rank {', '.join(map(str, unproven))}" if unproven else ""
+        if not self.restorable:
+            rest += ", no lost rank can be restored until a whole version is loaded"
         amount = f", {loaded / 2**20:.1f} MiB on {len(self.ranks)} ranks{rest}" if self.loaded else ""
         staged = f", staged for {self.staging_s * 1e3:.1f} ms while serving" if self.hot else ""
         took = f"{self.seconds * 1e3:.1f} ms"

@@ -75,6 +75,9 @@ class RankReport:
         Seconds since this rank last could serve; 0 if it never could.
     facts : mapping
         What else actions declared.
+    bases : tuple of int
+        The versions that this one, a part, was put on: the whole one, then other parts in their order. Empty
+        for a whole version.
     """
 
     rank: int
@@ -86,6 +89,7 @@ class RankReport:
     actions: tuple[ActionSeconds, ...] = ()
     pause_s: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
+    bases: tuple[int, ...] = ()
 
     def to_bytes(self) -> builtins.bytes:
         """Return the JSON text; the largest facts are left out, by name, where all of them do not fit."""
@@ -111,6 +115,7 @@ class RankReport:
         try:
             content = json.loads(data)
             content["actions"] = tuple(ActionSeconds(**entry) for entry in content["actions"])
+            content["bases"] = tuple(map(int, content["bases"]))
             return cls(**content)
         except (ValueError, KeyError, TypeError) as error:
             raise ReportFormatError(rank=rank, problem=f"{type(error).__name__}: {error}") from error

@@ -55,6 +55,11 @@ class ActionContext:
         the cache holds no such blocks.
     partial : bool
         Whether the version may lack tensors, which then keep what they hold.
+    bases : tuple of int
+        The versions to load before `version`, which is a part and put on them: the whole one, then other
+        parts. Empty where it is whole, or is put on what is held.
+    promised_digest : str or None
+        Digest of all tensors that a load with `bases` must come to; None: nobody knows.
     load : callable or None
         ``load(context, target) -> mapping``: runs the configured strategy into `target` (which is
         ``runner.weights``, watched for the first byte that is touched) and returns facts for the receipt
@@ -89,6 +94,8 @@ class ActionContext:
     boots: bool = False
     kept_digest: str | None = None
     partial: bool = False
+    bases: tuple[int, ...] = ()
+    promised_digest: str | None = None
     load: Callable[[ActionContext, WeightTarget], Mapping[str, Any]] | None = None
     progress: Callable[[], None] = _no_progress
     cancelled: Callable[[], bool] = bool

@@ -120,7 +120,8 @@ def clear(name: str, kv_policy: str, **options: Any) -> None:
 @click.option(
     "--partial",
     is_flag=True,
-    help="Let tensors be missing in the version: they keep what they hold. Only for a group that serves.",
+    help="Let tensors be missing in the version: they keep what they hold. Only for a group that serves. "
+    "The receipt says whether a lost rank could be restored then.",
 )
 @click.option(
     "--hot",

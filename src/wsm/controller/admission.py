@@ -9,6 +9,7 @@ from wsm.controller.errors import MixedGroupError, PlansDifferError, RankLostErr
 from wsm.controller.group_view import GroupView
 from wsm.controller.held import Held, held_by_all
 from wsm.controller.order import Order
+from wsm.controller.outcome import restorable
 from wsm.controller.status import read_status
 from wsm.protocol.view import View
 from wsm.receipt import Outcome, Receipt, named
@@ -131,6 +132,7 @@ def _receipt(outcome: Outcome, group: GroupView, view: View, order: Order, held:
         ranks=reports,
         tags=named(order.arguments.tags),
         missing=named(held.missing),
+        restorable=restorable(reports),
     )
 
 

@@ -165,7 +165,8 @@ class Controller:
             Load even if the group holds that version already; only with the weights among the tags.
         partial : bool
             Whether the version may lack tensors, which then keep what they hold; only for a group that
-            serves, and not hot. The receipt says so, and each rank's report names them.
+            serves, and not hot. The receipt says so, and whether the group could be restored after the loss
+            of a rank (`restorable`); each rank's report names them.
         transfer_mode : TransferMode or str or None
             By which way the version travels, for the strategy ``gdr``; None: as configured. Ranks refuse one
             that is not available to them, before anything is touched.

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wsm.command import VersionHeldError
+from wsm.command import PartNotRestorableError, VersionHeldError
 from wsm.controller.activity import Hang, doing, waits_in_step
 from wsm.controller.errors import (
     ActionOverdueError,
@@ -42,6 +42,17 @@ def reports(group: GroupView, command: CommandWord, code: StatusCode) -> list[Ra
 def found_held(error: WsmError) -> bool:
     """Whether a command was refused only because it names no version, and the announced one is held."""
     return isinstance(error, CommandRefusedError) and error.context["error"] == VersionHeldError.__name__
+
+
+def cannot_be_restored(error: WsmError) -> bool:
+    """Whether a restore failed because nobody keeps what it would have to load: it would fail again."""
+    lost = PartNotRestorableError.__name__
+    return isinstance(error, CommandRefusedError) and error.context["error"] == lost
+
+
+def restorable(found: Sequence[RankReport]) -> bool:
+    """Whether every rank could load again what it reports to hold."""
+    return all(report.facts.get("restorable") is not False for report in found)
 
 
 def loaded_versions(found: Sequence[RankReport]) -> dict[int, str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments
+from wsm.commit_report import commit_report
 from wsm.controller import admission, outcome
 from wsm.controller.driving import Drive
 from wsm.controller.errors import RankAliveError
@@ -74,6 +75,7 @@ class Recovery:
         self._role = ControllerRole(segment)
         self._clock = clock or SystemClock()
         self._hold: LockHold | None = None
+        self._bases: tuple[int, frozenset[int]] = (0, frozenset())
         self._log = log.logger("controller.recovery", group=segment.name)
 
     @property
@@ -114,14 +116,30 @@ class Recovery:
     def versions(self) -> set[int]:
         """Return the versions that the group may have to load: the committed, and that of an open command.
 
+        Where the committed one is a part, that means what it was put on, too.
+
         Whoever publishes must not take them away.
         """
         view = self._group.view()
-        found = {view.committed.version}
+        found = {view.committed.version, *self._bases_of(view.committed.sequence)}
         if not decide.is_over(view):
             arguments = self._group.arguments(view.command)
             found.add(None if arguments is None else arguments.version)
         return {version for version in found if version is not None}
+
+    def _bases_of(self, sequence: int) -> frozenset[int]:
+        """Return what the version of a commit was put on, on any rank; read once for each commit."""
+        if self._bases[0] != sequence:
+            segment = self._group.segment
+            try:
+                found = [commit_report(segment, rank, sequence) for rank in range(segment.world_size)]
+            except ReportFormatError:
+                found = [None]
+            bases = frozenset(base for report in found if report is not None for base in report.bases)
+            if None in found:  # a rank is writing it at the moment: until it can be read, nothing is let go
+                return bases | self._bases[1]
+            self._bases = sequence, bases
+        return self._bases[1]
 
     def missing(self) -> list[int]:
         """Return the participants that have not joined the present epoch."""

@@ -290,6 +290,7 @@ class Transaction:
             tags=named(self._arguments.tags),
             missing=named(missing),
             partial=self._arguments.partial,
+            restorable=outcome.restorable(found),
         )
         self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
         self._note(entry.COMMAND_OVER, outcome=receipt.sentence())

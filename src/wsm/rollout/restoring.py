@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from wsm import log
+from wsm.controller import outcome
 from wsm.controller.errors import RankLostError
 from wsm.controller.recovery import Recovery
 from wsm.errors import WsmError
@@ -109,11 +110,11 @@ class Restoration:
         if following is Attempt.OVERTAKEN:
             self._end(_OVERTAKEN)
             return
-        if following is Attempt.GIVE_UP:
+        hopeless = outcome.cannot_be_restored(error)
+        if following is Attempt.GIVE_UP or hopeless:
             self._log.error(log.GROUP_NOT_RESTORED, epoch=epoch, attempts=number, error=str(error))
-            self._end(
-                f"is not restored after {number} attempts and stays CLEARED until it is updated: {error}"
-            )
+            how = "cannot be restored" if hopeless else f"is not restored after {number} attempts"
+            self._end(f"{how} and stays CLEARED until it is updated: {error}")
             return
         delay_s = min(self._limits.delay_s * 2.0 ** (number - 1), self._limits.longest_delay_s)
         self.due_s = time.monotonic() + delay_s

@@ -157,7 +157,7 @@ class RankDriver:
         steps = rank < len(view.steps)
         step = view.steps[rank] if steps else StepWord.unpack(0)
         move = protocol.join(rank, view.command, step, view.statuses[rank], steps=steps)
-        self._reporter.attached(move.state.epoch)
+        self._reporter.attached(move.state.epoch, view.committed.sequence)
         self._standing.take(move)
 
     def leave(self) -> None:

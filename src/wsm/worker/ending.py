@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from wsm.clock import Clock
+from wsm.commit_report import commit_report
 from wsm.protocol import rank as protocol
 from wsm.signals.word import StatusCode
 from wsm.states.vocabulary import KVPolicy, WeightState
@@ -117,7 +118,7 @@ class Ending:
         standing.take(protocol.committed(standing.shown(), serves=serves))
         if serves and standing.version is not None:
             standing.recorder.served(standing.state.epoch, standing.state.done, standing.version)
-        self._executions.pins.keep((report.version,))
+        self._executions.pins.keep((report.version, *report.bases))
 
     def leave(self) -> None:
         """Stop what still runs beside the loop: the rank leaves its group. Blocks a second at most."""
@@ -150,5 +151,8 @@ class Ending:
         self._keep_what_is_committed()
 
     def _keep_what_is_committed(self) -> None:
-        """Pin no other version any more: what the group may have to load again is in the committed word."""
-        self._executions.pins.keep((self._standing.words.view().committed.version,))
+        """Pin no other version any more than what the group may have to load again."""
+        words = self._standing.words
+        committed = words.view().committed
+        report = commit_report(words.segment, words.rank, committed.sequence)
+        self._executions.pins.keep((committed.version, *(() if report is None else report.bases)))

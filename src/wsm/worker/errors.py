@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from wsm.errors import BadInputError, GroupError, NoRoomError, RefusedError
 
 
@@ -25,6 +27,33 @@ class PermitExpiredError(RefusedError):
             "compute inside 'with worker.step() as permit:' and keep no permit beyond it",
             rank=rank,
             step=step,
+        )
+
+
+class PartBaseError(GroupError):
+    """What a part was put on cannot be loaded again, and so the part cannot be restored."""
+
+    def __init__(self, *, version: int | None, base: int, cause: str) -> None:
+        super().__init__(
+            f"version {version} is a part, put on version {base}, which cannot be loaded again: {cause}; "
+            "mend that, or update to a whole version",
+            version=version,
+            base=base,
+            cause=cause,
+        )
+
+
+class RestoredOtherwiseError(GroupError):
+    """A part and what it was put on were loaded again, and are not what was served."""
+
+    def __init__(self, *, version: int | None, bases: Sequence[int], digest: str, promised: str) -> None:
+        super().__init__(
+            f"version {version} on version {', '.join(map(str, bases))} is not what was served: digest "
+            f"{digest} instead of {promised}; one of them was published anew: update to a whole version",
+            version=version,
+            bases=tuple(bases),
+            digest=digest,
+            promised=promised,
         )
 
 

@@ -13,12 +13,22 @@ from wsm.actions.base import ActionContext
 from wsm.actions.sequence import Plans
 from wsm.actions.surfaces import Runner
 from wsm.clock import Clock
-from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError, VersionHeldError
+from wsm.command import (
+    ARGUMENTS_KIND,
+    CommandArguments,
+    CommandArgumentsError,
+    PartialUpdateRefusedError,
+    PartNotRestorableError,
+    VersionHeldError,
+)
+from wsm.commit_report import commit_report
 from wsm.protocol.rank_state import RankState
+from wsm.report import RankReport
 from wsm.signals.word import Operation
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
 from wsm.strategies.snapshot.version_pins import VersionPins
+from wsm.strategies.tensor import WeightTarget
 from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.errors import StepBrokenError
 from wsm.worker.execution import Execution, Load, Request
@@ -34,6 +44,9 @@ _REQUESTS = {
     Operation.UPDATE: Request.UPDATE,
     Operation.HOT_UPDATE: Request.HOT_UPDATE,
 }
+
+#: The most versions that a part may be put on: each is pinned, which takes a descriptor.
+MAX_BASES = 64
 
 #: How long a command waits for memory that a hot update is about to let go, in seconds.
 _REST_S = 1.0
@@ -132,6 +145,10 @@ class ExecutionFactory:
             If this rank cannot begin it. Nothing was changed.
         wsm.errors.WsmError
             If it names no version and none is announced. Nothing was changed.
+        PartNotRestorableError
+            If it restores a part, and nobody kept what that was put on. Nothing was changed.
+        wsm.command.PartialUpdateRefusedError
+            If a part would be put on more parts than a rank keeps. Nothing was changed.
         VersionHeldError
             If the announced one is held, and nothing else is asked for that is missing.
         """
@@ -147,9 +164,34 @@ class ExecutionFactory:
 
             version = self._announced.version(state, refuse_held)
             arguments = replace(arguments, version=version)
-        if arguments.version is not None:
-            self.pins.add(arguments.version)
-        return self._make(state, request, self._narrowed(request, arguments))
+        if arguments.partial and len(self.holding.bases) >= MAX_BASES:
+            why = f"rank {state.rank} has put {MAX_BASES} parts on a whole version already"
+            raise PartialUpdateRefusedError(why=why)
+        restored = self._to_restore(state, arguments.version) if arguments.restores else None
+        for version in (*(restored.bases if restored is not None else ()), arguments.version):
+            if version is not None:
+                self.pins.add(version)
+        return self._make(state, request, self._narrowed(request, arguments), restored)
+
+    def _to_restore(self, state: RankState, version: int | None) -> RankReport | None:
+        """Return what was reported of the part that is to be restored; None where it is no part."""
+        committed = self._words.view().committed
+        report = commit_report(self._words.segment, state.rank, committed.sequence)
+        if report is None or not report.bases or report.version != version:
+            return None
+        if not report.facts.get("restorable"):
+            raise PartNotRestorableError(rank=state.rank, version=report.version, bases=report.bases)
+        return report
+
+    def _load_and_note(self, context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
+        """Load, and say of a part what it was put on, and whether that is kept for a restore."""
+        facts = self._load(context, target)
+        bases = context.bases
+        if context.partial:
+            bases = self.holding.bases_of_part(facts.get("version"), facts.get("not_loaded"))
+        if not bases:
+            return facts
+        return {**facts, "bases": bases, "restorable": all(self.pins.add(version) for version in bases)}
 
     def _holds(self, arguments: CommandArguments, version: int) -> bool:
         """Whether a command for `version` would find all that it names, as the last commit left it."""
@@ -190,8 +232,16 @@ class ExecutionFactory:
         """Make what gives back all that a rank holds, since its epoch has ended."""
         return self._make(state, Request.CLEAR, CommandArguments("its epoch has ended"))
 
-    def _make(self, state: RankState, request: Request, arguments: CommandArguments) -> Execution:
+    def _make(
+        self,
+        state: RankState,
+        request: Request,
+        arguments: CommandArguments,
+        restored: RankReport | None = None,
+    ) -> Execution:
         context = self._context(state, arguments)
+        if restored is not None:
+            context.bases, context.promised_digest = restored.bases, restored.digest
         common: dict[str, Any] = {
             "plans": self._plans,
             "life": self._life,
@@ -229,7 +279,7 @@ class ExecutionFactory:
             partial=arguments.partial,
             # What is not loaded now is reported as it was when it was loaded.
             facts=dict(self._facts) if Tag.WEIGHTS in arguments.tags else self._facts_without_a_load(),
-            load=self._load,
+            load=self._load_and_note,
             progress=self._watch.check,
             cancelled=lambda: self._words.called_off(state.epoch),
         )

@@ -6,7 +6,8 @@ and actions, no words and no states.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from wsm.actions import measuring
@@ -14,13 +15,20 @@ from wsm.actions.backends.available_memory import available_bytes
 from wsm.actions.base import ActionContext
 from wsm.actions.staging_surface import AvailableMemory
 from wsm.command import PartialUpdateRefusedError
+from wsm.errors import WsmError
 from wsm.strategies.applier.admission import MemoryNeed
 from wsm.strategies.applier.loaders import ModelLoader
+from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.files.version_file import MAX_VERSION
-from wsm.strategies.load import inspect, load
+from wsm.strategies.load import LoadReport, inspect, load
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker.announced import FINDER, Find
-from wsm.worker.errors import OtherVersionError, UnversionedWeightsError
+from wsm.worker.errors import (
+    OtherVersionError,
+    PartBaseError,
+    RestoredOtherwiseError,
+    UnversionedWeightsError,
+)
 from wsm.worker.execution import Load
 from wsm.worker.sources import Sources
 
@@ -49,30 +57,46 @@ def load_function(sources: Sources) -> Load:
             raise PartialUpdateRefusedError(why=f"rank {context.rank} holds none that serve")
         if context.version is None:
             _announced(source, strategy)
-        report = load(
-            source,
-            target,
-            name=strategy,
-            version=context.version,
-            progress=lambda _done, _total: context.progress(),
-            cancelled=context.cancelled,
-            loaders=context.runner.loaders() if isinstance(context.runner, LoadingRunner) else (),
-            threads=sources.threads,
-            partial=context.partial,
-            admit=lambda need: _admit(need, context),
-        )
+
+        def brought(version: int | None, *, a_part: bool) -> LoadReport:
+            return load(
+                source,
+                target,
+                name=strategy,
+                version=version,
+                progress=lambda _done, _total: context.progress(),
+                cancelled=context.cancelled,
+                loaders=context.runner.loaders() if isinstance(context.runner, LoadingRunner) else (),
+                threads=sources.threads,
+                partial=a_part,
+                admit=lambda need: _admit(need, context),
+            )
+
+        under = [
+            _base(context, base, partial(brought, a_part=place > 0))
+            for place, base in enumerate(context.bases)
+        ]
+        report = brought(context.version, a_part=context.partial or bool(under))
+        if under and context.promised_digest not in (None, report.digest):
+            raise RestoredOtherwiseError(
+                version=report.version,
+                bases=context.bases,
+                digest=report.digest,
+                promised=context.promised_digest or "",
+            )
+        each = (*under, report)
         return {
             "version": report.version if report.version is not None else context.version,
             "manifest_digest": report.manifest_digest,
             "manifest_scope": report.manifest_scope.value,
             "digest": report.digest,
-            "bytes": report.bytes,
-            "tensors": report.tensors,
-            "files": list(report.files),
-            "load_s": report.seconds,
-            "sync_s": report.sync_s,
-            "apply_s": report.apply_s,
-            "peak_extra_bytes": report.peak_extra_bytes,
+            "bytes": sum(one.bytes for one in each),
+            "tensors": max(one.tensors for one in each),
+            "files": [file for one in each for file in one.files],
+            "load_s": sum(one.seconds for one in each),
+            "sync_s": sum(one.sync_s for one in each),
+            "apply_s": sum(one.apply_s for one in each),
+            "peak_extra_bytes": max(one.peak_extra_bytes for one in each),
             "adopted_bytes": report.adopted_bytes,
             "partial": report.partial,
             "kept_tensors": len(report.missing),
@@ -80,6 +104,16 @@ def load_function(sources: Sources) -> Load:
         }
 
     return load_version
+
+
+def _base(context: ActionContext, base: int, brought: Callable[[int], LoadReport]) -> LoadReport:
+    """Load what the version is put on; say of a failure that it is not the version's own."""
+    try:
+        return brought(base)
+    except LoadCancelledError:
+        raise
+    except WsmError as error:
+        raise PartBaseError(version=context.version, base=base, cause=str(error)) from error
 
 
 def find_function(sources: Sources) -> Find:

@@ -131,5 +131,6 @@ class Performance:
             bytes=facts.pop("bytes", 0),
             tensors=facts.pop("tensors", 0),
             actions=tuple(self._seconds),
+            bases=tuple(facts.pop("bases", ())),
             facts=facts,
         )

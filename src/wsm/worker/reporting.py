@@ -5,6 +5,7 @@ Knows slots and reports; which word follows is :mod:`.driver`'s matter.
 
 from __future__ import annotations
 
+from wsm.commit_report import keep_commit
 from wsm.declared_plans import PLANS_KIND, DeclaredPlans
 from wsm.protocol.rank_state import RankState
 from wsm.report import FailureReport, RankReport
@@ -30,12 +31,15 @@ class Reporter:
         self._rank = rank
         self._plans = plans
 
-    def attached(self, epoch: int) -> None:
+    def attached(self, epoch: int, committed: int) -> None:
         """Write this rank's plans: ranks with other plans would wait for each other in other collectives.
+
+        And keep what a predecessor has left of the commit with the sequence `committed`.
 
         Before this rank's first word of the epoch, so nobody has read what another process may have left
         there that died just here.
         """
+        keep_commit(self._segment, self._rank, committed)
         self._segment.plans(self._rank).write_over(epoch, 0, PLANS_KIND, self._plans.to_bytes())
 
     def reached(self, state: RankState, code: StatusCode, report: RankReport) -> None:
