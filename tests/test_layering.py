@@ -34,7 +34,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocol": FOUNDATION | {"states", "signals"},
     "exploration": FOUNDATION | {"states", "signals", "protocol"},
     "strategies": CORE | {"config_reading"},
-    "actions": CORE | {f"strategies.{name}" for name in ("tensor", "digest", "transposing", "paddle_dtypes")},
+    "actions": CORE
+    | {"states.halves"}
+    | {f"strategies.{name}" for name in ("tensor", "digest", "transposing", "paddle_dtypes")},
     "config": FOUNDATION | {"config_reading", "states", "actions", "strategies"},
     "config_reading": FOUNDATION,
     "command": CORE,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from wsm.actions import names
 from wsm.actions.errors import PlanOrderError
-from wsm.actions.halves import DISCARDS
 from wsm.actions.sequence import Plan, Plans
+from wsm.states.halves import DISCARDS
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Plans derived from a configuration: which steps an engine needs for each transition, in which order.
 
 Responsible for presence: a step that a configuration does not need, or that a change of one half only
-(:mod:`wsm.actions.halves`) leaves out, is absent, never skipped at run time. The order written here is
+(:mod:`wsm.states.halves`) leaves out, is absent, never skipped at run time. The order written here is
 checked against the declared rules (:mod:`wsm.actions.order`) every time. It knows no words, and runs nothing.
 """
 
@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from wsm.actions import hot_plan, parts
 from wsm.actions.base import Action
-from wsm.actions.halves import CHANGES, DISCARDS, Change, Half
 from wsm.actions.measuring import MemoryProof
 from wsm.actions.memory import EmptyAllocatorCache
 from wsm.actions.options import PlanOptions
@@ -21,6 +20,7 @@ from wsm.actions.publication import DeclareCleared, DeclarePrepared
 from wsm.actions.requests import ResumeAdmitting, StopAdmitting
 from wsm.actions.sequence import Plan, Plans
 from wsm.actions.verify import VerifyCleared
+from wsm.states.halves import CHANGES, DISCARDS, Change, Half
 from wsm.states.vocabulary import KVPolicy, PlanName
 
 __all__ = ["Plan", "PlanOptions", "Plans", "derive_plans"]

@@ -137,7 +137,7 @@ class Plans:
         Before a discard, where the epoch has ended: lets go alone of what broke with a peer.
     partial : mapping of PlanName to Plan
         The plans that move one half, or bring back what is missing beside the other
-        (:mod:`wsm.actions.halves`).
+        (:mod:`wsm.states.halves`).
     """
 
     clear: Plan

@@ -1,8 +1,7 @@
-"""What a command does to one participant's memory and machines: the worker's shell, as far as it matters.
+"""What a command does to one participant's memory: here an action is one assignment.
 
-The shell (:mod:`wsm.worker.execution`) runs real actions; here an action is one assignment. The events are
-the shell's, and they go through the real tables and joint rules (:func:`wsm.states.joint.step`), so
-whatever those refuse is refused here. Knows no words and no other participant.
+Which events are fired, and when, is said by :mod:`wsm.states.command_events`, which the worker asks, too.
+Knows no words and no other participant.
 """
 
 from __future__ import annotations
@@ -13,17 +12,27 @@ from wsm.exploration.errors import RuleBrokenError
 from wsm.exploration.participant import Participant
 from wsm.exploration.probing import check_refusals
 from wsm.signals.word import Operation, StatusCode
+from wsm.states import command_events
 from wsm.states import joint as tables
-from wsm.states.chart import Event
-from wsm.states.errors import IllegalTransitionError
-from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+from wsm.states.command_events import Asked, CacheChange, Course, Ending, Request
+from wsm.states.joint import JointState
+from wsm.states.vocabulary import KVEvent, KVState, PlanName, Tag, WeightState
 
 #: What a command is about.
 WEIGHTS, KV_CACHE = 1, 2
 BOTH = WEIGHTS | KV_CACHE
 
-_AT_WORK = (WeightState.UPDATING, WeightState.CLEARING)
-_AT_REST = (WeightState.NORMAL, WeightState.CLEARED)
+_REQUESTS = {
+    Operation.CLEAR: Request.CLEAR,
+    Operation.UPDATE: Request.UPDATE,
+    Operation.HOT_UPDATE: Request.HOT_UPDATE,
+}
+_TAGS = {
+    0: frozenset[Tag](),
+    WEIGHTS: frozenset({Tag.WEIGHTS}),
+    KV_CACHE: frozenset({Tag.KV_CACHE}),
+    BOTH: frozenset(Tag),
+}
 
 
 class Kind(enum.Enum):
@@ -72,21 +81,7 @@ def kind_of_action(me: Participant) -> Kind:
 
 def is_legal(me: Participant) -> bool:
     """Whether the participant's command is legal where it is."""
-    operation = me.state.operation
-    if me.state.broken:
-        return False
-    if operation.is_hot:
-        return tables.serving(me.joint.weights, me.joint.kv)
-    clears = operation is Operation.CLEAR
-    if clears and me.joint.weights is WeightState.FAULTED and me.tags != BOTH:
-        return False
-    if not clears and me.tags == KV_CACHE and me.joint.kv is KVState.NORMAL:
-        return False  # nothing of it is missing
-    try:
-        tables.step(me.joint, _events(me)[0])
-    except IllegalTransitionError:
-        return False
-    return True
+    return not me.state.broken and command_events.objection(_asked(me, me.tags)) is None
 
 
 def set_up(me: Participant, tags: int) -> Participant:
@@ -98,24 +93,10 @@ def set_up(me: Participant, tags: int) -> Participant:
     )
 
 
-def _events(me: Participant) -> list[Event]:
-    """Say with which events a command begins, weights first."""
-    clears = me.state.operation is Operation.CLEAR
-    events: list[Event] = []
-    if me.tags & WEIGHTS:
-        events.append(WeightEvent.CLEAR if clears else WeightEvent.UPDATE)
-    if clears and me.tags & KV_CACHE:
-        events.append(KVEvent.CLEAR)
-    return events or [KVEvent.UPDATE]
-
-
 def accept(me: Participant) -> Participant:
     """Begin the transition."""
-    me = me._replace(moved=True)
-    for event in _events(me):
-        me = _fire(me, event, kv_kept=event is not WeightEvent.UPDATE)
-    replaces = me.joint.weights is WeightState.UPDATING and me.joint.kv is KVState.NORMAL
-    return _fire(me, KVEvent.UPDATE) if replaces else me
+    asked = _asked(me, me.tags)
+    return _follow(me._replace(moved=True), command_events.begin(asked, me.joint))
 
 
 def release(me: Participant) -> Participant:
@@ -124,8 +105,7 @@ def release(me: Participant) -> Participant:
         me = me._replace(torn=True, content=0)
     if me.tags & KV_CACHE:
         me = me._replace(torn=True, blocks=0)
-        if me.joint.kv is KVState.CLEARING and me.joint.weights in _AT_WORK:
-            return _fire(me, KVEvent.CLEARED)
+        return _follow(me, command_events.followed(me.joint, CacheChange.RELEASED))
     return me
 
 
@@ -145,7 +125,7 @@ def load_beside(me: Participant, version: int) -> Participant:
 
 
 def tear(me: Participant) -> Participant:
-    """Leave weights of which nobody knows what they are."""
+    """Leave weights of which nothing is known."""
     return me._replace(torn=True, content=0)
 
 
@@ -156,21 +136,14 @@ def tear_off(me: Participant) -> Participant:
 
 def fail(me: Participant) -> Participant:
     """Tell the machine that the command failed here."""
-    return _fire(me, WeightEvent.FAIL) if me.joint.weights in _AT_WORK else me
+    return _follow(me, command_events.fail(me.joint))
 
 
 def finish(me: Participant) -> Participant:
     """Declare that all which can fail is done: CLEARED, or PREPARED."""
+    me = _brought_back(me, command_events.finish(_asked(me, me.tags), me.joint))
     if me.state.operation is not Operation.CLEAR:
-        if me.joint.weights is not WeightState.UPDATING:
-            return me
-        if me.tags & KV_CACHE or me.joint.kv is KVState.UPDATING:
-            me = _bring_kv_back(me)
-        return _fire(me, WeightEvent.PREPARED)
-    if me.joint.kv is KVState.CLEARING:
-        me = _fire(me, KVEvent.CLEARED)
-    if me.joint.weights is WeightState.CLEARING:
-        me = _fire(me, WeightEvent.CLEARED)
+        return me
     if (me.tags & WEIGHTS and me.content) or (me.tags & KV_CACHE and me.blocks):
         raise RuleBrokenError(
             rule="CLEARED is said after the memory is free",
@@ -181,12 +154,14 @@ def finish(me: Participant) -> Participant:
 
 def commit(me: Participant) -> Participant:
     """Serve what is prepared."""
+    asked = _asked(me, me.tags)
     if me.state.operation.is_hot:
-        me = _fire(_bring_kv_back(_begin_update(me)), WeightEvent.PREPARED)
-    if me.joint.weights is not WeightState.PREPARED:
-        me = _fire(me, KVEvent.REBUILT) if me.joint.kv is KVState.UPDATING else me
+        me = _follow(me, command_events.begin(asked, me.joint))
+        me = _brought_back(me, command_events.finish(asked, me.joint))
+    loads = me.joint.weights is WeightState.PREPARED
+    me = _follow(me, command_events.commit(me.joint))
+    if not loads:
         return _settled(me)
-    me = _fire(me, WeightEvent.COMMIT)
     content = me.staged or me.content
     if not me.loaded or content != me.loaded:
         raise RuleBrokenError(
@@ -198,35 +173,27 @@ def commit(me: Participant) -> Participant:
 
 def break_flip(me: Participant) -> Participant:
     """Leave the flip of a hot update in the middle: the machines are on their way, and the weights mixed."""
-    return tear(fail(_begin_update(me)))
+    return tear(fail(_follow(me, command_events.begin(_asked(me, me.tags), me.joint))))
 
 
 def undo(me: Participant) -> Participant:
     """Stop and take back what can be taken back; a teardown that has begun never is."""
     if not me.began:
         return me
-    torn = me.joint.weights in (WeightState.CLEARING, WeightState.FAULTED)
-    if torn or me.joint.kv is KVState.CLEARING:
+    if command_events.is_torn(me.joint):
         me = me._replace(torn=True)
     return me if me.torn else me._replace(staged=0)
 
 
 def keep(me: Participant) -> tuple[Participant, StatusCode]:
     """End an aborted command as if it had not been; where nothing was held, hold nothing again."""
-    if me.joint.weights is WeightState.FAULTED:
-        return drop(me)[0], StatusCode.DONE_KEPT
-    if me.moved:
-        held = me.joint.held
-        if me.joint.weights is WeightState.PREPARED and held:
-            me = _fire(me, WeightEvent.ABORT, kept=True)
-        me = _restore_kv(me)
-        if me.joint.weights is WeightState.UPDATING and held:
-            me = _fire(me, WeightEvent.ABORT, kept=True)
-        if me.joint.weights not in _AT_REST:
-            return (_drop_weights(me) if me.had_kv else drop(me)[0]), StatusCode.DONE_KEPT
+    ending = command_events.keep(_asked(me, me.tags), me.joint)
+    if any(fired.event is KVEvent.CLEARED for fired in ending.course.fired):
+        me = me._replace(blocks=0)
+    me, _ = _ended(me, ending)
     if me.joint.weights is WeightState.NORMAL and me.content != me.version:
         raise RuleBrokenError(
-            rule="only weights that nobody touched are kept",
+            rule="only weights that no rank touched are kept",
             seen=f"it keeps version {me.version} and holds {me.content}",
         )
     return _settled(me), StatusCode.DONE_KEPT
@@ -236,20 +203,9 @@ def drop(
     me: Participant, gives_back: int = BOTH, *, teardown_fails: bool = False
 ) -> tuple[Participant, StatusCode]:
     """End an aborted command holding nothing of what goes; FAULTED if the teardown fails."""
-    if gives_back != BOTH and me.joint.weights is WeightState.FAULTED and not me.began:
-        return _settled(me), StatusCode.DONE_FAULTED  # half a teardown repairs nothing
-    if _is_away(me, gives_back):
-        return _settled(me), StatusCode.DONE_CLEARED
-    if gives_back & WEIGHTS:
-        leaves = me.joint.weights in (WeightState.NORMAL, WeightState.FAULTED)
-        me = _fire(me, WeightEvent.CLEAR if leaves else WeightEvent.ABORT)._replace(content=0)
-    if gives_back & KV_CACHE and me.joint.kv is not KVState.CLEARED:
-        me = _fire(me, KVEvent.CLEAR)
-    if gives_back & KV_CACHE:
-        me = me._replace(blocks=0)
-    if teardown_fails:
-        return _settled(_fire(me, WeightEvent.FAIL)._replace(content=0)), StatusCode.DONE_FAULTED
-    return _gone(me), StatusCode.DONE_CLEARED
+    ending = command_events.drop(_asked(me, gives_back, drops=True), me.joint)
+    me, faulted = _ended(me, ending, teardown_fails=teardown_fails)
+    return _settled(me), StatusCode.DONE_FAULTED if faulted else StatusCode.DONE_CLEARED
 
 
 def given_back(me: Participant, tags: int, *, clears_half: bool) -> int:
@@ -259,37 +215,37 @@ def given_back(me: Participant, tags: int, *, clears_half: bool) -> int:
     return tags if clears_half else BOTH
 
 
-def _is_away(me: Participant, tags: int) -> bool:
-    if tags == BOTH:
-        return me.joint == tables.START
-    half = me.joint.weights if tags == WEIGHTS else me.joint.kv
-    return half in (WeightState.CLEARED, KVState.CLEARED)
-
-
-def _drop_weights(me: Participant) -> Participant:
-    """Give back what an update has begun to load beside a KV cache that stays."""
-    return _gone(_fire(me, WeightEvent.ABORT)._replace(content=0))
-
-
-def _gone(me: Participant) -> Participant:
-    if me.joint.kv is KVState.CLEARING:
-        me = _fire(me, KVEvent.CLEARED)
-    if me.joint.weights is WeightState.CLEARING:
-        me = _fire(me, WeightEvent.CLEARED)
-    return _settled(me)
-
-
-def _restore_kv(me: Participant) -> Participant:
-    """Let the KV cache's machine say what undoing has left: what there was before."""
-    if not me.had_kv and me.joint.kv is not KVState.CLEARED:
-        return _fire(_fire(me, KVEvent.CLEAR), KVEvent.CLEARED)._replace(blocks=0)
-    return _fire(me, KVEvent.REBUILT) if me.joint.kv is KVState.UPDATING else me
-
-
 def lose(me: Participant) -> Participant:
-    """Begin a new epoch with empty hands."""
-    me = _fire(_fire(me, KVEvent.LOST), WeightEvent.LOST)
-    return _forget(me)._replace(content=0, version=0, blocks=0)
+    """Leave an epoch as a worker does: give everything back, then begin the next one with nothing."""
+    me, _ = _ended(me, command_events.leave(me.joint))
+    return _forget(_follow(me, command_events.lose(me.joint)))._replace(content=0, version=0, blocks=0)
+
+
+def _asked(me: Participant, tags: int, *, drops: bool = False) -> Asked:
+    """Return the command at hand as :mod:`wsm.states.command_events` takes it.
+
+    Before it has begun, the rank is where it was; afterwards only what it had counts. A rank that drops is
+    told what goes, whatever was asked.
+    """
+    before = me.joint
+    if me.moved:
+        before = JointState(WeightState.CLEARED, KVState.NORMAL if me.had_kv else KVState.CLEARED)
+    request = Request.CLEAR if drops else _REQUESTS.get(me.state.operation, Request.CLEAR)
+    return Asked(request, _TAGS[tags], before, begun=me.moved)
+
+
+def _ended(me: Participant, ending: Ending, *, teardown_fails: bool = False) -> tuple[Participant, bool]:
+    """Take a way out to its end; return whether the rank is FAULTED there."""
+    me = _follow(me, ending.course)
+    if ending.plan is None:
+        return me, ending.faulted
+    if ending.plan is not PlanName.DISCARD_KV_CACHE:
+        me = me._replace(content=0)
+    if ending.plan in (PlanName.DISCARD, PlanName.DISCARD_KV_CACHE):
+        me = me._replace(blocks=0)
+    if teardown_fails:
+        return _follow(me, command_events.not_freed(me.joint))._replace(content=0), True
+    return _follow(me, command_events.freed(me.joint)), False
 
 
 def _forget(me: Participant) -> Participant:
@@ -304,18 +260,14 @@ def _settled(me: Participant) -> Participant:
     return _forget(me)._replace(version=me.version if held else 0)
 
 
-def _begin_update(me: Participant) -> Participant:
-    me = _fire(me, WeightEvent.UPDATE, kv_kept=False)
-    return _fire(me, KVEvent.UPDATE) if me.joint.kv is KVState.NORMAL else me
+def _brought_back(me: Participant, course: Course) -> Participant:
+    """Take in that the plan is done; a KV cache that comes back with it is empty."""
+    empty = any(fired.event is KVEvent.REBUILT for fired in course.fired)
+    return _follow(me._replace(blocks=0) if empty else me, course)
 
 
-def _bring_kv_back(me: Participant) -> Participant:
-    if me.joint.kv is KVState.CLEARED:
-        me = _fire(me, KVEvent.UPDATE)
-    return _fire(me, KVEvent.REBUILT)._replace(blocks=0) if me.joint.kv is KVState.UPDATING else me
-
-
-def _fire(me: Participant, event: Event, *, kept: bool = False, kv_kept: bool = True) -> Participant:
-    _, after = tables.step(me.joint, event, kept=kept, kv_kept=kv_kept)
-    check_refusals(after)
-    return me._replace(joint=after)
+def _follow(me: Participant, course: Course) -> Participant:
+    """Take a course's events in; each state on the way is shown every event (:mod:`.probing`)."""
+    for fired in course.fired:
+        check_refusals(fired.to)
+    return me._replace(joint=course.joint)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from wsm.actions.base import ActionContext
-from wsm.actions.halves import plan_to_clear, plan_to_update
 from wsm.actions.sequence import Plan, Plans
 from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.errors import InternalError
 from wsm.report import RankReport
+from wsm.states.halves import plan_to_clear, plan_to_update
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import (
     ALL_TAGS,

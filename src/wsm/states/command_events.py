@@ -1,0 +1,375 @@
+"""Which events a command fires on one rank, and where they lead: at each moment, and on every way out.
+
+Theory of operation
+-------------------
+A command moves the machines of a rank at a few moments: when all ranks stand (:func:`begin`), when an action
+has changed the KV cache (:func:`followed`), when the plan is done (:func:`finish`), and at the decision
+(:func:`commit`, :func:`keep`, :func:`drop`). Each function here takes where the rank is and what was asked,
+and returns a :class:`Course`: the events in their order, each led through the tables. A way out that frees
+memory names the plan that does it; :func:`freed` and :func:`not_freed` say what its end means.
+
+**What was held before is what is kept.** An aborted update goes back only if no rank touched its weights;
+then the KV cache says what undoing has left, and the weights' ABORT is fired between, as the joint rules want
+it: after PREPARED the decision comes first, before it the cache is finished first.
+
+**A teardown that has begun is never taken back.** :func:`is_torn` says so to the protocol; the group drops.
+
+**A dropped update takes both halves with it**: what it was to bring stands on both. A dropped clear of one
+half goes on to clear that half, on every rank. Where the arguments of the command cannot be read, a rank
+cannot know which half the others gave back, and serves nothing until all of it is cleared.
+
+The worker fires these events with their times and journals them; the explorer takes them as they are. Pure;
+knows no action by name, no words, no time.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from wsm.states.chart import Event
+from wsm.states.errors import IllegalTransitionError
+from wsm.states.halves import plan_to_clear, plan_to_update
+from wsm.states.joint import START, JointState, serving, step
+from wsm.states.vocabulary import (
+    ALL_TAGS,
+    KVEvent,
+    KVState,
+    PlanName,
+    Tag,
+    WeightEvent,
+    WeightState,
+    sentence_of,
+)
+
+_AT_WORK = (WeightState.UPDATING, WeightState.CLEARING)
+_AT_REST = (WeightState.NORMAL, WeightState.CLEARED)
+
+
+class Request(enum.Enum):
+    """What is asked of a rank."""
+
+    CLEAR = "clear"
+    UPDATE = "update"
+    HOT_UPDATE = "hot update"
+
+
+class CacheChange(enum.Enum):
+    """What an action has done to the KV cache."""
+
+    RELEASED = "released"
+    READY = "rebuilt, or emptied"
+
+
+class Fired(NamedTuple):
+    """One event, with its flags, as :meth:`wsm.states.machine.LifeCycle.fire` takes it.
+
+    Parameters
+    ----------
+    event : WeightEvent or KVEvent
+        What happens.
+    kept : bool
+        For ``abort``: the outcome of the group.
+    kv_kept : bool
+        For ``update`` of the weights: the KV policy of the command.
+    cause : str
+        Why, for the journal; empty: the command.
+    to : JointState
+        Where it leads.
+    """
+
+    event: Event
+    kept: bool
+    kv_kept: bool
+    cause: str
+    to: JointState
+
+
+@dataclass(frozen=True)
+class Course:
+    """Events, in the order in which they are fired, and where they lead.
+
+    Parameters
+    ----------
+    joint : JointState
+        Where the rank is behind the last of them.
+    fired : tuple of Fired
+        The events.
+    """
+
+    joint: JointState
+    fired: tuple[Fired, ...] = ()
+
+    def then(self, event: Event, *, kept: bool = False, kv_kept: bool = True, cause: str = "") -> Course:
+        """Return the course with one more event.
+
+        Raises
+        ------
+        IllegalTransitionError
+            If the tables or the joint rules refuse it.
+        """
+        _, after = step(self.joint, event, kept=kept, kv_kept=kv_kept)
+        return Course(after, (*self.fired, Fired(event, kept, kv_kept, cause, after)))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A command, as far as it decides which events are fired on one rank.
+
+    Parameters
+    ----------
+    request : Request
+        What is asked.
+    tags : frozenset of Tag
+        What it is about. Empty: the arguments of the command cannot be read.
+    before : JointState
+        Where the rank was when its work was set up.
+    keeps_kv : bool
+        Whether the KV policy keeps blocks of the old weights.
+    begun : bool
+        Whether the machines have left where they were before.
+    """
+
+    request: Request
+    tags: frozenset[Tag]
+    before: JointState
+    keeps_kv: bool = False
+    begun: bool = False
+
+    @property
+    def gives_back(self) -> frozenset[Tag]:
+        """What no rank holds any more once the command is dropped; empty: unknown."""
+        return self.tags if self.request is Request.CLEAR else ALL_TAGS
+
+    @property
+    def plan(self) -> PlanName | None:
+        """The plan that serves the request from `before`; None: nothing is to do.
+
+        Its collective actions are the same on every rank.
+        """
+        weights, kv = self.before.weights, self.before.kv
+        if self.request is Request.HOT_UPDATE:
+            return PlanName.HOT
+        if weights is WeightState.FAULTED:
+            # It is repaired beside peers that are cleared already: no collective can be part of it.
+            return PlanName.DISCARD
+        if weights not in _AT_REST:
+            return None  # a new epoch, in the middle of a command: what is held is given back
+        chosen = plan_to_clear if self.request is Request.CLEAR else plan_to_update
+        return chosen(self.tags, weights, kv)
+
+
+class Ending(NamedTuple):
+    """A way out of a command.
+
+    Parameters
+    ----------
+    course : Course
+        Events to be fired at once.
+    plan : PlanName or None
+        The discard plan to be run then, one action after the other; None: the command has ended here.
+    faulted : bool
+        Whether the rank ends FAULTED, if no plan is to be run.
+    """
+
+    course: Course
+    plan: PlanName | None = None
+    faulted: bool = False
+
+
+def objection(asked: Asked) -> str | None:
+    """Say why a command cannot begin where the rank is; None if it can."""
+    joint = asked.before
+    if asked.request is Request.HOT_UPDATE:
+        if serving(joint.weights, joint.kv):
+            return None
+        return "a hot update replaces weights that serve; update without it"
+    faulted = joint.weights is WeightState.FAULTED
+    if faulted and asked.request is Request.CLEAR and asked.tags != ALL_TAGS:
+        return "what a FAULTED rank holds is unknown; clear weights and KV cache together"
+    if asked.request is Request.UPDATE and asked.plan is None:
+        return f"nothing of {sentence_of(asked.tags)} is missing"
+    first = _first_events(asked)[0]
+    try:
+        step(joint, first)
+    except IllegalTransitionError:
+        state = joint.weights if isinstance(first, WeightEvent) else joint.kv
+        return f"there is no way from {state.name} by {asked.request.value}"
+    return None
+
+
+def begin(asked: Asked, joint: JointState) -> Course:
+    """Begin the transition: all ranks stand at the same step. For a hot update: the flip begins."""
+    course = Course(joint)
+    for event in _first_events(asked):
+        course = course.then(event, kv_kept=asked.keeps_kv or event is not WeightEvent.UPDATE)
+    replaced = course.joint.weights is WeightState.UPDATING and course.joint.kv is KVState.NORMAL
+    return course.then(KVEvent.UPDATE) if replaced and not asked.keeps_kv else course
+
+
+def followed(joint: JointState, change: CacheChange) -> Course:
+    """Let the KV cache's machine follow an action, while the weights are at work, too.
+
+    A KV cache that moves alone arrives when all is done (:func:`finish`, :func:`commit`, :func:`freed`).
+    """
+    course = Course(joint)
+    if joint.weights not in _AT_WORK:
+        return course
+    if change is CacheChange.READY:
+        return _brought_back(course)
+    return course.then(KVEvent.CLEARED) if joint.kv is KVState.CLEARING else course
+
+
+def finish(asked: Asked, joint: JointState) -> Course:
+    """Say that everything which can fail is behind this rank."""
+    if asked.request is Request.CLEAR:
+        return freed(joint)
+    course = Course(joint)
+    if joint.weights is not WeightState.UPDATING:
+        return course
+    if Tag.KV_CACHE in asked.tags or joint.kv is KVState.UPDATING:
+        course = _brought_back(course)
+    return course.then(WeightEvent.PREPARED)
+
+
+def commit(joint: JointState) -> Course:
+    """Serve the new version, or take in that the KV cache is back over the same weights."""
+    course = Course(joint)
+    if joint.weights is WeightState.PREPARED:
+        return course.then(WeightEvent.COMMIT)
+    return course.then(KVEvent.REBUILT) if joint.kv is KVState.UPDATING else course
+
+
+def fail(joint: JointState, cause: str = "") -> Course:
+    """Take in that the command failed; a KV cache that was to go alone stays CLEARING until the decision."""
+    course = Course(joint)
+    return course.then(WeightEvent.FAIL, cause=cause) if joint.weights in _AT_WORK else course
+
+
+def is_torn(joint: JointState) -> bool:
+    """Whether a teardown has begun, so that undoing brings nothing back."""
+    gone = joint.weights in (WeightState.CLEARING, WeightState.FAULTED)
+    return gone or joint.kv is KVState.CLEARING
+
+
+def keep(asked: Asked, joint: JointState) -> Ending:
+    """End an aborted command that touched no rank, after it was undone: hold what was held before."""
+    if joint.weights is WeightState.FAULTED:
+        return _drop_all(Course(joint))
+    if not asked.begun:
+        return Ending(Course(joint))
+    course = Course(joint)
+    if joint.weights in _AT_REST:
+        return Ending(_kv_as_before(asked, course))
+    if joint.held:
+        if joint.weights is WeightState.PREPARED:
+            course = course.then(WeightEvent.ABORT, kept=True)
+        course = _kv_as_before(asked, course)
+        if course.joint.weights is WeightState.UPDATING:
+            course = course.then(WeightEvent.ABORT, kept=True)
+        return Ending(course)
+    if asked.before.kv is not KVState.NORMAL:
+        return _drop_all(course)
+    # What an update has begun to load goes, the KV cache stays.
+    return Ending(_kv_as_before(asked, course).then(WeightEvent.ABORT), PlanName.DISCARD_WEIGHTS)
+
+
+def drop(asked: Asked, joint: JointState) -> Ending:
+    """End an aborted command that touched some rank: hold nothing, or not the half that was to be cleared."""
+    course, gives_back = Course(joint), asked.gives_back
+    if gives_back == ALL_TAGS:
+        return _drop_all(course)
+    if asked.before.weights is WeightState.FAULTED:
+        return Ending(course, faulted=True)  # half a teardown repairs nothing
+    return (
+        _drop_half(course, takes_weights=Tag.WEIGHTS in gives_back) if gives_back else _drop_unknown(course)
+    )
+
+
+def leave(joint: JointState) -> Ending:
+    """Give back everything, since the epoch has ended."""
+    return _drop_all(Course(joint))
+
+
+def freed(joint: JointState) -> Course:
+    """Take in that the last action of a teardown is done: what was CLEARING is CLEARED."""
+    course = Course(joint)
+    if joint.kv is KVState.CLEARING:
+        course = course.then(KVEvent.CLEARED)
+    return course.then(WeightEvent.CLEARED) if joint.weights is WeightState.CLEARING else course
+
+
+def not_freed(joint: JointState, cause: str = "") -> Course:
+    """Take in that an action of a teardown failed: the rank is FAULTED."""
+    return Course(joint).then(WeightEvent.FAIL, cause=cause)
+
+
+def lose(joint: JointState) -> Course:
+    """Begin a new epoch with nothing; never refused."""
+    return Course(joint).then(KVEvent.LOST).then(WeightEvent.LOST)
+
+
+def _first_events(asked: Asked) -> list[Event]:
+    """Say with which events a command begins, weights first."""
+    clears = asked.request is Request.CLEAR
+    events: list[Event] = []
+    if Tag.WEIGHTS in asked.tags:
+        events.append(WeightEvent.CLEAR if clears else WeightEvent.UPDATE)
+    if clears and Tag.KV_CACHE in asked.tags:
+        events.append(KVEvent.CLEAR)
+    return events or [KVEvent.UPDATE]
+
+
+def _brought_back(course: Course) -> Course:
+    """Say that the KV cache is whole again; an engine without one is always in step."""
+    if course.joint.kv is KVState.CLEARED:
+        course = course.then(KVEvent.UPDATE)
+    return course.then(KVEvent.REBUILT) if course.joint.kv is KVState.UPDATING else course
+
+
+def _kv_as_before(asked: Asked, course: Course) -> Course:
+    """Let the KV cache's machine say what undoing has left: what there was before."""
+    kv = course.joint.kv
+    if asked.before.kv is KVState.CLEARED and kv is not KVState.CLEARED:
+        return course.then(KVEvent.CLEAR, cause="what was built is given back").then(KVEvent.CLEARED)
+    if kv is KVState.UPDATING:
+        return course.then(KVEvent.REBUILT, cause="the old cache is still whole")
+    return course
+
+
+def _drop_all(course: Course) -> Ending:
+    if course.joint == START:
+        return Ending(course)
+    course = _weights_leave(course)
+    if course.joint.kv is not KVState.CLEARED:
+        course = course.then(KVEvent.CLEAR)
+    return Ending(course, PlanName.DISCARD)
+
+
+def _drop_half(course: Course, *, takes_weights: bool) -> Ending:
+    away = (
+        course.joint.weights is WeightState.CLEARED if takes_weights else course.joint.kv is KVState.CLEARED
+    )
+    if away:
+        return Ending(course)
+    if not takes_weights:
+        return Ending(course.then(KVEvent.CLEAR), PlanName.DISCARD_KV_CACHE)
+    course = _weights_leave(course)
+    beside = course.joint.kv is KVState.NORMAL
+    return Ending(course, PlanName.DISCARD_HELD_WEIGHTS if beside else PlanName.DISCARD)
+
+
+def _drop_unknown(course: Course) -> Ending:
+    """Serve nothing, since keeping either half may be keeping what the other ranks have not."""
+    if course.joint == START:
+        return Ending(course)
+    normal = course.joint.weights is WeightState.NORMAL
+    course = course.then(WeightEvent.CLEAR if normal else KVEvent.CLEAR)
+    cause = "the command's arguments cannot be read"
+    return Ending(course.then(WeightEvent.FAIL, cause=cause), faulted=True)
+
+
+def _weights_leave(course: Course) -> Course:
+    leaves = course.joint.weights in (WeightState.NORMAL, WeightState.FAULTED)
+    return course.then(WeightEvent.CLEAR if leaves else WeightEvent.ABORT)
