@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,8 @@ from wsm.strategies import (
 )
 from wsm.strategies.delta import errors as wrong
 from wsm.strategies.delta.shard import DeltaShard
+from wsm.strategies.trainer import staged_directory
+from wsm.strategies.trainer.publisher_lock import take_publisher_lock
 
 FINITE = {"w": (TensorSpec("w", "F32", (4096,)), b"\0" * 16384)}
 FINER = {"w": (FINITE["w"][0], b"\0\0\x80\x3f" + b"\0" * 16380)}
@@ -138,6 +144,67 @@ def test_one_number_never_means_two_contents(directory):
     with pytest.raises(errors.ManifestMismatchError, match="holds other tensors"):
         directory.load(4, target)
     assert holds(target, C)
+
+
+# Publishes a whole version in the place of a delta that leads elsewhere, and dies at every operation.
+DYING_INSTEAD_OF_A_DELTA = """
+import json, shutil, sys
+from itertools import groupby
+from pathlib import Path
+from delta_directory import A, B, C, Directory, holding, holds
+from dying_publisher import deaths
+
+directory = Directory(Path(sys.argv[1]))
+
+def begin():
+    shutil.rmtree(directory.path, ignore_errors=True)
+    directory.whole(1, A)
+    directory.delta(2, 1, B)
+
+def instead():
+    directory.delta(2, 1, C, crossover=0.0, replace=True)
+
+def found():
+    target = holding(A)
+    try:
+        directory.load(2, target)
+    except Exception as error:
+        return type(error).__name__
+    return "B" if holds(target, B) else "C" if holds(target, C) else "mixed"
+
+begin()
+seen = []
+for _ in deaths(instead):
+    seen.append(found())
+    instead()
+    assert found() == "C"
+    begin()
+print(json.dumps([name for name, _ in groupby(seen)]))
+"""
+
+
+def test_a_delta_that_the_whole_version_replaces_goes_in_one_step_once_the_whole_is_there(directory):
+    """In between there are two contents under one number, which ranks refuse to load."""
+    command = [sys.executable, "-c", DYING_INSTEAD_OF_A_DELTA, str(directory.path / "dying")]
+    shared = str(Path(__file__).parents[1] / "shared")
+    environment = {**os.environ, "PYTHONPATH": shared}
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+    assert json.loads(done.stdout) == ["B", "ManifestMismatchError", "C"]
+
+
+def test_no_other_publisher_comes_between_a_delta_and_the_whole_version_instead_of_it(directory, monkeypatch):
+    directory.whole(1, A)
+    taken = []
+
+    def take(versions):
+        taken.append(versions)
+        return take_publisher_lock(versions)
+
+    monkeypatch.setattr(staged_directory, "take_publisher_lock", take)
+    assert directory.delta(2, 1, B, crossover=0.0).whole == "size"
+    assert len(taken) == 1
+    with StagedVersion(directory.path, 3, world_size=1):  # it was given back
+        pass
 
 
 def test_one_publisher_at_a_time_whatever_it_publishes(directory):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -335,3 +336,31 @@ def test_a_directory_that_was_renamed_away_is_not_held(snapshot, tmp_path):
     path.rename(tmp_path / "away")
     assert not directory.hold()
     directory.close()
+
+
+def test_a_version_that_is_out_is_published_whatever_then_befalls_the_look_at_older_ones(
+    snapshot, monkeypatch
+):
+    """Nothing that goes wrong after the announcement may tell the trainer that it failed."""
+    snapshot.publish(1)
+    snapshot.publish(2)
+    listed, looked_at = Path.iterdir, Path.stat
+
+    def broken_iterdir(path):
+        if path.name == "versions":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return listed(path)
+
+    def broken_stat(path, **options):
+        if path.name in ("1", "2"):
+            raise FileNotFoundError(errno.ENOENT, "another cleaner was here")
+        return looked_at(path, **options)
+
+    monkeypatch.setattr(Path, "iterdir", broken_iterdir)
+    snapshot.publish(3)
+    monkeypatch.setattr(Path, "iterdir", listed)
+    monkeypatch.setattr(Path, "stat", broken_stat)
+    snapshot.publish(4)
+    monkeypatch.undo()
+    assert read_version(snapshot.root) == 4
+    assert load(snapshot.source(), snapshot.target()).version == 4

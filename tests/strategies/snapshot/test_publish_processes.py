@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-import signal
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from wsm.strategies import MemoryTarget, Retention, TensorSpec, load, publish_snapshot, read_version
+from wsm.strategies import Retention, publish_snapshot, read_version
 
 pytestmark = pytest.mark.processes
+
+#: Where a process of its own finds what the tests import.
+WITH_SHARED = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "shared")}
 
 STATE = """
 import sys
@@ -39,50 +43,6 @@ print(json.dumps({"seen": sorted(seen), "mixed": mixed}))
 """
 )
 
-PUBLISHER = (
-    STATE
-    + """
-import wsm.strategies.snapshot.staged_version as staged_version
-import wsm.strategies.trainer.staged_directory as staged_directory
-
-root, stage = sys.argv[1], sys.argv[2]
-
-def stop(*_arguments, **_options):
-    print("here", flush=True)
-    sys.stdin.readline()
-
-class Stopping(dict):
-    def __getitem__(self, name):
-        if name == "t5" and self.armed:
-            stop()
-        return super().__getitem__(name)
-
-tensors = Stopping(state(2))
-tensors.armed = False
-if stage == "in the middle of a part":
-    from wsm.strategies.snapshot import shard_writer
-
-    def specs_first(mapping, original=shard_writer.specs_of):
-        specs = original(mapping)
-        mapping.armed = True
-        return specs
-
-    shard_writer.specs_of = specs_first
-elif stage == "before the rename":
-    staged_directory.bring_in = stop
-elif stage == "before the announcement":
-    def announce(directory, *arguments, original=staged_version.write_version, **options):
-        if str(directory) == root:
-            stop()
-        original(directory, *arguments, **options)
-
-    staged_version.write_version = announce
-elif stage == "before the removal of old versions":
-    staged_version.retire = stop
-publish_snapshot(root, 2, {0: tensors}, part_bytes=45_000)
-"""
-)
-
 
 def start(script, *arguments):
     return subprocess.Popen(
@@ -96,41 +56,6 @@ def start(script, *arguments):
 def first_publication(root):
     script = STATE + "publish_snapshot(sys.argv[1], 1, {0: state(1)}, part_bytes=45_000)"
     subprocess.run([sys.executable, "-c", script, str(root)], check=True)
-
-
-def loaded(snapshot, root, version=None):
-    """Load and return (version, the one byte that all tensors hold)."""
-    target = MemoryTarget(TensorSpec(f"t{index}", "U8", (20_000,)) for index in range(8))
-    report = load(snapshot.source(directory=root), target, version=version)
-    [byte] = {byte for name in target.specs() for byte in bytes(target.readable(name))}
-    return report.version, byte
-
-
-@pytest.mark.parametrize(
-    ("stage", "newest"),
-    [
-        ("in the middle of a part", 1),
-        ("before the rename", 1),
-        ("before the announcement", 1),
-        ("before the removal of old versions", 2),
-    ],
-)
-def test_a_publisher_killed_anywhere_leaves_a_whole_version_and_room_for_the_next(
-    snapshot, tmp_path, stage, newest
-):
-    first_publication(tmp_path)
-    with start(PUBLISHER, tmp_path, stage) as publisher:
-        assert publisher.stdout.readline() == "here\n"
-        publisher.send_signal(signal.SIGKILL)
-    assert publisher.returncode == -signal.SIGKILL
-    assert loaded(snapshot, tmp_path) == (newest, newest)
-    with start(PUBLISHER, tmp_path, "to the end") as publisher:
-        pass
-    assert publisher.returncode == 0
-    assert loaded(snapshot, tmp_path) == (2, 2)
-    assert loaded(snapshot, tmp_path, version=1) == (1, 1)
-    names = sorted(path.name for path in (tmp_path / "versions").iterdir())
-    assert names == [".publisher.lock", "1", "2"]
 
 
 def test_readers_see_whole_versions_only_while_a_publisher_replaces_them(snapshot, tmp_path):
@@ -160,6 +85,95 @@ def test_readers_see_whole_versions_only_while_a_publisher_replaces_them(snapsho
             reader.stdout.close()
             reader.stdin.close()
     assert read_version(tmp_path) == last
+
+
+# Kills a publisher before each of its file operations in turn, and looks at what is there: at once, and
+# after the next publisher. Version 1 stands; what is published is version 2, or version 1 once more.
+KILLED_EVERYWHERE = (
+    STATE
+    + """
+import json
+from pathlib import Path
+from dying_publisher import deaths
+from wsm.strategies.trainer import retention
+from wsm.strategies.trainer.retention import Retention
+
+root, way = sys.argv[1], sys.argv[2]
+if way == "replaced in two renames":
+    retention._exchanged = lambda staged, final: False
+version = 2 if way == "beside" else 1
+
+def publish(version, content):
+    tensors = {0: state(content)}
+    keep = Retention(keep=3)
+    publish_snapshot(root, version, tensors, replace=True, retain=keep, part_bytes=90_000, durable=False)
+
+def found(asked):
+    target = MemoryTarget(SPECS)
+    source = SnapshotSource(root, 0, device_id=0, shared_directory=None)
+    loaded = load(source, target, version=asked).version
+    [byte] = {byte for spec in SPECS for byte in bytes(target.readable(spec.name))}
+    return [loaded, byte]
+
+publish(1, 1)
+lost, wrong = 0, []
+for operations in deaths(lambda: publish(version, 9)):
+    try:
+        seen = found(None)
+        if seen not in ([1, 1], [version, 9]):
+            wrong.append([operations, "at once", seen])
+    except Exception:
+        lost += 1
+    publish(3, 3)
+    if found(1) not in ([1, 1], [1, 9]):
+        wrong.append([operations, "after the next", found(1)])
+    publish(1, 1)
+    hidden = [path.name for path in (Path(root) / "versions").iterdir() if not path.name.isdecimal()]
+    if hidden != [".publisher.lock"]:
+        wrong.append([operations, "left behind", hidden])
+print(json.dumps([operations, lost, wrong]))
+"""
+)
+
+
+@pytest.mark.parametrize("way", ["beside", "replaced", "replaced in two renames"])
+def test_a_publisher_killed_anywhere_leaves_whole_versions_and_room_for_the_next(tmp_path, way):
+    """Where a file system cannot exchange two names, the next publisher puts back what was in between."""
+    command = [sys.executable, "-c", KILLED_EVERYWHERE, str(tmp_path), way]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=WITH_SHARED)
+    operations, lost, wrong = json.loads(done.stdout)
+    assert operations > 10
+    assert wrong == []
+    assert lost == (way == "replaced in two renames")
+
+
+def test_readers_find_a_version_at_any_moment_while_it_is_replaced(tmp_path):
+    script = STATE + (
+        "root = sys.argv[1]\n"
+        "print('reading', flush=True)\n"
+        "loads, target, mixed = 0, MemoryTarget(SPECS), 0\n"
+        "source = SnapshotSource(root, 0, device_id=0, world_size=1, shared_directory=None)\n"
+        "while read_version(root) == 1:\n"
+        "    load(source, target, version=1)\n"
+        "    loads += 1\n"
+        "    mixed += len({bytes(target.readable(spec.name)) for spec in SPECS}) != 1\n"
+        "print(loads, mixed)\n"
+    )
+    replacing = STATE + (
+        "for content in range(2, 62):\n"
+        "    publish_snapshot(sys.argv[1], 1, {0: state(content)}, replace=True, durable=False)\n"
+        "publish_snapshot(sys.argv[1], 2, {0: state(2)}, durable=False)\n"
+    )
+    first_publication(tmp_path)
+    with start(script, tmp_path) as reader:
+        try:
+            assert reader.stdout.readline() == "reading\n"
+            subprocess.run([sys.executable, "-c", replacing, str(tmp_path)], check=True)
+            loads, mixed = map(int, reader.stdout.read().split())
+        finally:
+            reader.kill()
+    assert loads > 1
+    assert mixed == 0
 
 
 def test_a_dead_reader_holds_nothing(snapshot, tmp_path):

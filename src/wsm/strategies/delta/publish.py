@@ -7,6 +7,7 @@ the whole version is published instead, and the report says so.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +26,7 @@ from wsm.strategies.delta.writer import DeltaPlan, write_delta
 from wsm.strategies.errors import IncompletePublicationError
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.offer import OfferedTensor
-from wsm.strategies.snapshot.publish import publish_snapshot
+from wsm.strategies.snapshot.staged_version import StagedVersion
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
@@ -122,19 +123,20 @@ def publish_delta(
             manifest, retired = staged.commit(shards, announce=True, replace=replace, retain=retain)
             path, digest = f"{directory}/{DELTAS_DIRECTORY}/{version}", manifest.digest
         else:
-            staged.make_way(shards, replace=replace)
-    if whole is not None:
-        published = publish_snapshot(
-            directory,
-            version,
-            states,
-            device_ids=devices,
-            retain=retain,
-            replace=replace,
-            durable=durable,
-            finite=finite,
-        )
-        path, digest, retired = published.path, published.manifest_digest, published.retired
+            # What leads elsewhere goes once the whole is there, and other publishers are kept out meanwhile.
+            clears = not staged.may_stay(shards, replace=replace)
+            shutil.rmtree(staged.path, ignore_errors=True)  # it is not needed, and the whole needs room
+            with StagedVersion(
+                directory, version, world_size=len(states), durable=durable, within=staged
+            ) as instead:
+                for rank, tensors in states.items():
+                    instead.write_shard(rank, tensors, device_id=devices[rank], finite=finite)
+                published = instead.commit(
+                    replace=replace,
+                    retain=retain,
+                    before_announcing=staged.take_away_standing if clears else None,
+                )
+            path, digest, retired = published.path, published.manifest.digest, published.retired
     return DeltaReport.of(
         shards,
         path=path,

@@ -30,7 +30,7 @@ from wsm.strategies.errors import (
     UnreadableFileError,
     VersionMismatchError,
 )
-from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.tensor import ITEM_BYTES
 
@@ -206,11 +206,8 @@ def open_delta(source: DeltaSource, version: int, stack: ExitStack) -> OpenDelta
     """
     root = str(source.directory)
     path = f"{root}/{DELTAS_DIRECTORY}/{version}"
-    try:
-        directory = stack.enter_context(closing(SnapshotDirectory(path, boundary=root)))
-    except FileNotFoundError:
-        return None
-    if not directory.hold():
+    directory = open_held(path, boundary=root, stack=stack)
+    if directory is None:
         return None
     manifest = DeltaManifest.decode(
         read_small(directory, DELTA_MANIFEST), file=directory.locate(DELTA_MANIFEST)

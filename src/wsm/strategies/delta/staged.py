@@ -5,7 +5,6 @@ How it becomes visible, :mod:`wsm.strategies.trainer.staged_directory` knows.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from wsm.strategies.errors import VersionExistsError
 from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
 from wsm.strategies.files.version_file import write_version
-from wsm.strategies.trainer.retention import Retention, retire
+from wsm.strategies.trainer.retention import Retention, retire, take_away
 from wsm.strategies.trainer.staged_directory import StagedDirectory
 
 _MAX_KEPT_CHAIN = 1 << 10
@@ -83,20 +82,30 @@ class StagedDelta(StagedDirectory):
         kept = Retention(retain.keep, {*retain.protect, *needed})
         return staged.manifest, retire(self._place, self.version, kept)
 
-    def make_way(self, shards: Sequence[DeltaShard], *, replace: bool) -> None:
-        """See that no delta under this number leads elsewhere, or promises less than the whole. Blocks.
+    def may_stay(self, shards: Sequence[DeltaShard], *, replace: bool) -> bool:
+        """Whether what is there leads to these tensors and promises as much as the whole. Blocks.
 
         Raises
         ------
         VersionExistsError
-            If one does, and `replace` is false.
+            If it does not, and `replace` is false.
         """
         standing = standing_delta(self.final)
         lacking = None if standing is None else standing.lacks(PublishedDelta.of(shards))
-        if lacking == ():
-            return
-        self._check_vacant(replace=replace, lacking=lacking)
-        shutil.rmtree(self.final, ignore_errors=True)
+        if lacking != ():
+            self._check_vacant(replace=replace, lacking=lacking)
+        return lacking == ()
+
+    def take_away_standing(self) -> None:
+        """Take the delta away that stands there, if any, in one step. Blocks.
+
+        Raises
+        ------
+        StorageError
+            If the file system refuses.
+        """
+        with self._storage():
+            take_away(self.final)
 
     def _check_whole(self, shards: Sequence[DeltaShard]) -> None:
         """Refuse a number under which other tensors are published whole: it may mean one content only."""

@@ -11,11 +11,13 @@ import errno
 import fcntl
 import os
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from wsm.strategies.errors import NotARegularFileError, OutsideDirectoryError, UnreadableFileError
 
+# Each further attempt takes a publisher that replaced the directory between two of our system calls.
+_ATTEMPTS = 8
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
 
 
@@ -158,3 +160,36 @@ class SnapshotDirectory:
             if os.path.commonpath((self._boundary, leads_to)) == self._boundary:
                 return
         raise OutsideDirectoryError(file=path, leads_to=leads_to, directory=self._boundary)
+
+
+def open_held(path: str, *, boundary: str, stack: ExitStack) -> SnapshotDirectory | None:
+    """Open the directory that stands at `path`, and keep publishers from retiring it.
+
+    One that is replaced meanwhile is opened as it is then.
+
+    Parameters
+    ----------
+    path, boundary : str
+        As for :class:`SnapshotDirectory`.
+    stack : ExitStack
+        Closes it.
+
+    Returns
+    -------
+    SnapshotDirectory or None
+        None if there is none, or it is being retired.
+
+    Raises
+    ------
+    NotARegularFileError, UnreadableFileError, OutsideDirectoryError
+        As :class:`SnapshotDirectory`.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            directory = SnapshotDirectory(path, boundary=boundary)
+        except FileNotFoundError:
+            return None
+        if directory.hold():
+            return stack.enter_context(closing(directory))
+        directory.close()
+    return None

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from wsm.strategies.errors import SnapshotNotFoundError, VersionFileMissingError
 from wsm.strategies.files import snapshot_names
-from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
 from wsm.strategies.files.version_file import read_version
 from wsm.strategies.snapshot.snapshot_files import (
     Place,
@@ -129,9 +129,8 @@ def _find(source: SnapshotSource, wanted: int | None, stack: ExitStack) -> Shard
     device_id = source.resolved_device_id()
     root = str(source.directory)
     if wanted is not None:
-        path = _version_path(root, wanted)
-        directory = _open(path, stack, boundary=root)
-        if directory is not None and directory.hold():
+        directory = open_held(_version_path(root, wanted), boundary=root, stack=stack)
+        if directory is not None:
             return find_in_directory(directory, rank=source.rank, device_id=device_id)
     flat = _open(root, stack)
     if flat is not None:
@@ -146,15 +145,15 @@ def _find(source: SnapshotSource, wanted: int | None, stack: ExitStack) -> Shard
 
 def _published(root: str, wanted: int | None, stack: ExitStack) -> SnapshotDirectory | None:
     if wanted is not None:
-        directory = _open(_version_path(root, wanted), stack, boundary=root)
-        if directory is not None and directory.hold():
+        directory = open_held(_version_path(root, wanted), boundary=root, stack=stack)
+        if directory is not None:
             return directory
     return _open(root, stack)
 
 
-def _open(path: str, stack: ExitStack, *, boundary: str | None = None) -> SnapshotDirectory | None:
+def _open(path: str, stack: ExitStack) -> SnapshotDirectory | None:
     try:
-        return stack.enter_context(closing(SnapshotDirectory(path, boundary=boundary)))
+        return stack.enter_context(closing(SnapshotDirectory(path)))
     except FileNotFoundError:
         return None
 

@@ -6,7 +6,7 @@ visible, :mod:`wsm.strategies.trainer.staged_directory` knows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,10 +47,21 @@ class StagedVersion(StagedDirectory):
         As for every publication; see the base class, also for attributes and errors.
     world_size : int
         Number of ranks that it is for.
+    within : StagedDirectory, optional
+        Another publication into the same directory, which keeps other publishers out for both.
     """
 
-    def __init__(self, directory: Path | str, version: int, *, world_size: int, durable: bool = True) -> None:
-        super().__init__(directory, snapshot_names.VERSIONS_DIRECTORY, version, durable=durable)
+    def __init__(
+        self,
+        directory: Path | str,
+        version: int,
+        *,
+        world_size: int,
+        durable: bool = True,
+        within: StagedDirectory | None = None,
+    ) -> None:
+        place = snapshot_names.VERSIONS_DIRECTORY
+        super().__init__(directory, place, version, durable=durable, within=within)
         self.world_size = world_size
 
     def plan(
@@ -83,12 +94,27 @@ class StagedVersion(StagedDirectory):
         )
         return write_shard(self.path, tensors, plan)
 
-    def commit(self, *, replace: bool = False, retain: Retention = KEEP_TWO) -> Published:
+    def commit(
+        self,
+        *,
+        replace: bool = False,
+        retain: Retention = KEEP_TWO,
+        before_announcing: Callable[[], None] | None = None,
+    ) -> Published:
         """Make the version visible, announce it, then remove versions that are no longer kept. Blocks.
 
         A version that is there already with the very same tensors, and promises at least as much, is
         announced as it stands: a publisher that died between the rename and the announcement is simply run
         again.
+
+        Parameters
+        ----------
+        replace : bool
+            Whether a version of this number may be replaced that has other content, or promises less.
+        retain : Retention
+            Which older versions stay.
+        before_announcing : callable, optional
+            Called once the version is visible and before ``version.yaml`` names it.
 
         Raises
         ------
@@ -109,6 +135,8 @@ class StagedVersion(StagedDirectory):
             else:
                 self._check_vacant(replace=replace, lacking=lacking)
                 self._show()
+            if before_announcing is not None:
+                before_announcing()
             write_version(self._directory, self.version, durable=self._durable)
         retired = retire(self._place, self.version, retain)
         return Published(str(self.final), staged.manifest, staged.shards, retired)

@@ -2,15 +2,20 @@
 
 A version vanishes by a rename to a hidden name, in one step; its files are removed after that. One that
 somebody reads, or may have to read again (:mod:`wsm.strategies.snapshot.version_pins`), is left for the next
-time. All of it happens under the publisher's lock. Knows nothing about tensors.
+time. One that is replaced changes places with its successor in one step, where the file system can; where it
+cannot, it is put back if the publisher died in between. All of it happens under the publisher's lock. Knows
+nothing about tensors.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +23,13 @@ from pathlib import Path
 
 from wsm import log
 
+# What nobody needs any more.
 _REMOVED_PREFIX = ".removed-"
+# What is whole, and was about to be replaced.
+_REPLACED_PREFIX = ".replaced-"
+# From <linux/fs.h> and <fcntl.h>.
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
 
 _log = log.logger("strategies")
 
@@ -57,37 +68,91 @@ def retire(versions: Path, current: int, retention: Retention) -> tuple[int, ...
 
 
 def bring_in(staged: Path, final: Path) -> None:
-    """Rename `staged` to `final`; what was there is taken away in the same moment and removed. Blocks.
+    """Let `staged` be `final`; what was there is taken away in the same moment and removed. Blocks.
+
+    A file system without ``RENAME_EXCHANGE`` takes two moments: in between there is nothing.
 
     Raises
     ------
     OSError
         If the file system refuses; `final` is then as it was.
     """
-    hidden = _hidden(final)
-    with suppress(FileNotFoundError):
-        final.rename(hidden)
-    try:
-        staged.rename(final)
-    except BaseException:
+    replaced = staged
+    if not _exchanged(staged, final):
+        replaced = _hidden(final, _REPLACED_PREFIX)
         with suppress(FileNotFoundError):
-            hidden.rename(final)
-        raise
-    shutil.rmtree(hidden, ignore_errors=True)
+            final.rename(replaced)
+        try:
+            staged.rename(final)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                replaced.rename(final)
+            raise
+    with suppress(OSError):  # there was none; or it is left as it is for the next publisher
+        remove_unless_read(replaced.rename(_hidden(final, _REMOVED_PREFIX)))
+
+
+def take_away(final: Path) -> None:
+    """Take what is at `final` out of sight, if there is anything, and remove it. Blocks; raises OSError."""
+    with suppress(FileNotFoundError):
+        remove_unless_read(final.rename(_hidden(final, _REMOVED_PREFIX)))
 
 
 def finish_removals(versions: Path) -> None:
-    """Remove what a publisher that died had already taken out of sight. Blocks."""
+    """Put back what a publisher that died was replacing, then remove what it had taken out of sight. Blocks.
+
+    Raises
+    ------
+    OSError
+        If a version cannot be put back.
+    """
+    for replaced in versions.glob(f"{_REPLACED_PREFIX}*"):
+        final = versions / replaced.name.removeprefix(_REPLACED_PREFIX).partition("-")[0]
+        replaced.rename(_hidden(final, _REMOVED_PREFIX) if final.exists() else final)
     for leftover in versions.glob(f"{_REMOVED_PREFIX}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+        remove_unless_read(leftover)
+
+
+def remove_unless_read(hidden: Path) -> None:
+    """Remove a directory that is out of sight; one that is still read waits for the next time. Blocks."""
+    with suppress(OSError):
+        descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if not _is_read(descriptor):
+                shutil.rmtree(hidden, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _exchanged(staged: Path, final: Path) -> bool:
+    """Let two directories change names in one step; False where there is no `final`, or no such call."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    if call(_AT_FDCWD, os.fsencode(staged), _AT_FDCWD, os.fsencode(final), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    # Without it: kernels, file systems, and sandboxes that do not know it.
+    if number in (errno.ENOENT, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
+        return False
+    raise OSError(number, os.strerror(number), str(final))
 
 
 def _published(versions: Path) -> Collection[tuple[int, int]]:
-    return [
-        (path.stat().st_mtime_ns, int(path.name))
-        for path in versions.iterdir()
-        if path.name.isdecimal() and path.is_dir()
-    ]
+    """Return when each version was published, and which; less what cannot be looked at."""
+    found = []
+    try:
+        numbered = [path for path in versions.iterdir() if path.name.isdecimal()]
+    except OSError as error:
+        # The new version is published all the same.
+        _log.warning(log.SNAPSHOT_NOT_REMOVED, path=str(versions), reason=str(error))
+        return ()
+    for path in numbered:
+        with suppress(OSError):
+            status = path.stat()
+            if stat.S_ISDIR(status.st_mode):
+                found.append((status.st_mtime_ns, int(path.name)))
+    return found
 
 
 def _remove(path: Path) -> bool:
@@ -96,7 +161,7 @@ def _remove(path: Path) -> bool:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if _is_read(descriptor):
             return False
-        hidden = _hidden(path)
+        hidden = _hidden(path, _REMOVED_PREFIX)
         path.rename(hidden)
         shutil.rmtree(hidden)
     except OSError as error:
@@ -121,5 +186,5 @@ def _is_read(descriptor: int) -> bool:
     return False
 
 
-def _hidden(path: Path) -> Path:
-    return path.with_name(f"{_REMOVED_PREFIX}{path.name}-{secrets.token_hex(4)}")
+def _hidden(path: Path, prefix: str) -> Path:
+    return path.with_name(f"{prefix}{path.name}-{secrets.token_hex(4)}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from wsm.strategies.files.atomic_file import sync_directory
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.trainer.publisher_lock import take_publisher_lock
-from wsm.strategies.trainer.retention import bring_in, finish_removals
+from wsm.strategies.trainer.retention import bring_in, finish_removals, remove_unless_read
 
 _STAGING_PREFIX = ".staging-"
 
@@ -44,6 +43,8 @@ class StagedDirectory:
         The version.
     durable : bool
         Whether it must survive a power cut once it is committed.
+    within : StagedDirectory, optional
+        Another publication into the same directory, which keeps other publishers out for both.
 
     Attributes
     ----------
@@ -64,7 +65,15 @@ class StagedDirectory:
         If `version` is none.
     """
 
-    def __init__(self, directory: Path | str, place: str, version: int, *, durable: bool) -> None:
+    def __init__(
+        self,
+        directory: Path | str,
+        place: str,
+        version: int,
+        *,
+        durable: bool,
+        within: StagedDirectory | None = None,
+    ) -> None:
         self.version = check_version(version)
         self.publication = secrets.token_hex(8)
         self._directory = Path(directory)
@@ -72,13 +81,13 @@ class StagedDirectory:
         self._durable = durable
         self.path = self._place / f"{_STAGING_PREFIX}{version}-{self.publication}"
         self.final = self._place / str(version)
-        self._lock = take_publisher_lock(self._directory / VERSIONS_DIRECTORY)
+        self._lock = -1 if within is not None else take_publisher_lock(self._directory / VERSIONS_DIRECTORY)
         try:
             with self._storage():
                 self._place.mkdir(exist_ok=True)
-                for leftover in self._place.glob(f"{_STAGING_PREFIX}*"):
-                    shutil.rmtree(leftover)
                 finish_removals(self._place)
+                for leftover in self._place.glob(f"{_STAGING_PREFIX}*"):
+                    remove_unless_read(leftover)
                 self.path.mkdir()
         except BaseException:
             self._release()
@@ -86,8 +95,7 @@ class StagedDirectory:
 
     def discard(self) -> None:
         """Remove what was staged, if it was not committed, and let other publishers in. Idempotent."""
-        if self.path.exists():
-            shutil.rmtree(self.path, ignore_errors=True)
+        remove_unless_read(self.path)
         self._release()
 
     def __enter__(self) -> Self:
