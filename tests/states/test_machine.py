@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from transitions import Machine
 
 from wsm.states import machine as machine_module
-from wsm.states.chart import Guard
+from wsm.states.chart import Event, Guard
 from wsm.states.errors import (
     ConcurrentFireError,
     FlagError,
     IllegalTransitionError,
     MachineDisagreesError,
 )
-from wsm.states.joint import START
+from wsm.states.joint import START, JointState, step
 from wsm.states.machine import LifeCycle
 from wsm.states.record import TransitionRecord
 from wsm.states.table import CHARTS
@@ -137,6 +138,46 @@ def test_a_guard_is_asked_with_a_real_bool_only() -> None:
     for value in (2, "yes", [1], None, ""):
         with pytest.raises(FlagError):
             Guard.KEPT.holds(kept=value)  # type: ignore[arg-type] - the trap
+
+
+def taken_by_the_machine(before: JointState, event: Event, *, kept: bool, kv_kept: bool) -> JointState | None:
+    """Where the live machines go from a state, reachable or not; None if they refuse and stay."""
+    life = LifeCycle()
+    life._weights._model.state, life._kv._model.state, life._joint = before.weights, before.kv, before
+    try:
+        fire_into(life, event, kept=kept, kv_kept=kv_kept)
+    except IllegalTransitionError:
+        assert life.joint == before
+        return None
+    return life.joint
+
+
+def taken_by_the_tables(before: JointState, event: Event, *, kept: bool, kv_kept: bool) -> JointState | None:
+    try:
+        return step(before, event, kept=kept, kv_kept=kv_kept)[1]
+    except IllegalTransitionError:
+        return None
+
+
+def test_the_machines_go_where_the_tables_and_the_joint_rules_lead_from_every_state_and_nowhere_else() -> (
+    None
+):
+    flags = (False, True)
+    for weights, kv, stale, held in product(WeightState, KVState, flags, flags):
+        before = JointState(weights, kv, stale, held)
+        for event, kept, kv_kept in product((*WeightEvent, *KVEvent), flags, flags):
+            after = taken_by_the_machine(before, event, kept=kept, kv_kept=kv_kept)
+            expected = taken_by_the_tables(before, event, kept=kept, kv_kept=kv_kept)
+            assert after == expected, (before, event, kept, kv_kept)
+
+
+def test_without_the_joint_rules_the_machines_would_go_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = JointState(WeightState.UPDATING, KVState.NORMAL, kv_stale=True, held=True)
+    assert taken_by_the_machine(stale, WeightEvent.PREPARED, kept=False, kv_kept=True) is None
+    monkeypatch.setattr(machine_module.joint, "objection", lambda _joint, _row: None)
+    after = taken_by_the_machine(stale, WeightEvent.PREPARED, kept=False, kv_kept=True)
+    assert after is not None
+    assert after.weights is WeightState.PREPARED
 
 
 def test_a_machine_that_leaves_its_table_is_noticed(

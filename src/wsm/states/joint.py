@@ -201,6 +201,19 @@ def follow(joint: JointState, row: Row, *, kv_kept: bool) -> JointState:
     return JointState(row.dest, joint.kv, joint.kv_stale and under_way, joint.held and under_way)
 
 
+def require_flags(**flags: bool) -> None:
+    """Refuse flags that are not bools: any other truthy value would fail both guards of an event.
+
+    Raises
+    ------
+    FlagError
+        Naming the first that is none.
+    """
+    for flag, value in flags.items():
+        if type(value) is not bool:
+            raise FlagError(flag=flag, value=value)
+
+
 def step(
     joint: JointState, event: Event, *, kept: bool = False, kv_kept: bool = True
 ) -> tuple[Row, JointState]:
@@ -231,9 +244,7 @@ def step(
     FlagError
         If a flag is not a bool.
     """
-    for flag, value in (("kept", kept), ("kv_kept", kv_kept)):
-        if type(value) is not bool:
-            raise FlagError(flag=flag, value=value)
+    require_flags(kept=kept, kv_kept=kv_kept)
     chart = chart_of(event)
     state = joint.of(chart.region)
     row = chart.find(state, event, kept=kept)

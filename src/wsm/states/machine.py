@@ -1,15 +1,20 @@
 """The live state machines of one rank, and the one door through which events reach them.
 
-The only module that knows the `transitions` library; everybody else sees :class:`LifeCycle`. What
-`transitions` does well is kept (it decides the next state from rows and guards), what it does surprisingly
-is shut out here:
+The only module that knows the `transitions` library; all others see :class:`LifeCycle`. The library decides:
+the guard of a row and the joint rules about it (:func:`wsm.states.joint.objection`) are the conditions of its
+transition, so a machine takes what the tables allow, and nothing else. :func:`wsm.states.joint.step` says the
+same without a machine, for the explorer; a test goes through every state, event and flag and holds both
+together.
 
-* ``queued=True`` answers True even where a guard said no, and drops what is queued when one event raises. So
-  nothing is ever queued: observers run after the machine is at rest, and what the machine did is compared
-  with its table's row every time.
+What `transitions` does surprisingly is shut out here:
+
+* With ``queued=True`` it answers True even where a condition said no, and drops what is queued when one event
+  raises. So nothing is queued: observers run after the machine is at rest.
+* A row whose condition says no is passed over for the next row of the same event. The guards of such rows exclude
+  each other (:mod:`.check` sees to that), so none is taken in the place of another.
 * ``on_exception``, ``finalize_event`` and ``ignore_invalid_triggers`` swallow errors, so none is set. Besides
-  the guards there are no callbacks: one that raises leaves a machine moved or not, depending on its kind.
-* From a second thread a queued event would run later, on the first thread. Overlapping calls are refused.
+  the conditions there are no callbacks: one that raises leaves a machine moved or not, depending on its kind.
+* Overlapping calls from two threads would be taken in one after the other, in any order. They are refused.
 * A model's state can be assigned by anybody who has the model. The models are private.
 * ``auto_transitions`` would add ``to_NORMAL()`` and its like, past every rule.
 """
@@ -43,6 +48,25 @@ class Edge(NamedTuple):
     guard: str | None
 
 
+class Facts(NamedTuple):
+    """All that a condition may look at.
+
+    Parameters
+    ----------
+    joint : JointState
+        Where weights and KV cache are, and what their states alone do not tell.
+    kept : bool
+        For ``abort``: the outcome of the group.
+    """
+
+    joint: JointState
+    kept: bool
+
+
+#: Name of the condition that every transition has; a guard has the name of its value.
+_JOINT_RULES = "joint_rules"
+
+
 class _Model:
     """What `transitions` keeps the state on; it binds a method per event to it, which nobody calls."""
 
@@ -68,7 +92,7 @@ class ChartMachine:
             transitions=[_transition(row) for row in chart.rows],
             auto_transitions=False,
             send_event=True,
-            queued=True,
+            queued=False,
         )
 
     @property
@@ -76,20 +100,30 @@ class ChartMachine:
         """Where it is: a member of the chart's states."""
         return self._model.state
 
-    def take(self, row: Row, *, kept: bool) -> None:
-        """Let the machine decide, and compare what it did with the row that the table says.
+    def take(self, event: Event, facts: Facts) -> Row | None:
+        """Let the machine decide; return the row that it took, or None if it refused and stayed where it is.
 
         Raises
         ------
         MachineDisagreesError
-            If it refused, or went elsewhere.
+            If it went where its table leads by no such row.
         """
+        source = self._model.state
         try:
-            self._machine.events[row.event.value].trigger(self._model, kept=kept)
-        except MachineError as error:
-            raise self._disagreement(row, f"a refusal ({error})") from error
-        if self._model.state is not row.dest:
-            raise self._disagreement(row, str(self._model.state.name))
+            moved = self._machine.events[event.value].trigger(self._model, facts=facts)
+        except MachineError:  # no row of this state takes the event
+            return None
+        if not moved:
+            return None
+        row = self.chart.find(source, event, kept=facts.kept)
+        if row is None or row.dest is not self._model.state:
+            raise MachineDisagreesError(
+                machine=self.chart.region.value,
+                event=event.value,
+                expected="no transition" if row is None else row.dest.name,
+                found=str(self._model.state.name),
+            )
+        return row
 
     def edges(self) -> frozenset[Edge]:
         """Return every edge as `transitions` itself reports it."""
@@ -97,8 +131,9 @@ class ChartMachine:
         for event in self._machine.events.values():
             for source, transitions in event.transitions.items():
                 for transition in transitions:
-                    guards = [_name_of(condition.func) for condition in transition.conditions]
-                    found.add(Edge(source, event.name, str(transition.dest), guards[0] if guards else None))
+                    names = [_name_of(condition.func) for condition in transition.conditions]
+                    guard = next((name for name in names if name != _JOINT_RULES), None)
+                    found.add(Edge(source, event.name, str(transition.dest), guard))
         return frozenset(found)
 
     def taken_names(self) -> frozenset[str]:
@@ -106,26 +141,32 @@ class ChartMachine:
         bound = {name for event in self.chart.events for name in (event.value, f"may_{event.value}")}
         return frozenset(dir(_Model)) | (frozenset(vars(self._model)) - bound)
 
-    def _disagreement(self, row: Row, found: str) -> MachineDisagreesError:
-        return MachineDisagreesError(
-            machine=self.chart.region.value, event=row.event.value, expected=row.dest.name, found=found
-        )
-
 
 def _transition(row: Row) -> dict[str, Any]:
+    guards = [] if row.guard is None else [_guarded(row.guard)]
     return {
         "trigger": row.event.value,
         "source": row.source,
         "dest": row.dest,
-        "conditions": [] if row.guard is None else [_condition(row.guard)],
+        "conditions": [*guards, _allowed(row)],
     }
 
 
-def _condition(guard: Guard) -> Callable[[Any], bool]:
+def _guarded(guard: Guard) -> Callable[[Any], bool]:
     def holds(event_data: Any) -> bool:
-        return guard.holds(kept=event_data.kwargs["kept"])
+        facts: Facts = event_data.kwargs["facts"]
+        return guard.holds(kept=facts.kept)
 
     holds.__name__ = guard.value
+    return holds
+
+
+def _allowed(row: Row) -> Callable[[Any], bool]:
+    def holds(event_data: Any) -> bool:
+        facts: Facts = event_data.kwargs["facts"]
+        return joint.objection(facts.joint, row) is None
+
+    holds.__name__ = _JOINT_RULES
     return holds
 
 
@@ -239,10 +280,13 @@ class LifeCycle:
         if not self._inside.acquire(blocking=False):
             raise ConcurrentFireError(event=event.value)
         try:
-            row, after = joint.step(self.joint, event, kept=kept, kv_kept=kv_kept)
+            joint.require_flags(kept=kept, kv_kept=kv_kept)
+            before = self.joint
             machine = self._weights if isinstance(event, WeightEvent) else self._kv
-            machine.take(row, kept=kept)
-            self._joint = after
+            row = machine.take(event, Facts(before, kept))
+            if row is None:
+                raise self._refusal(machine, event, kept=kept)
+            self._joint = joint.follow(before, row, kv_kept=kv_kept)
         finally:
             self._inside.release()
         record = TransitionRecord(
@@ -276,6 +320,16 @@ class LifeCycle:
     def edges(self) -> dict[str, frozenset[Edge]]:
         """Return the edges of the live machines by name, for the proof that a drawing shows these."""
         return {machine.chart.region.value: machine.edges() for machine in (self._weights, self._kv)}
+
+    def _refusal(self, machine: ChartMachine, event: Event, *, kept: bool) -> Exception:
+        """Return the error that says which rule refused the event."""
+        try:
+            row, _ = joint.step(self.joint, event, kept=kept)
+        except IllegalTransitionError as error:
+            return error
+        return MachineDisagreesError(
+            machine=machine.chart.region.value, event=event.value, expected=row.dest.name, found="a refusal"
+        )
 
     def _deliver(self, record: TransitionRecord) -> None:
         """Call the observers; what they fire themselves reaches all of them after this record."""
