@@ -10,8 +10,8 @@ What `transitions` does surprisingly is shut out here:
 
 * With ``queued=True`` it answers True even where a condition said no, and drops what is queued when one event
   raises. So nothing is queued: observers run after the machine is at rest.
-* A row whose condition says no is passed over for the next row of the same event. The guards of such rows exclude
-  each other (:mod:`.check` sees to that), so none is taken in the place of another.
+* A row whose condition says no is passed over for the next row of the same event. The guards of such rows
+  exclude each other (:mod:`.check` sees to that), so none is taken in the place of another.
 * ``on_exception``, ``finalize_event`` and ``ignore_invalid_triggers`` swallow errors, so none is set. Besides
   the conditions there are no callbacks: one that raises leaves a machine moved or not, depending on its kind.
 * Overlapping calls from two threads would be taken in one after the other, in any order. They are refused.
