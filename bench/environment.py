@@ -1,8 +1,16 @@
-"""The environment of measured processes: one compute thread each, and nothing of paddle's chatter."""
+"""What measured processes live in: one compute thread each, nothing of paddle's chatter, and a parent."""
 
 from __future__ import annotations
 
 import os
+
+#: Not simply "not 1": the parent may be the first process of a container.
+_PARENT = os.getppid()
+
+
+def parent_lives() -> bool:
+    """Whether the process that started this one is still there."""
+    return os.getppid() == _PARENT
 
 
 def quiet_environment() -> dict[str, str]:

@@ -9,12 +9,13 @@ turn of its loop, spins in 10 ms sleeps until the state is reached, and while cl
 from __future__ import annotations
 
 import mmap
-import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from bench.environment import parent_lives
 
 NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
 
@@ -79,7 +80,7 @@ def _client_cycle(word: SharedWord) -> float:
 
 def _worker(word: SharedWord, rank: int) -> None:
     """One worker's event loop; rank 0 answers. It is killed when the measurement is over."""
-    while os.getppid() != 1:
+    while parent_lives():
         signal = word.value
         if signal in (CLEARING, UPDATING):
             target = CLEARED if signal == CLEARING else NORMAL

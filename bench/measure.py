@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from errno import ENOSPC
+from errno import EDQUOT, ENOMEM, ENOSPC
 from typing import Any
 
 from wsm import WsmError
@@ -51,6 +51,7 @@ _LACKING = (
     PaddleMissingError,
     SharedMemoryFullError,
 )
+_NO_ROOM = (EDQUOT, ENOMEM, ENOSPC)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,10 @@ class Unmeasured:
     @classmethod
     def of(cls, error: Exception) -> Unmeasured:
         """Say what an exception means; the traceback of a fault goes to the standard error output."""
-        lacking = isinstance(error, _LACKING) or (isinstance(error, OSError) and error.errno == ENOSPC)
+        lacking = any(
+            isinstance(each, _LACKING) or (isinstance(each, OSError) and each.errno in _NO_ROOM)
+            for each in _causes(error)
+        )
         if not lacking:
             traceback.print_exception(error)
         kind = "" if isinstance(error, CannotRunError | WsmError) else f"{type(error).__name__}: "
@@ -81,6 +85,12 @@ class Unmeasured:
     def verdict(self) -> str:
         """How a table says it."""
         return "failed" if self.failed else "cannot run"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def _nearest(ordered: Sequence[float], percent: int) -> float:

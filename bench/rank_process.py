@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.environment import parent_lives
 from wsm import HOLD, JOIN, Worker, WsmConfig
 from wsm.actions.base import ActionContext
 from wsm.actions.verify import resident_digest
@@ -89,7 +90,7 @@ def tiny_load(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]
 
 def run_idle(worker: Worker) -> None:
     """Wait for commands, for ever: the process is killed when the measurement is over."""
-    while os.getppid() != 1:
+    while parent_lives():
         turn = worker.poll()
         if turn is JOIN:
             with worker.step():
@@ -100,7 +101,7 @@ def run_idle(worker: Worker) -> None:
 
 def run_serving(worker: Worker, lock_step: LockStep) -> None:
     """Step without pause, for ever."""
-    while os.getppid() != 1:
+    while parent_lives():
         if worker.poll() is HOLD:
             continue
         with worker.step():

@@ -126,9 +126,17 @@ def _owned(group: GroupUnderFault) -> Iterator[tuple[subprocess.Popen[str], list
         process.communicate()
 
 
+def _runs(pid: int) -> bool:
+    """An orphan that has ended stays a zombie where a container's first process reaps none."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def _await_ends(pids: list[int]) -> None:
     deadline = time.monotonic() + _START_S
-    while any(psutil.pid_exists(pid) for pid in pids):
+    while any(_runs(pid) for pid in pids):
         if time.monotonic() > deadline:
             raise HangError(f"of {pids}, some outlived their owner")
         time.sleep(0.01)  # the kernel ends them; nothing tells of processes that are not our own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 
@@ -101,6 +102,7 @@ MISSING = MooncakeMissingError(reason="libibverbs.so.1: cannot open", missing=["
     [
         (MISSING, False, str(MISSING)),
         (CannotRunError("no paddle"), False, "no paddle"),
+        (OSError(errno.ENOSPC, "No space left"), False, "OSError: [Errno 28] No space left"),
         (ZeroDivisionError("of its own"), True, "ZeroDivisionError: of its own"),
     ],
 )

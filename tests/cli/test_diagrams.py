@@ -40,6 +40,16 @@ def test_the_check_names_every_file_that_differs_and_writes_nothing(wsm: Run, tm
     assert not (tmp_path / "transitions.md").exists()
 
 
+def test_where_wsm_is_installed_without_its_diagrams_the_tables_alone_are_checked(
+    wsm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = wsm("diagrams", "--check")
+    assert (ended.code, ended.err) == (0, "")
+    assert "the tables are sound; there is no diagrams/ here to compare with" in ended.out
+    assert wsm("diagrams", "--check", "--directory", tmp_path / "named").code == 1
+
+
 def test_every_action_that_there_is_is_in_the_review_table() -> None:
     text = (COMMITTED / "transitions.md").read_text()
     actions = {value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)}

@@ -290,6 +290,7 @@ def test_log_lines_are_json_on_request_and_results_stay_clean(group: LivingGroup
     assert json.loads(done.out)["outcome"] == "updated"
 
 
+@pytest.mark.needs("libatomic")
 def test_the_engines_own_words_follow_a_command_that_knows_the_configuration(
     group: LivingGroup, wsm: Run, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from wsm.clock import ManualClock
 from wsm.controller.errors import EngineWordBusyError, RankFailedError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
 
 NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
 WEIGHTS, KV, PREFIX = EngineWordKind.WEIGHTS, EngineWordKind.KV_CACHE, EngineWordKind.PREFIX_TREE

@@ -20,6 +20,7 @@ CLEARING, UPDATING = int(WeightState.CLEARING), int(WeightState.UPDATING)
 WEIGHTS, KV_CACHE, PREFIX_TREE = EngineWordKind.WEIGHTS, EngineWordKind.KV_CACHE, EngineWordKind.PREFIX_TREE
 
 
+@pytest.mark.needs("libatomic")
 def test_fastdeploy_5487_and_5493_an_update_asked_while_a_clear_runs_is_not_overwritten(served):
     with served.engine_words() as words, served.bridge().start():
         word = words[WEIGHTS, 1]
@@ -114,6 +115,7 @@ def test_fastdeploy_7545_and_7592_serving_needs_no_meeting_of_the_ranks(make_gro
         assert group.programs[0].says("state")["admitting"] is True
 
 
+@pytest.mark.needs("libatomic")
 def test_fastdeploy_5930_all_data_parallel_parts_must_ask_and_each_is_answered(served):
     kinds = (WEIGHTS, KV_CACHE, PREFIX_TREE)
     with served.engine_words((1, 2), kinds) as words, served.bridge((1, 2)) as bridge:
@@ -132,6 +134,7 @@ def test_fastdeploy_5930_all_data_parallel_parts_must_ask_and_each_is_answered(s
         assert served.controller.status().serving
 
 
+@pytest.mark.needs("libatomic")
 def test_fastdeploy_4212_cleared_is_not_said_before_the_slowest_rank_has_cleared(served):
     with served.engine_words((1,), (KV_CACHE, PREFIX_TREE)) as words, served.bridge() as bridge:
         served.group.order(1, "release_kv", "hold")
@@ -148,6 +151,7 @@ def test_fastdeploy_4212_cleared_is_not_said_before_the_slowest_rank_has_cleared
         assert {word.read() for word in words.values()} == {CLEARED}
 
 
+@pytest.mark.needs("libatomic")
 def test_fastdeploy_c2_9_an_engine_sees_the_commands_that_came_by_another_way(served):
     """There, a group put to sleep over the newer path kept its word at NORMAL, and took requests."""
     with served.engine_words() as words:

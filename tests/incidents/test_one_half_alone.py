@@ -44,6 +44,7 @@ def test_fastdeploy_c2_8_waking_both_brings_what_sleeps_before_anybody_is_told_t
 
 @pytest.mark.processes
 @pytest.mark.parametrize("asleep", [W, K], ids=["weights asleep", "cache asleep"])
+@pytest.mark.needs("libatomic")
 def test_fastdeploy_c2_9_and_vllm_omni_4473_half_an_engine_looks_asleep_and_takes_no_step(served, asleep):
     """There, /health stayed at 200 while a half slept, and a half that woke resumed the engine."""
     config = EngineWordsConfig(suffixes=(1,))

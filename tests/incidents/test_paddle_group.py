@@ -85,6 +85,7 @@ def rollout() -> Iterator[RolloutGroup]:
         yield RolloutGroup(running)
 
 
+@pytest.mark.needs("libatomic")
 def test_fastdeploy_7951_gloo_groups_go_down_and_come_back_and_the_right_word_is_answered(rollout):
     version = rollout.publish()
     (suffix,) = rollout.config.group.engine_words.suffixes
@@ -101,6 +102,7 @@ def test_fastdeploy_7951_gloo_groups_go_down_and_come_back_and_the_right_word_is
 
 
 @pytest.mark.parametrize("clear_first", [False, True], ids=["in place", "after a clear"])
+@pytest.mark.needs("libatomic")
 def test_nemo_rl_4018_fastdeploy_4008_and_trl_5312_no_prefix_of_an_older_version_is_reused(
     rollout, clear_first
 ):

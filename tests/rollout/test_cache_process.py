@@ -14,7 +14,12 @@ from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.vocabulary import KVState
 
-pytestmark = [pytest.mark.paddle, pytest.mark.processes, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.paddle,
+    pytest.mark.processes,
+    pytest.mark.slow,
+    pytest.mark.needs("libatomic"),
+]
 
 MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 64}
 PATIENCE_S = 90.0

@@ -32,7 +32,12 @@ from wsm.states.replay import replay
 from wsm.states.vocabulary import WeightState
 from wsm.strategies import publish_snapshot
 
-pytestmark = [pytest.mark.paddle, pytest.mark.processes, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.paddle,
+    pytest.mark.processes,
+    pytest.mark.slow,
+    pytest.mark.needs("libatomic"),
+]
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the place that is checked
 MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 512}

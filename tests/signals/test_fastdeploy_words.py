@@ -58,6 +58,7 @@ def word(name):
 
 
 @pytest.mark.processes
+@pytest.mark.needs("libatomic")
 def test_an_engine_and_wsm_understand_each_other(name, launch):
     assert not EngineWord.exists(EngineWordKind.WEIGHTS, name)
     engine = launch(ENGINE, name)
@@ -112,6 +113,7 @@ def test_a_process_that_read_the_word_and_exits_does_not_take_it_with_it(word, n
 
 
 @pytest.mark.processes
+@pytest.mark.needs("libatomic")
 def test_of_two_processes_that_exchange_at_once_one_wins_each_time(word, name, launch):
     adder = """
     from wsm.signals.fastdeploy import EngineWord, EngineWordKind
@@ -223,6 +225,7 @@ def test_a_value_that_is_no_int32_is_refused_and_never_wraps(word, value):
     assert word.read() == 0
 
 
+@pytest.mark.needs("libatomic")
 def test_without_libatomic_a_word_can_be_read_and_the_missing_package_is_named(word, monkeypatch):
     monkeypatch.setattr(atomics, "_LIBRARY", "libatomic-that-is-not-there.so.1")
     atomics._compare_exchange.cache_clear()
@@ -252,6 +255,7 @@ def test_a_closed_word_raises_and_touches_no_memory(tmp_path):
             use()
 
 
+@pytest.mark.needs("libatomic")
 def test_an_enumeration_member_is_stored_and_exchanged_like_the_number_that_it_is(word):
     class Code(enum.IntEnum):
         CLEARING = -1

@@ -221,6 +221,7 @@ class KVWord:
         self.weights.close()
 
 
+@pytest.mark.needs("libatomic")
 def test_a_word_is_led_back_to_normal_though_the_cache_was_back_before_it_said_cleared(tmp_path: Path):
     def saying(kv: KVState) -> View:
         status = StatusWord(1, 1, StatusCode.DONE_KEPT, kv=int(kv))
@@ -265,6 +266,7 @@ def engine(make: Callable[..., GroupWithCache], tmp_path: Path):
         word.close()
 
 
+@pytest.mark.needs("libatomic")
 def test_fastdeploy_c2_21_and_c2_22_its_word_follows_the_cache_and_is_cleared_when_all_memory_is_free(
     engine,
 ) -> None:
@@ -286,6 +288,7 @@ def test_fastdeploy_c2_21_and_c2_22_its_word_follows_the_cache_and_is_cleared_wh
     assert [value for value in word.seen if value != UPDATING] == [NORMAL, CLEARING, CLEARED, NORMAL]
 
 
+@pytest.mark.needs("libatomic")
 def test_fastdeploy_c2_21_the_ranks_side_never_answers_its_word(engine) -> None:
     group, word, bridge = engine
     group.cache.freeze()

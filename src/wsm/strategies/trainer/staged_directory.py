@@ -15,8 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from typing_extensions import Self
-
 from wsm.strategies.errors import StorageError, VersionExistsError
 from wsm.strategies.files.atomic_file import sync_directory
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
@@ -98,7 +96,7 @@ class StagedDirectory:
         remove_unless_read(self.path)
         self._release()
 
-    def __enter__(self) -> Self:
+    def __enter__(self: StagedT) -> StagedT:  # noqa: PYI019 - typing has Self from Python 3.11 on
         return self
 
     def __exit__(

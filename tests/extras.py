@@ -1,0 +1,64 @@
+"""Which packages the library imports, what brings them, and which modules are made of an extra's package.
+
+``tests/test_dependencies.py`` holds this against the source and pyproject.toml, ``.ci/wheel.py`` against a
+wheel that is installed bare and with each extra. Its interpreter reads this file, too, which is why nothing
+but Python's own is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package that the library imports.
+
+    Attributes
+    ----------
+    distributions : sequence of str
+        Which bring it; any one of them does.
+    extras : sequence of str
+        Which ask for it; where there are none the core does.
+    """
+
+    distributions: Sequence[str]
+    extras: Sequence[str] = ()
+
+
+#: By the name that is imported.
+PACKAGES = {
+    "click": Package(["click"]),
+    "numpy": Package(["numpy"]),
+    "rich": Package(["rich"]),
+    "structlog": Package(["structlog"]),
+    "transitions": Package(["transitions"]),
+    "xxhash": Package(["xxhash"]),
+    "yaml": Package(["pyyaml"]),
+    "matplotlib": Package(["matplotlib"], ["demo"]),
+    "mooncake": Package(["mooncake-transfer-engine-non-cuda"], ["mooncake"]),
+    "paddle": Package(["paddlepaddle", "paddlepaddle-gpu"], ["cpu", "gpu"]),
+    "zmq": Package(["pyzmq"], ["ipc-async"]),
+    "zstandard": Package(["zstandard"], ["delta"]),
+}
+
+#: Modules that cannot be imported without a package of an extra; all others import it inside functions.
+MADE_OF = {
+    "paddle": (
+        "wsm.demo.trainer",
+        "wsm.rollout.attention",
+        "wsm.rollout.draft",
+        "wsm.rollout.exchange",
+        "wsm.rollout.graphs",
+        "wsm.rollout.model",
+        "wsm.rollout.moe",
+        "wsm.rollout.paged_cache",
+        "wsm.rollout.parallel",
+        "wsm.rollout.parameters",
+        "wsm.rollout.plan_channel",
+        "wsm.rollout.runner",
+        "wsm.rollout.worker_process",
+    ),
+    "zstandard": ("wsm.strategies.delta.codec",),
+}
