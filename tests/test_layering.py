@@ -20,7 +20,7 @@ import wsm
 SOURCE = Path(wsm.__path__[0])
 
 #: What each part may import from wsm, apart from itself.
-FOUNDATION = {"errors", "clock", "log", "own_descriptor", "shared_directory", "shortage"}
+FOUNDATION = {"errors", "clock", "log", "ending", "own_descriptor", "shared_directory", "shortage"}
 CORE = FOUNDATION | {"states.vocabulary"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shortage": set(),
     "own_descriptor": {"errors"},
     "shared_directory": {"errors", "own_descriptor"},
+    "ending": set(),
     "states": FOUNDATION,
     "signals": FOUNDATION,
     "protocol": FOUNDATION | {"states", "signals"},

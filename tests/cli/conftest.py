@@ -73,7 +73,7 @@ def start_wsm() -> Iterator[Start]:
 
     def start(*arguments: object) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "wsm.cli.main", *map(str, arguments)],
+            [sys.executable, "-m", "wsm_entry", *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -273,12 +273,15 @@ def test_watching_shows_changes_until_the_group_is_gone(group: LivingGroup, star
     assert f"no group '{group.name}'" in err
 
 
-def test_ctrl_c_ends_a_watch_without_a_traceback(group: LivingGroup, start_wsm: Start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_watch_without_a_traceback(
+    group: LivingGroup, start_wsm: Start, number: signal.Signals
+) -> None:
     watching = start_wsm("status", group.name, "--watch", "--every", 0.02)
     assert group.name in watching.stdout.readline()
-    watching.send_signal(signal.SIGINT)
+    watching.send_signal(number)
     _, err = watching.communicate(timeout=20)
-    assert watching.returncode == 130
+    assert watching.returncode == 128 + number
     assert err.splitlines()[-1] == "error: interrupted"
     assert "Traceback" not in err
 

@@ -53,19 +53,3 @@ def test_a_rollout_is_driven_from_outside_until_ctrl_c(start_wsm: Start, wsm: Ru
     assert {"group.started", "group.stopped"} <= {json.loads(line)["event"] for line in err.splitlines()}
     assert not any(psutil.pid_exists(pid) for pid in ranks)
     assert [path.name for path in SHARED_MEMORY.iterdir() if name in path.name] == []
-
-
-@pytest.mark.paddle
-@pytest.mark.processes
-def test_an_interrupted_demo_leaves_no_process_behind(start_wsm: Start, tmp_path: Path) -> None:
-    demo = start_wsm("demo", "--out", tmp_path / "out", "--steps", 1000)
-    assert demo.stdout.readline().startswith("wsm demo")
-    assert demo.stdout.readline().startswith("step 1/1000")
-    children = psutil.Process(demo.pid).children(recursive=True)
-    demo.send_signal(signal.SIGINT)
-    _, err = demo.communicate(timeout=30)
-    assert demo.returncode == 130
-    assert err.splitlines()[-1] == "error: interrupted"
-    assert "Traceback" not in err
-    assert not any(child.is_running() for child in children)
-    assert [path.name for path in SHARED_MEMORY.iterdir() if f"demo-{demo.pid}" in path.name] == []

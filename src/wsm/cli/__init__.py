@@ -8,7 +8,7 @@ module                    responsible for
 :mod:`.teaching_command`  ``--help`` with examples and exit codes
 :mod:`.failures`          from an exception to one line and an exit code
 :mod:`.commanding`        ``wsm clear``, ``wsm update``
-:mod:`.interruption`      Ctrl-C and SIGTERM while a group is being commanded
+:mod:`.interruption`      Ctrl-C, SIGTERM and SIGHUP while a group is being commanded
 :mod:`.status`            ``wsm status``, with :mod:`.verdict`, :mod:`.status_text` and :mod:`.screen`
 :mod:`.rollout`           ``wsm rollout``
 :mod:`.demo`              ``wsm demo``

@@ -9,6 +9,8 @@ import click
 from wsm.cli.failures import wrong_usage
 from wsm.cli.requirements import require_paddle
 from wsm.cli.teaching_command import TeachingCommand
+from wsm.ending import Ending
+from wsm.errors import WsmError
 
 
 @click.command(
@@ -43,6 +45,8 @@ def demo(out: Path, *, steps: int, ranks: int, seed: int, no_update: bool, hot: 
     With --hot, the group is never cleared: it serves other requests while the trainer works and while it
     stages the new weights beside the old, and pauses only to switch.
 
+    A signal ends it at any time, within seconds; a second one kills its processes at once.
+
     Writes report.json (numbers per step), timeline.png (reward and states), trace.json (every action, for
     Perfetto) and the ranks' journals.
     """
@@ -52,4 +56,12 @@ def demo(out: Path, *, steps: int, ranks: int, seed: int, no_update: bool, hot: 
 
     with wrong_usage():
         settings = DemoSettings(out, steps=steps, ranks=ranks, seed=seed, update=not no_update, hot=hot)
-    run_demo(settings)
+    ending = Ending()
+    try:
+        with ending.heeded():
+            run_demo(settings, ending=ending)
+            ending.check()
+    except (WsmError, OSError):
+        # What fails while all ends fails because of that; so does what is written to a closed terminal.
+        ending.check()
+        raise

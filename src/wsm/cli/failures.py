@@ -6,7 +6,7 @@ code   meaning
 0      done
 1      the operation failed, or was refused; the message says what holds now
 2      wrong usage: an unknown name, option or group, a bad value or configuration
-130    interrupted (Ctrl-C); 128 + N for signal N
+130    interrupted (Ctrl-C); 129 by a closed terminal, 143 by SIGTERM
 =====  ==================================================================================
 
 Knows no command.
@@ -25,8 +25,6 @@ from wsm.shortage import remedy
 
 FAILED = 1
 WRONG_USAGE = 2
-INTERRUPTED = 130
-
 #: What an error may carry besides its line: what a process on the other side wrote.
 _DETAILS = {"remote_traceback": "traceback of rank {rank}", "log": "last lines of rank {rank}"}
 
@@ -51,9 +49,15 @@ class CommandEndedError(Exception):
 
     def show(self) -> None:
         """Write the line, and the details if there are any, to standard error."""
-        click.echo(f"error: {self}", err=True)
+        tell(f"error: {self}", err=True)
         if self.details:
-            click.echo(self.details, err=True)
+            tell(self.details, err=True)
+
+
+def tell(line: str, *, err: bool = False) -> None:
+    """Write a line for whoever looks; a terminal that is gone keeps nothing from its end."""
+    with contextlib.suppress(OSError):
+        click.echo(line, err=err)
 
 
 @contextlib.contextmanager

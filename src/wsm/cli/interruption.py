@@ -2,41 +2,21 @@
 
 A process that dies with a command undecided leaves the ranks waiting until the next controller comes.
 So the first signal asks for ABORT and waits for the group to settle; only a second one leaves at once.
+That signals raise here is the entry point's doing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from types import FrameType
 
-import click
-
-from wsm.cli.failures import CommandEndedError
+from wsm.cli.failures import CommandEndedError, tell
 from wsm.controller import Pending
 from wsm.controller.errors import CommandTimeoutError
+from wsm.ending import SignalReceived
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_BASE = 128
-
-
-class SignalReceived(KeyboardInterrupt):
-    """A signal that asks this process to end.
-
-    Parameters
-    ----------
-    number : int
-        Which.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.exit_code = _BASE + number
 
 
 class Wish:
@@ -81,14 +61,13 @@ def receipt_of(begin: Callable[[Callable[[], bool]], Pending], held_now: Callabl
     begun: Future[Pending] = Future()
     # In a thread of its own: a signal must not hit between writing the command and having a hold on it.
     thread = threading.Thread(target=_begin, args=(begin, wish, begun), name="wsm-begin", daemon=True)
-    with _signals_raise():
-        try:
-            thread.start()
-            return begun.result().result()
-        except SignalReceived as received:
-            nothing_was_asked = "interrupted; nothing was asked of the group"
-            message = nothing_was_asked if wish.withdraw() else _taken_back(begun, held_now)
-            raise CommandEndedError(message, exit_code=received.exit_code) from None
+    try:
+        thread.start()
+        return begun.result().result()
+    except SignalReceived as received:
+        nothing_was_asked = "interrupted; nothing was asked of the group"
+        message = nothing_was_asked if wish.withdraw() else _taken_back(begun, held_now)
+        raise CommandEndedError(message, exit_code=received.exit_code) from None
 
 
 def _begin(begin: Callable[[Callable[[], bool]], Pending], wish: Wish, begun: Future[Pending]) -> None:
@@ -102,7 +81,7 @@ def _taken_back(begun: Future[Pending], held_now: Callable[[], str]) -> str:
     try:
         pending = begun.result()
         pending.give_up()
-        click.echo("taking the command back; a second signal leaves at once", err=True)
+        tell("taking the command back; a second signal leaves at once", err=True)
         receipt = pending.result()
     except SignalReceived:
         return "interrupted twice; the command is still open, and the next command to the group decides it"
@@ -111,16 +90,3 @@ def _taken_back(begun: Future[Pending], held_now: Callable[[], str]) -> str:
     except WsmError as error:
         return f"interrupted; {error}"
     return f"interrupted too late, it was decided: the group {receipt.sentence()}"
-
-
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    def receive(number: int, _frame: FrameType | None) -> None:
-        raise SignalReceived(number)
-
-    before = {number: signal.signal(number, receive) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TextIO
 
 import click
 
 from wsm import __version__, log
-from wsm.cli.failures import INTERRUPTED, WRONG_USAGE, CommandEndedError, usage_failure
+from wsm.cli.failures import WRONG_USAGE, CommandEndedError, usage_failure
 from wsm.cli.lazy_group import LazyCommand, LazyGroup
+from wsm.ending import SignalReceived, signals_raise
 
 _COMMANDS: Final = {
     "rollout": LazyCommand("wsm.cli.rollout", "rollout", "Start a group of ranks that generate text."),
@@ -80,9 +83,12 @@ def wsm(ctx: click.Context, log_level: str | None, log_format: str | None, trace
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; return the exit code, of those in :mod:`wsm.cli.failures`."""
     try:
-        code = wsm.main(args=arguments, prog_name="wsm", standalone_mode=False)
+        with signals_raise():
+            code = wsm.main(args=arguments, prog_name="wsm", standalone_mode=False)
+    except SignalReceived as received:
+        failure = CommandEndedError("interrupted", exit_code=received.exit_code)
     except click.Abort:
-        failure = CommandEndedError("interrupted", exit_code=INTERRUPTED)
+        failure = CommandEndedError("interrupted", exit_code=SignalReceived(signal.SIGINT).exit_code)
     except click.ClickException as error:
         failure = usage_failure(error)
     except CommandEndedError as error:
@@ -95,7 +101,19 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    _flush(sys.stdout)
+    _flush(sys.stderr)
+    sys.exit(code)
+
+
+def _flush(stream: TextIO) -> None:
+    """Flush a stream; what a terminal that is gone does not take would else change the exit code."""
+    try:
+        stream.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

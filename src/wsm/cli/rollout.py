@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from wsm.cli.failures import INTERRUPTED, wrong_usage
+from wsm.cli.failures import tell, wrong_usage
 from wsm.cli.options import config_option
 from wsm.cli.requirements import require_paddle
 from wsm.cli.teaching_command import TeachingCommand
@@ -30,12 +29,13 @@ if TYPE_CHECKING:
 @click.option("--ranks", type=click.IntRange(min=1), help="Number of ranks, one process each.  [default: 2]")
 @config_option("Sections group, model, engine, load, recovery and seed; every option has a default.")
 def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> None:
-    """Start a group of ranks that generate text, and keep it running until Ctrl-C or SIGTERM.
+    """Start a group of ranks that generate text, and keep it running until Ctrl-C, SIGTERM or SIGHUP.
 
     Each rank is a process with its share of a small transformer. The group loads the newest version of its
     snapshot directory, or random weights where there is none, and then serves. Afterwards anybody may clear
     and update it. A rank that dies is replaced, and the group serves again what it served before, unless that
-    happens too often; stopped by SIGTERM it ends with code 0.
+    happens too often. A signal ends the group at any time, also while it starts, within seconds; a second
+    one kills the ranks at once. Nothing is left behind either way.
     """
     require_paddle("rollout")
     from wsm.rollout.config import load_rollout_config  # noqa: PLC0415 - numpy and more, for this command only
@@ -48,8 +48,7 @@ def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> No
             check_name(name)
         config = load_rollout_config(config_file, name=name, ranks=ranks)
         check_name(config.group.name)
-    if run_group(config, _announce, click.echo) is signal.SIGINT:
-        raise SystemExit(INTERRUPTED)
+    click.get_current_context().exit(run_group(config, _announce, tell))
 
 
 def _announce(group: RolloutSupervisor) -> None:
@@ -59,10 +58,10 @@ def _announce(group: RolloutSupervisor) -> None:
     name = config.name
     now = group.controller.status()
     pids = ", ".join(map(str, group.pids()))
-    click.echo(f"{name} serves version {now.version} on {config.ranks} ranks (processes {pids})")
+    tell(f"{name} serves version {now.version} on {config.ranks} ranks (processes {pids})")
     if config.strategy == "ipc_snapshot":
-        click.echo(f"snapshots are loaded from {config.snapshot.directory}")
+        tell(f"snapshots are loaded from {config.snapshot.directory}")
     else:
-        click.echo(f"weights arrive by the strategy {config.strategy}")
-    click.echo(f"ranks log to {log_path(run_directory_path(name), 0)} and so on")
-    click.echo(f"drive it: wsm status {name} | wsm clear {name} | wsm update {name}; Ctrl-C ends it")
+        tell(f"weights arrive by the strategy {config.strategy}")
+    tell(f"ranks log to {log_path(run_directory_path(name), 0)} and so on")
+    tell(f"drive it: wsm status {name} | wsm clear {name} | wsm update {name}; Ctrl-C ends it")

@@ -27,6 +27,7 @@ from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings, group_config
 from wsm.demo.task import Rewards, Tokens
 from wsm.demo.timeline import Span
 from wsm.demo.trainer_process import Reply, TrainerProcess
+from wsm.ending import Ending
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
 from wsm.rollout.client import RolloutClient
@@ -39,7 +40,7 @@ PATIENCE_S = 120.0
 _LOOK_S = 0.05
 
 
-def run_loop(settings: DemoSettings, progress: RunProgress) -> tuple[Report, list[Span]]:
+def run_loop(settings: DemoSettings, progress: RunProgress, ending: Ending) -> tuple[Report, list[Span]]:
     """Run the whole loop. Blocks; starts processes, and leaves none behind however it ends.
 
     Parameters
@@ -48,6 +49,8 @@ def run_loop(settings: DemoSettings, progress: RunProgress) -> tuple[Report, lis
         What to do. Old journals in ``out`` are removed.
     progress : RunProgress
         Told what happens.
+    ending : Ending
+        Interrupts the steps, asked for by the group while it starts; its haste kills trainer and ranks.
 
     Returns
     -------
@@ -68,12 +71,14 @@ def run_loop(settings: DemoSettings, progress: RunProgress) -> tuple[Report, lis
         TrainerProcess(
             settings.shape, ranks=settings.ranks, directory=snapshots, seed=settings.seed
         ) as trainer,
-        RolloutSupervisor(config) as group,
+        ending.hastened_by(trainer.kill),
+        RolloutSupervisor(config, ending=ending) as group,
         RolloutClient(config.group.name, retry_s=PATIENCE_S) as client,
     ):
         loop = _Loop(settings, progress, trainer, group, client)
         try:
-            steps = [loop.step(number) for number in range(1, settings.steps + 1)]
+            with ending.interrupting():
+                steps = [loop.step(number) for number in range(1, settings.steps + 1)]
         except WsmError:
             group.check()  # a rank that died says more in its log than the others can
             raise

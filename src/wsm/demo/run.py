@@ -18,6 +18,7 @@ from wsm.demo.report import Report
 from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings
 from wsm.demo.timeline import Span, extent
 from wsm.demo.trace import write_trace
+from wsm.ending import Ending
 from wsm.states.entry import JournalEntry, read_ndjson
 from wsm.states.replay import replay
 
@@ -26,7 +27,9 @@ TRACE_FILE = "trace.json"
 PICTURE_FILE = "timeline.png"
 
 
-def run_demo(settings: DemoSettings, console: Console | None = None) -> Report:
+def run_demo(
+    settings: DemoSettings, console: Console | None = None, *, ending: Ending | None = None
+) -> Report:
     """Run the demo and write ``report.json``, ``trace.json``, ``timeline.png`` and ``journals/``. Blocks.
 
     Parameters
@@ -35,19 +38,25 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> Report:
         What to do; ``settings.out`` is created.
     console : rich.console.Console, optional
         Where progress is shown; standard output by default.
+    ending : Ending or None
+        Interrupts the demo between its start and its end, which leave nothing half made.
 
     Raises
     ------
+    wsm.ending.SignalReceived
+        If a signal asked for the end. Nothing is left behind but what was written to the directory.
     wsm.errors.WsmError
         If the group or the trainer failed, or left behind what must not be.
     """
+    ending = ending or Ending()
     settings.out.mkdir(parents=True, exist_ok=True)
     kind = "hot updates" if settings.hot else "updates"
     title = f"wsm demo: {settings.ranks} ranks, {'with' if settings.update else 'without'} {kind}"
     with RunProgress(title, settings.steps, console, hot=settings.hot) as progress:
-        report, spans = run_loop(settings, progress)
-        progress.phase("write results")
-        files = write_results(settings.out, report, spans, chance=settings.task.chance)
+        report, spans = run_loop(settings, progress, ending)
+        with ending.interrupting():
+            progress.phase("write results")
+            files = write_results(settings.out, report, spans, chance=settings.task.chance)
     progress.summary(report, files)
     return report
 

@@ -152,6 +152,10 @@ class TrainerProcess:
         """
         return self._ask("publish", {"version": version}, timeout_s)
 
+    def kill(self) -> None:
+        """Kill the process; to reap it is left to :meth:`close`. Safe in a signal handler."""
+        self._process.kill()
+
     def close(self) -> None:
         """End the process: it leaves when its socket ends, and is killed if it does not. Idempotent."""
         self._socket.close()

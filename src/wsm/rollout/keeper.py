@@ -87,10 +87,16 @@ class GroupKeeper:
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no more; a recovery under way is left where it is. Blocks until that is so. Idempotent."""
+        """Watch no more; a recovery under way is left where it is. Blocks until that is so. Idempotent.
+
+        A command of the recovery's that a rank keeps from its end is over without the ranks: they are killed.
+        """
         self._closing.set()
         self._processes.wake()
         if self._thread.is_alive():
+            self._thread.join(_LEAVE_S)
+        if self._thread.is_alive():
+            self._processes.kill_all()
             self._thread.join()
 
     def check(self) -> None:

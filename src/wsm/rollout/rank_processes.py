@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,9 @@ from wsm.rollout.run_directory import log_path, rotate_log
 CACHE_MODULE = "wsm.rollout.cache_process"
 
 _END_S = 5.0
+
+#: Longest time between two looks at whether the end is urgent by now, in seconds.
+_LOOK_S = 0.05
 
 
 class RankProcesses:
@@ -49,6 +53,7 @@ class RankProcesses:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._descriptors: dict[int, int] = {}
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wsm-rank-starter")
+        self._in_haste = False
         self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._log = log.logger("rollout.supervisor", group=group)
 
@@ -99,6 +104,14 @@ class RankProcesses:
             os.close(descriptor)
         return process.wait()
 
+    def kill_all(self) -> None:
+        """Kill every process; to reap them is left to others. Safe in a signal handler."""
+        self._in_haste = True
+        # By descriptor: between two lines of the code that reaps, a pid may be another process' already.
+        for descriptor in list(self._descriptors.values()):
+            with contextlib.suppress(OSError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+
     def wait(self, timeout_s: float) -> None:
         """Wait until a process ends or :meth:`wake` is called; blocks up to `timeout_s` seconds."""
         poll = select.poll()
@@ -113,7 +126,10 @@ class RankProcesses:
             os.write(self._waker, b"\0")
 
     def end_all(self) -> None:
-        """End rank 0 between two steps first: the others still join the step that it is in. Blocks."""
+        """End rank 0 between two steps first: the others still join the step that it is in. Blocks.
+
+        Those who do not end in time, or at once after :meth:`kill_all`, are killed. All are reaped.
+        """
         ranks = sorted(self._processes)
         for some in (ranks[:1], ranks[1:]):
             self._end(some)
@@ -128,8 +144,9 @@ class RankProcesses:
             process.terminate()
         deadline = time.monotonic() + _END_S
         for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(deadline - time.monotonic(), 0.0))
+            while process.poll() is None and not self._in_haste and time.monotonic() < deadline:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_LOOK_S)
             if process.poll() is None:
                 self._log.warning(log.RANK_STOPPED, pid=process.pid, killed=True)
                 process.kill()

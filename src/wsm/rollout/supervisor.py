@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import final
 
 from wsm import log
-from wsm.controller import Controller, EngineBridge
+from wsm.controller import Controller, EngineBridge, Pending
 from wsm.controller.errors import EpochEndedError, RankLostError
 from wsm.controller.group_view import GroupView
 from wsm.controller.recovery import Recovery
+from wsm.ending import Ending, SignalReceived
+from wsm.errors import WsmError
 from wsm.group_segment import own_group
 from wsm.protocol.errors import CommandOpenError
 from wsm.receipt import Receipt
@@ -70,6 +70,8 @@ class RolloutSupervisor:
         The modules that each rank and the KV-cache process run; others wrap
         :mod:`wsm.rollout.worker_process` and :mod:`wsm.rollout.cache_process`, as the fault campaign does to
         make its victims fail at a chosen point.
+    ending : Ending or None
+        Asked while the group starts; its haste kills the ranks. None where no signal ends this process.
 
     Raises
     ------
@@ -79,6 +81,8 @@ class RolloutSupervisor:
         On entering, if a rank ends or does not attach in time.
     wsm.errors.WsmError
         On entering, if the first update fails. Nothing is left behind then.
+    wsm.ending.SignalReceived
+        On entering, if `ending` was asked for meanwhile. Nothing is left behind then, either.
     """
 
     def __init__(
@@ -88,8 +92,10 @@ class RolloutSupervisor:
         tell: Callable[[str], object] = len,
         rank_module: str = RANK_MODULE,
         cache_module: str = CACHE_MODULE,
+        ending: Ending | None = None,
     ) -> None:
         self.config = config
+        self._ending = ending or Ending()
         self._tell = tell
         self._run_directory = run_directory_path(config.group.name)
         self._processes = RankProcesses(config.group.name, self._run_directory, rank_module, cache_module)
@@ -100,11 +106,15 @@ class RolloutSupervisor:
 
     def __enter__(self) -> RolloutSupervisor:
         with contextlib.ExitStack() as undo:
+            self._ending.check()
             segment = self._own_segment(undo)
             undo.callback(self._leave_run_directory)
             undo.callback(request_socket_path(self.config.group.name).unlink, missing_ok=True)
             make_run_directory(self._run_directory, self.config.as_mapping())
+            # Ends after the ranks: a command of its own that they keep from its end is over without them.
+            hosted = undo.enter_context(contextlib.ExitStack())
             undo.callback(self._processes.end_all)
+            undo.enter_context(self._ending.hastened_by(self._processes.kill_all))
             for participant in self.config.participants:
                 self._processes.start(participant, epoch=1)
             self.controller = undo.enter_context(
@@ -114,7 +124,7 @@ class RolloutSupervisor:
             self._keep(segment, undo)
             receipt = self._boot(segment)
             self._log.info(log.GROUP_STARTED, ranks=self.config.group.ranks, version=receipt.version)
-            self._host(undo)
+            self._host(hosted, undo)
             self._undo = undo.pop_all()
         return self
 
@@ -168,6 +178,7 @@ class RolloutSupervisor:
         limit_s = self.config.recovery.start_s
         deadline = time.monotonic() + limit_s
         while not self.controller.status().over:
+            self._ending.check()
             for rank, code in self._processes.ended().items():
                 raise RankExitedError(rank=rank, code=code, log=log_tail(self._run_directory, rank))
             if time.monotonic() > deadline:
@@ -201,11 +212,19 @@ class RolloutSupervisor:
         receipt = None
         while receipt is None:
             with contextlib.suppress(RankLostError, EpochEndedError, CommandOpenError, RoleBusyError):
-                receipt = self.controller.update(version)
+                receipt = self._awaited(self.controller.begin_update(version))
             if receipt is None:
                 # A rank died while the group booted. Nothing was served before, so nothing is restored.
                 self._wait_until_recovered(segment)
         return receipt
+
+    def _awaited(self, pending: Pending) -> Receipt:
+        """Wait for a command, unless the group is to end; the end of its ranks ends it then."""
+        while not pending.over:
+            self._ending.check()
+            with contextlib.suppress(TimeoutError):
+                pending.result(_LOOK_S)
+        return pending.result()
 
     def _snapshot_to_begin_with(self) -> int | None:
         directory = Path(self.config.group.snapshot.directory)
@@ -219,17 +238,18 @@ class RolloutSupervisor:
         except VersionFileMissingError:
             return None
 
-    def _host(self, undo: contextlib.ExitStack) -> None:
+    def _host(self, hosted: contextlib.ExitStack, undo: contextlib.ExitStack) -> None:
+        """Answer FastDeploy's words, and ask for tokens, where that is configured."""
         words = self.config.group.engine_words
         for suffix, answer in itertools.product(words.suffixes, words.answers):
             kind = EngineWordKind[answer.upper()]
             # Where no engine has made them, whoever commands by words needs them all the same.
             if not EngineWord.exists(kind, suffix):
-                word = undo.enter_context(EngineWord.create(kind, suffix, int(WeightState.NORMAL)))
-                undo.callback(word.unlink)
+                word = hosted.enter_context(EngineWord.create(kind, suffix, int(WeightState.NORMAL)))
+                hosted.callback(word.unlink)
         if words.suffixes:
-            controller = undo.enter_context(Controller(self.config.group.name))
-            undo.enter_context(EngineBridge(controller, words).start())
+            controller = hosted.enter_context(Controller(self.config.group.name))
+            hosted.enter_context(EngineBridge(controller, words).start())
         if self.config.load is not None:
             name, vocabulary = self.config.group.name, self.config.engine.shape.vocabulary
             self.load = LoadGenerator(name, self.config.load, vocabulary).start()
@@ -239,6 +259,7 @@ class RolloutSupervisor:
         with contextlib.closing(GroupView(segment)) as group:
             while True:
                 watches = group.watches()
+                self._ending.check()
                 if self._all_there():
                     return
                 self.check()
@@ -263,8 +284,10 @@ def run_group(
     config: RolloutConfig,
     announce: Callable[[RolloutSupervisor], None],
     tell: Callable[[str], object] = len,
-) -> signal.Signals:
-    """Run a group until SIGTERM or SIGINT; what ``wsm rollout`` does.
+) -> int:
+    """Run a group until a signal asks for its end, at any time; what ``wsm rollout`` does.
+
+    A second signal hastens the end: the ranks are killed then.
 
     Parameters
     ----------
@@ -277,8 +300,8 @@ def run_group(
 
     Returns
     -------
-    signal.Signals
-        The first signal that asked for the end.
+    int
+        What the process is to exit with: 128 and the number of the first signal.
 
     Raises
     ------
@@ -287,23 +310,17 @@ def run_group(
     wsm.errors.WsmError
         As :class:`RolloutSupervisor`.
     """
-    received: list[int] = []
-    ending = threading.Event()
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        ending.set()
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    ending = Ending()
     try:
-        with RolloutSupervisor(config, tell=tell) as group:
+        with ending.heeded(), RolloutSupervisor(config, tell=tell, ending=ending) as group:
             announce(group)
             while not ending.wait(_LOOK_S * 10):
                 group.check()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return signal.Signals(received[0])
+    except (SignalReceived, WsmError):
+        if ending.number is None:
+            raise
+        # What fails in a group that is ended while it starts fails because of that.
+    return ending.exit_code
 
 
 def _remove(segment: Segment) -> None:
