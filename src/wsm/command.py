@@ -144,6 +144,9 @@ class CommandArguments:
         serves: what was let go or half written, only a whole version brings back.
     transfer_mode : TransferMode or None
         By which way the version travels; None: as configured.
+    deadline_s : float or None
+        Seconds after which an undecided command is aborted. Its controller counts them; the group itself does
+        where that is stopped. None: not known.
     """
 
     request_id: str
@@ -158,6 +161,7 @@ class CommandArguments:
     restores: bool = False
     partial: bool = False
     transfer_mode: TransferMode | None = None
+    deadline_s: float | None = None
 
     def to_bytes(self) -> bytes:
         """Return the JSON text that goes into the slot."""
@@ -175,6 +179,7 @@ class CommandArguments:
                 "restores": self.restores,
                 "partial": self.partial,
                 "transfer_mode": None if self.transfer_mode is None else self.transfer_mode.value,
+                "deadline_s": self.deadline_s,
             }
         ).encode()
 
@@ -195,6 +200,7 @@ class CommandArguments:
             hot_fallback = HotFallback(content["hot_fallback"])
             tags = checked_tags([Tag(value) for value in content["tags"]])
             mode = None if content["transfer_mode"] is None else TransferMode(content["transfer_mode"])
+            deadline_s = None if content["deadline_s"] is None else float(content["deadline_s"])
             flags = {name: content[name] for name in ("reload", "clears", "restores", "partial")}
         except (ValueError, KeyError, TypeError, TagsError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
@@ -212,4 +218,5 @@ class CommandArguments:
             tags,
             **flags,
             transfer_mode=mode,
+            deadline_s=deadline_s,
         )

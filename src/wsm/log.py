@@ -43,6 +43,8 @@ SEGMENT_CREATED: Final = "segment.created"
 SEGMENT_ADOPTED: Final = "segment.adopted"
 SEGMENT_RECREATED: Final = "segment.recreated"
 DECISION_COMPLETED: Final = "decision.completed"
+COMMAND_ABANDONED: Final = "command.abandoned"
+CONTROLLER_STALLED: Final = "controller.stalled"
 EPOCH_BEGUN: Final = "epoch.begun"
 
 JOURNAL_ENDED: Final = "journal.ended"

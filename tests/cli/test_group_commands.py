@@ -206,7 +206,7 @@ def test_an_interrupted_command_is_taken_back_before_the_process_ends(
     assert group.until(lambda now: now.over).serving
 
 
-def test_a_second_signal_leaves_at_once_and_the_next_command_decides(
+def test_a_second_signal_leaves_at_once_and_the_group_decides(
     group: LivingGroup, wsm: Run, start_wsm: Start
 ) -> None:
     group.serve(1)

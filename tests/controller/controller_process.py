@@ -1,17 +1,20 @@
-"""A controller that dies: python controller_process.py GROUP DIRECTORY COMMAND VERSION POINT.
+"""A controller that dies: python controller_process.py GROUP DIRECTORY COMMAND VERSION POINT [DEADLINE].
 
 COMMAND is `clear`, `update` or `hot`; VERSION is a number or `newest`. At POINT the process kills itself
-as the kernel would, with the role held: nothing of it runs any more. POINT `never` lets it live to the end.
+as the kernel would, with the role held: nothing of it runs any more. POINT `never` lets it live to the end,
+and it says then how the command failed, if it did.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 
 import wsm
 from wsm.controller.group_view import GroupView
+from wsm.errors import WsmError
 from wsm.signals.word import CommandWord, CommittedWord
 
 
@@ -40,13 +43,19 @@ def die_at(point: str) -> None:
 
 
 def main() -> None:
-    name, directory, command, version, point = sys.argv[1:]
+    name, directory, command, version, point, *rest = sys.argv[1:]
+    deadline = float(rest[0]) if rest else 60.0
     die_at(point)
     with wsm.Controller(name, directory=directory) as controller:
-        if command == "clear":
-            controller.clear()
-        else:
-            controller.update(None if version == "newest" else int(version), hot=command == "hot")
+        try:
+            if command == "clear":
+                controller.clear(deadline_s=deadline)
+            else:
+                number = None if version == "newest" else int(version)
+                controller.update(number, hot=command == "hot", deadline_s=deadline)
+        except WsmError as error:
+            sys.stdout.write(json.dumps({"event": "failed", "error": str(error)}) + "\n")
+            sys.exit(1)
 
 
 if __name__ == "__main__":

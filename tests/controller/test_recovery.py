@@ -10,6 +10,7 @@ from living_group import Program, eventually
 from recovered_group import recovered
 
 from wsm import Outcome
+from wsm.controller import opening
 from wsm.controller.errors import CommandRefusedError, RankAliveError, RankFailedError, RankLostError
 from wsm.errors import WsmError
 from wsm.protocol.errors import CommandOpenError
@@ -135,18 +136,54 @@ def test_a_death_within_a_clear_restores_what_was_before_since_its_caller_was_to
 
 
 def test_a_death_of_the_controller_and_of_a_prepared_rank_commits_what_all_had_prepared(kept):
-    """Nobody had decided; whoever raises the epoch decides first, as any successor does."""
+    """Whether a rank has decided it by then, or whoever raises the epoch does: as any successor does."""
     kept = kept()
     arguments = (kept.group.name, str(kept.group.directory), "update", "2", "before decision")
     controller = Program(CONTROLLER, *arguments)
     try:
-        eventually(lambda: kept.group.codes() == ["PREPARED"] * 2)
         assert controller._process.wait(60) == -9
     finally:
         controller.close()
     kept.kill(1)
     assert kept.recover(1).version == 2
     assert_all_hold(kept, 2)
+
+
+def test_the_owner_ends_a_command_of_a_dead_controller_where_no_rank_can(kept):
+    kept = kept()
+    kept.group.order(1, "write", "hold")
+    arguments = (kept.group.name, str(kept.group.directory), "update", "2", "never")
+    controller = Program(CONTROLLER, *arguments)
+    try:
+        kept.group.await_held(1, "write")
+        for program in kept.group.programs.values():
+            program.freeze()
+        controller.kill()
+    finally:
+        controller.close()
+    assert commander(kept).status().operation == "UPDATE"
+    kept.recovery.end_abandoned()
+    assert commander(kept).status().operation == "ABORT"
+    assert kept.recovery.take_role(0)  # it was held for the one word only
+    kept.recovery.release()
+    kept.group.revoke(1, "write")
+    for program in kept.group.programs.values():
+        program.thaw()
+    eventually(lambda: commander(kept).status().over)
+    assert commander(kept).status().state == "CLEARED"
+
+
+def test_a_rank_that_is_stopped_with_the_role_is_named(kept, monkeypatch):
+    kept = kept()
+    monkeypatch.setattr(opening, "ENDING_S", 0.01)
+    role = kept.recovery._group.role
+    with role.acquire(0):
+        monkeypatch.setattr(type(role), "holder", lambda _: kept.group.programs[1].pid)
+        kept.group.programs[1].freeze()
+        with pytest.raises(RoleBusyError, match="rank 1, which is ending command 1") as caught:
+            commander(kept).clear()
+        kept.group.programs[1].thaw()
+    assert (caught.value.pid, caught.value.stopped) == (kept.group.programs[1].pid, True)
 
 
 def test_a_second_death_before_the_group_is_restored_does_not_make_it_forget_its_version(kept):

@@ -1,16 +1,21 @@
-"""A controller is killed at every point of a command; its successor completes what the words say."""
+"""A controller is killed at every point of a command, or stopped: the group ends the command by itself."""
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from pathlib import Path
 
 import pytest
 from living_group import Program, eventually
 
 from wsm import Outcome
+from wsm.cli.verdict import verdict
+from wsm.explanation import explain, read_facts
 from wsm.protocol.errors import CommandOpenError
 from wsm.signals.errors import RoleBusyError
+from wsm.signals.image import SegmentImage
+from wsm.signals.ownership import CONTROLLER_BYTE
+from wsm.signals.segment import Segment
 
 pytestmark = pytest.mark.processes
 
@@ -22,8 +27,8 @@ def dying(make_group):
     """`dying(group, command, version, point)`: start a controller that kills itself at that point."""
     programs = []
 
-    def start(group, command, version, point):
-        arguments = (group.name, str(group.directory), command, str(version), point)
+    def start(group, command, version, point, *, deadline_s=60):
+        arguments = (group.name, str(group.directory), command, str(version), point, str(deadline_s))
         programs.append(Program(PROGRAM, *arguments))
         return programs[-1]
 
@@ -41,6 +46,14 @@ def codes(controller):
     return [rank.code for rank in controller.status().ranks]
 
 
+def explained(group):
+    """What `wsm explain` says, of the running group."""
+    with contextlib.closing(Segment.attach(group.name, directory=group.directory)) as segment:
+        pid = segment.lock_file.holder(CONTROLLER_BYTE)
+        explanation = explain(read_facts(group.name, SegmentImage.of(segment), controller_pid=pid))
+    return " ".join((explanation.headline, *explanation.advice))
+
+
 def test_a_death_between_arguments_and_word_costs_one_sequence_and_no_more(group, dying):
     group.publish(2)
     with group.boot() as controller:
@@ -56,42 +69,44 @@ def test_a_death_between_arguments_and_word_costs_one_sequence_and_no_more(group
     group.assert_journals_are_possible()
 
 
-@pytest.mark.parametrize("version", [2, "newest"])
-@pytest.mark.parametrize("point", ["after command", "before decision", "after decision", "after committed"])
-def test_an_update_that_all_ranks_prepared_is_committed_by_the_successor(make_group, dying, point, version):
+@pytest.mark.parametrize("command", ["update", "hot"])
+@pytest.mark.parametrize("point", ["before decision", "after decision", "after committed"])
+def test_an_update_that_all_ranks_prepared_is_committed_although_nobody_commands_any_more(
+    make_group, dying, point, command
+):
     group = make_group(load=0.3)
     with group.boot() as controller:
         group.publish(2)
-        killed(group, dying, "update", version, point)
-        done = "DONE_COMMITTED" if point in ("after decision", "after committed") else "PREPARED"
-        eventually(lambda: codes(controller) == [done] * 2, done)
-        receipt = controller.update(2, settle_s=20)  # completes what is open, then finds it served
-        assert receipt.outcome is Outcome.ALREADY_SERVED
-        assert controller.status().version == 2
+        group.await_steps()
+        killed(group, dying, command, "newest" if command == "update" else 2, point)
+        eventually(lambda: controller.status().over and controller.status().version == 2)
+        group.await_steps()
+        assert controller.update(2).outcome is Outcome.ALREADY_SERVED
+    group.stop()
+    group.assert_steps_are_pure([1, 2])
+    group.assert_journals_are_possible()
+
+
+@pytest.mark.parametrize("command", ["clear", "update", "hot"])
+def test_a_command_whose_controller_dies_at_once_comes_to_an_end_that_the_outcome_rule_knows(
+    make_group, dying, command
+):
+    group = make_group(load=0.3)
+    with group.boot() as controller:
+        group.publish(2)
+        killed(group, dying, command, 2, "after command")
+        eventually(lambda: controller.status().over)
+        status = controller.status()
+        assert (status.serving, status.state) in ((True, "NORMAL"), (False, "CLEARED"))
+        assert status.serving or command != "hot"
+        assert controller.update(2).version == 2
         group.await_steps()
     group.stop()
     group.assert_steps_are_pure([2])
     group.assert_journals_are_possible()
 
 
-@pytest.mark.parametrize("point", ["after command", "before decision", "after decision", "after committed"])
-def test_a_hot_update_that_all_ranks_staged_is_committed_by_the_successor(make_group, dying, point):
-    group = make_group(load=0.3)
-    with group.boot() as controller:
-        group.publish(2)
-        group.await_steps()
-        killed(group, dying, "hot", 2, point)
-        done = "DONE_COMMITTED" if point in ("after decision", "after committed") else "PREPARED"
-        eventually(lambda: codes(controller) == [done] * 2, done)
-        receipt = controller.update(2, hot=True, settle_s=20)  # completes what is open, then finds it served
-        assert receipt.outcome is Outcome.ALREADY_SERVED
-        group.await_steps()
-    group.stop()
-    group.assert_steps_are_pure([1, 2])
-    group.assert_journals_are_possible()
-
-
-def test_a_hot_update_that_a_rank_still_stages_is_aborted_by_the_successor_and_nothing_happened(
+def test_a_hot_update_that_a_rank_still_stages_is_aborted_by_the_group_and_nothing_happened(
     make_group, dying
 ):
     group = make_group(load=0.3)
@@ -99,13 +114,10 @@ def test_a_hot_update_that_a_rank_still_stages_is_aborted_by_the_successor_and_n
     with group.boot() as controller:
         group.order(1, "stage", "hold")
         killed(group, dying, "hot", 2, "after command")
-        group.await_held(1, "stage")
-        group.await_steps()  # nobody decides, and the group serves on
-        thread, results = begin_in_thread(lambda: controller.update(1, settle_s=30))
         eventually(lambda: controller.status().operation == "HOT_ABORT")
+        group.await_steps()
         group.revoke(1, "stage")
-        thread.join(60)
-        assert results[0].outcome is Outcome.ALREADY_SERVED
+        eventually(lambda: controller.status().over)
         assert controller.update(2, hot=True).version == 2
         group.await_steps()
     group.stop()
@@ -113,61 +125,38 @@ def test_a_hot_update_that_a_rank_still_stages_is_aborted_by_the_successor_and_n
     group.assert_journals_are_possible()
 
 
-def begin_in_thread(action):
-    """Run a blocking command beside the test; returns (thread, results)."""
-    results = []
-
-    def run():
-        try:
-            results.append(action())
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            results.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread, results
-
-
 @pytest.mark.parametrize(
     ("point", "kept"), [("stop_admitting", True), ("write", False)], ids=["before the load", "in the load"]
 )
-def test_an_update_that_not_all_prepared_is_aborted_by_the_successor(make_group, dying, point, kept):
+def test_an_update_that_not_all_prepared_is_aborted_by_the_group(make_group, dying, point, kept):
     group = make_group(load=0.3)
     group.publish(2)
     with group.boot() as controller:
         group.order(1, point, "hold")
         killed(group, dying, "update", 2, "after command")
-        group.await_held(1, point)
-        thread, results = begin_in_thread(lambda: controller.update(1, settle_s=30))
         eventually(lambda: controller.status().operation == "ABORT")
         group.revoke(1, point)
-        thread.join(60)
-        # Where nobody had touched anything, version 1 is served still; else it is loaded again.
-        assert results[0].outcome is (Outcome.ALREADY_SERVED if kept else Outcome.UPDATED)
+        eventually(lambda: controller.status().over)
+        # Where nobody had touched anything, version 1 is served still; else all hold nothing.
+        assert controller.status().serving is kept
+        assert controller.status().state == ("NORMAL" if kept else "CLEARED")
+        assert controller.status().controller_pid is None
+        controller.update(1)
         group.await_steps()
     group.stop()
     group.assert_steps_are_pure([1])
     group.assert_journals_are_possible()
 
 
-def test_a_clear_that_nobody_decided_is_finished_by_the_ranks_themselves(group, dying):
-    with group.boot() as controller:
-        killed(group, dying, "clear", "-", "after command")
-        eventually(lambda: codes(controller) == ["DONE_CLEARED"] * 2)
-        assert controller.clear().outcome is Outcome.ALREADY_CLEARED
-        controller.update(1)
-
-
 def test_a_clear_that_one_rank_has_finished_is_finished_by_all(group, dying):
     with group.boot() as controller:
         group.order(1, "release", "hold")
         killed(group, dying, "clear", "-", "after command")
-        eventually(lambda: codes(controller)[0] == "DONE_CLEARED")
-        thread, results = begin_in_thread(lambda: controller.clear(settle_s=30))
         eventually(lambda: controller.status().operation == "ABORT")
         group.revoke(1, "release")
-        thread.join(60)
-        assert results[0].outcome is Outcome.ALREADY_CLEARED
+        eventually(lambda: controller.status().over)
+        assert controller.status().state == "CLEARED"
+        assert controller.clear().outcome is Outcome.ALREADY_CLEARED
         assert [end["held"] for end in group.stop()] == [[], []]
 
 
@@ -188,11 +177,38 @@ def test_a_successor_waits_no_longer_than_it_is_told_for_a_rank_that_hangs_in_a_
         assert controller.update(2).outcome is Outcome.ALREADY_SERVED
 
 
-def test_a_controller_that_is_only_stopped_keeps_the_role(group, dying):
+@pytest.mark.parametrize("command", ["update", "hot"])
+def test_the_deadline_of_a_command_counts_although_its_controller_is_stopped(group, dying, command):
+    group.publish(2)
+    with group.boot() as controller:
+        point = "stage" if command == "hot" else "write"
+        group.order(1, point, "hold")
+        program = dying(group, command, 2, "never", deadline_s=1)
+        group.await_held(1, point)
+        program.freeze()
+        if command == "update":  # the loop itself is held: it finds its deadline gone when it comes back
+            eventually(lambda: codes(controller)[0] == "PREPARED")
+            eventually(lambda: controller.status().ranks[0].since_s > 1.5)
+            group.revoke(1, point)
+        eventually(lambda: controller.status().operation in ("ABORT", "HOT_ABORT"))
+        group.revoke(1, point)
+        eventually(lambda: controller.status().over)
+        assert controller.status().state == ("NORMAL" if command == "hot" else "CLEARED")
+        with pytest.raises(RoleBusyError, match=rf"is stopped: end it \(kill -9 {program.pid}\)") as caught:
+            controller.update(1)
+        assert (caught.value.pid, caught.value.stopped) == (program.pid, True)
+        program.thaw()  # what it would have written stands there already
+        assert "rank 1" in program.says("failed")["error"]
+        assert controller.update(2).version == 2
+
+
+def test_a_stopped_controller_of_a_command_that_all_ranks_prepared_is_named_and_its_end_is_enough(
+    group, dying
+):
     group.publish(2)
     with group.boot() as controller:
         group.order(1, "write", "hold")
-        program = dying(group, "update", 2, "never")
+        program = dying(group, "update", 2, "never", deadline_s=1)
         group.await_held(1, "write")
         program.freeze()
         with pytest.raises(RoleBusyError) as caught:
@@ -200,7 +216,11 @@ def test_a_controller_that_is_only_stopped_keeps_the_role(group, dying):
         assert caught.value.pid == program.pid
         group.revoke(1, "write")
         eventually(lambda: codes(controller) == ["PREPARED"] * 2)
-        assert controller.status().operation == "UPDATE"  # nobody decides in its place
-        program.thaw()
-        assert program._process.wait(60) == 0
+        eventually(lambda: controller.status().ranks[0].since_s > 1.5)  # its deadline passes, too
+        assert controller.status().operation == "UPDATE"  # it may be about to write COMMIT
+        assert f"kill -9 {program.pid}" in verdict(controller.status())
+        assert f"kill -9 {program.pid}" in explained(group)
+        program.kill()
+        eventually(lambda: controller.status().over)
         assert controller.status().version == 2
+        assert controller.status().serving

@@ -133,6 +133,9 @@ SITUATIONS = {
     "a dead controller with an undecided command": group(
         rank(0, StatusCode.PREPARED), rank(1, StatusCode.PREPARED), controller_pid=None
     ),
+    "a stopped controller of a command that all have prepared": group(
+        rank(0, StatusCode.PREPARED), rank(1, StatusCode.PREPARED), controller_stopped=True
+    ),
     "a commit whose version nobody wrote": group(
         serving_rank(0), serving_rank(1), operation=Operation.COMMIT, controller_pid=None
     ),

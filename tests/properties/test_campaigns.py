@@ -20,6 +20,7 @@ import wsm
 from wsm import HOLD, JOIN, InFlightPolicy, Outcome
 from wsm.actions.verify import resident_digest
 from wsm.clock import ManualClock
+from wsm.controller.abandoned import AbandonedCommands
 from wsm.controller.driving import Drive
 from wsm.controller.group_view import GroupView
 from wsm.errors import InternalError, WsmError
@@ -127,6 +128,7 @@ class Campaign:
         patch.setattr(GroupWords, "wait", lambda *_: False)
         patch.setattr(GroupView, "wait", lambda *_: self.moves())
         patch.setattr(Drive, "start", run_here)
+        patch.setattr(AbandonedCommands, "look", lambda _: None)  # a thread: no seed would say when it looks
         for name in ("write_command", "write_committed"):
             self.let_die(patch, name)
 

@@ -15,6 +15,7 @@ import paddle
 import psutil
 import pytest
 
+from tests.forkserver import WITHOUT_PADDLE
 from wsm import Outcome
 from wsm.controller.errors import CommandRefusedError
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
@@ -32,6 +33,7 @@ from wsm.strategies import publish_snapshot
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
 
+CONTROLLER = Path(__file__).parent.parent / "controller" / "controller_process.py"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the place that is checked
 MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 512}
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 10], [3]]
@@ -255,6 +257,27 @@ def test_the_raw_words_of_an_engine_drive_the_group(group, client, serves):
         until(lambda: word.read() == WeightState.NORMAL)
     [answer] = client.generate([[1]], 2)
     assert set(answer.versions) == {group.controller.status().version}
+
+
+@pytest.mark.parametrize("command", ["update", "hot", "clear"])
+def test_a_command_whose_process_is_killed_is_ended_by_the_group_and_nobody_has_to_command(
+    group, client, serves, command
+):
+    publish_once(group.config, 3)
+    serves(2)
+    arguments = (group.config.group.name, str(SHARED_MEMORY), command, "3", "after command")
+    killed = WITHOUT_PADDLE.start(CONTROLLER, *arguments)
+    try:
+        assert killed.wait(60) == -signal.SIGKILL
+        until(lambda: group.controller.status().over)
+        now = group.controller.status()
+        assert now.serving or (command != "hot" and now.state == "CLEARED")
+        if now.serving:
+            [answer] = client.generate([PROMPTS[0]], 3, temperature=0)
+            assert answer.versions == (now.version,) * 3
+            assert answer.tokens == greedy(group.config, now.version, PROMPTS[0], 3)
+    finally:
+        killed.close()
 
 
 def test_a_version_that_does_not_exist_is_refused_and_the_group_serves_on(group, client, serves):

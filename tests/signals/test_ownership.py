@@ -17,6 +17,7 @@ from wsm.signals.errors import (
 from wsm.signals.liveness import Life, Liveness, register
 from wsm.signals.lock import ControllerRole
 from wsm.signals.lock_file import create_lock_file
+from wsm.signals.ownership import FIRST_PARTICIPANT_BYTE
 from wsm.signals.segment import Segment
 
 pytestmark = pytest.mark.processes
@@ -299,5 +300,5 @@ def test_ownership_stays_with_the_parent_when_a_process_forks(name, launch):
     # What the child closed and released was its own: the kernel still holds the parent's locks.
     with Segment.attach(name) as segment:
         assert segment.lock_file.holder(0) == segment.lock_file.holder(1) == child.pid
-        assert segment.lock_file.holder(2) == child.pid
-        assert segment.lock_file.holder(3) is None
+        assert segment.lock_file.holder(FIRST_PARTICIPANT_BYTE) == child.pid
+        assert segment.lock_file.holder(FIRST_PARTICIPANT_BYTE + 1) is None

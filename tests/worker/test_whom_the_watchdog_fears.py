@@ -15,6 +15,7 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind
 from wsm.clock import SystemClock
+from wsm.controller.abandoned import AbandonedCommands
 from wsm.protocol.rank_state import RankState
 from wsm.signals.segment import Segment
 from wsm.states import entry
@@ -95,7 +96,8 @@ def test_a_dead_peer_breaks_them_and_a_dead_helper_does_not(segment, tmp_path):
     words, groups = GroupWords(segment, 0), CountingGroups()
     watch = ActionWatch(0, words.presence, plans, SystemClock())
     recorder = Recorder(rank=0, clock=SystemClock())
-    watchdog = Watchdog(words, watch, groups, recorder, StandingLoop())
+    abandoned = AbandonedCommands(segment, who="rank 0")
+    watchdog = Watchdog(words, watch, groups, recorder, StandingLoop(), abandoned=abandoned)
     helper.kill()
     helper.communicate()
     watch.takes_up(plans.clear)  # it looks around whenever a command begins

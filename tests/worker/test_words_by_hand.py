@@ -28,7 +28,8 @@ def write(lone):
         group.write_command(word)
         return word
 
-    yield command
+    with group.role.acquire(0):  # or the group would end the command by itself
+        yield command
     group.close()
 
 
@@ -96,12 +97,13 @@ def test_arguments_that_never_come_fail_the_command_by_its_deadline(make_lone):
     view = GroupView(lone.segment)
     before = view.view().command
     word = CommandWord(before.epoch, before.sequence + 1, Operation.UPDATE)
-    view.write_command(word)
+    with view.role.acquire(0):
+        view.write_command(word)
+        poll_until(lone, StatusCode.FAILED)
+        report, refused = failure(lone, word)
+        assert (refused, report.error) == (False, "WaitExpiredError")
+        abort(lone, word)
     view.close()
-    poll_until(lone, StatusCode.FAILED)
-    report, refused = failure(lone, word)
-    assert (refused, report.error) == (False, "WaitExpiredError")
-    abort(lone, word)
 
 
 def begin_epoch(lone):

@@ -1,8 +1,8 @@
 """Ctrl-C, SIGTERM and SIGHUP while a group is being commanded: take the command back, then end.
 
-A process that dies with a command undecided leaves the ranks waiting until the next controller comes.
-So the first signal asks for ABORT and waits for the group to settle; only a second one leaves at once.
-That signals raise here is the entry point's doing.
+A process that dies with a command undecided leaves it to the group, which commits what all ranks have
+prepared by then and aborts anything else. So the first signal asks for ABORT, waits for the group to settle
+and says what came of it; only a second one leaves at once. That signals raise is the entry point's doing.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _taken_back(begun: Future[Pending], held_now: Callable[[], str]) -> str:
         tell("taking the command back; a second signal leaves at once", err=True)
         receipt = pending.result()
     except SignalReceived:
-        return "interrupted twice; the command is still open, and the next command to the group decides it"
+        return "interrupted twice; the command is still open, and the group decides it within a second"
     except CommandTimeoutError:
         return f"interrupted; the command was taken back: {held_now()}"
     except WsmError as error:

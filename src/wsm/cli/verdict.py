@@ -65,10 +65,19 @@ def _under_way(status: GroupStatus) -> str | None:
     if status.controller_pid is None and Operation[status.operation].is_abort:
         return f"{status.operation} is decided; waits for {late}; if that does not end, start the group again"
     if status.controller_pid is None:
-        return f"{status.operation} is open, its controller gone; waits for {late}; the next command ends it"
+        return (
+            f"{status.operation} is open, its controller gone; waits for {late}; a rank or the supervisor "
+            "ends it within a second"
+        )
     hot = status.serving and Operation[status.operation].is_hot
     meanwhile = f"serves version {status.version}; " if hot else ""
-    return f"{meanwhile}{status.operation} by process {status.controller_pid} is under way; waits for {late}"
+    by = f"{meanwhile}{status.operation} by process {status.controller_pid}"
+    if status.controller_stopped:
+        return (
+            f"{by}, which is stopped; waits for {late}; end it (kill -9 {status.controller_pid}), and the "
+            "group goes on by itself"
+        )
+    return f"{by} is under way; waits for {late}"
 
 
 def _broken(status: GroupStatus) -> str | None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from wsm.controller.group_view import GroupView
 from wsm.signals.errors import SegmentClosedError
-from wsm.signals.lock import ControllerRole
 from wsm.signals.segment import Segment
 
 
@@ -42,7 +41,7 @@ class GroupAccess:
         self.directory = directory
         self._segment = Segment.attach(name, directory=directory)
         self.group = GroupView(self._segment, journal_directory)
-        self.role = ControllerRole(self._segment)
+        self.role = self.group.role
         self._counting = threading.Lock()
         self._uses = 1
         self._closed = False

@@ -302,3 +302,22 @@ class EngineWordBusyError(RefusedError):
             value=value,
             expected=expected,
         )
+
+
+class ControllerStoppedError(GroupError):
+    """A command's deadline has passed, and its controller, which still has the role, has not decided it.
+
+    A rank that has not prepared says so in the command's report; the group aborts the command then.
+    """
+
+    def __init__(self, *, sequence: int, pid: int, deadline_s: float, stopped: bool) -> None:
+        process = f"process {pid}" if pid else "a process in another pid namespace"
+        fix = f"end it (kill -9 {pid}), or let it go on (kill -CONT {pid})" if pid else "end it"
+        super().__init__(
+            f"the deadline of command {sequence} ({deadline_s:g} s) has passed without a decision, since its "
+            f"controller, {process}, {'is stopped' if stopped else 'does nothing'}; {fix}",
+            sequence=sequence,
+            pid=pid,
+            deadline_s=deadline_s,
+            stopped=stopped,
+        )

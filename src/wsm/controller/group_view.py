@@ -6,6 +6,7 @@ controller role. Knows no states.
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from wsm.signals.alarm import Alarm
 from wsm.signals.death_watch import DeathWatch
 from wsm.signals.errors import SlotReusedError
 from wsm.signals.liveness import Life, Liveness
+from wsm.signals.lock import ControllerRole
 from wsm.signals.presence import Presence, read_presence
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import Watch, wait, wake
@@ -49,10 +51,13 @@ class GroupView:
     ----------
     journal : ControllerJournal
         What commands write down.
+    role : ControllerRole
+        The right to write here.
     """
 
     def __init__(self, segment: Segment, journal_directory: str | Path | None = None) -> None:
         self.segment = segment
+        self.role = ControllerRole(segment)
         self.journal = ControllerJournal(segment.controller_journal, journal_directory)
         self._layout = segment.layout
         self._liveness = Liveness(segment)
@@ -116,6 +121,17 @@ class GroupView:
         with self._watching:
             return self._liveness.pid(participant)
 
+    @property
+    def owner_pid(self) -> int | None:
+        """Pid of the process that owns the segment; None if nobody does, or it is this process."""
+        owner = self.segment.owner
+        return None if owner is None or owner.pid == os.getpid() else owner.pid
+
+    def ranks_of(self, pid: int) -> list[int]:
+        """Return the participants for which a process stands that is not this one, as errors call them."""
+        known = range(self.participants) if pid and pid != os.getpid() else ()
+        return [self.named(one) for one in known if self.pid(one) == pid and self.life(one) is Life.ALIVE]
+
     def lost(self) -> list[int]:
         """Return the participants whose processes are gone."""
         dead = [index for index in range(self.participants) if self.life(index) is Life.DEAD]
@@ -130,7 +146,13 @@ class GroupView:
 
         A sequence is skipped if arguments stand under it already: their controller died before it wrote
         the word, so no rank has seen it and none may find other arguments under it.
+
+        Raises
+        ------
+        wsm.signals.errors.RoleBusyError
+            If a process is about to decide the last command in the place of its controller, and stays there.
         """
+        self.role.await_stand_in()
         while True:
             command.pack()  # a sequence that does not fit is refused before anything is written
             slot = self.segment.arguments(command.sequence)

@@ -20,6 +20,7 @@ from wsm.controller.engine_words import TakenWords, leave_words, take_words
 from wsm.controller.errors import CommandWithdrawnError
 from wsm.controller.held import Held
 from wsm.controller.order import Order
+from wsm.controller.participants import who
 from wsm.controller.pending import Pending
 from wsm.controller.status import read_status
 from wsm.controller.transaction import Transaction
@@ -28,11 +29,16 @@ from wsm.protocol import decide
 from wsm.protocol.takeover import Inheritance, inherited
 from wsm.protocol.view import View
 from wsm.receipt import Receipt
+from wsm.signals.errors import RoleBusyError
+from wsm.signals.lock_file import LockHold
 from wsm.signals.word import Operation
 from wsm.states.vocabulary import WeightState
 
 #: Seconds that a command which a dead controller left open may take to settle where the caller has no time.
 TAKEOVER_S = 1.0
+
+#: Seconds that a process of the group may take for the words of a command whose controller is gone.
+ENDING_S = 0.2
 
 
 class Opening:
@@ -59,7 +65,7 @@ class Opening:
         with ExitStack() as ending:
             self._access.begin_use()
             ending.callback(self._access.end_use)
-            role = self._access.role.acquire(order.wait_s)
+            role = self._take_role(order.wait_s)
             ending.callback(role.release)
             self._complete_inherited(min(order.settle_s, max(order.wait_s, TAKEOVER_S)))
             view, held = self._admit(order)
@@ -85,6 +91,23 @@ class Opening:
 
             return Drive(transaction, over, follow).start()
 
+    def _take_role(self, wait_s: float) -> LockHold:
+        """Take the role; a process of the group that only ends an abandoned command is waited for."""
+        try:
+            return self._access.role.acquire(wait_s)
+        except RoleBusyError as busy:
+            pid, ranks = busy.context["pid"], self._group.ranks_of(busy.context["pid"])
+            if not ranks and pid != self._group.owner_pid:
+                raise
+        try:
+            return self._access.role.acquire(ENDING_S)
+        except RoleBusyError as busy:
+            command = self._group.view().command
+            what = f"which is ending command {command.sequence} ({command.operation.name})"
+            named = f"{who(ranks[0])}, {what} whose controller is gone" if ranks else ""
+            context = {**busy.context, "doing": named, "waited_s": wait_s + ENDING_S}
+            raise RoleBusyError(**context) from None
+
     def _write(
         self, order: Order, view: View, held: Held, given_up: threading.Event, ending: ExitStack
     ) -> Transaction:
@@ -92,7 +115,11 @@ class Opening:
         taken = self._engine_words_for(order.operation, held.as_whole)
         with ExitStack() as undo:
             undo.callback(taken.give_back)
-            arguments = replace(order.arguments, before=admission.state_before(self._group, view, held))
+            arguments = replace(
+                order.arguments,
+                before=admission.state_before(self._group, view, held),
+                deadline_s=order.deadline_s,
+            )
             command = self._group.open(decide.next_command(view, order.operation), arguments)
             undo.pop_all()
         ending.callback(lambda: taken.answer(read_status(self._group).engine_state))

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wsm.command import PartNotRestorableError, VersionHeldError
+from wsm.command import CommandArguments, PartNotRestorableError, VersionHeldError
 from wsm.controller.activity import Hang, doing, waits_in_step
 from wsm.controller.errors import (
     ActionOverdueError,
@@ -20,11 +20,12 @@ from wsm.controller.group_view import GroupView
 from wsm.controller.participants import who
 from wsm.controller.status import read_status
 from wsm.errors import WsmError
-from wsm.protocol.decide import waiting_on
+from wsm.protocol.decide import committed, waiting_on
 from wsm.protocol.park import any_broken
 from wsm.protocol.view import View
 from wsm.report import STEP, WITHOUT_WEIGHTS, FailureReport, RankReport, ReportFormatError
-from wsm.signals.word import CommandWord, StatusCode, StatusWord
+from wsm.signals.word import CommandWord, CommittedWord, StatusCode, StatusWord
+from wsm.states.vocabulary import Tag
 
 #: Errors that only repeat that another rank failed.
 _ECHOES = ("PeerNeverReadyError", "CommandAbortedError")
@@ -94,6 +95,18 @@ def version(group: GroupView, command: CommandWord) -> int | None:
                 if report is not None and report.version is not None:
                     return report.version
     return None
+
+
+def committed_word(group: GroupView, view: View, arguments: CommandArguments) -> CommittedWord | None:
+    """Return the committed-version word that a decided commit needs; None while no rank says the version."""
+    found = arguments.version
+    if Tag.WEIGHTS not in arguments.tags:
+        found = view.committed.version  # what was committed stands; it may be none that is held now
+    elif found is None:
+        found = version(group, view.command)
+        if found is None:
+            return None
+    return committed(view, found)
 
 
 @dataclass(frozen=True)

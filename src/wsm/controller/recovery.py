@@ -17,7 +17,8 @@ from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments
 from wsm.commit_report import commit_report
-from wsm.controller import admission, outcome
+from wsm.controller import abandoned, admission, outcome
+from wsm.controller.abandoned import AbandonedCommands
 from wsm.controller.driving import Drive
 from wsm.controller.errors import RankAliveError
 from wsm.controller.group_view import GroupView
@@ -30,7 +31,6 @@ from wsm.protocol.view import View
 from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import Life
-from wsm.signals.lock import ControllerRole
 from wsm.signals.lock_file import LockHold
 from wsm.signals.segment import Segment
 from wsm.signals.word import CommandWord, Operation, StatusCode
@@ -72,7 +72,7 @@ class Recovery:
 
     def __init__(self, segment: Segment, *, clock: Clock | None = None) -> None:
         self._group = GroupView(segment)
-        self._role = ControllerRole(segment)
+        self._abandoned = AbandonedCommands(segment, who="the owner of the group", clock=clock)
         self._clock = clock or SystemClock()
         self._hold: LockHold | None = None
         self._bases: tuple[int, frozenset[int]] = (0, frozenset())
@@ -86,6 +86,13 @@ class Recovery:
     def ended_by(self, dead: Collection[int]) -> list[int]:
         """Return the participants because of whom the epoch must end: dead that had joined, and broken."""
         return epochs.ended_by(self._group.view(), dead)
+
+    def end_abandoned(self) -> None:
+        """Do what is owed to a command whose controller does not come back; to be called again and again.
+
+        Waits for nobody. Without a command that needs a decision it reads a few words.
+        """
+        self._abandoned.look()
 
     def late(self) -> tuple[CommandWord, list[int]]:
         """Return the present command, and who keeps it from its end although it is decided.
@@ -162,14 +169,17 @@ class Recovery:
         deadline = time.monotonic() + wait_s
         while self._hold is None and not cancelled():
             with contextlib.suppress(RoleBusyError):
-                self._hold = self._role.acquire(min(_LOOK_S, max(deadline - time.monotonic(), 0.0)))
+                self._hold = self._group.role.acquire(min(_LOOK_S, max(deadline - time.monotonic(), 0.0)))
             if time.monotonic() >= deadline:
                 break
         return self._hold is not None
 
-    def role_holder(self) -> int | None:
-        """Pid of the process that has the controller role; None if nobody has."""
-        return self._role.holder()
+    def role_holder(self) -> str:
+        """Name the process that has the controller role, and say what to do if it is stopped."""
+        stopped = self._group.role.stopped_holder()
+        if stopped is not None:
+            return f"process {stopped}, which is stopped: end it (kill -9 {stopped})"
+        return f"process {self._group.role.holder()}"
 
     def begin(self, gone: Collection[int], *, wait_s: float = 0.0) -> NewEpoch | None:
         """Raise the epoch, after what was decided in the old one is completed. Keeps the controller role.
@@ -190,23 +200,25 @@ class Recovery:
         Raises
         ------
         wsm.signals.errors.RoleBusyError
-            If another controller still has the role. Nothing was written; ask again.
+            If another controller still has the role, or a process stays where it was about to decide in the
+            place of a stopped one. No epoch was written; ask again.
         RankAliveError
             If a process of `gone` lives. Nothing was written.
         wsm.signals.errors.FieldOverflowError
             If there are no more epochs; the group must be started anew.
         """
         if self._hold is None:
-            self._hold = self._role.acquire(wait_s)
+            self._hold = self._group.role.acquire(wait_s)
         for rank in gone:
             if self._group.life(rank) is Life.ALIVE:
                 raise RankAliveError(rank=rank, pid=self._group.pid(rank) or 0)
-        view = self._decide(self._group.view())
+        view = abandoned.decide_undecided(self._group)
         because_of = epochs.ended_by(view, gone)
         if not because_of:
             return None
         word = epochs.next_epoch(view)
         word.pack()  # an epoch that does not fit is refused before anything is written
+        self._group.role.await_stand_in()
         version = self._write_goal(view)
         self._group.write_command(word)
         self._log.warning(log.EPOCH_BEGUN, epoch=word.epoch, because_of=because_of, version=version)
@@ -244,7 +256,11 @@ class Recovery:
         admission.require_equal_plans(self._group, command.epoch)
         # A rank that dies in this command must find the group's goal, not the empty hands it begins with.
         arguments = CommandArguments(
-            f"recovery-epoch-{command.epoch}", version, before=WeightState.NORMAL, restores=True
+            f"recovery-epoch-{command.epoch}",
+            version,
+            before=WeightState.NORMAL,
+            restores=True,
+            deadline_s=deadline_s,
         )
         command = self._group.open(command, arguments)
         hold, self._hold = self._hold, None
@@ -264,22 +280,8 @@ class Recovery:
     def close(self) -> None:
         """Give the role back and let go of the processes that are watched."""
         self.release()
+        self._abandoned.close()
         self._group.close()
-
-    def _decide(self, view: View) -> View:
-        """Decide what is undecided, as any successor would; its ranks need not come to its end any more."""
-        prepared = None
-        if decide.all_prepared(view):
-            # What cannot be read cannot be compared, and is not committed.
-            with contextlib.suppress(ReportFormatError):
-                prepared = outcome.reports(self._group, view.command, StatusCode.PREPARED)
-        agree = prepared is not None and outcome.agree(prepared)
-        word = decide.decision(view, agree=agree, give_up=True)
-        if word is None:
-            return view
-        self._log.info(log.COMMAND_DECIDED, decision=word.name)
-        self._group.write_command(decide.decided(view, word))
-        return self._group.view()
 
     def _write_goal(self, view: View) -> int | None:
         """Store what the group must hold again, so that it is known after the next death, too."""

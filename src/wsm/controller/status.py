@@ -12,7 +12,6 @@ from wsm.controller.group_view import GroupView
 from wsm.controller.held import Held, held_by_all, words_for
 from wsm.protocol.decide import is_over
 from wsm.receipt import named
-from wsm.signals.lock import ControllerRole
 from wsm.signals.word import Operation, code_name
 from wsm.states.vocabulary import KVState, Tag, WeightState
 
@@ -98,6 +97,8 @@ class GroupStatus:
         The committed version.
     controller_pid, owner_pid : int or None
         Who has the controller role now, and who owns the segment.
+    controller_stopped : bool
+        Whether the process that has the controller role lives and is stopped.
     ranks : tuple of RankStatus
         The participants.
     """
@@ -112,6 +113,7 @@ class GroupStatus:
     controller_pid: int | None
     owner_pid: int | None
     ranks: tuple[RankStatus, ...]
+    controller_stopped: bool = False
 
     @property
     def serving(self) -> bool:
@@ -216,7 +218,8 @@ def read_status(group: GroupView) -> GroupStatus:
         operation=Operation(view.command.operation).name,
         over=is_over(view),
         version=view.committed.version,
-        controller_pid=ControllerRole(segment).holder(),
+        controller_pid=group.role.holder(),
+        controller_stopped=group.role.stopped_holder() is not None,
         owner_pid=owner.pid if owner is not None else None,
         ranks=tuple(ranks),
     )

@@ -182,15 +182,10 @@ class Transaction:
         return True
 
     def _write_committed(self, view: View) -> bool:
-        version = self._arguments.version
-        if Tag.WEIGHTS not in self._arguments.tags:
-            version = view.committed.version  # what was committed stands; it may be none that is held now
-        elif version is None:
-            version = outcome.version(self._group, self._command)
-            if version is None:
-                return False
-        self._group.write_committed(decide.committed(view, version))
-        return True
+        word = outcome.committed_word(self._group, view, self._arguments)
+        if word is not None:
+            self._group.write_committed(word)
+        return word is not None
 
     def _must_give_up(self) -> bool:
         if self._decided_ns is not None:

@@ -124,6 +124,8 @@ class GroupFacts:
         The caller's name for the last command.
     controller_pid : int or None
         Who has the controller role now; None: nobody, or it cannot be known.
+    controller_stopped : bool
+        Whether that process lives and is stopped.
     owner_pid : int or None
         Who owns the segment.
     owner_lives : bool
@@ -142,6 +144,7 @@ class GroupFacts:
     committed: CommittedWord = field(default_factory=lambda: CommittedWord(0, None))
     request_id: str | None = None
     controller_pid: int | None = None
+    controller_stopped: bool = False
     owner_pid: int | None = None
     owner_lives: bool = False
     ranks: tuple[RankFacts, ...] = ()

@@ -15,7 +15,7 @@ from wsm.errors import WsmError
 from wsm.explanation.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
 from wsm.report import FailureReport
 from wsm.signals.errors import WordFormatError
-from wsm.signals.identity import Occupant, read_occupant
+from wsm.signals.identity import Occupant, is_stopped, read_occupant
 from wsm.signals.image import SegmentImage
 from wsm.signals.presence import Presence, read_presence
 from wsm.signals.word import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
@@ -60,6 +60,7 @@ def read_facts(name: str, image: SegmentImage, *, controller_pid: int | None = N
         committed=committed or CommittedWord(0, None),
         request_id=None if command is None else _request_id(image, command),
         controller_pid=controller_pid,
+        controller_stopped=controller_pid is not None and is_stopped(controller_pid),
         owner_pid=None if owner is None else owner.pid,
         owner_lives=owner is not None and owner.is_known_alive,
         ranks=ranks,

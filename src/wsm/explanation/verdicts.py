@@ -124,9 +124,11 @@ def _under_way(group: GroupFacts) -> Verdict | None:
         return f"waits for rank {worst.rank}, which does not come out of {action}", (
             f"See what process {worst.pid} does (py-spy dump --pid {worst.pid}); end it if that is nothing.",
         )
+    if group.controller_stopped and not command.operation.is_decision:
+        return _waits_for_controller(group, asked)
     if group.controller_pid is None and not command.operation.is_decision:
         return f"is left with {asked} undecided: its controller is gone", (
-            f"The next command decides it; 'wsm clear {group.name}' brings the group to a known state.",
+            "Its supervisor, or a rank, decides it within a second. If none does, none of them goes on.",
         )
     late = _late(open_ranks, group)
     what = "settles" if command.operation.is_decision else "works on"
@@ -139,8 +141,17 @@ def _uncommitted(group: GroupFacts) -> Verdict | None:
     command = group.command
     if command is None or not command.operation.is_commit or group.committed.sequence == command.sequence:
         return None
+    if group.controller_stopped:
+        return _waits_for_controller(group, f"{command.operation.name} (sequence {command.sequence})")
     return f"has committed sequence {command.sequence}, and nobody has written which version that is", (
-        "The next command does so.",
+        "Its supervisor, or a rank, does so within a second. If none does, none of them goes on.",
+    )
+
+
+def _waits_for_controller(group: GroupFacts, asked: str) -> Verdict:
+    pid = group.controller_pid
+    return f"waits with {asked} for process {pid}, which has the controller role and is stopped", (
+        f"End it (kill -9 {pid}), and the group goes on by itself; or let it go on (kill -CONT {pid}).",
     )
 
 

@@ -6,6 +6,7 @@ here is who is killed, when, and how often. Everything is told in one line for t
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -21,6 +22,7 @@ from wsm.rollout.errors import RestartLimitError
 from wsm.rollout.rank_processes import RankProcesses
 from wsm.rollout.restoring import Restoration
 from wsm.rollout.run_directory import log_tail
+from wsm.signals.errors import RoleBusyError
 from wsm.worker.sources import pins_for
 
 #: Longest time between two looks, in seconds. A death wakes at once, where the kernel has pidfds.
@@ -137,6 +139,7 @@ class GroupKeeper:
     def _look(self) -> dict[int, str]:
         """Return who has to be replaced, and why if it lives."""
         self._pin()
+        self._recovery.end_abandoned()
         broken = self._recovery.ended_by(())  # first: whoever broke because of a death is seen after it
         ended = self._processes.ended()
         if ended:
@@ -256,9 +259,10 @@ class GroupKeeper:
             # Whoever has the role ends soon: its command cannot go on without the dead. If it is stopped, or
             # hangs itself, nobody may write in its place: the recovery waits, and says so.
             if self._recovery.take_role(_TELL_S, self._closing.is_set):
-                self._recovery.begin(gone)
-                return
-            self._tell(f"the recovery waits for the controller in process {self._recovery.role_holder()}")
+                with contextlib.suppress(RoleBusyError):
+                    self._recovery.begin(gone)
+                    return
+            self._tell(f"the recovery waits for the controller in {self._recovery.role_holder()}")
 
     def _await_joined(self, started: Mapping[int, float]) -> dict[int, str]:
         """Wait until all have joined the epoch; return who has to be replaced before that.

@@ -116,17 +116,27 @@ class SlotTakenError(RefusedError):
 
 
 class RoleBusyError(RefusedError):
-    """Another process or thread holds the controller role (pid 0: one in another pid namespace)."""
+    """Another process or thread holds the controller role (pid 0: one in another pid namespace).
+
+    `stopped` says that it lives and does not go on; `doing`, which part of the group it is, if it is one.
+    """
 
     retryable = True
 
-    def __init__(self, *, path: str, pid: int, waited_s: float) -> None:
+    def __init__(
+        self, *, path: str, pid: int, waited_s: float, stopped: bool = False, doing: str = ""
+    ) -> None:
+        fix = "let its command end, or wait longer"
+        if stopped:
+            fix = f"it is stopped: end it (kill -9 {pid}), or let it go on (kill -CONT {pid})"
         super().__init__(
-            f"the controller role of {path} is held by process {pid or '(in another pid namespace)'} "
-            f"(waited {waited_s:g} s); let its command end, or wait longer",
+            f"the controller role of {path} is held by process {pid or '(in another pid namespace)'}"
+            f"{f', {doing}' if doing else ''} (waited {waited_s:g} s); {fix}",
             path=path,
             pid=pid,
             waited_s=waited_s,
+            stopped=stopped,
+            doing=doing,
         )
 
 

@@ -85,6 +85,12 @@ def read_occupant(words: memoryview[int], index: int) -> Occupant | None:
     return occupant if seal == _seal(occupant) else Occupant(UNREADABLE, present=True)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether the process lives and is stopped: by SIGSTOP, a terminal, or a debugger."""
+    fields = _stat_of(pid)
+    return fields is not None and fields[0] in _STOPPED_STATES
+
+
 def start_time_of(pid: int) -> int | None:
     """Start time of the process in clock ticks since boot; None if it is gone, a zombie, or hidden."""
     fields = _stat_of(pid)

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from wsm.signals.errors import SegmentShapeError
 
-#: Grows with every change of what is where, or of what a word means.
-LAYOUT_VERSION = 3
+#: Grows with every change of what is where, or of what a word or a byte of the lock file means.
+LAYOUT_VERSION = 4
 
 LINE_BYTES = 64
 WORD_BYTES = 8

@@ -7,9 +7,13 @@ a successor never guesses by a timeout. It also excludes two threads of one proc
 from __future__ import annotations
 
 from wsm.signals.errors import RoleBusyError, SegmentReplacedError
+from wsm.signals.identity import is_stopped
 from wsm.signals.lock_file import LockHold
-from wsm.signals.ownership import CONTROLLER_BYTE
+from wsm.signals.ownership import CONTROLLER_BYTE, STAND_IN_BYTE
 from wsm.signals.segment import Segment
+
+#: Seconds to wait for a process that writes one word in the place of a stopped controller.
+_STAND_IN_S = 1.0
 
 
 class ControllerRole:
@@ -43,7 +47,7 @@ class ControllerRole:
         lock_file = self._segment.lock_file
         hold = lock_file.acquire(CONTROLLER_BYTE, timeout_s)
         if hold is None:
-            raise RoleBusyError(path=str(self._segment.path), pid=self.holder() or 0, waited_s=timeout_s)
+            raise self._busy(self.holder() or 0, timeout_s)
         if self._segment.inode_changed() or not lock_file.is_current():
             hold.release()
             raise SegmentReplacedError(path=str(self._segment.path))
@@ -52,3 +56,36 @@ class ControllerRole:
     def holder(self) -> int | None:
         """Pid of the process that has the role; None if nobody, 0 if one of another pid namespace."""
         return self._segment.lock_file.holder(CONTROLLER_BYTE)
+
+    def stopped_holder(self) -> int | None:
+        """Pid of the process that has the role, if it is stopped; None if it is not, or cannot be seen."""
+        pid = self.holder()
+        return pid if pid and is_stopped(pid) else None
+
+    def try_to_stand_in(self) -> LockHold | None:
+        """Take the right to write one decision while the role's holder is stopped; None if another has it.
+
+        While it is held no next command and no next epoch is written (:meth:`await_stand_in`), so the
+        command that is read now is the one at hand until the word stands there.
+        """
+        return self._segment.lock_file.try_acquire(STAND_IN_BYTE)
+
+    def await_stand_in(self) -> None:
+        """Wait until nobody is about to write in the place of the role's holder; blocks 1 s at most.
+
+        To be asked, with the role, before a word is written that begins a command or an epoch: a decision
+        that somebody writes late must find the command that it is about.
+
+        Raises
+        ------
+        RoleBusyError
+            If a process does not come to its end there; it is named.
+        """
+        hold = self._segment.lock_file.acquire(STAND_IN_BYTE, _STAND_IN_S)
+        if hold is None:
+            raise self._busy(self._segment.lock_file.holder(STAND_IN_BYTE) or 0, _STAND_IN_S)
+        hold.release()
+
+    def _busy(self, pid: int, waited_s: float) -> RoleBusyError:
+        stopped = bool(pid) and is_stopped(pid)
+        return RoleBusyError(path=str(self._segment.path), pid=pid, waited_s=waited_s, stopped=stopped)

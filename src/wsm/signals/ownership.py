@@ -27,10 +27,12 @@ from wsm.signals.lock_file import UNBOUNDED, LockFile, LockHold, create_lock_fil
 from wsm.signals.memory import SharedFile, opened, publish
 from wsm.signals.names import lock_path, unfinished_path
 
-#: Bytes of the lock file: who commands, who owns, and from the third on the participants.
+#: Bytes of the lock file: who commands, who owns, who decides in the place of a controller that is stopped,
+#: and from there on the participants.
 CONTROLLER_BYTE = 0
 OWNER_BYTE = 1
-FIRST_PARTICIPANT_BYTE = 2
+STAND_IN_BYTE = 2
+FIRST_PARTICIPANT_BYTE = 3
 
 
 class Claim:

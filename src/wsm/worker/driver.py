@@ -85,6 +85,8 @@ class RankDriver:
         self._reporter = reporter
         self._recorder = recorder
         self._standing = Standing(words=words, life=life, patience=patience, clock=clock, recorder=recorder)
+        self._watch = watch
+        self._begins_late = 0
         self._failing = Failing(self._standing, reporter, patience, watch)
         self._ending = Ending(
             self._standing, executions, reporter, self._failing, clock=clock, join=self.join
@@ -129,6 +131,7 @@ class RankDriver:
     def _next(self, *, idle: bool) -> Todo:
         """Look until something was done; `idle`: the loop has not stepped since the last turn."""
         standing = self._standing
+        self._failing.expire_command()
         for _ in range(_LOOKS_PER_TURN):
             watches = self._words.watches()
             view = self._words.view()
@@ -169,6 +172,9 @@ class RankDriver:
         state = standing.state
         data = self._executions.may_begin(state)
         if data is None:
+            if self._begins_late != state.sequence:
+                self._begins_late = state.sequence
+                self._watch.wake()  # nobody has taken a plan up, and the command may be abandoned already
             self._failing.expire(view)
             self._words.wait([], IDLE_WAIT_S)
             return

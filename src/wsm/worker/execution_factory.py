@@ -259,7 +259,7 @@ class ExecutionFactory:
         self._staging = (*before, stager)
         # A heartbeat from another thread would hide a loop that hangs; the deadline is the loop's to see.
         context.progress = _no_progress
-        context.cancelled = lambda: stager.cancelled or self._words.called_off(state.epoch)
+        context.cancelled = lambda: stager.cancelled or self._called_off(state)
         return HotExecution(stager=stager, before=before, request=request, arguments=arguments, **common)
 
     def _context(self, state: RankState, arguments: CommandArguments) -> ActionContext:
@@ -281,8 +281,13 @@ class ExecutionFactory:
             facts=dict(self._facts) if Tag.WEIGHTS in arguments.tags else self._facts_without_a_load(),
             load=self._load_and_note,
             progress=self._watch.check,
-            cancelled=lambda: self._words.called_off(state.epoch),
+            cancelled=lambda: self._called_off(state),
         )
+
+    def _called_off(self, state: RankState) -> bool:
+        """Whether a load may end: the group has decided against it, or can decide nothing else any more."""
+        stalled = self._watch.stalled_in(state.sequence) is not None
+        return stalled or self._words.called_off(state.epoch)
 
 
 def _no_progress() -> None:

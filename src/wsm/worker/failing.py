@@ -87,16 +87,19 @@ class Failing:
         standing = self._standing
         rank, action = standing.state.rank, standing.at_work.doing
         why = self._watch.interruption
-        ended: Exception | None = None
+        ended = self._watch.stalled_in(standing.state.sequence)
         if why is not None:
             ended = ActionInterruptedError(
                 rank=rank, action=action, why=why, deadline_s=self._watch.deadline_s
             )
             standing.take(protocol.broke(standing.state))
-        elif standing.words.called_off(standing.state.epoch) and not isinstance(error, ActionDeadlineError):
+        elif isinstance(error, ActionDeadlineError):
+            ended = None
+        elif ended is None and standing.words.called_off(standing.state.epoch):
             ended = CommandAbortedError(rank=rank, action=action)
         if ended is not None:
-            ended.__cause__ = error
+            if ended is not error:
+                ended.__cause__ = error
             error = ended
         self.fail(action, error)
 
@@ -116,6 +119,15 @@ class Failing:
             return
         standing.recorder.wait_expired(state.epoch, state.sequence, error)
         if protocol.may_fail(state):
+            self.fail(state.phase.value, error)
+
+    def expire_command(self) -> None:
+        """Fail a command whose controller is stopped and whose deadline has passed, if that may be."""
+        standing = self._standing
+        state = standing.state
+        error = self._watch.stalled_in(state.sequence)
+        if error is not None and protocol.may_fail(state):
+            standing.recorder.wait_expired(state.epoch, state.sequence, error)
             self.fail(state.phase.value, error)
 
     def _report(self, doing: str, error: BaseException, code: StatusCode) -> FailureReport:

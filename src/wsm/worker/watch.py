@@ -13,6 +13,7 @@ from wsm.actions.base import Action
 from wsm.actions.sequence import Plan, Plans
 from wsm.clock import Clock
 from wsm.declared_plans import DeclaredAction, DeclaredPlan, DeclaredPlans
+from wsm.errors import WsmError
 from wsm.signals.presence import Doing, PresenceWords
 from wsm.worker.errors import ActionDeadlineError
 
@@ -60,6 +61,9 @@ class ActionWatch:
         Why the watchdog called the loop out of the last action; None if it did not.
     on_plan : callable or None
         Called when a plan is taken up: the watchdog wakes.
+    stalled : (int, WsmError) or None
+        The command, by its sequence, that its controller lets wait beyond its deadline, and what there is to
+        be said of that; the watchdog's finding.
     """
 
     def __init__(self, rank: int, presence: PresenceWords, plans: Plans, clock: Clock) -> None:
@@ -71,6 +75,7 @@ class ActionWatch:
         self.interruption: str | None = None
         self.deadline_s = 0.0
         self.on_plan: Callable[[], object] | None = None
+        self.stalled: tuple[int, WsmError] | None = None
         self._plan: int | None = None
         self._places = {
             id(action): (number, place, _index(plan, place))
@@ -99,8 +104,17 @@ class ActionWatch:
         if place != self._plan:
             self._plan = place
             self._presence.does(Doing(place), self._clock.monotonic_ns())
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the watchdog look: something begins that it may have to end."""
         if self.on_plan is not None:
             self.on_plan()
+
+    def stalled_in(self, sequence: int) -> WsmError | None:
+        """Return why a command cannot be waited for although nothing is decided; None if it can."""
+        stalled = self.stalled
+        return stalled[1] if stalled is not None and stalled[0] == sequence else None
 
     def begins(self, action: Action, *, beside: bool = False) -> None:
         """Say that the rank is inside `action` from now on.

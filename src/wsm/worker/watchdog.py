@@ -1,15 +1,20 @@
 """A thread that sees what the loop cannot see while it is blocked: its deadline, a dead peer, a new epoch.
 
 It calls the loop out of a collective that cannot end any more, where the engine's communicators can be
-interrupted, and reports what it cannot end. It writes no word and beats no heart, which would hide the very
-hang that it is there for. While nothing is under way it sleeps until a process of the group dies.
+interrupted, and reports what it cannot end. It writes no word of the rank and beats no heart, which would
+hide the very hang that it is there for. Where the controller of a command does not come back, it does for the
+group what is owed to the command (:mod:`wsm.controller.abandoned`). While nothing is under way it sleeps
+until a process of the group dies.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
+from wsm import log
 from wsm.actions.surfaces import InterruptibleGroups, ProcessGroupSurface
+from wsm.controller.abandoned import AbandonedCommands
 from wsm.protocol.rank_state import Phase, RankState
 from wsm.protocol.view import View
 from wsm.signals.death_watch import DeathWatch
@@ -26,6 +31,13 @@ NAMING_S = 0.25
 
 #: Time between two looks while a command is under way, in seconds.
 LOOK_S = 0.02
+
+#: Time between two looks at the controller role while a decision is due, in seconds; each rank begins at
+#: another moment of it, so that mostly one of them finds out.
+ROLE_S = 0.1
+
+_STAGGERED = 8
+_RETRY_S = 1.0
 
 
 class Loop(Protocol):
@@ -52,6 +64,8 @@ class Watchdog:
         For what happened.
     loop : Loop
         The rank's driver.
+    abandoned : AbandonedCommands
+        Of the group.
     """
 
     def __init__(
@@ -61,12 +75,17 @@ class Watchdog:
         groups: ProcessGroupSurface | None,
         recorder: Recorder,
         loop: Loop,
+        *,
+        abandoned: AbandonedCommands,
     ) -> None:
         self._words = words
         self._watch = watch
         self._groups = groups if isinstance(groups, InterruptibleGroups) else None
         self._recorder = recorder
         self._loop = loop
+        self._abandoned = abandoned
+        self._log = log.logger("worker.watchdog", rank=words.rank)
+        self._asks_at_s = 0.0  # the role; 0: nothing was due at the last look
         self._reported: Running | None = None
         # Ranks alone: a participant without steps is in no communicator.
         self._peers = tuple(peer for peer in range(words.segment.world_size) if peer != words.rank)
@@ -83,6 +102,7 @@ class Watchdog:
         """End the thread. Idempotent."""
         self._watch.on_plan = None
         self._deaths.close()
+        self._abandoned.close()
         self._liveness.close()
 
     def _somebody_died(self) -> None:
@@ -96,7 +116,27 @@ class Watchdog:
         running = self._watch.running
         if running is not None:
             self._look_at(running)
-        return None if running is None and self._loop.state.phase is Phase.IDLE else LOOK_S
+        lacks_a_word = self._look_at_command()
+        idle = running is None and self._loop.state.phase is Phase.IDLE
+        return None if idle and not lacks_a_word else LOOK_S
+
+    def _look_at_command(self) -> bool:
+        """Do what is owed to a command whose controller does not come back; return whether it needs one."""
+        try:
+            if not self._abandoned.lacks_a_word:
+                self._asks_at_s, self._watch.stalled = 0.0, None
+                return False
+            now = time.monotonic()
+            if not self._asks_at_s:
+                self._asks_at_s = now + ROLE_S * (1 + self._words.rank % _STAGGERED / _STAGGERED)
+            if now >= self._asks_at_s:
+                self._asks_at_s = now + ROLE_S
+                stopped = self._abandoned.look()
+                self._watch.stalled = None if stopped is None else (stopped.context["sequence"], stopped)
+        except Exception as error:  # noqa: BLE001 - a damaged word, a full disk: this thread has to live on
+            self._log.error(log.COMMAND_ABANDONED, error=repr(error))
+            self._asks_at_s = time.monotonic() + _RETRY_S
+        return True
 
     def _look_at(self, running: Running) -> None:
         elapsed_s = self._watch.elapsed_s(running)

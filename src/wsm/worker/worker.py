@@ -21,10 +21,12 @@ from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import Runner
 from wsm.clock import Clock, SystemClock
 from wsm.config import WsmConfig, load_config
+from wsm.controller.abandoned import AbandonedCommands
 from wsm.explanation import Explanation, GroupFacts, explain, read_facts
 from wsm.protocol.rank_state import Phase, Todo
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.image import SegmentImage
+from wsm.signals.ownership import CONTROLLER_BYTE
 from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
 from wsm.states.vocabulary import KVState, WeightState
@@ -127,7 +129,15 @@ class Worker:
                 clock=clock,
                 attach=lambda: attach_rank(config, rank, directory),
             )
-            self._watchdog = Watchdog(part.words, part.watch, runner.groups, part.recorder, part.driver)
+            abandoned = AbandonedCommands(
+                part.words.segment,
+                who=f"rank {rank}",
+                clock=clock,
+                journal_directory=config.journal_directory,
+            )
+            self._watchdog = Watchdog(
+                part.words, part.watch, runner.groups, part.recorder, part.driver, abandoned=abandoned
+            )
             undo.pop_all()
         self._sources = sources
         self._attachment = part.attachment
@@ -252,7 +262,9 @@ class Worker:
         """Say why this rank's group does or does not serve, as ``wsm explain`` does. Never raises."""
         name = self._words.segment.name
         try:
-            return explain(read_facts(name, SegmentImage.of(self._words.segment)))
+            segment = self._words.segment
+            pid = segment.lock_file.holder(CONTROLLER_BYTE)
+            return explain(read_facts(name, SegmentImage.of(segment), controller_pid=pid))
         except Exception as error:  # noqa: BLE001 - an engine asks in its darkest hour: it gets an answer
             return explain(GroupFacts(name, problem=f"{type(error).__name__}: {error}"))
 
