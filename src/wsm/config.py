@@ -77,11 +77,15 @@ class EngineWordsConfig:
         Which words wsm answers: ``weights``, and ``kv_cache`` and ``prefix_tree`` if nobody else does.
     deadline_s : float
         Seconds for one command, and for all data-parallel parts to ask for the same.
+    user : int or None
+        Numeric id of the user whose engine makes the words. Who writes a word commands the group, so a word
+        of any other user is refused. None: the user of the process that reads it, root as well.
     """
 
     suffixes: Sequence[int | str] = ()
     answers: Sequence[str] = ENGINE_WORDS
     deadline_s: float = 300.0
+    user: int | None = None
 
     def __post_init__(self) -> None:
         """Check the names of the words.

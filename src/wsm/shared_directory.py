@@ -19,6 +19,7 @@ import shutil
 import socket
 import stat
 import struct
+from collections.abc import Container
 from pathlib import Path
 from typing import Final, final
 
@@ -29,6 +30,8 @@ from wsm.own_descriptor import OwnDescriptor
 _CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 #: A file that comes and goes under one name so often is not one that an honest process makes.
 _ATTEMPTS: Final = 100
+#: For files that are only looked at, and those in directories that only trusted users can write in.
+EVERY_USER: Final = range(1 << 32)
 _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 _KINDS: Final = {
@@ -56,7 +59,7 @@ class ForeignPathError(RefusedError):
         )
 
 
-def fault_of(status: os.stat_result, kind: int = stat.S_IFREG, *, shared: bool = True) -> str | None:
+def fault_of(status: os.stat_result, kind: int = stat.S_IFREG, *, also: Container[int] = ()) -> str | None:
     """Return what keeps something from being used, in words; None if nothing does. Pure but for our own user.
 
     Parameters
@@ -65,31 +68,41 @@ def fault_of(status: os.stat_result, kind: int = stat.S_IFREG, *, shared: bool =
         Of what was found, links not followed.
     kind : int
         What it must be, one of ``stat.S_IF*``.
-    shared : bool
-        Whether it must be ours.
+    also : container of int
+        Users whose it may be besides ours.
     """
     found = stat.S_IFMT(status.st_mode)
     if found != kind:
         return f"it is a {_KINDS.get(found, 'device')}, not a {_KINDS[kind]}"
-    if shared and status.st_uid != os.geteuid():
-        return f"it belongs to user {status.st_uid}, not to user {os.geteuid()} who runs this"
+    if status.st_uid != os.geteuid() and status.st_uid not in also:
+        return f"it belongs to user {status.st_uid}"
     return None
 
 
-def require(path: Path, status: os.stat_result, kind: int = stat.S_IFREG, *, shared: bool = True) -> None:
+def require(
+    path: Path, status: os.stat_result, kind: int = stat.S_IFREG, *, also: Container[int] = ()
+) -> None:
     """Refuse what has a fault.
 
     Raises
     ------
     ForeignPathError
-        If it is not of that kind, or, where it must be ours, is not.
+        If it is not of that kind, or another user's.
     """
-    problem = fault_of(status, kind, shared=shared)
+    problem = fault_of(status, kind, also=also)
     if problem is not None:
         raise ForeignPathError(path=str(path), problem=problem, owner=status.st_uid)
 
 
-def open_ours(path: Path, flags: int = os.O_RDWR, *, shared: bool = True) -> int:
+def is_ours(path: Path) -> bool:
+    """Whether a regular file of ours lies there."""
+    try:
+        return fault_of(path.lstat()) is None
+    except FileNotFoundError:
+        return False
+
+
+def open_ours(path: Path, flags: int = os.O_RDWR, *, also: Container[int] = ()) -> int:
     """Open a regular file that is there and ours; return its descriptor. Does not wait.
 
     Parameters
@@ -98,8 +111,8 @@ def open_ours(path: Path, flags: int = os.O_RDWR, *, shared: bool = True) -> int
         Where.
     flags : int
         How; what makes it careful is added.
-    shared : bool
-        Whether it must be ours; else any user's regular file will do.
+    also : container of int
+        Users whose it may be besides ours.
 
     Raises
     ------
@@ -116,10 +129,10 @@ def open_ours(path: Path, flags: int = os.O_RDWR, *, shared: bool = True) -> int
         raise
     except OSError:
         with contextlib.suppress(FileNotFoundError):
-            require(path, path.lstat(), shared=shared)  # it says more than "permission denied"
+            require(path, path.lstat(), also=also)  # it says more than "permission denied"
         raise
     try:
-        require(path, os.fstat(descriptor), shared=shared)
+        require(path, os.fstat(descriptor), also=also)
     except BaseException:
         os.close(descriptor)
         raise
@@ -145,7 +158,9 @@ def create_ours(path: Path, *, mode: int = 0o600) -> int:
     return descriptor
 
 
-def open_or_create_ours(path: Path, flags: int = os.O_RDWR, *, mode: int = 0o600, shared: bool = True) -> int:
+def open_or_create_ours(
+    path: Path, flags: int = os.O_RDWR, *, mode: int = 0o600, also: Container[int] = ()
+) -> int:
     """Open a regular file that is ours, or create it. Does not wait.
 
     Raises
@@ -158,7 +173,7 @@ def open_or_create_ours(path: Path, flags: int = os.O_RDWR, *, mode: int = 0o600
     for _ in range(_ATTEMPTS):
         # Opened first: a sticky directory may forbid root to "create" what exists.
         with contextlib.suppress(FileNotFoundError):
-            return open_ours(path, flags, shared=shared)
+            return open_ours(path, flags, also=also)
         with contextlib.suppress(FileExistsError):
             os.close(create_ours(path, mode=mode))
     raise ForeignPathError(path=str(path), problem=f"it came and went {_ATTEMPTS} times")
@@ -205,6 +220,11 @@ def remove_ours(path: Path, kind: int = stat.S_IFREG) -> None:
     with contextlib.suppress(FileNotFoundError):
         require(path, path.lstat(), kind)
         path.unlink()
+
+
+def remove_socket(path: Path) -> None:
+    """Remove a socket of ours; nothing if there is none. As :func:`remove_ours`."""
+    remove_ours(path, stat.S_IFSOCK)
 
 
 def is_at(path: Path, status: os.stat_result) -> bool:
@@ -270,9 +290,9 @@ def try_lock_file(path: Path, *, mode: int = 0o600) -> FileLock | None:
     OSError
         If the operating system refuses, or has no such locks there.
     """
-    shared = is_shared(path.parent)
+    also = () if is_shared(path.parent) else EVERY_USER
     for _ in range(_ATTEMPTS):
-        made = OwnDescriptor(lambda: open_or_create_ours(path, mode=mode, shared=shared))
+        made = OwnDescriptor(lambda: open_or_create_ours(path, mode=mode, also=also))
         status = os.fstat(made.number)
         try:
             if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
@@ -302,7 +322,7 @@ def bind_socket(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> soc
     OSError
         If the operating system refuses.
     """
-    remove_ours(path, stat.S_IFSOCK)
+    remove_socket(path)
     made = socket.socket(socket.AF_UNIX, kind)
     try:
         os.fchmod(made.fileno(), 0o600)  # Linux makes the name with the mode that the socket has
@@ -321,10 +341,11 @@ def connect_socket(path: Path, timeout_s: float | None = None) -> socket.socket:
     Raises
     ------
     ForeignPathError
-        If another user listens there.
+        If another user listens there, or it is no socket.
     OSError
         If there is none to connect to.
     """
+    require(path, path.lstat(), stat.S_IFSOCK)  # connecting may wait for who listens there
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.settimeout(timeout_s)

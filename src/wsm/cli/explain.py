@@ -53,7 +53,7 @@ def explain_command(name: str, last: int, as_json: bool) -> None:
 
 def _explained(name: str) -> Explanation:
     if "/" in name:
-        return explain(facts_of_file(Path(name).name.removeprefix("wsm."), Path(name)))
+        return explain(facts_of_file(Path(name).name.removeprefix("wsm."), Path(name).resolve()))
     with known_group(name):
         path = segment_path(name)
         try:

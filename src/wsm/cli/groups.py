@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from wsm.cli.errors import NoSuchGroupError
 from wsm.cli.failures import wrong_usage
+from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.header import MAGIC
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY, check_name, segment_path
@@ -45,9 +47,10 @@ def known_group(name: str) -> Iterator[None]:
 def _is_segment(path: Path) -> bool:
     """Whether a file begins as segments do; what lies beside a segment under its name does not."""
     try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:  # gone meanwhile, or another user's
+        descriptor = open_ours(path, os.O_RDONLY, also=EVERY_USER)
+    except (OSError, ForeignPathError):  # gone meanwhile, another user's, or no file at all
         return False
+    try:
+        return os.pread(descriptor, len(MAGIC), 0) == MAGIC
+    finally:
+        os.close(descriptor)

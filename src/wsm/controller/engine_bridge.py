@@ -152,7 +152,9 @@ class EngineBridge:
                     self._log.warning(log.SEGMENT_RECREATED, word=f"{kind.value}.{suffix}")
                 if known is None:
                     with contextlib.suppress(EngineWordMissingError):
-                        self._words[kind, suffix] = EngineWord(kind, suffix, directory=self._directory)
+                        self._words[kind, suffix] = EngineWord(
+                            kind, suffix, directory=self._directory, user=self._config.user
+                        )
 
     def _of_kind(self, kind: EngineWordKind) -> list[EngineWord]:
         return [word for (other, _), word in self._words.items() if other is kind]

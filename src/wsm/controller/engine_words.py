@@ -69,7 +69,7 @@ def leave_words(
         If the engine has not created one.
     """
     for suffix in config.suffixes:
-        with EngineWord(EngineWordKind.WEIGHTS, suffix, directory=directory) as word:
+        with _weights_word(config, suffix, directory) as word:
             value = word.read()
             if value != int(before):
                 raise EngineWordBusyError(word=word.path.name, value=value, expected=int(before))
@@ -95,10 +95,14 @@ def take_words(
     with ExitStack() as undo:
         words = []
         for suffix in config.suffixes:
-            word = undo.enter_context(EngineWord(EngineWordKind.WEIGHTS, suffix, directory=directory))
+            word = undo.enter_context(_weights_word(config, suffix, directory))
             if not word.compare_exchange(int(before), int(asked)):
                 raise EngineWordBusyError(word=word.path.name, value=word.read(), expected=int(before))
             undo.callback(word.compare_exchange, int(asked), int(before))
             words.append(word)
         undo.pop_all()
     return TakenWords(words, before, asked)
+
+
+def _weights_word(config: EngineWordsConfig, suffix: str | int, directory: str | Path | None) -> EngineWord:
+    return EngineWord(EngineWordKind.WEIGHTS, suffix, directory=directory, user=config.user)

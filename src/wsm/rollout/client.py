@@ -6,7 +6,6 @@ answered with an error that is `retryable`; a client that was given `retry_s` as
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from wsm.rollout.frames import FrameReader, Message, encode
 from wsm.rollout.request import Generation
 from wsm.rollout.request_socket import request_socket_path
 from wsm.rollout.run_directory import run_directory_path
+from wsm.shared_directory import connect_socket
 
 _READ_BYTES = 256 * 1024
 _FIRST_PAUSE_S = 0.02
@@ -206,13 +206,11 @@ class RolloutClient:
 
     def _connect(self) -> None:
         path = request_socket_path(self._name, self._directory)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._reader = FrameReader()
         self._received: list[Message] = []
         try:
-            self._socket.connect(str(path))
+            self._socket = connect_socket(path)
         except OSError as error:
-            self._socket.close()
             replaced = run_directory_path(self._name, self._directory).exists()
             raise RolloutUnreachableError(
                 group=self._name, reason=f"{path}: {error.strerror}", retryable=replaced

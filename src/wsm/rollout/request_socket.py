@@ -7,7 +7,7 @@ and nothing else happens.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import selectors
 import socket
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from pathlib import Path
 from wsm import log
 from wsm.rollout.errors import FrameError
 from wsm.rollout.frames import FrameReader, Message, encode
+from wsm.shared_directory import ForeignPathError, bind_socket, remove_socket
 from wsm.signals.names import segment_path
 
 MAX_CONNECTIONS = 64
@@ -45,21 +46,20 @@ class RequestSocket:
     Parameters
     ----------
     path : Path
-        Made with mode 0600. A socket that a dead process left there is replaced: whoever calls this holds
-        rank 0's slot of the group, so nobody else can be listening.
+        Made with mode 0600. A socket that a dead process left there is replaced: the caller holds rank 0's
+        slot of the group, so no other process of it can be listening.
+
+    Raises
+    ------
+    wsm.shared_directory.ForeignPathError
+        If something else lies there, or another user's socket.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._log = log.logger("rollout.requests")
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = bind_socket(path)
         self._listener.setblocking(False)
-        path.unlink(missing_ok=True)
-        before = os.umask(0o177)
-        try:
-            self._listener.bind(str(path))
-        finally:
-            os.umask(before)
         self._listener.listen(MAX_CONNECTIONS)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -112,7 +112,8 @@ class RequestSocket:
         if self._listener.fileno() >= 0:
             self._listener.close()
             self._selector.close()
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(ForeignPathError):
+                remove_socket(self._path)
 
     def _accept(self) -> None:
         try:

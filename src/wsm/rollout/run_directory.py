@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wsm.controller.participants import CacheProcess
+from wsm.shared_directory import make_private_directory, remove_directory
 from wsm.signals.names import segment_path
 
 CONFIG_FILE: Final = "config.json"
@@ -59,16 +60,31 @@ def keep_logs_only(run_directory: Path) -> None:
 
 
 def make_run_directory(path: Path, config: Mapping[str, Any]) -> None:
-    """Make the directory, mode 0700, with the configuration in it; what a dead run left there goes first."""
+    """Make the directory, mode 0700, with the configuration in it; what a dead run left there goes first.
+
+    Raises
+    ------
+    wsm.shared_directory.ForeignPathError
+        If something lies there that is no directory of this user; it was left as it is.
+    """
     remove_run_directory(path)
-    path.mkdir(mode=0o700)
-    (path / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+    make_private_directory(path)
+    try:
+        (path / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+    except BaseException:
+        remove_run_directory(path)
+        raise
 
 
 def remove_run_directory(path: Path) -> None:
-    """Remove the directory and everything in it. Idempotent."""
-    if path.exists():
-        shutil.rmtree(path)
+    """Remove the directory and everything in it. Idempotent.
+
+    Raises
+    ------
+    wsm.shared_directory.ForeignPathError
+        If something lies there that is no directory of this user; it was left as it is.
+    """
+    remove_directory(path)
 
 
 def log_tail(run_directory: Path, rank: int, lines: int = 15) -> str:

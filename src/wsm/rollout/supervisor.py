@@ -40,7 +40,8 @@ from wsm.rollout.run_directory import (
     run_directory_path,
 )
 from wsm.rollout.sharding import initial_state, placements, shard
-from wsm.signals.errors import RoleBusyError
+from wsm.shared_directory import ForeignPathError, remove_socket
+from wsm.signals.errors import EngineWordMissingError, RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.signals.segment import Segment
 from wsm.states.vocabulary import WeightState
@@ -108,9 +109,11 @@ class RolloutSupervisor:
         with contextlib.ExitStack() as undo:
             self._ending.check()
             segment = self._own_segment(undo)
-            undo.callback(self._leave_run_directory)
-            undo.callback(request_socket_path(self.config.group.name).unlink, missing_ok=True)
+            requests = request_socket_path(self.config.group.name)
+            remove_socket(requests)  # what else lies there is refused now, not when rank 0 begins
             make_run_directory(self._run_directory, self.config.as_mapping())
+            undo.callback(self._leave_run_directory)
+            undo.callback(_leave_socket, requests)
             # Ends after the ranks: a command of its own that they keep from its end is over without them.
             hosted = undo.enter_context(contextlib.ExitStack())
             undo.callback(self._processes.end_all)
@@ -244,7 +247,9 @@ class RolloutSupervisor:
         for suffix, answer in itertools.product(words.suffixes, words.answers):
             kind = EngineWordKind[answer.upper()]
             # Where no engine has made them, whoever commands by words needs them all the same.
-            if not EngineWord.exists(kind, suffix):
+            try:
+                EngineWord(kind, suffix, user=words.user).close()  # one of another user is refused
+            except EngineWordMissingError:
                 word = hosted.enter_context(EngineWord.create(kind, suffix, int(WeightState.NORMAL)))
                 hosted.callback(word.unlink)
         if words.suffixes:
@@ -326,6 +331,11 @@ def run_group(
 def _remove(segment: Segment) -> None:
     segment.unlink()
     segment.close()
+
+
+def _leave_socket(path: Path) -> None:
+    with contextlib.suppress(ForeignPathError):
+        remove_socket(path)
 
 
 def _is_empty(directory: Path) -> bool:

@@ -23,6 +23,7 @@ from wsm.signals.errors import (
     EngineWordMissingError,
     EngineWordSizeError,
     EngineWordValueError,
+    SegmentAccessError,
     SegmentExistsError,
     SegmentMissingError,
 )
@@ -53,6 +54,8 @@ class EngineWord:
         What follows the name: the engine worker queue port of that data-parallel part.
     directory : path or None
         Where it lies; ``/dev/shm`` by default.
+    user : int or None
+        Whose word is taken besides our own: who writes it commands the group.
 
     Raises
     ------
@@ -65,16 +68,24 @@ class EngineWord:
     """
 
     def __init__(
-        self, kind: EngineWordKind, suffix: str | int, *, directory: str | os.PathLike[str] | None = None
+        self,
+        kind: EngineWordKind,
+        suffix: str | int,
+        *,
+        directory: str | os.PathLike[str] | None = None,
+        user: int | None = None,
     ) -> None:
         path = engine_word_path(kind, suffix, directory)
         try:
-            with opened(path) as (descriptor, size):
+            with opened(path, also=() if user is None else (user,)) as (descriptor, size):
                 if size < _INT32_BYTES:
                     raise EngineWordSizeError(path=str(path), size=size)
                 memory = SharedFile(descriptor, path, _INT32_BYTES)
         except SegmentMissingError:
             raise EngineWordMissingError(path=str(path)) from None
+        except SegmentAccessError as error:
+            fix = "name its user's id in the configuration (engine_words: user) if its engine is to command"
+            raise SegmentAccessError(path=str(path), reason=error.context["reason"], fix=fix) from error
         self.kind = kind
         self.suffix = str(suffix)
         self.path = path
@@ -115,8 +126,8 @@ class EngineWord:
     def exists(
         kind: EngineWordKind, suffix: str | int, *, directory: str | os.PathLike[str] | None = None
     ) -> bool:
-        """Whether an engine has created the word; looks without attaching."""
-        return engine_word_path(kind, suffix, directory).exists()
+        """Whether there is something under the word's name; looks without attaching."""
+        return os.path.lexists(engine_word_path(kind, suffix, directory))
 
     def read(self) -> int:
         """Return the value."""
@@ -155,11 +166,11 @@ class EngineWord:
 
     def recreated(self) -> bool:
         """Whether the engine has made a new word under this name; attach anew, nobody hears this one."""
-        return self._memory.is_replaced() and self.path.exists()
+        return self._memory.is_replaced() and os.path.lexists(self.path)
 
     def removed(self) -> bool:
         """Whether the engine has removed the word and made no new one."""
-        return not self.path.exists()
+        return not os.path.lexists(self.path)
 
     def unlink(self) -> None:
         """Remove the word if the name still means this one; for those who created it."""

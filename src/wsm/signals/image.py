@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from wsm.signals.errors import SegmentAccessError, SegmentMissingError
+from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
+from wsm.signals.errors import SegmentMissingError
 from wsm.signals.header import Header
 from wsm.signals.identity import ProcessIdentity, read_occupant
 from wsm.signals.layout import HEADER_BYTES, layout_of
-from wsm.signals.memory import check_ours
+from wsm.signals.memory import refusal
 from wsm.signals.ring import LineRing
 from wsm.signals.segment import Segment
 from wsm.signals.slot import PayloadSlot
@@ -63,7 +64,7 @@ class SegmentImage:
 
     @classmethod
     def read(cls, path: Path) -> SegmentImage:
-        """Copy a file.
+        """Copy a file. Root may look at everybody's: nothing that stands there is acted on.
 
         Raises
         ------
@@ -71,14 +72,13 @@ class SegmentImage:
             If there is none, or it must not be read. Others as the constructor.
         """
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            descriptor = open_ours(path, os.O_RDONLY, also=() if os.geteuid() else EVERY_USER)
         except FileNotFoundError:
             raise SegmentMissingError(path=str(path)) from None
-        except OSError as error:
-            raise SegmentAccessError(path=str(path), reason=error.strerror or str(error)) from error
+        except (OSError, ForeignPathError) as error:
+            raise refusal(path, error) from error
         try:
-            size = check_ours(path, descriptor).st_size
-            return cls(path, os.pread(descriptor, size, 0))
+            return cls(path, os.pread(descriptor, os.fstat(descriptor).st_size, 0))
         finally:
             os.close(descriptor)
 

@@ -20,12 +20,13 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import final
 
-from wsm.signals.errors import SegmentAccessError
-from wsm.signals.memory import check_ours, refusal
+from wsm.shared_directory import ForeignPathError, create_ours, is_at, open_ours, remove_same
+from wsm.signals.memory import refusal
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid
 _REFUSED = (errno.EAGAIN, errno.EACCES)
@@ -52,15 +53,12 @@ class LockFile:
         self.path = path
         self.users = 1
         self._descriptor = descriptor
-        self._inode = _inode_of(os.fstat(descriptor))
+        self._status = os.fstat(descriptor)
         self._held: dict[LockHold, tuple[int, int]] = {}
 
     def is_current(self) -> bool:
         """Whether `path` still names this file."""
-        try:
-            return _inode_of(self.path.lstat()) == self._inode
-        except FileNotFoundError:
-            return False
+        return is_at(self.path, self._status)
 
     def try_acquire(self, start: int, length: int = 1) -> LockHold | None:
         """Lock bytes now or not at all.
@@ -118,16 +116,14 @@ class LockFile:
 
     def remove(self) -> None:
         """Unlink the file if it is still the one at `path`. Only the holder of the owner's byte may."""
-        if self.is_current():
-            with contextlib.suppress(FileNotFoundError):
-                self.path.unlink()
+        remove_same(self.path, self._status)
 
     def close(self) -> None:
         """Give back one use; the last one closes the file. Holds count as uses."""
         with _registry.mutex:
             self.users -= 1
             if self.users == 0:
-                del _registry.files[self._inode]
+                del _registry.files[_inode_of(self._status)]
                 os.close(self._descriptor)
 
     def _held_here(self, start: int, length: int) -> bool:
@@ -185,16 +181,17 @@ def create_lock_file(path: Path) -> LockFile:
     # The sticky bit of /dev/shm may forbid root to "create" what exists: so opened first, created second.
     file = None
     while file is None:
-        file = open_lock_file(path) or _open(path, os.O_CREAT | os.O_EXCL)
+        file = open_lock_file(path) or _open(path, create_ours, FileExistsError)
     return file
 
 
 def open_lock_file(path: Path) -> LockFile | None:
     """Open the lock file `path` if there is one; otherwise as :func:`create_lock_file`."""
-    return _open(path, 0)
+    return _open(path, open_ours, FileNotFoundError)
 
 
-def _open(path: Path, flags: int) -> LockFile | None:
+def _open(path: Path, how: Callable[[Path], int], expected: type[OSError]) -> LockFile | None:
+    """Open or create a lock file; None if it was there when it was to be created, or the other way round."""
     with _registry.mutex:
         # Found by stat first: opening it a second time to look would mean closing a descriptor of it.
         with contextlib.suppress(FileNotFoundError):
@@ -203,20 +200,13 @@ def _open(path: Path, flags: int) -> LockFile | None:
                 known.users += 1
                 return known
         try:
-            descriptor = os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-            if flags:
-                os.fchmod(descriptor, 0o600)  # whatever the umask says
-        except OSError as error:
-            # Missing when it was to be opened, or there when it was to be created.
-            if isinstance(error, FileExistsError if flags else FileNotFoundError):
-                return None
+            descriptor = how(path)
+        except expected:
+            return None
+        except (OSError, ForeignPathError) as error:
             raise refusal(path, error) from error
-        try:
-            inode = _inode_of(check_ours(path, descriptor))
-        except SegmentAccessError:
-            os.close(descriptor)
-            raise
-        file = _registry.files[inode] = LockFile(path, descriptor)
+        file = LockFile(path, descriptor)
+        _registry.files[_inode_of(os.fstat(descriptor))] = file
         return file
 
 

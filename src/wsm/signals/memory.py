@@ -12,11 +12,11 @@ import ctypes
 import errno
 import mmap
 import os
-import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from wsm.shared_directory import ForeignPathError, create_ours, is_at, open_ours, remove_ours, remove_same
 from wsm.signals.errors import (
     SegmentAccessError,
     SegmentBusyError,
@@ -53,8 +53,6 @@ class SharedFile:
     ----------
     size : int
         Mapped bytes.
-    inode : tuple of int
-        Device and inode: the identity of this file, whatever its path names later.
     bytes : memoryview
         All of it, element format ``B``.
     address : int
@@ -64,8 +62,7 @@ class SharedFile:
     def __init__(self, descriptor: int, path: Path, size: int) -> None:
         self.path = path
         self.size = size
-        status = os.fstat(descriptor)
-        self.inode = (status.st_dev, status.st_ino)
+        self._status = os.fstat(descriptor)
         self._mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self.bytes: memoryview[int] = memoryview(self._mapping)
         # The view that yields the address is dropped at once: a living one would forbid to unmap.
@@ -77,11 +74,7 @@ class SharedFile:
 
     def is_replaced(self) -> bool:
         """Whether `path` names another file by now, or none. One ``stat``."""
-        try:
-            status = self.path.lstat()
-        except FileNotFoundError:
-            return True
-        return (status.st_dev, status.st_ino) != self.inode
+        return not is_at(self.path, self._status)
 
     def close(self) -> None:
         """Unmap. Does nothing the second time.
@@ -101,45 +94,26 @@ class SharedFile:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[tuple[int, int]]:
-    """Open an existing file of this user for sharing; yields the descriptor and the size in bytes.
+def opened(path: Path, *, also: Container[int] = ()) -> Iterator[tuple[int, int]]:
+    """Open an existing file of this user, or of `also`, to share it; yields descriptor and size in bytes.
 
     Raises
     ------
     SegmentMissingError
         If there is none.
     SegmentAccessError
-        If it must not be opened.
+        If it must not be opened: it is another user's, or no regular file.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = open_ours(path, also=also)
     except FileNotFoundError:
         raise SegmentMissingError(path=str(path)) from None
-    except OSError as error:
+    except (OSError, ForeignPathError) as error:
         raise refusal(path, error) from error
     try:
-        yield descriptor, check_ours(path, descriptor).st_size
+        yield descriptor, os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
-
-
-def check_ours(path: Path, descriptor: int) -> os.stat_result:
-    """Return the status of an open file that may be trusted.
-
-    ``/dev/shm`` is writable by everyone, so what lies there under our name need not be ours: whatever is
-    no regular file, or is another user's, is refused. Root may look at everybody's.
-
-    Raises
-    ------
-    SegmentAccessError
-        If it must not be used.
-    """
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise SegmentAccessError(path=str(path), reason="it is no regular file")
-    if status.st_uid != os.geteuid() and os.geteuid() != 0:
-        raise SegmentAccessError(path=str(path), reason=f"it belongs to user {status.st_uid}")
-    return status
 
 
 def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFile:
@@ -169,14 +143,14 @@ def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFi
     SegmentAccessError
         If the folder refuses the file.
     """
-    with contextlib.suppress(FileNotFoundError):
-        unfinished.unlink()
     try:
-        descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        remove_ours(unfinished)
+        descriptor = create_ours(unfinished)
+    except ForeignPathError as error:
+        raise refusal(unfinished, error) from error
     except OSError as error:
         raise refusal(path, error, needed_bytes=size) from error
     try:
-        os.fchmod(descriptor, 0o600)  # whatever the umask says
         try:
             os.posix_fallocate(descriptor, 0, size)
         except OSError as error:
@@ -190,14 +164,16 @@ def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFi
             raise SegmentExistsError(path=str(path)) from None
         return memory
     finally:
+        remove_same(unfinished, os.fstat(descriptor))
         os.close(descriptor)
-        unfinished.unlink()
 
 
 def refusal(
-    path: Path, error: OSError, *, needed_bytes: int = 0
+    path: Path, error: OSError | ForeignPathError, *, needed_bytes: int = 0
 ) -> SharedMemoryFullError | SegmentAccessError:
-    """Say what the system's refusal to open or make `path` means and what to do."""
+    """Say what the refusal to open or make `path` means and what to do."""
+    if isinstance(error, ForeignPathError):
+        return SegmentAccessError(path=str(path), reason=error.context["problem"])
     reason = error.strerror or str(error)
     if error.errno not in _FULL:
         return SegmentAccessError(path=str(path), reason=reason)

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wsm.errors import BadInputError
+from wsm.shared_directory import ForeignPathError, is_ours, remove_ours
 from wsm.signals.errors import (
     ConfigurationDigestError,
-    SegmentAccessError,
     SegmentMissingError,
     SegmentOwnedError,
     WorldSizeError,
@@ -24,7 +24,7 @@ from wsm.signals.header import Header
 from wsm.signals.identity import read_occupant
 from wsm.signals.layout import HEADER_BYTES, layout_of
 from wsm.signals.lock_file import UNBOUNDED, LockFile, LockHold, create_lock_file, open_lock_file
-from wsm.signals.memory import SharedFile, opened, publish
+from wsm.signals.memory import SharedFile, opened, publish, refusal
 from wsm.signals.names import lock_path, unfinished_path
 
 #: Bytes of the lock file: who commands, who owns, who decides in the place of a controller that is stopped,
@@ -62,7 +62,7 @@ class Claim:
     def give_back(self) -> None:
         """Release what was not kept, and leave no lock file where there is no segment."""
         if not self._is_kept:
-            if not self.path.exists():
+            if not is_ours(self.path):
                 self.lock_file.remove()
             self.hold.release()
             self.lock_file.close()
@@ -227,8 +227,6 @@ def _check_adoptable(memory: SharedFile, header: Header, wanted: Header) -> None
 
 def _remove(path: Path) -> None:
     try:
-        path.unlink()
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise SegmentAccessError(path=str(path), reason=error.strerror or str(error)) from error
+        remove_ours(path)
+    except (OSError, ForeignPathError) as error:
+        raise refusal(path, error) from error

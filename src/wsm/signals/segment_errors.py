@@ -76,9 +76,11 @@ class SegmentReplacedError(RefusedError):
 class SegmentAccessError(RefusedError):
     """The file cannot be opened, or must not be trusted."""
 
-    def __init__(self, *, path: str, reason: str) -> None:
+    def __init__(
+        self, *, path: str, reason: str, fix: str = "run as the user that started the group"
+    ) -> None:
         super().__init__(
-            f"{path} cannot be used: {reason}; run as the user that started the group, or remove the file",
+            f"{path} cannot be used: {reason}; {fix}, or remove the file if that user has no business there",
             path=path,
             reason=reason,
         )

@@ -35,6 +35,7 @@ class CacheWords:
     def __init__(self, config: EngineWordsConfig, directory: str | Path | None = None) -> None:
         self._suffixes: Sequence[int | str] = config.suffixes if "kv_cache" in config.answers else ()
         self._directory = directory
+        self._user = config.user
         self._words: dict[int | str, EngineWord] = {}
         self._led: set[EngineWord] = set()  # words that say CLEARING because this object wrote it, unasked
 
@@ -75,7 +76,9 @@ class CacheWords:
                 self._words.pop(suffix).close()
             if suffix not in self._words:
                 try:
-                    word = EngineWord(EngineWordKind.KV_CACHE, suffix, directory=self._directory)
+                    word = EngineWord(
+                        EngineWordKind.KV_CACHE, suffix, directory=self._directory, user=self._user
+                    )
                 except EngineWordMissingError:
                     continue
                 self._words[suffix] = word
