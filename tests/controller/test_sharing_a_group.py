@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -165,3 +166,50 @@ def test_one_controller_may_be_used_by_many_threads(group):
         finally:
             stop.set()
         assert all(each.result(60) > 0 for each in lookers)
+
+
+def test_coroutines_await_commands_and_their_errors_while_their_event_loop_goes_on(held):
+    group, controller, pending = held
+    turns = 0
+
+    async def look_around() -> None:
+        nonlocal turns
+        while not pending.over:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def commands() -> list[object]:
+        beside = asyncio.create_task(look_around())
+        with pytest.raises(RoleBusyError):
+            await controller.clear_async()
+        group.revoke(1, "stop_admitting")
+        updated = await pending
+        await beside
+        return [updated, await controller.update_async(2, force=True), await controller.clear_async()]
+
+    updated, again, cleared = asyncio.run(commands())
+    assert (updated.outcome, again.outcome, cleared.outcome) == (
+        Outcome.UPDATED,
+        Outcome.UPDATED,
+        Outcome.CLEARED,
+    )
+    assert turns > 1
+
+
+def test_a_coroutine_that_is_cancelled_leaves_its_command_under_way(held):
+    group, _, pending = held
+    told: list[object] = []
+    pending.add_done_callback(told.append)
+
+    async def give_in() -> None:
+        waiting = asyncio.ensure_future(pending)
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(give_in())
+    assert not pending.over
+    group.revoke(1, "stop_admitting")
+    assert pending.result(60).outcome is Outcome.UPDATED
+    assert told == [pending]

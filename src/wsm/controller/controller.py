@@ -5,10 +5,11 @@ Responsible for what can be asked, and how. How a command is begun is in :mod:`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import inspect
+from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import final
+from typing import Any, Concatenate, ParamSpec, final
 
 from wsm.clock import Clock, SystemClock
 from wsm.config import EngineWordsConfig
@@ -22,6 +23,29 @@ from wsm.controller.transaction import SETTLE_S
 from wsm.receipt import Receipt
 from wsm.signals.word import Operation
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag, TransferMode
+
+_P = ParamSpec("_P")
+
+
+def _awaited(
+    begin: Callable[Concatenate[Controller, _P], Pending],
+) -> Callable[Concatenate[Controller, _P], Coroutine[Any, Any, Receipt]]:
+    """Return the coroutine function that begins a command in a thread, and then awaits its end."""
+
+    async def command(controller: Controller, /, *args: _P.args, **options: _P.kwargs) -> Receipt:
+        import asyncio  # noqa: PLC0415 - as in :mod:`.pending`
+
+        return await (await asyncio.to_thread(begin, controller, *args, **options))
+
+    name = begin.__name__.removeprefix("begin_")
+    command.__name__, command.__qualname__ = f"{name}_async", f"Controller.{name}_async"
+    command.__doc__ = f"""As :meth:`{name}`, for a coroutine: its arguments, its receipt, its errors.
+
+        To cancel the task leaves a command that has begun as it is, under its request id. To abort it, await
+        the :class:`Pending` of :meth:`begin_{name}` instead, and call its :meth:`Pending.give_up`.
+        """
+    command.__signature__ = inspect.signature(begin)  # type: ignore[attr-defined] # read by help()
+    return command
 
 
 @final
@@ -279,6 +303,9 @@ class Controller:
                 still_wanted=still_wanted,
             )
         )
+
+    clear_async = _awaited(begin_clear)
+    update_async = _awaited(begin_update)
 
     def status(self) -> GroupStatus:
         """Read what the group is doing now. Does not block, needs no role, works on a dead group.

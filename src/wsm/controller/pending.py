@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -10,7 +10,7 @@ from wsm.receipt import Receipt
 
 
 class Pending:
-    """A command under way, for the caller. Safe for threads.
+    """A command under way, for the caller. Safe for threads. In a coroutine, await it for its receipt.
 
     Attributes
     ----------
@@ -55,3 +55,20 @@ class Pending:
     def over(self) -> bool:
         """Whether the receipt, or the error, is there."""
         return self._future.done()
+
+    def add_done_callback(self, callback: Callable[[Pending], object]) -> None:
+        """Call `callback` with this object once the command is over, now if it is; from any thread.
+
+        What it raises is logged by :mod:`concurrent.futures`, and goes nowhere else.
+        """
+        self._future.add_done_callback(lambda _future: callback(self))
+
+    def __await__(self) -> Generator[None, None, Receipt]:
+        """Wait for the receipt without blocking the event loop; raises as :meth:`result` does.
+
+        To cancel the task that waits leaves the command as it is, under its request id; :meth:`give_up`
+        aborts it.
+        """
+        import asyncio  # noqa: PLC0415 - 30 ms of every process that imports wsm, for those that use it
+
+        return asyncio.shield(asyncio.wrap_future(self._future)).__await__()
