@@ -25,7 +25,7 @@ from wsm.strategies.buckets.sender import BucketSender
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.buckets.stream import RankStream
 from wsm.strategies.digest import digest_of
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
+from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment
 from wsm.strategies.messages import errors as stream_errors
 
 
@@ -107,6 +107,30 @@ def test_a_trainer_commands_while_a_thread_sends(over_ipc, threads):
     with over_ipc.sending(4, shards(4)) as sending:
         reports = list(threads.map(lambda rank: receive(over_ipc, rank, 4)[0], range(2)))
     assert sending.result().digests == {rank: report.digest for rank, report in enumerate(reports)}
+
+
+def test_a_sender_sends_one_version_at_a_time_and_closing_it_ends_what_is_sent(over_ipc, threads):
+    refused = []
+
+    def close_it(done, total):
+        with pytest.raises(stream_errors.SenderBusyError, match="sending version 1 and cannot close"):
+            over_ipc.close()
+        refused.append(done)
+
+    reached = threading.Event()
+    rank = threads.submit(receive, over_ipc, 0, 1, progress=lambda done, total: reached.set())
+    sending = threads.submit(over_ipc.send, 1, shards(1), progress=close_it)
+    assert reached.wait(60)
+    with pytest.raises(stream_errors.SenderBusyError, match="sending version 1 and cannot send version 2"):
+        over_ipc.send(2, shards(2))
+    over_ipc.close()
+    with pytest.raises(stream_errors.SendCancelledError):
+        sending.result()
+    with contextlib.suppress(WsmError):  # it may have had all it needs
+        rank.result()
+    assert refused
+    with pytest.raises(stream_errors.SenderClosedError, match="cannot send version 3"):
+        over_ipc.send(3, shards(3))
 
 
 def test_a_command_that_fails_ends_the_sending(over_ipc):
@@ -221,7 +245,7 @@ def test_a_rank_whose_place_another_took_is_told_when_it_comes_back(over_ipc, th
 
     def answer():
         assert first.poll(60)
-        return say.from_bytes(first.receive()[0], peer="the sender")[1]
+        return say.from_bytes(first.receive(), peer="the sender")[1]
 
     try:
         first.send(say.to_bytes(say.Hello(0, 1, 1, look=False), 3))
@@ -251,20 +275,19 @@ def test_progress_that_raises_ends_the_sending_and_tells_the_ranks(over_ipc, thr
 
 
 def test_what_is_no_message_reaches_no_stream(over_ipc, threads):
-    stranger = connect(over_ipc.address)
-    try:
-        for garbage in (b"", b"hello", say.to_bytes(say.Ack(0), 3), say.to_bytes(say.Done("0" * 32), 0)):
-            stranger.socket.send(garbage)
-        stranger.socket.send_multipart([b"a", b"b", b"c"])
-        stranger.socket.send(say.to_bytes(say.Hello(7, 2, None, look=False), 3))
+    nobody = say.to_bytes(say.Hello(7, 2, None, look=False), 3)
+    garbage = (b"", b"hello", say.to_bytes(say.Ack(0), 3), say.to_bytes(say.Done("0" * 32), 0), nobody)
+    with contextlib.ExitStack() as stack:
+        for data in garbage:
+            stranger = connect(over_ipc.address)
+            stack.callback(stranger.close)
+            stranger.send(data)
         loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
         assert over_ipc.send(1, shards(1)).version == 1
         assert all(pending.result() for pending in loads)
         assert stranger.poll(60)
-        _, answer = say.from_bytes(stranger.receive()[0], peer="the sender")
+        _, answer = say.from_bytes(stranger.receive(), peer="the sender")
         assert (answer.reason, answer.text) == ("rank", "versions are sent to ranks 0 to 1")
-    finally:
-        stranger.close()
 
 
 @pytest.mark.parametrize("scheme", ["ipc", "tcp"])
@@ -299,12 +322,6 @@ def test_an_address_that_is_not_of_this_host_is_refused_on_both_sides(address):
 def test_a_socket_in_a_directory_that_does_not_exist_is_an_error(tmp_path):
     with pytest.raises(stream_errors.AddressBusyError, match="No such file"):
         BucketSender(f"ipc://{tmp_path}/nowhere/buckets")
-
-
-def test_without_pyzmq_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "zmq", None)
-    with pytest.raises(stream_errors.PyzmqMissingError, match=r"wsm\[ipc-async\]"):
-        BucketSender("tcp://127.0.0.1:*")
 
 
 @pytest.mark.parametrize(
@@ -353,6 +370,21 @@ def stream():
     segment.close()
 
 
+def begin(stream, session=5):
+    """Be the rank: have a lease on the memory and say there which session is one's own, then be ready."""
+    assert isinstance(stream.greet(say.Hello(0, 1, 1, look=False), 5), say.Init)
+    lease = AttachedSegment(
+        stream.segment.name, stream.segment.nbytes, prefixes=("wsm-test.",), referrer="a test"
+    )
+    try:
+        marks = Marks(stream.segment, session)
+        marks.set_taken(0)
+        assert stream.claim(session)
+    finally:
+        lease.close()
+    return marks
+
+
 def write_all(stream):
     while stream.write():
         pass
@@ -360,10 +392,8 @@ def write_all(stream):
 
 def test_no_more_is_written_than_may_be_in_flight(stream):
     assert not stream.write()
-    stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
-    assert not stream.write()
-    stream.hear(say.Ready())
-    rank, marks = Marks(stream.segment, 5), Marks(stream.segment, 5)
+    assert not stream.claim(5)
+    rank, marks = begin(stream), Marks(stream.segment, 5)
     assert [stream.write() for _ in range(3)] == [True, True, False]
     assert marks.written() == 128
     assert [stream.next_message().index, stream.next_message().index] == [0, 1]
@@ -390,10 +420,8 @@ def test_a_mark_that_leaves_room_for_nothing_but_the_gap_between_two_tensors_is_
             segment=segment,
             bucket_bytes=64,
         )
-        stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
-        stream.hear(say.Ready())
+        rank = begin(stream)
         assert stream.write()
-        rank = Marks(segment, 5)
         rank.set_taken(10)
         assert not stream.write()  # the next tensor begins at 64, and there is room up to 74
         rank.set_taken(64)
@@ -404,16 +432,14 @@ def test_a_mark_that_leaves_room_for_nothing_but_the_gap_between_two_tensors_is_
 
 @pytest.mark.parametrize("place", [301, 1 << 63])
 def test_a_rank_that_has_taken_what_there_is_not_is_named(stream, place):
-    stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
-    stream.hear(say.Ready())
+    begin(stream)
     Marks(stream.segment, 5).set_taken(place)
     with pytest.raises(stream_errors.PeerMessageError, match=f"rank 0 .* taken {place} of 300"):
         write_all(stream)
 
 
 def test_a_rank_that_gives_bytes_back_twice_is_named(stream):
-    stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
-    stream.hear(say.Ready())
+    begin(stream)
     marks = Marks(stream.segment, 5)
     marks.set_taken(64)
     write_all(stream)
@@ -423,16 +449,14 @@ def test_a_rank_that_gives_bytes_back_twice_is_named(stream):
 
 
 def test_what_another_stream_marked_is_no_news(stream):
-    stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
-    stream.hear(say.Ready())
+    begin(stream)
     Marks(stream.segment, 6).set_taken(128)
     assert [stream.write() for _ in range(3)] == [True, True, False]
     assert stream.taken == 0
 
 
 def test_memory_that_is_cut_short_is_an_error_of_the_trainer(stream):
-    stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
-    stream.hear(say.Ready())
+    begin(stream)
     os.truncate(f"{MEMORY_DIRECTORY}/{stream.segment.name}", 100)
     with pytest.raises(errors.FileSizeError, match="truncated"):
         stream.write()
@@ -444,22 +468,23 @@ def test_memory_that_is_cut_short_is_an_error_of_the_trainer(stream):
     ids=lambda message: str(message)[:20],
 )
 def test_what_is_not_due_is_an_error_of_that_rank(stream, wrong):
-    stream.greet(say.Hello(0, 1, 1, look=False), b"rank", 5)
-    stream.hear(say.Ready())
+    begin(stream)
     stream.write()
     stream.next_message()
     with pytest.raises(stream_errors.PeerMessageError, match="rank 0 sent"):
         stream.hear(wrong)
 
 
-def test_a_second_rank_of_the_same_number_is_told_that_it_comes_too_late(stream):
-    stream.greet(say.Hello(0, 1, 1, look=False), b"first", 5)
-    stream.greet(say.Hello(0, 1, 1, look=False), b"second", 6)
-    assert stream.identity == b"second"
-    stream.hear(say.Ready())
-    assert stream.greet(say.Hello(0, 1, 1, look=False), b"third", 7).reason == "busy"
-    assert isinstance(stream.greet(say.Hello(0, 1, 1, look=True), b"third", 7), say.Init)
-    assert stream.identity == b"second"
+def test_a_rank_is_who_has_the_memory_and_a_second_one_comes_too_late(stream):
+    for _ in range(2):  # anybody may ask
+        assert isinstance(stream.greet(say.Hello(0, 1, 1, look=False), 5), say.Init)
+    Marks(stream.segment, 5).set_taken(0)
+    assert not stream.claim(5)  # without a lease
+    begin(stream, 6)
+    assert not stream.claim(5)
+    assert stream.greet(say.Hello(0, 1, 1, look=False), 5).reason == "busy"
+    assert isinstance(stream.greet(say.Hello(0, 1, 1, look=True), 5), say.Init)
+    assert stream.session == 6
 
 
 @pytest.mark.processes

@@ -27,7 +27,7 @@ SESSION = 5
 @pytest.fixture
 def segment():
     made = OwnedSegment(SEGMENT_PREFIX, segment_bytes(WINDOW))
-    Marks(made, SESSION).set_written(0)
+    Marks(made, SESSION).offer(0)
     yield made
     made.close()
 
@@ -155,7 +155,7 @@ from wsm.strategies.buckets.marks import Marks
 from wsm.strategies.buckets.plan import SEGMENT_PREFIX, segment_bytes
 from wsm.strategies.ipc.shared_segment import OwnedSegment
 segment = OwnedSegment(SEGMENT_PREFIX, segment_bytes(128))
-Marks(segment, 5).set_written(0)
+Marks(segment, 5).offer(0)
 print(segment.name, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

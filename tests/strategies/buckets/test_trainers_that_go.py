@@ -24,8 +24,8 @@ from wsm.strategies.buckets.bucket_socket import listen
 heard = listen(sys.argv[1])
 print(heard.address, flush=True)
 while heard.poll(3600):
-    heard.receive()
-    print("asked", flush=True)
+    if heard.receive() is not None:
+        print("asked", flush=True)
 """
 
 # A trainer that stops in the middle of its version, and says how that ended once it goes on.

@@ -24,6 +24,7 @@ from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.buckets.stream import RankStream
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
 from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies.messages.connection import Connection
 
 BUCKET_BYTES = 1 << 18
 WINDOW_BYTES = 1 << 19
@@ -66,11 +67,12 @@ class RawPeer:
         self._thread.start()
 
     def _run(self) -> None:
-        identity = b""
+        identity: Connection | None = None
         while not self._stopped:
-            replies: Iterable[bytes] = self._work() if identity else ()
-            if self._socket.poll(0.01):
-                identity, data = self._socket.receive()
+            replies: Iterable[bytes] = self._work() if identity is not None else ()
+            heard = self._socket.receive() if self._socket.poll(0.01) else None
+            if heard is not None and heard[1] is not None:
+                identity, data = heard
                 session, message = say.from_bytes(data, peer="the rank under test")
                 replies = chain(replies, self._answer(message, session))
             for reply in replies:
@@ -167,7 +169,9 @@ class StreamArrival(AddressArrival):
 
         def answer(message: say.Message, session: int) -> Iterable[bytes]:
             if isinstance(message, say.Hello):
-                yield say.to_bytes(stream.greet(message, b"rank", session), session)
+                yield say.to_bytes(stream.greet(message, session), session)
+            elif isinstance(message, say.Ready):
+                assert stream.claim(session)
             elif not isinstance(message, say.Abort):
                 stream.hear(message)
 
@@ -187,7 +191,7 @@ class StreamArrival(AddressArrival):
         def answer(message: say.Message, session: int) -> Iterable[bytes]:
             if not isinstance(message, say.Hello):
                 return []
-            init = stream.greet(message, b"rank", session)
+            init = stream.greet(message, session)
             assert isinstance(init, say.Init)
             return change(init, session)
 

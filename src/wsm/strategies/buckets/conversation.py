@@ -15,9 +15,9 @@ from wsm.errors import WsmError
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.patience import Patience
-from wsm.strategies.buckets.presence import Presence, is_abandoned
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.errors import LoadCancelledError, ShardIdentityError, VersionMismatchError
+from wsm.strategies.messages.caller import Presence
 from wsm.strategies.messages.errors import (
     PeerDiedError,
     PeerFailedError,
@@ -53,7 +53,7 @@ class Conversation:
 
     Raises
     ------
-    AddressError, PyzmqMissingError
+    AddressError
         If there is no way to talk.
     """
 
@@ -98,16 +98,15 @@ class Conversation:
             if message is not None:
                 raise self.unusable(f"it is a {type(message).__name__}, its offer was due")
             now_s = self._now_s()
-            presence = self._socket.presence()
+            presence = self._socket.presence
             if presence is Presence.HERE:
                 met, gone_s = True, None
             elif presence is Presence.GONE:
                 gone_s = now_s
-                # What was said to the one that has gone is not said again by ZMQ to the next one.
                 self._socket.close(flush=False)
                 self._socket = bucket_socket.connect(self._source.address)
                 self.send(hello)
-            elif gone_s is None and not met and is_abandoned(self._source.address):
+            elif presence is Presence.ABANDONED and gone_s is None and not met:
                 gone_s = now_s
             self._stop_if_cancelled()
             waited_s = now_s - begun_s
@@ -118,7 +117,7 @@ class Conversation:
                 raise PeerSilentError(peer=self.peer, waited_s=waited_s, expected="its offer", met=met)
 
     def follow(self, lives: Callable[[], bool], progress: Callable[[], int]) -> None:
-        """Take in how to see whether the trainer lives, and how far it is: work is no silence."""
+        """Take in how else to see whether the trainer lives, and how far it is: work is no silence."""
         self._lives, self._progress = lives, progress
 
     def send(self, message: say.Message) -> None:
@@ -143,7 +142,7 @@ class Conversation:
         begun_s, seen = self._now_s(), self._progress()
         while True:
             # Whether it lived is asked before whether it spoke: what it said last still counts.
-            lived = self._lives()
+            lived = self._still_there()
             message = self._next(None)
             if message is not None:
                 return self._as(kind, message, expected)
@@ -182,16 +181,16 @@ class Conversation:
             If it does not come so far.
         """
         begun_s, seen = self._now_s(), -1
-        patience = Patience(self._socket.poll, _LONGEST_NAP_S)
+        patience = Patience(self._poll, _LONGEST_NAP_S)
         while True:
-            lived = self._lives()
+            lived = self._still_there()
             if (progress := self._progress()) >= place:
                 return
             if progress != seen:
                 begun_s, seen = self._now_s(), progress
             # An end has its reason in what was said before it, which may still be on its way.
             over = not lived or self._now_s() - begun_s > self._source.silence_s
-            if patience.wait() or (over and self._socket.poll(_GLANCE_S)):
+            if patience.wait() or (over and self._poll(_GLANCE_S)):
                 hear()
                 begun_s = self._now_s()
             else:
@@ -234,16 +233,12 @@ class Conversation:
 
     def _next(self, version: int | None, glance_s: float = _GLANCE_S) -> say.Message | None:
         """Wait for a message, a glance at most; `version` is what was asked for."""
-        if not self._socket.poll(glance_s):
-            return None
-        parts = self._socket.receive()
-        if not parts:
+        data = self._socket.receive() if self._poll(glance_s) else None
+        if data is None:
             return None
         self._answered = True
-        if len(parts) != 1:
-            raise self.unusable(f"it has {len(parts)} parts instead of one")
         try:
-            stream, message = say.from_bytes(parts[0], peer=self.peer)
+            stream, message = say.from_bytes(data, peer=self.peer)
         except PeerMessageError as error:
             raise self.unusable(error.context["problem"]) from error
         if stream != self.session:
@@ -251,6 +246,16 @@ class Conversation:
         if isinstance(message, say.Abort):
             raise self._refusal(message, version)
         return message
+
+    def _poll(self, seconds: float) -> bool:
+        """Wait for a message, `seconds` at most; whether there is one."""
+        try:
+            return self._socket.poll(seconds)
+        except PeerMessageError as error:
+            raise self.unusable(error.context["problem"]) from error
+
+    def _still_there(self) -> bool:
+        return self._lives() and self._socket.presence is not Presence.GONE
 
     def _refusal(self, abort: say.Abort, version: int | None) -> WsmError:
         if abort.reason == "version" and version is not None and abort.found is not None:

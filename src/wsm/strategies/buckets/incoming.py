@@ -75,7 +75,7 @@ class IncomingWindow:
         )
         self._marks = Marks(self._segment, session)
         try:
-            if self._marks.written() is None:
+            if not self._marks.offered():
                 problem = f"{referrer} names it, and it was not made for this stream"
                 raise ForeignSegmentError(  # noqa: TRY301 - closed below, like after any error
                     segment=self._segment.path, problem=problem, fix="look who answers there"
@@ -84,6 +84,13 @@ class IncomingWindow:
         except BaseException:
             self._segment.close()
             raise
+
+    def claim(self) -> None:
+        """Let the trainer see in the memory itself which stream will read it, before it is told so.
+
+        Only who may write there can; messages may come from anybody.
+        """
+        self._marks.set_taken(0)
 
     def read(self, place: int, destination: memoryview, await_written: Callable[[int], None]) -> None:
         """Copy what lies from `place` on in the stream, and need nothing before its end any more. Blocks.

@@ -17,6 +17,10 @@ _MARK = struct.Struct("<QQ")
 # Each on a cache line of its own, before where the window begins.
 _WRITTEN_AT = 0
 _TAKEN_AT = 64
+# The numbers of the streams that this memory was offered to last, mixed too: anybody may ask for it.
+_OFFERS_AT = 128
+_OFFER = struct.Struct("<Q")
+_OFFERS = 112
 # So that zeros are no mark, whatever the stream's number.
 _SALT = 0x77736D2D6D61726B
 
@@ -47,6 +51,16 @@ class Marks:
     def __init__(self, memory: SharedBytes, session: int) -> None:
         self._memory = memory
         self._mix = session ^ _SALT
+
+    def offer(self, number: int) -> None:
+        """Say that this memory is offered to the stream, as the `number`-th; it stands for 112 offers."""
+        self._memory.write_at(_OFFERS_AT + _OFFER.size * (number % _OFFERS), _OFFER.pack(self._mix))
+
+    def offered(self) -> bool:
+        """Whether this memory was offered to the stream: only its owner can say so here."""
+        data = self._memory.read_at(_OFFERS_AT, _OFFER.size * _OFFERS)
+        whole = len(data) - len(data) % _OFFER.size
+        return (self._mix,) in _OFFER.iter_unpack(data[:whole])
 
     def set_written(self, place: int) -> None:
         """Say that all bytes before `place` are written."""

@@ -5,7 +5,7 @@ message    from             means
 =========  ===============  =================================================================
 Hello      rank             I am this rank and want this version (or whichever you have)
 Init       trainer          this is what will come, and the memory that it will come through
-Ready      rank             that memory is mapped and what will come fits
+Ready      rank             that memory is mapped, and says in itself that it is for this stream
 Bucket     trainer          bucket i is written; the digests of its pieces
 Ack        rank             bucket i is applied and verified
 End        trainer          that was all, and this is its digest
@@ -115,9 +115,20 @@ _KINDS: dict[int, type[Any]] = dict(enumerate(get_args(Message), start=1))
 
 def to_bytes(message: Message, session: int) -> bytes:
     """Return the bytes that say `message` in the stream `session`."""
+    body = body_of(message)
+    return envelope(message, session, body) + body
+
+
+def body_of(message: Message) -> bytes:
+    """Return a message's body, the same in every stream: that of an Init is long, and may be said to many."""
     if isinstance(message, Init):
-        return _WORDS.encode(message, session, tensors=[fields.spec_row(spec) for spec in message.tensors])
-    return _WORDS.encode(message, session)
+        return _WORDS.encode_body(message, tensors=[fields.spec_row(spec) for spec in message.tensors])
+    return _WORDS.encode_body(message)
+
+
+def envelope(message: Message, session: int, body: bytes) -> bytes:
+    """Return what stands before the body when `message` is said in the stream `session`."""
+    return _WORDS.envelope(message, session, body)
 
 
 def from_bytes(data: bytes, *, peer: str) -> tuple[int, Message]:

@@ -46,7 +46,7 @@ class BucketReceiver:
 
     Raises
     ------
-    AddressError, PyzmqMissingError
+    AddressError
         If there is no way to talk.
     """
 
@@ -104,6 +104,7 @@ class BucketReceiver:
             directory=self._source.memory_directory,
         )
         self._window = self._held.enter_context(closing(window))
+        window.claim()
         self._trainer.follow(self._window.owned, self._look)
         self._trainer.send(say.Ready())
         self._await_written(min(end, 1))

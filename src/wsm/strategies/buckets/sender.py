@@ -18,12 +18,12 @@ from wsm.clock import Clock, SystemClock
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets.plan import ALIGNMENT, SEGMENT_PREFIX, segment_bytes
-from wsm.strategies.buckets.sending import SendingLoop
+from wsm.strategies.buckets.sending import Early, SendingLoop
 from wsm.strategies.buckets.stream import RankStream
 from wsm.strategies.documents.sealed_json import content_digest
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
-from wsm.strategies.messages.errors import BucketSizeError
+from wsm.strategies.messages.errors import BucketSizeError, SenderBusyError, SenderClosedError
 from wsm.strategies.observer import never_cancelled
 from wsm.strategies.trainer.report import TrainerReport
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of
@@ -110,7 +110,7 @@ class BucketSender:
 
     Raises
     ------
-    AddressError, AddressBusyError, PyzmqMissingError
+    AddressError, AddressBusyError
         If it cannot listen there.
     BucketSizeError
         If buckets or a window have no bytes, or would not end on cache lines.
@@ -132,9 +132,13 @@ class BucketSender:
         self._memory_directory = memory_directory
         self._clock = clock or SystemClock()
         self._segments: dict[int, OwnedSegment] = {}
-        self._early: list[tuple[bytes, bytes]] = []
-        self._socket = bucket_socket.listen(address)
-        self.address = self._socket.address
+        self._early: Early = {}
+        self._listener = bucket_socket.listen(address)
+        self.address = self._listener.address
+        # Which version is being sent, by which thread, and whether that is to end.
+        self._changed = threading.Condition()
+        self._sends: tuple[int, int] | None = None
+        self._closing = self._closed = False
         # Buckets are worth nothing without their sender: whatever has no owner is a dead one's.
         sweep(SEGMENT_PREFIX, frozenset(), memory_directory)
 
@@ -181,7 +185,31 @@ class BucketSender:
             If what was handed over is no version.
         ManyBucketsError
             If it is too large for buckets of this size.
+        SenderBusyError, SenderClosedError
+            If another thread is sending, or it listens no more.
         """
+        with self._alone(version):
+            return self._send(
+                version,
+                shards,
+                join_s=join_s,
+                silence_s=silence_s,
+                finite=finite,
+                progress=progress,
+                cancelled=lambda: self._closing or cancelled(),
+            )
+
+    def _send(
+        self,
+        version: int,
+        shards: Mapping[int, TrainerTensors],
+        *,
+        join_s: float,
+        silence_s: float,
+        finite: bool,
+        progress: Callable[[int, int], None] | None,
+        cancelled: Callable[[], bool],
+    ) -> SendReport:
         begun = self._clock.monotonic_ns()
         check_version(version)
         check_ranks(version, shards)
@@ -194,7 +222,7 @@ class BucketSender:
             for rank in sorted(shards)
         }
         done.total = sum(stream.total_bytes for stream in streams.values())
-        loop = SendingLoop(self._socket, self.address, version, streams, self._clock, early=self._early)
+        loop = SendingLoop(self._listener, version, streams, self._clock, early=self._early)
         loop.run(join_s=join_s, silence_s=silence_s, cancelled=cancelled)
         return SendReport(
             version=version,
@@ -244,8 +272,24 @@ class BucketSender:
         sending.result()
 
     def close(self) -> None:
-        """Listen no more, and let the memory of the buckets go. Idempotent."""
-        self._socket.close()
+        """Listen no more, and let the memory of the buckets go. Idempotent.
+
+        What another thread is sending is cancelled first; blocks until that has told the ranks.
+
+        Raises
+        ------
+        SenderBusyError
+            If it is called by what is being sent, from `progress` or `cancelled`.
+        """
+        with self._changed:
+            if self._sends is not None and self._sends[1] == threading.get_ident():
+                raise SenderBusyError(address=self.address, version=self._sends[0], wanted="close")
+            self._closing = True
+            self._changed.wait_for(lambda: self._sends is None)
+            if self._closed:
+                return
+            self._closed = True
+        self._listener.close()
         while self._segments:
             self._segments.popitem()[1].close()
 
@@ -254,6 +298,24 @@ class BucketSender:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @contextmanager
+    def _alone(self, version: int) -> Iterator[None]:
+        """Send nothing else, and stay open, meanwhile."""
+        with self._changed:
+            if self._sends is not None:
+                raise SenderBusyError(
+                    address=self.address, version=self._sends[0], wanted=f"send version {version}"
+                )
+            if self._closing:
+                raise SenderClosedError(address=self.address, version=version)
+            self._sends = (version, threading.get_ident())
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._sends = None
+                self._changed.notify_all()
 
     def _stream(
         self,

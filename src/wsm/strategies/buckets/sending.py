@@ -1,26 +1,30 @@
 """The loop that talks to all ranks of one version: who speaks, who is waited for, who has died.
 
 Responsible for deadlines and for ending all streams as one: when one rank fails, the others are told to stop.
-The streams themselves decide what is said (:mod:`wsm.strategies.buckets.stream`).
+Anybody who reaches the address may speak; a rank is only who has its memory, and what others say ends
+nothing. The streams themselves decide what is said (:mod:`wsm.strategies.buckets.stream`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
-from wsm import log
 from wsm.clock import Clock
 from wsm.errors import WsmError
 from wsm.strategies.buckets import messages as say
-from wsm.strategies.buckets.bucket_socket import BucketSocket
 from wsm.strategies.buckets.patience import Patience
 from wsm.strategies.buckets.stream import RankStream, Stage
+from wsm.strategies.messages.connection import Connection
 from wsm.strategies.messages.errors import (
     PeerDiedError,
+    PeerFailedError,
     PeerMessageError,
     PeerSilentError,
     SendCancelledError,
 )
+from wsm.strategies.messages.listener import Listener
 
 # How long we write or wait before messages, cancellation, deadlines and the ranks' lives are looked at again.
 _GLANCE_S = 0.02
@@ -28,8 +32,11 @@ _GLANCE_S = 0.02
 _LONGEST_NAP_S = 0.002
 # How long a rank's last words may take to arrive once it has let go of the memory.
 _LAST_WORDS_S = 1.0
+# Messages that are heard before all the rest is looked after again, however many there are.
+_HEARD_AT_ONCE = 64
 
-_log = log.logger("strategies")
+#: By rank, who asked for another version when it had this one already, and what it said.
+Early: TypeAlias = dict[int, tuple[Connection, bytes]]
 
 
 class SendingLoop:
@@ -37,36 +44,36 @@ class SendingLoop:
 
     Parameters
     ----------
-    socket : BucketSocket
+    listener : Listener
         Where ranks speak.
-    address : str
-        Its address, for messages.
     version : int
         What is sent.
     streams : mapping of int to RankStream
         One per rank.
     clock : Clock
         For deadlines.
-    early : list of (bytes, bytes)
-        Who asked for another version when it had this one already: heard first, and added to for the next.
+    early : dict
+        Who is heard first, and who is to be heard first the next time.
     """
 
     def __init__(
         self,
-        socket: BucketSocket,
-        address: str,
+        listener: Listener,
         version: int,
         streams: Mapping[int, RankStream],
         clock: Clock,
         *,
-        early: list[tuple[bytes, bytes]],
+        early: Early,
     ) -> None:
-        self._socket = socket
-        self._address = address
+        self._listener = listener
         self._version = version
         self._streams = streams
         self._clock = clock
         self._early = early
+        # Who has asked (None: and gets nothing), and who is receiving.
+        self._asked: WeakKeyDictionary[Connection, tuple[RankStream | None, int]] = WeakKeyDictionary()
+        self._ranks: dict[Connection, RankStream] = {}
+        self._bodies: dict[int, bytes] = {}
         # Since when it is a rank's turn, and since when it holds its memory no more.
         self._turn_s: dict[int, float] = {}
         self._gone_s: dict[int, float] = {}
@@ -82,19 +89,24 @@ class SendingLoop:
             Of the first rank that failed; all others were told.
         """
         try:
-            waiting, self._early[:] = self._early[:], []
-            for identity, data in waiting:
-                self._take(identity, data)
+            waiting = list(self._early.values())
+            self._early.clear()
+            for connection, data in waiting:
+                connection.kept = False
+                self._take(connection, data)
             while any(stream.stage is not Stage.DONE for stream in self._streams.values()):
                 self._work()
-                while self._socket.poll(0):
-                    self._listen()
+                self._listen()
                 if cancelled():
-                    raise SendCancelledError(address=self._address, version=self._version)  # noqa: TRY301 - told to all below, like any other end
+                    raise SendCancelledError(address=self._listener.address, version=self._version)  # noqa: TRY301 - told to all below, like any other end
                 self._look_at_deadlines(join_s, silence_s)
         except BaseException as error:
             self._end_all(error)
             raise
+        finally:
+            for connection in self._ranks:
+                connection.kept = False
+            self._listener.flush()
 
     def _work(self) -> None:
         """Write and say what can be, until a message is there or it is time to look around again."""
@@ -103,14 +115,14 @@ class SendingLoop:
         patience = None
         while self._now_s() < until_s:
             wrote = [self._write(stream) for stream in streams]
-            said = [self._speak(stream) for stream in streams]
+            said = [self._speak(connection, stream) for connection, stream in self._ranks.items()]
             if any(wrote) or any(said):
                 patience = None
                 continue
             if not any(stream.stage is Stage.STREAMING for stream in streams):
-                self._socket.poll(_GLANCE_S)  # only a message can change anything
+                self._listener.poll(_GLANCE_S)  # only a message can change anything
                 return
-            patience = patience or Patience(self._socket.poll, _LONGEST_NAP_S)
+            patience = patience or Patience(self._listener.poll, _LONGEST_NAP_S)
             if patience.wait():
                 return
 
@@ -121,61 +133,104 @@ class SendingLoop:
             self._turn_s[stream.rank] = self._now_s()
         return wrote
 
-    def _speak(self, stream: RankStream) -> bool:
+    def _speak(self, connection: Connection, stream: RankStream) -> bool:
         """Say what a stream has to say; whether it had anything."""
         message = stream.next_message()
         if message is not None:
-            self._say(stream.identity, stream.session, message)
+            self._say(connection, stream.session, message)
         return message is not None
 
     def _listen(self) -> None:
-        parts = self._socket.receive()
-        if len(parts) != 2:
-            if parts:
-                self._ignore(f"a message of {len(parts)} parts")
-            return
-        self._take(*parts)
-
-    def _take(self, identity: bytes, data: bytes) -> None:
-        stream = next((s for s in self._streams.values() if s.identity == identity), None)
-        try:
-            session, message = say.from_bytes(data, peer="a rank" if stream is None else stream.name)
-        except PeerMessageError as error:
-            if stream is None:
-                self._ignore(error.context["problem"])
+        """Hear what was said, but no more than a turn's worth: work and deadlines do not wait for talkers."""
+        for _ in range(_HEARD_AT_ONCE):
+            if not self._listener.poll(0.0):
                 return
-            raise
-        if isinstance(message, say.Hello):
-            if self._is_early(message):
-                self._early.append((identity, data))
+            heard = self._listener.receive()
+            if heard is None:
+                continue
+            connection, data = heard
+            if data is None:
+                self._forget(connection)
             else:
-                self._welcome(message, identity, session)
-        elif stream is None or session != stream.session:
-            self._ignore(f"a {type(message).__name__} of no stream of this version")
-            if isinstance(message, say.Ready):  # it would wait for what goes to another one now
-                text = "another process has this rank's place, or that version is no longer sent"
-                self._say(identity, session, say.Abort("busy", "RankBusyError", text))
-        else:
+                self._take(connection, data)
+
+    def _take(self, connection: Connection, data: bytes) -> None:
+        stream = self._ranks.get(connection)
+        try:
+            session, message = say.from_bytes(data, peer="somebody" if stream is None else stream.name)
+        except PeerMessageError as error:
+            if stream is not None:
+                raise
+            self._refuse(connection, error.context["problem"])
+            return
+        if stream is not None:
+            if session != stream.session:
+                raise PeerMessageError(peer=stream.name, problem="it belongs to another stream")
             self._turn_s[stream.rank] = self._now_s()
             stream.hear(message)
+            if stream.stage is Stage.DONE:
+                del self._ranks[connection]
+                connection.kept = False
+        elif isinstance(message, say.Hello) and connection not in self._asked:
+            self._welcome(connection, message, session, data)
+        elif (asked := self._asked.get(connection)) is None or asked[1] != session or asked[0] is None:
+            self._refuse(connection, f"a {type(message).__name__} of no stream of this version")
+        elif isinstance(message, say.Ready):
+            self._begin(connection, asked[0], session)
+        elif isinstance(message, say.Abort):
+            asked[0].refused = message
+            self._refuse(connection, f"{asked[0].name} does not begin: {message.error}: {message.text}")
+        else:
+            self._refuse(connection, f"a {type(message).__name__} before its Ready")
 
-    def _is_early(self, hello: say.Hello) -> bool:
-        """Whether a rank that has this version asks for the next one, before the trainer sends it."""
+    def _welcome(self, connection: Connection, hello: say.Hello, session: int, data: bytes) -> None:
+        """Answer a Hello: the one that a connection may say."""
         stream = self._streams.get(hello.rank)
-        done = stream is not None and stream.stage is Stage.DONE
-        return done and not hello.look and hello.version != self._version
-
-    def _welcome(self, hello: say.Hello, identity: bytes, session: int) -> None:
-        stream = self._streams.get(hello.rank)
+        if stream is not None and self._is_early(stream, hello):
+            if hello.rank in self._early:
+                self._listener.drop(self._early[hello.rank][0])
+            connection.kept = True
+            self._early[hello.rank] = (connection, data)
+            return
+        self._asked[connection] = (None, session)
         if stream is None:
             text = f"versions are sent to ranks 0 to {len(self._streams) - 1}"
-            self._say(identity, session, say.Abort("rank", "ShardIdentityError", text, None))
+            self._say(connection, session, say.Abort("rank", "ShardIdentityError", text, None))
             return
-        answer = stream.greet(hello, identity, session)
-        if stream.identity == identity:
+        answer = stream.greet(hello, session)
+        if isinstance(answer, say.Init) and not hello.look:
+            self._asked[connection] = (stream, session)
+        self._say(connection, session, answer, stream)
+
+    def _is_early(self, stream: RankStream, hello: say.Hello) -> bool:
+        """Whether a rank that has this version asks for the next one, before the trainer sends it.
+
+        Its Done comes by another connection, and perhaps later.
+        """
+        has_it = stream.stage in (Stage.ENDED, Stage.DONE)
+        return has_it and not hello.look and hello.version != self._version
+
+    def _begin(self, connection: Connection, stream: RankStream, session: int) -> None:
+        """Begin with a rank that is ready, if it is one and the first."""
+        if stream.claim(session):
+            del self._asked[connection]
+            self._ranks[connection] = stream
             self._turn_s[stream.rank] = self._now_s()
-        if not self._say(identity, session, answer) and stream.identity == identity:
-            stream.forget()  # it asked and went away; another may come in its place
+            connection.kept = True
+            return
+        text = "another process has this rank's place, or the memory does not say that it is yours"
+        self._say(connection, session, say.Abort("busy", "RankBusyError", text))
+        self._asked[connection] = (None, session)
+
+    def _forget(self, connection: Connection) -> None:
+        """Take in that a connection has ended."""
+        self._asked.pop(connection, None)
+        stream = self._ranks.pop(connection, None)
+        if stream is not None:
+            raise PeerDiedError(peer=stream.name, expected=stream.stage.value)
+        for rank, (early, _) in list(self._early.items()):
+            if early is connection:
+                del self._early[rank]
 
     def _look_at_deadlines(self, join_s: float, silence_s: float) -> None:
         now = self._now_s()
@@ -192,22 +247,36 @@ class SendingLoop:
                     raise PeerDiedError(peer=stream.name, expected=stream.stage.value)
                 continue
             if waited > (silence_s if started else join_s):
+                if stream.refused is not None and not started:
+                    refused = stream.refused
+                    raise PeerFailedError(peer=stream.name, error=refused.error, reason=refused.text)
                 raise PeerSilentError(peer=stream.name, waited_s=waited, expected=stream.stage.value)
 
     def _end_all(self, error: BaseException) -> None:
         reason = "cancelled" if isinstance(error, SendCancelledError) else "failed"
         text = str(error) if isinstance(error, WsmError) else repr(error)
-        for stream in self._streams.values():
-            if stream.identity and stream.stage is not Stage.DONE:
-                self._say(
-                    stream.identity, stream.session, say.Abort(reason, type(error).__name__, text[:2000])
-                )
+        abort = say.Abort(reason, type(error).__name__, text[:2000])
+        for connection, stream in self._ranks.items():
+            self._say(connection, stream.session, abort)
+        for connection, (offered, session) in list(self._asked.items()):
+            if offered is not None:
+                self._say(connection, session, abort)
 
-    def _say(self, identity: bytes, session: int, message: say.Message) -> bool:
-        return self._socket.send(identity, say.to_bytes(message, session))
+    def _say(
+        self, connection: Connection, session: int, message: say.Message, stream: RankStream | None = None
+    ) -> None:
+        """Say something; the body of a `stream`'s Init is held once, however many ask for it."""
+        if stream is not None and isinstance(message, say.Init):
+            if stream.rank not in self._bodies:
+                self._bodies[stream.rank] = say.body_of(message)
+            body = self._bodies[stream.rank]
+        else:
+            body = say.body_of(message)
+        self._listener.send(connection, say.envelope(message, session, body), body)
 
-    def _ignore(self, what: str) -> None:
-        _log.warning(log.STREAM_MESSAGE_IGNORED, address=self._address, version=self._version, what=what)
+    def _refuse(self, connection: Connection, problem: str) -> None:
+        self._asked.pop(connection, None)
+        self._listener.refuse(connection, problem)
 
     def _now_s(self) -> float:
         return self._clock.monotonic_ns() / 1_000_000_000

@@ -62,9 +62,9 @@ class RankStream:
     stage : Stage
         How far it is.
     session : int
-        The rank's own number for this stream.
-    identity : bytes
-        Where the rank is reached.
+        The rank's own number for this stream, once it is streaming.
+    refused : Abort or None
+        Why somebody who was offered this stream last did not take it.
     taken : int
         The place in the stream before which the rank needs nothing any more, as far as is known.
     """
@@ -86,7 +86,7 @@ class RankStream:
         self.segment = segment
         self.stage = Stage.WAITING
         self.session = 0
-        self.identity = b""
+        self.refused: say.Abort | None = None
         self.taken = 0
         self._tensors = tensors
         self._progress = progress
@@ -114,6 +114,7 @@ class RankStream:
         self._window = window_in(segment.nbytes)
         self._step = step_bytes(self._window)
         self._marks: Marks | None = None
+        self._offers = 0
         self._written = 0
         self._bucket = self._piece = self._begin = 0  # what is written next
         self._due: deque[say.Bucket] = deque()
@@ -133,12 +134,8 @@ class RankStream:
         """Bytes of all tensors."""
         return sum(spec.nbytes for spec in self._specs)
 
-    def forget(self) -> None:
-        """Let another process be this rank: the one that asked is gone and had not begun."""
-        self.identity, self.session, self.stage = b"", 0, Stage.WAITING
-
-    def greet(self, hello: say.Hello, identity: bytes, session: int) -> say.Message:
-        """Answer a rank's Hello; one that only looks, or comes too late, changes nothing."""
+    def greet(self, hello: say.Hello, session: int) -> say.Init | say.Abort:
+        """Answer a Hello. Anybody may say that it is this rank, so many may be offered the same stream."""
         init = self._init
         if hello.version is not None and hello.version != init.version:
             return say.Abort("version", "VersionMismatchError", "another version is sent", init.version)
@@ -149,10 +146,24 @@ class RankStream:
             return init
         if self.stage not in (Stage.WAITING, Stage.OFFERED):
             return say.Abort("busy", "RankBusyError", f"rank {self.rank} receives already", None)
-        self.identity, self.session, self.stage = identity, session, Stage.OFFERED
+        self.stage = Stage.OFFERED
         # Who else says that this memory is the stream's cannot have written the stream's number into it.
-        Marks(self.segment, session).set_written(0)
+        self._offers += 1
+        Marks(self.segment, session).offer(self._offers)
         return init
+
+    def claim(self, session: int) -> bool:
+        """Begin with who is ready in this session; False if that is not the rank, or another has its place.
+
+        The rank is who has a lease on the memory, and has said there which session is its own.
+        """
+        if self.stage is not Stage.OFFERED or not self.segment.leased():
+            return False
+        marks = Marks(self.segment, session)
+        if marks.taken() != 0:
+            return False
+        self.session, self._marks, self.stage = session, marks, Stage.STREAMING
+        return True
 
     def hear(self, message: say.Message) -> None:
         """Take in what the rank says in this stream.
@@ -166,10 +177,7 @@ class RankStream:
         """
         if isinstance(message, say.Abort):
             raise PeerFailedError(peer=self.name, error=message.error, reason=message.text)
-        if isinstance(message, say.Ready) and self.stage is Stage.OFFERED:
-            self._marks = Marks(self.segment, self.session)
-            self.stage = Stage.STREAMING
-        elif (
+        if (
             isinstance(message, say.Ack)
             and self.stage in (Stage.STREAMING, Stage.ENDED)
             and message.index == self._acknowledged < self._sent

@@ -1,10 +1,13 @@
-"""What peers say to each other in framed, length-checked messages, and what goes wrong between them.
+"""What peers say to each other in framed, length-checked messages, how these travel, and what goes wrong.
 
 ====================================  ====================================================================
 modules                               responsible for
 ====================================  ====================================================================
 frames                                the envelope: magic, kind, length, digest, and JSON within
 vocabulary, fields                    dataclasses to frames and back, with a check of every field
+zmtp                                  ZMQ's wire protocol, as far as whole messages need it
+connection                            one connection that messages go through
+listener, caller                      the side that listens, with bounds on all that comes; the one that calls
 errors                                the errors of every peer that streams
 ====================================  ====================================================================
 

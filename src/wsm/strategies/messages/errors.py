@@ -58,11 +58,30 @@ class ManyBucketsError(BadInputError):
         )
 
 
-class PyzmqMissingError(RefusedError):
-    """Messages travel over ZMQ, which is not installed."""
+class SenderBusyError(RefusedError):
+    """A sender is asked for something that cannot be while it sends a version."""
 
-    def __init__(self) -> None:
-        super().__init__("the strategy ipc_async takes pyzmq; install wsm[ipc-async]")
+    retryable = True
+
+    def __init__(self, *, address: str, version: int, wanted: str) -> None:
+        super().__init__(
+            f"the sender at {address} is sending version {version} and cannot {wanted} meanwhile; "
+            "wait until that has returned, or cancel it",
+            address=address,
+            version=version,
+            wanted=wanted,
+        )
+
+
+class SenderClosedError(RefusedError):
+    """A sender is asked to send after it was closed."""
+
+    def __init__(self, *, address: str, version: int) -> None:
+        super().__init__(
+            f"the sender at {address} is closed and cannot send version {version}; make a new one",
+            address=address,
+            version=version,
+        )
 
 
 class PeerMessageError(BadInputError):

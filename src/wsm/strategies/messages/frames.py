@@ -18,7 +18,7 @@ from wsm.strategies.messages.errors import PeerMessageError
 
 MAGIC = b"WSMB"
 #: Grows when messages or the plan of buckets change their meaning.
-PROTOCOL = 3
+PROTOCOL = 4
 #: Longest body: the names and shapes of half a million tensors.
 MAX_BODY_BYTES = 1 << 26
 
@@ -42,9 +42,19 @@ class Frame:
 
 def encode(frame: Frame) -> bytes:
     """Return the bytes of a message."""
-    body = _ENCODER.encode(frame.fields).encode("ascii")
-    head = _HEAD.pack(MAGIC, PROTOCOL, frame.kind, 0, len(body), frame.session)
-    return head + bytes.fromhex(digest_of(head + body)) + body
+    body = encode_body(frame.fields)
+    return envelope(frame.kind, frame.session, body) + body
+
+
+def encode_body(fields: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a message's fields, which may stand in more than one envelope."""
+    return _ENCODER.encode(fields).encode("ascii")
+
+
+def envelope(kind: int, session: int, body: bytes) -> bytes:
+    """Return what stands before a body in a message."""
+    head = _HEAD.pack(MAGIC, PROTOCOL, kind, 0, len(body), session)
+    return head + bytes.fromhex(digest_of(head + body))
 
 
 def announced_bytes(head: bytes, *, peer: str) -> int:

@@ -46,8 +46,17 @@ class Vocabulary:
         **written : Any
             What is written for the fields whose values JSON does not know.
         """
+        body = self.encode_body(message, **written)
+        return self.envelope(message, session, body) + body
+
+    def encode_body(self, message: Any, **written: Any) -> bytes:
+        """Return the body of `message`, the same for every stream that it is said in."""
         fields = {name: getattr(message, name) for name in self._fields[type(message)]}
-        return frames.encode(frames.Frame(self._numbers[type(message)], session, {**fields, **written}))
+        return frames.encode_body({**fields, **written})
+
+    def envelope(self, message: Any, session: int, body: bytes) -> bytes:
+        """Return what stands before `body` when `message` is said in the stream `session`."""
+        return frames.envelope(self._numbers[type(message)], session, body)
 
     def decode(self, data: bytes, *, peer: str) -> tuple[int, Any]:
         """Return the stream that a message belongs to, and the message.
