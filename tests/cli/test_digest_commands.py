@@ -11,6 +11,7 @@ from small_model import SPECS, publish
 from wsm import Controller, WsmError
 from wsm.states.vocabulary import Tag
 from wsm.strategies import SharedTensors, TensorSpec, publish_snapshot
+from wsm.strategies.snapshot.placement import Segment, Split
 
 
 @pytest.fixture
@@ -153,6 +154,33 @@ def test_a_whole_version_is_verified_and_a_flipped_bit_is_named(wsm: Run, snapsh
     assert "1 tensors of " in ended.err
     assert "are corrupt" in ended.err
     assert wsm("verify", snapshots, "--rank", 0).code == 0
+
+
+def test_a_version_for_another_number_of_ranks_is_verified_in_its_slices(wsm: Run, tmp_path: Path) -> None:
+    spec = TensorSpec("w", "U8", (4, 2))
+    shards = {rank: {"w": (spec, bytes(range(8)))} for rank in range(2)}
+    placements = {"w": Split(0, (Segment(8),))}
+    publish_snapshot(tmp_path, 1, shards, placements=placements, durable=False)
+    file = tmp_path / "wsm.yaml"
+    file.write_text(json.dumps({"name": "g", "ranks": 4, "snapshot": {"directory": str(tmp_path)}}))
+    ended = wsm("verify", file)
+    assert (ended.code, ended.out.count("1 tensors verified")) == (0, 4)
+    flip_last_bit(part(tmp_path, 1, rank=1))
+    ended = wsm("verify", file, "--rank", 3)
+    assert ended.code == 1
+    assert "model_state.tp1.1.part0.pdparams" in ended.out
+    assert wsm("verify", file, "--rank", 0).code == 0
+
+
+def test_a_version_that_lost_its_manifests_is_digested_and_not_called_verified(
+    wsm: Run, snapshots: Path
+) -> None:
+    for manifest in (snapshots / "versions" / "2").glob("*.json"):
+        manifest.unlink()
+    assert wsm("digest", snapshots).code == 0
+    ended = wsm("verify", snapshots)
+    assert ended.code == 1
+    assert "manifest.json is missing" in ended.err
 
 
 def test_a_file_that_nobody_promised_anything_about_is_not_called_verified(wsm: Run, snapshots: Path) -> None:

@@ -22,6 +22,10 @@ from wsm.worker.sources import Sources
             "snapshot: device_ids: 1 ids for 2 ranks; give one per rank",
         ),
         ({"snapshot": {"readahead_bytes": -1}}, "snapshot: readahead_bytes: is -1; give a number of bytes"),
+        (
+            {"snapshot": {"verify": "perhaps"}},
+            "snapshot: verify: is 'perhaps'; use one of required, if_promi",
+        ),
         ({"ipc": {"device_ids": [0, 1, 2]}}, "ipc: device_ids: 3 ids for 2 ranks"),
         ({"ipc": {"orphans": "keep"}}, "ipc: orphans: is 'keep'; it must be copy or refuse"),
         ({"strategy": "ipc_async"}, "ipc_async: address: is missing; give the trainer's"),

@@ -45,10 +45,12 @@ def inventories(
     version: int | None,
     allow_pickle: bool,
     journals: Path | None = None,
+    verify: str = "if_present",
 ) -> list[Inventory]:
     """Return one inventory per shard of `target`, in rank order. Blocks; reads everything.
 
-    With `journals`, the directory of a group's journals, the tensors of its shards are known, too.
+    With `journals`, the directory of a group's journals, the tensors of its shards are known, too. `verify`
+    says which manifests a directory's files need (:class:`wsm.strategies.snapshot.source.SnapshotConfig`).
 
     Raises
     ------
@@ -64,11 +66,13 @@ def inventories(
     path = Path(target)
     if path.is_dir():
         found = [
-            _of_directory(path, shard, device, version, allow_pickle=allow_pickle)
+            _of_directory(path, shard, device, version, allow_pickle=allow_pickle, verify=verify)
             for shard, device in shards_in(path, version)
             if rank in (None, shard)
         ]
-        return found or [_of_directory(path, rank or 0, rank or 0, version, allow_pickle=allow_pickle)]
+        if found:
+            return found
+        return [_of_directory(path, rank or 0, rank or 0, version, allow_pickle=allow_pickle, verify=verify)]
     if path.suffix in _CONFIGURATIONS and path.is_file():
         return _of_configuration(path, rank, version)
     if path.exists():
@@ -82,9 +86,11 @@ def inventories(
 
 
 def _of_directory(
-    path: Path, rank: int, device: int, version: int | None, *, allow_pickle: bool
+    path: Path, rank: int, device: int, version: int | None, *, allow_pickle: bool, verify: str
 ) -> Inventory:
-    source = SnapshotSource(path, rank, device_id=device, shared_directory=None, allow_pickle=allow_pickle)
+    source = SnapshotSource(
+        path, rank, device_id=device, shared_directory=None, allow_pickle=allow_pickle, verify=verify
+    )
     return take_inventory(source, strategy="ipc_snapshot", rank=rank, version=version)
 
 

@@ -138,7 +138,7 @@ def verify(target: str, *, rank: int | None, version: int | None, allow_pickle: 
     Exit code 1 names the tensors that are corrupt, or says that nothing was promised. For a group: whether
     every rank has verified its memory after the last load, of one version of one publication.
     """
-    found = inventories(target, rank=rank, version=version, allow_pickle=allow_pickle)
+    found = inventories(target, rank=rank, version=version, allow_pickle=allow_pickle, verify="if_promised")
     publications = {(each.version, each.manifest_digest) for each in found}
     if len(publications) > 1:
         raise CommandEndedError(
@@ -150,7 +150,7 @@ def verify(target: str, *, rank: int | None, version: int | None, allow_pickle: 
             raise CommandEndedError(f"{_title(each)}: no manifest promises what its tensors should be")
         broken = [row for row in rows or () if not row.kept]
         for row in broken[:_SHOWN]:
-            click.echo(f"{row.spec.name}: {row.digest} instead of {row.promised}")
+            click.echo(f"{row.spec.name}: {row.broken or f'{row.digest} instead of {row.promised}'}")
         if broken:
             raise CommandEndedError(
                 f"{len(broken)} tensors of {_title(each)} are corrupt; publish them again"

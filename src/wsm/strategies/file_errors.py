@@ -181,3 +181,25 @@ class ManifestMismatchError(BadInputError):
             file=file,
             problem=problem,
         )
+
+
+class ManifestMissingError(BadInputError):
+    """Files that wsm published lie there without the manifest that says what they must hold.
+
+    Nothing was changed.
+    """
+
+    def __init__(self, *, manifest: str, file: str, version: int | None, publication: str | None) -> None:
+        said = (
+            f"{file} says that it was published as version {version}"
+            if version is not None
+            else f"every file needs its manifest (verify: required), {file} too"
+        )
+        super().__init__(
+            f"{manifest} is missing, so nothing can be verified: {said}; copy the manifests along with the "
+            "parts, or publish again, or load what there is unverified (snapshot: {verify: if_present})",
+            manifest=manifest,
+            file=file,
+            version=version,
+            publication=publication,
+        )

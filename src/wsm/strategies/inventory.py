@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wsm.strategies.applier.copying import CHUNK_BYTES
-from wsm.strategies.digest import running_digest, shard_digest
+from wsm.strategies.applier.tensor_copy import digest_source
+from wsm.strategies.digest import RunningDigest, shard_digest
+from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.files.part_file import open_part
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.observer import UNOBSERVED
@@ -23,16 +24,20 @@ from wsm.strategies.tensor import TensorSpec
 
 @dataclass(frozen=True)
 class TensorDigest:
-    """One tensor: what its bytes come to, and what somebody promised they would (None: nobody did)."""
+    """One tensor: what its bytes come to, and what somebody promised they would (None: nobody did).
+
+    `broken` says what is wrong with what it was cut from, where the promise is one of that.
+    """
 
     spec: TensorSpec
     digest: str
     promised: str | None = None
+    broken: str = ""
 
     @property
     def kept(self) -> bool:
         """Whether no promise is broken."""
-        return self.promised in (None, self.digest)
+        return not self.broken and self.promised in (None, self.digest)
 
 
 @dataclass(frozen=True)
@@ -151,18 +156,40 @@ def compare(left: Inventory, right: Inventory) -> list[Difference] | None:
 def _read_all(
     tensors: Iterable[OfferedTensor], total: int, progress: Callable[[int, int], None] | None
 ) -> Iterable[TensorDigest]:
-    chunk = memoryview(bytearray(CHUNK_BYTES))
     done = 0
     for tensor in tensors:
-        digest = running_digest()
-        for begin in range(0, tensor.spec.nbytes, CHUNK_BYTES):
-            piece = chunk[: min(CHUNK_BYTES, tensor.spec.nbytes - begin)]
-            tensor.read_into(begin, piece)
-            digest.update(piece)
+        proof = None if tensor.witness is None else _Proof(tensor.witness)
+        digest = digest_source(replace(tensor, digest=None, witness=proof), _ToTheEnd())
         done += tensor.spec.nbytes
         if progress is not None:
             progress(done, max(done, total))
-        yield TensorDigest(tensor.spec, digest.hexdigest(), tensor.digest)
+        # What was cut out of proven tensors is what was promised; it has no digest of its own.
+        promised, broken = (tensor.digest, "") if proof is None else (digest, proof.problem)
+        yield TensorDigest(tensor.spec, digest, promised, broken)
+
+
+class _Proof:
+    """A source's own proof of what was read: where a load would end, it is noted."""
+
+    def __init__(self, witness: Callable[[int, RunningDigest], None]) -> None:
+        self.problem = ""
+        self._witness = witness
+
+    def __call__(self, done: int, digest: RunningDigest) -> None:
+        try:
+            self._witness(done, digest)
+        except DigestMismatchError as error:
+            self.problem = str(error)
+
+
+class _ToTheEnd:
+    """Steps of a read that nobody ends or follows."""
+
+    def go_on(self) -> None:
+        """Go on."""
+
+    def moved(self, nbytes: int) -> None:
+        """Nobody asks."""
 
 
 def _digest(rows: Iterable[TensorDigest]) -> str:

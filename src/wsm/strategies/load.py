@@ -7,7 +7,7 @@ early calls :func:`inspect`. Knows no states and no words; what a failed load me
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from wsm.clock import Clock, SystemClock
@@ -182,7 +182,10 @@ def load(
     observer = LoadObserver(once, progress, cancelled, touched=lambda: once.touched)
     wanted = None if version is None else check_version(version)
     opened = _opened(strategy, source, wanted, target, observer, threads=threads)
-    with rare_collections(), opened as offer:
+    threads = threads or default_threads()
+    with ExitStack() as stack:
+        with rare_collections():
+            offer = stack.enter_context(opened).read_by(threads)
         need = None if admit is None else memory_need(offer, target)
         if admit is not None and need is not None:
             admit(need)
@@ -200,7 +203,7 @@ def load(
                 origins=offer.files,
                 allowed_unknown=allowed_unknown,
                 partial=partial,
-                threads=(threads or default_threads()) if offer.parallel else 1,
+                threads=threads if offer.parallel else 1,
             )
     return LoadReport(
         strategy=name,
@@ -261,7 +264,8 @@ def inspect(
     """
     strategy = strategy_for(name, source)
     wanted = None if version is None else check_version(version)
-    with rare_collections(), strategy.preview(source, wanted) as offer:
+    with rare_collections(), strategy.preview(source, wanted) as seen:
+        offer = seen.read_by(default_threads())
         known = offer.known
         if target is not None and known is not None:
             check_tied_coverage(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wsm.strategies.digest import RunningDigest
 from wsm.strategies.tensor import TensorSpec
@@ -112,6 +112,8 @@ class Offer:
         Names that were looked at and left out, each with a warning in the log.
     peak_extra_bytes : int
         The most tensor bytes that are held beside the target's at any time.
+    thread_bytes : int
+        Those that each thread which reads holds besides.
     read_bytes : int or None
         Bytes that are read for the tensors, where that is more than they have; None if it is not.
     declared : bool
@@ -137,12 +139,18 @@ class Offer:
     manifest_scope: ManifestScope
     ignored: tuple[str, ...] = ()
     peak_extra_bytes: int = 0
+    thread_bytes: int = 0
     declared: bool = True
     parallel: bool = False
     read_bytes: int | None = None
     promised: tuple[TensorSpec, ...] | None = None
     waited_s: Callable[[], float] | None = None
     chunk_tensors: int | None = None
+
+    def read_by(self, threads: int) -> Offer:
+        """Return the offer with what so many threads hold counted in, if it may be read by more than one."""
+        beside = self.thread_bytes * (threads if self.parallel else 1)
+        return replace(self, peak_extra_bytes=self.peak_extra_bytes + beside, thread_bytes=0)
 
     @property
     def known(self) -> tuple[OfferedTensor, ...] | None:

@@ -7,12 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsm.strategies import ShardManifest, TensorSpec, VersionManifest, errors
+from wsm.strategies.delta.manifest import DeltaManifest
+from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents.sealed_json import seal, unseal
+from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.snapshot.manifest import PartEntry
 from wsm.strategies.snapshot.placement import Member, Replicated, Segment, Split
 from wsm.strategies.snapshot.tensor_table import TensorEntry
 from wsm.strategies.snapshot.version_manifest import ShardEntry
+from wsm.strategies.transports.stream_manifest import StreamManifest
 
 DIGEST = digest_of(b"x")
 
@@ -212,3 +216,23 @@ def test_any_content_under_a_good_seal_gives_a_manifest_or_a_typed_error(changes
     except errors.ManifestError:
         return
     assert ShardManifest.decode(manifest.encode(), file="m") == manifest
+
+
+def documents():
+    """One of every kind of sealed document, and how it is read."""
+    spec = TensorSpec("x", "F32", ())
+    row = DeltaTensor(spec, DIGEST, DIGEST, DIGEST)
+    delta = DeltaShard(3, 2, 0, 1, "p", 4096, 0, (row,))
+    whole = VersionManifest(3, "p", (ShardEntry("a.manifest.json", DIGEST, DIGEST),))
+    metas = IpcMetas(3, 0, 1, "p", (shard_digest([]),), {}, (), {})
+    stream = StreamManifest(3, None, None, "", {"x": (spec, DIGEST)})
+    for document in (shard(), whole, delta, DeltaManifest.of([delta]), metas, stream):
+        name = "peer" if isinstance(document, StreamManifest) else "file"
+        yield pytest.param(document, {name: "m"}, id=type(document).__name__)
+
+
+@pytest.mark.parametrize(("document", "said"), list(documents()))
+def test_a_field_that_is_not_known_is_refused_in_every_kind_of_document(document, said):
+    assert type(document).decode(document.encode(), **said) == document
+    with pytest.raises(errors.ManifestError, match=r"these fields are unknown: 'hopes'"):
+        type(document).decode(sealed({**fields_of(document), "hopes": 1}), **said)

@@ -62,9 +62,15 @@ def test_manifests_beside_flat_files_count_as_in_a_version_directory(snapshot, f
     assert (report.version, report.manifest_scope, report.verified) == (7, ManifestScope.GROUP, 7)
 
 
-def test_a_rank_manifest_alone_speaks_for_its_rank(snapshot, flat_parts):
+def test_parts_of_ours_that_lost_the_manifest_of_all_ranks_load_only_where_that_is_asked_for(
+    snapshot, flat_parts
+):
     (flat_parts / "model_state.manifest.json").unlink()
-    report = load(snapshot.source(), snapshot.target(), version=7)
+    with pytest.raises(
+        errors.ManifestMissingError, match=r"/model_state.manifest.json is missing.*version 7"
+    ):
+        load(snapshot.source(), snapshot.target(), version=7)
+    report = load(snapshot.source(verify="if_present"), snapshot.target(), version=7)
     assert (report.manifest_scope, report.verified) == (ManifestScope.RANK, 7)
 
 
@@ -77,10 +83,31 @@ def test_a_version_file_that_ran_ahead_of_flat_files_is_refused(snapshot, flat_p
 def test_parts_tell_their_version_without_manifest_and_version_file(snapshot, flat_parts):
     for name in ("model_state.manifest.json", "model_state.tp0.0.manifest.json", "version.yaml"):
         (flat_parts / name).unlink()
-    report = load(snapshot.source(), snapshot.target())
+    report = load(snapshot.source(verify="if_present"), snapshot.target())
     assert (report.version, report.manifest_scope, report.verified) == (7, ManifestScope.LOADED, 0)
     with pytest.raises(errors.VersionMismatchError):
-        load(snapshot.source(), snapshot.target(), version=6)
+        load(snapshot.source(verify="if_present"), snapshot.target(), version=6)
+
+
+def test_damage_is_not_hidden_by_copying_parts_without_their_manifests(snapshot, flat_parts):
+    """A flipped byte loaded, and the receipt said verified 0."""
+    part = next(flat_parts.glob("model_state.tp0.0.part0.*"))
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    for manifest in flat_parts.glob("*.json"):
+        manifest.unlink()
+    target = snapshot.served_target()
+    with pytest.raises(errors.ManifestMissingError, match="copy the manifests") as caught:
+        load(snapshot.source(), target)
+    assert caught.value.manifest.endswith("model_state.tp0.0.manifest.json")
+    assert caught.value.version == 7
+    assert all(bytes(target.readable(name)).strip(b"\x5a") == b"" for name in target.specs())
+
+
+def test_files_of_other_writers_are_refused_where_everything_must_be_verified(snapshot, flat):
+    with pytest.raises(errors.ManifestMissingError, match="verify: required"):
+        load(snapshot.source(verify="required"), MemoryTarget([A]))
 
 
 def test_the_version_file_of_the_model_directory_does_not_bind_the_shared_directory(

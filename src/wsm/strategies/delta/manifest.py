@@ -38,6 +38,7 @@ class DeltaManifest(PublicationManifest[DeltaEntry]):
     """
 
     FORMAT: ClassVar[str] = "wsm.delta-manifest"
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"version", "publication", "shards", "base_version"})
 
     base_version: int
 

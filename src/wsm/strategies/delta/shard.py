@@ -81,6 +81,10 @@ class DeltaShard(SealedDocument):
     """
 
     FORMAT: ClassVar[str] = "wsm.delta-shard-manifest"
+    FIELDS: ClassVar[frozenset[str]] = frozenset(
+        {"version", "base_version", "rank", "world_size", "publication", "block_bytes", "bytes"}
+        | {"base_digest", "content_digest", "tensors", "finite"}
+    )
 
     version: int
     base_version: int

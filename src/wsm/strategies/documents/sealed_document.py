@@ -8,6 +8,9 @@ from typing import Any, ClassVar
 
 from wsm.strategies.documents import sealed_json
 from wsm.strategies.documents.manifest_fields import FieldReader
+from wsm.strategies.errors import ManifestError
+
+_ENVELOPE = frozenset({"format", "layout", "digest"})
 
 
 class SealedDocument(abc.ABC):
@@ -17,10 +20,13 @@ class SealedDocument(abc.ABC):
     ----------
     FORMAT, LAYOUT : str, int
         What kind of document it is, and the number that grows when its fields change their meaning.
+    FIELDS : set of str
+        Every field that it may have, apart from format, layout and seal.
     """
 
     FORMAT: ClassVar[str]
     LAYOUT: ClassVar[int] = 1
+    FIELDS: ClassVar[frozenset[str]]
 
     @abc.abstractmethod
     def _content(self) -> dict[str, Any]:
@@ -42,9 +48,15 @@ class SealedDocument(abc.ABC):
         Raises
         ------
         ManifestError
-            If the file is no such document, or its seal is broken.
+            If the file is no such document, its seal is broken, or it says something that is not known here:
+            what is not understood is not half believed.
         """
-        return FieldReader(sealed_json.unseal(data, file=file, form=cls.FORMAT, layout=cls.LAYOUT), file)
+        fields = sealed_json.unseal(data, file=file, form=cls.FORMAT, layout=cls.LAYOUT)
+        unknown = fields.keys() - cls.FIELDS - _ENVELOPE
+        if unknown:
+            names = ", ".join(sorted(ascii(name) for name in unknown)[:6])
+            raise ManifestError(file=file, problem=f"these fields are unknown: {names}")
+        return FieldReader(fields, file)
 
     def _fields(self) -> dict[str, Any]:
         return {"format": self.FORMAT, "layout": self.LAYOUT, **self._content()}

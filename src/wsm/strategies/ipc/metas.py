@@ -177,6 +177,9 @@ class IpcMetas(SealedDocument):
     """
 
     FORMAT: ClassVar[str] = "wsm.ipc-metas"
+    FIELDS: ClassVar[frozenset[str]] = frozenset(
+        {"version", "rank", "world_size", "publication", "group", "segments", "metas", "digests", "finite"}
+    )
 
     version: int
     rank: int

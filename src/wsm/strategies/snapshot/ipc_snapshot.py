@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
-from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.errors import EmptySnapshotError
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
@@ -89,7 +88,7 @@ def _resliced(source: SnapshotSource, version: int | None, stack: ExitStack) -> 
         files=shard.files,
         manifest_digest=whole.digest,
         manifest_scope=ManifestScope.GROUP,
-        peak_extra_bytes=STAGING_BYTES * default_threads(),
+        thread_bytes=STAGING_BYTES,
         parallel=True,
         read_bytes=shard.read_bytes,
     )

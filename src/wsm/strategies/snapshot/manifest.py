@@ -21,9 +21,6 @@ from wsm.strategies.snapshot.placement import whole_shape
 from wsm.strategies.snapshot.placement_errors import PlacementError
 from wsm.strategies.snapshot.tensor_table import TensorEntry, decode_rows, encode_rows
 
-_NAMED = {"format", "layout", "version", "rank", "world_size", "device_id", "publication"}
-_FIELDS = _NAMED | {"content_digest", "digest", "kinds", "parts", "tensors"}
-
 
 @dataclass(frozen=True)
 class PartEntry:
@@ -56,6 +53,10 @@ class ShardManifest(SealedDocument):
 
     FORMAT: ClassVar[str] = "wsm.shard-manifest"
     LAYOUT: ClassVar[int] = 2
+    FIELDS: ClassVar[frozenset[str]] = frozenset(
+        {"version", "rank", "world_size", "device_id", "publication", "content_digest", "kinds", "parts"}
+        | {"tensors", "finite"}
+    )
 
     version: int
     rank: int
@@ -81,11 +82,6 @@ class ShardManifest(SealedDocument):
             If it is damaged, of an unknown layout, or contradicts itself. Any bytes give this or a manifest.
         """
         reader = cls._unsealed(data, file=file)
-        fields = reader.fields
-        # A promise that is not made is not written, so that documents without it stay what they were.
-        if fields.keys() - {"finite"} != _FIELDS or fields.get("finite", True) is not True:
-            different = sorted(ascii(name) for name in fields.keys() ^ _FIELDS)
-            raise ManifestError(file=file, problem=f"these fields are unknown or missing: {different[:6]}")
         parts = [(_part(row), row.count("tensors")) for row in reader.objects("parts")]
         manifest = cls(
             version=reader.count("version", MAX_VERSION),
@@ -95,13 +91,13 @@ class ShardManifest(SealedDocument):
             publication=reader.text("publication"),
             parts=tuple(part for part, _ in parts),
             tensors=decode_rows(reader, [count for _, count in parts]),
-            finite="finite" in fields,
+            finite=reader.promise("finite"),
         )
         manifest._check(file)
-        if fields["content_digest"] != manifest.content_digest:
+        if reader.fields.get("content_digest") != manifest.content_digest:
             raise ManifestError(file=file, problem="its content_digest is not that of its tensors")
         # The seal was checked over the very bytes; computing it again takes longer than all the rest.
-        manifest.__dict__["digest"] = fields["digest"]
+        manifest.__dict__["digest"] = reader.fields["digest"]
         return manifest
 
     def _content(self) -> dict[str, Any]:

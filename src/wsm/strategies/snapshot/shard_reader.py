@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from wsm.strategies.errors import (
     ManifestMismatchError,
+    ManifestMissingError,
     ShardIdentityError,
     VersionMismatchError,
     VersionUnknownError,
@@ -82,6 +83,14 @@ def open_shard(located: Located, source: SnapshotSource, stack: ExitStack) -> Op
         _check_identity(files[0].path, metadata, source, located.expected)
     if manifest is not None:
         check_content(manifest_file, manifest, metadata, files)
+    missing = _missing_manifest(shard, source.verify, metadata, manifest, version_manifest)
+    if missing is not None:
+        raise ManifestMissingError(
+            manifest=shard.directory.locate(missing),
+            file=files[0].path,
+            version=None if metadata is None else metadata.version,
+            publication=None if metadata is None else metadata.publication,
+        )
     version = _proven_version(located, manifest or metadata)
     return OpenShard(files, manifest, version_manifest, version)
 
@@ -95,6 +104,22 @@ def _version_manifest(shard: ShardFiles, rank: int, manifest: ShardManifest | No
         raise ShardIdentityError(file=file, field="world size", expected=rank + 1, found=whole.world_size)
     require_listed(whole, rank, manifest, file=file)
     return whole
+
+
+def _missing_manifest(
+    shard: ShardFiles,
+    verify: str,
+    metadata: PartMetadata | None,
+    manifest: ShardManifest | None,
+    whole: VersionManifest | None,
+) -> str | None:
+    """Return the name of a manifest that the shard needs and does not have; None if it has what it needs."""
+    if verify == "if_present" or (verify == "if_promised" and metadata is None):
+        return None
+    if manifest is None:
+        return snapshot_names.shard_manifest_name(shard.base)
+    # Without it the ranks of a group could not tell one publication of a version from another.
+    return snapshot_names.VERSION_MANIFEST if whole is None and manifest.world_size > 1 else None
 
 
 def _check_identity(

@@ -9,6 +9,9 @@ from wsm.config_reading import OptionFault
 from wsm.strategies.files.shard_source import ShardsConfig, ShardSource
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 
+#: Which manifests a shard needs: see :class:`SnapshotConfig`.
+VERIFY = ("required", "if_promised", "if_present")
+
 
 @dataclass(frozen=True)
 class SnapshotConfig(ShardsConfig):
@@ -27,17 +30,23 @@ class SnapshotConfig(ShardsConfig):
     readahead_bytes : int
         How far ahead of a load the kernel is asked to read, for files that are not in the page cache; 0
         leaves it to the kernel.
+    verify : str
+        ``if_promised``: files that say that wsm published them need its manifests; other writers' load as
+        they are. ``required``: these are refused. ``if_present``: what lost its manifests loads unverified.
     """
 
     shared_directory: str = SHARED_DIRECTORY
     allow_pickle: bool = False
     readahead_bytes: int = 0
+    verify: str = "if_promised"
 
     def fault(self, ranks: int, *, used: bool) -> OptionFault | None:
         """Return the first option that cannot be; see :class:`wsm.strategies.sections.CheckedSection`."""
         if self.readahead_bytes < 0:
             fix = "give a number of bytes, or 0 to leave it to the kernel"
             return OptionFault("readahead_bytes", f"is {self.readahead_bytes}", fix)
+        if self.verify not in VERIFY:
+            return OptionFault("verify", f"is {self.verify!r}", f"use one of {', '.join(VERIFY)}")
         return super().fault(ranks, used=used)
 
 
@@ -61,8 +70,11 @@ class SnapshotSource(ShardSource):
     readahead_bytes : int
         How far ahead of the load the kernel is asked to read the parts, for files that are not in the page
         cache; 0 leaves it to the kernel.
+    verify : str
+        One of :data:`VERIFY`; see :class:`SnapshotConfig`.
     """
 
     shared_directory: Path | str | None = SHARED_DIRECTORY
     allow_pickle: bool = False
     readahead_bytes: int = 0
+    verify: str = "if_promised"

@@ -27,6 +27,7 @@ class VersionManifest(PublicationManifest[ShardEntry]):
     """The manifest of a version that is published whole; its parameters are those of the base class."""
 
     FORMAT: ClassVar[str] = "wsm.version-manifest"
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"version", "publication", "shards"})
 
     def same_content(self, other: VersionManifest) -> bool:
         """Whether both describe the same tensors with the same bytes, rank by rank."""

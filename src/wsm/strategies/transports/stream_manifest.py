@@ -45,6 +45,9 @@ class StreamManifest(SealedDocument):
     """
 
     FORMAT: ClassVar[str] = "wsm.stream-manifest"
+    FIELDS: ClassVar[frozenset[str]] = frozenset(
+        {"version", "rank", "world_size", "publication", "content_digest", "tensors", "finite"}
+    )
 
     version: int
     rank: int | None
