@@ -1,4 +1,5 @@
-# Everything a fresh machine needs is Python 3.10 to 3.13, make and git; the rest goes into .venv.
+# Everything a fresh machine needs is Python 3.10 to 3.13, make and git; the rest goes into .venv. What tests and
+# bench need beyond that they do without, and say what to install.
 #
 #   make demo      run the RL loop on a live group of two ranks; results in demo-out/
 #   make test      linters, types, and all tests but the long ones (under 10 minutes on two cores)
@@ -32,6 +33,10 @@ export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # More threads do not help two ranks on two cores, and paddle warns about any other number.
 export OMP_NUM_THREADS := 1
+# Paddle is linked against libgomp.so.1, which a bare Debian lacks. Its wheel brings LLVM's OpenMP, which answers
+# to that name as well: where the system has none, `install` links it here.
+OPENMP := $(VENV)/openmp
+export LD_LIBRARY_PATH := $(abspath $(OPENMP))$(addprefix :,$(LD_LIBRARY_PATH))
 # Tests and campaigns start hundreds of processes, and each would compile all of wsm for itself.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -62,6 +67,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@"$(BIN)/python" -c 'import pip, sys; sys.exit(not ($(SUPPORTED)))' 2>/dev/null || "$(PYTHON)" -m venv --clear $(VENV)
 	@echo "installing wsm and its tools into $(VENV) (once; paddle alone is 190 MB)"
 	@"$(BIN)/python" -m pip install --quiet --constraint constraints.txt --editable '.[cpu,demo,ipc-async,mooncake,delta,dev]' </dev/null
+	@rm -rf $(OPENMP); "$(BIN)/python" -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null || { mkdir $(OPENMP) && \
+	ln -s "$$(echo "$(abspath $(VENV))"/lib/python*/site-packages/paddle/libs/libiomp5.so)" $(OPENMP)/libgomp.so.1; }
 	@touch $@
 
 demo: $(STAMP)

@@ -21,10 +21,13 @@ class Package:
         Which bring it; any one of them does.
     extras : sequence of str
         Which ask for it; where there are none the core does.
+    module : str
+        What of it is used, where importing the package alone shows nothing.
     """
 
     distributions: Sequence[str]
     extras: Sequence[str] = ()
+    module: str = ""
 
 
 #: By the name that is imported.
@@ -36,8 +39,8 @@ PACKAGES = {
     "transitions": Package(["transitions"]),
     "xxhash": Package(["xxhash"]),
     "yaml": Package(["pyyaml"]),
-    "matplotlib": Package(["matplotlib"], ["demo"]),
-    "mooncake": Package(["mooncake-transfer-engine-non-cuda"], ["mooncake"]),
+    "matplotlib": Package(["matplotlib"], ["demo"], "matplotlib.figure"),
+    "mooncake": Package(["mooncake-transfer-engine-non-cuda"], ["mooncake"], "mooncake.engine"),
     "paddle": Package(["paddlepaddle", "paddlepaddle-gpu"], ["cpu", "gpu"]),
     "zmq": Package(["pyzmq"], ["ipc-async"]),
     "zstandard": Package(["zstandard"], ["delta"]),

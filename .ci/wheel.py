@@ -1,0 +1,110 @@
+"""Builds the wheel, installs it bare and with each extra, and uses what each of them promises.
+
+``.venv/bin/python .ci/wheel.py``; ``.ci/run`` does. Every extra gets an environment of its own, where nothing
+but the wheel and its dependencies is found, and the library is imported from there, never from ``src/``: a
+package that is imported and declared nowhere, or a file that the wheel lacks, ends this. In each environment
+every module is imported that is not made of another extra's package (``tests/extras.py`` says which are), the
+extra's packages are, and the commands are run that a user runs first. The extra ``gpu`` is not installed: its
+wheel has 760 MB, and brings the module that ``cpu`` brings. ``make test-gpu-wheel`` has it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.append(str(REPOSITORY))  # for tests.extras alone: wsm is in src/
+
+from tests.extras import MADE_OF, PACKAGES  # noqa: E402 - found by the line above
+
+#: Too large to be downloaded each time.
+NOT_INSTALLED = {"gpu"}
+EXTRAS = sorted({extra for package in PACKAGES.values() for extra in package.extras} - NOT_INSTALLED)
+
+#: What a user runs first, in an empty directory, and what is part of the answer.
+COMMANDS = {
+    "--help": "Change the weights of running inference workers",
+    "status": "",
+    "diagrams --check": "the tables are sound",
+    "explore --commands 1 --steps 0 --failures 0 --give-ups 0 --crashes 0 --controller-crashes 0": "worlds",
+    "digest snapshots": "rank 0",
+}
+
+
+def main() -> int:
+    """Build, install, and try; return 1 if anything was not as promised."""
+    if sys.argv[1:2] == ["--inside"]:
+        return inside(sys.argv[2])
+    with tempfile.TemporaryDirectory(prefix="wsm-wheel-") as directory:
+        place = Path(directory)
+        run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(place), str(REPOSITORY)])
+        [wheel] = place.glob("wsm-*.whl")
+        for extra in ["", *EXTRAS]:
+            sys.stdout.write(f"{wheel.name}, {extra or 'without extras'}\n")
+            sys.stdout.flush()
+            environment = place / (extra or "bare")
+            install(wheel, extra, environment)
+            run([environment / "bin/python", __file__, "--inside", extra], cwd=environment)
+            try_commands(environment)
+    return 0
+
+
+def install(wheel: Path, extra: str, place: Path) -> None:
+    """Put the wheel with one extra, in the pinned versions, into a new environment."""
+    venv.create(place, with_pip=True, symlinks=True)
+    python = place / "bin/python"
+    wanted = f"{wheel}[{extra}]" if extra else str(wheel)
+    run([python, "-m", "pip", "install", "-q", "-c", REPOSITORY / "constraints.txt", wanted])
+    run([python, "-m", "pip", "check"])
+
+
+def try_commands(place: Path) -> None:
+    """Run what a user runs first."""
+    for command, told in COMMANDS.items():
+        said = run([place / "bin/wsm", *command.split()], cwd=place)
+        if told not in said:
+            raise SystemExit(f"'wsm {command}' did not say {told!r}, but: {said}")
+
+
+def run(command: list[str | Path], cwd: Path = REPOSITORY) -> str:
+    """Run a command where nothing of this session's environment reaches Python; end this if it fails."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def inside(extra: str) -> int:
+    """Import everything that an installed wheel with this extra promises, and what it must not need."""
+    wsm = importlib.import_module("wsm")
+    if not Path(str(wsm.__file__)).is_relative_to(sys.prefix):
+        raise SystemExit(f"wsm was imported from {wsm.__file__}, not from the wheel")
+    here = {name for name, package in PACKAGES.items() if not package.extras or extra in package.extras}
+    made_of = {module: name for name, modules in MADE_OF.items() for module in modules}
+    for name in sorted(here):
+        importlib.import_module(PACKAGES[name].module or name)
+    for found in pkgutil.walk_packages(wsm.__path__, "wsm."):
+        needed = made_of.get(found.name)
+        if found.name.rpartition(".")[2] == "__main__":
+            continue
+        try:
+            importlib.import_module(found.name)
+        except ModuleNotFoundError as error:
+            if needed is None or needed in here or error.name != needed:
+                raise
+    weight = importlib.import_module("numpy").arange(4, dtype="float32")
+    importlib.import_module("wsm.strategies").publish_snapshot("snapshots", 1, {0: {"weight": weight}})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
