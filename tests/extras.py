@@ -42,7 +42,6 @@ PACKAGES = {
     "matplotlib": Package(["matplotlib"], ["demo"], "matplotlib.figure"),
     "mooncake": Package(["mooncake-transfer-engine-non-cuda"], ["mooncake"], "mooncake.engine"),
     "paddle": Package(["paddlepaddle", "paddlepaddle-gpu"], ["cpu", "gpu"]),
-    "zmq": Package(["pyzmq"], ["ipc-async"]),
     "zstandard": Package(["zstandard"], ["delta"]),
 }
 
