@@ -12,6 +12,7 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.digest import RunningDigest
 from wsm.strategies.tensor import TensorSpec
 
@@ -81,7 +82,7 @@ class OfferedTensor:
         """Offer bytes that are in memory already (flat, format ``B``) and are copied from there."""
 
         def read_into(offset: int, destination: memoryview) -> None:
-            destination[:] = data[offset : offset + len(destination)]
+            copy_bytes(data[offset : offset + len(destination)], destination)
 
         return cls(spec, origin, read_into, digest)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.digest import RunningDigest
 
 #: Bytes that are copied and digested at a time: small enough to stay in a core's cache between the two, large
@@ -30,7 +31,7 @@ def copy_and_digest(
     """
     for begin in range(0, len(source), CHUNK_BYTES):
         chunk = destination[begin : begin + CHUNK_BYTES]
-        chunk[:] = source[begin : begin + CHUNK_BYTES]
+        copy_bytes(source[begin : begin + CHUNK_BYTES], chunk)
         digest.update(chunk)
         if between is not None:
             between(len(chunk))

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from wsm.errors import BadInputError, InternalError, RefusedError
+from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.observer import Taint
 from wsm.strategies.tensor import StagedTarget, TensorSpec, WeightTarget
 
@@ -104,7 +105,7 @@ class ParameterMemory:
             raise self._broken(f"it completed {name!r} without writing it")
         memory = self._open.pop(name)
         if self._staged is not None:
-            self._target.writable(name)[:] = memory
+            copy_bytes(memoryview(memory), self._target.writable(name))
             self._staged.written(name)
         self._whole.add(name)
 

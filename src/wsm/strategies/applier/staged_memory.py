@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from wsm.strategies.applier.host_memory import host_memory
+from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 from wsm.strategies.transposing import in_source_order
 
@@ -103,7 +104,7 @@ class StagedMemory:
             if not spec.nbytes:
                 continue
             if name in self._captured:
-                self._served[name][:] = self._beside[name]
+                copy_bytes(self._beside[name], self._served[name])
             else:
                 self._beside[name], self._served[name] = self._served[name], self._beside[name]
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from wsm.strategies.buckets.marks import Marks
 from wsm.strategies.buckets.plan import SEGMENT_PREFIX, segment_bytes, step_bytes, window_at
+from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.ipc.errors import ForeignSegmentError
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment
 
@@ -112,7 +113,7 @@ class IncomingWindow:
             length = min(end - place, in_a_row, self._step)
             if self.written < place + length:
                 await_written(place + length)
-            destination[done : done + length] = self._memory[begin : begin + length]
+            copy_bytes(self._memory[begin : begin + length], destination[done : done + length])
             place += length
             done += length
             self.take(place)

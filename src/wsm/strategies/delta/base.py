@@ -12,6 +12,7 @@ from typing import Protocol
 
 from wsm.errors import InternalError, RefusedError
 from wsm.strategies.applier.parallel_copy import CopyJob, copy_on_threads
+from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
@@ -136,7 +137,7 @@ class TargetBase:
                 self._views.pop(spec.name, None)
         source = view[offset : offset + len(destination)]
         if not same_memory(source, destination):
-            destination[:] = source
+            copy_bytes(source, destination)
 
     def let_go(self) -> None:
         """Hold on to no memory of the target any longer: it may be released now. Idempotent."""

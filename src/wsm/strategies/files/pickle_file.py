@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
+from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.files.paddle_state import read_state
 from wsm.strategies.tensor import TensorSpec
 
@@ -56,4 +57,4 @@ class PickleFile:
 
 
 def _copy(data: memoryview, offset: int, destination: memoryview) -> None:
-    destination[:] = data[offset : offset + len(destination)]
+    copy_bytes(data[offset : offset + len(destination)], destination)

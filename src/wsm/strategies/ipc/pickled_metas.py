@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.errors import (
     EmptySnapshotError,
     PaddleMissingError,
@@ -138,7 +139,7 @@ def _read(
     if held.data is None:
         array = opened().numpy()
         held.data = memoryview(array.reshape(-1).view("u1"))
-    destination[:] = held.data[offset : offset + len(destination)]
+    copy_bytes(held.data[offset : offset + len(destination)], destination)
     if offset + len(destination) == spec.nbytes:
         held.data = None
 

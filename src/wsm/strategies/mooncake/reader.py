@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.messages.errors import PeerSilentError
 from wsm.strategies.mooncake.engine import Engine
 from wsm.strategies.mooncake.errors import TransferFailedError
@@ -102,7 +103,7 @@ class SpanReader:
                 span = self._span if index == self._held else self._fetch(index)
                 self._keep()
                 part = span[begin : begin + len(destination) - done]
-                destination[done : done + len(part)] = part
+                copy_bytes(part, destination[done : done + len(part)])
                 done += len(part)
 
     def drain(self) -> None:

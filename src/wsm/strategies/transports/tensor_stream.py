@@ -15,6 +15,7 @@ from typing import Any
 
 from wsm.clock import Clock
 from wsm.errors import WsmError
+from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.errors import (
     EmptySnapshotError,
     LoadCancelledError,
@@ -194,7 +195,7 @@ class TensorStream:
             digest = promised[1]
 
         def read_into(offset: int, destination: memoryview) -> None:
-            destination[:] = data[offset : offset + len(destination)]
+            copy_bytes(data[offset : offset + len(destination)], destination)
 
         keep = self._keep and not data.readonly
         return OfferedTensor(
