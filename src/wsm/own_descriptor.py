@@ -134,6 +134,11 @@ def reopened(descriptor: int, flags: int) -> int:
     return os.open(f"/proc/self/fd/{descriptor}", flags | os.O_CLOEXEC | os.O_NONBLOCK)
 
 
+def path_of(descriptor: int) -> str:
+    """Return where the file of a descriptor lies now, whatever names led to it."""
+    return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - a Path would normalise it
+
+
 class _Inherited:
     """All such files that this process has open."""
 

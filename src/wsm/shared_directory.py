@@ -273,15 +273,15 @@ class FileLock:
             self._descriptor.close()
 
 
-def try_lock_file(path: Path, *, mode: int = 0o600) -> FileLock | None:
+def try_lock_file(path: Path) -> FileLock | None:
     """Lock the file that lies at `path`, made if there is none; None if another process has it.
+
+    Who may write in its directory may open it, and no other user: one who may only read there cannot lock it.
 
     Parameters
     ----------
     path : Path
-        The lock file. In a directory that others can write in it must be ours.
-    mode : int
-        Its permissions, which a file of ours gets also if it is there already.
+        The lock file. In a directory where other users can make names it must be ours.
 
     Raises
     ------
@@ -290,7 +290,8 @@ def try_lock_file(path: Path, *, mode: int = 0o600) -> FileLock | None:
     OSError
         If the operating system refuses, or has no such locks there.
     """
-    also = () if is_shared(path.parent) else EVERY_USER
+    shared = is_shared(path.parent)
+    also, mode = ((), 0o600) if shared else (EVERY_USER, _mode_for_writers(path.parent))
     for _ in range(_ATTEMPTS):
         made = OwnDescriptor(lambda: open_or_create_ours(path, mode=mode, also=also))
         status = os.fstat(made.number)
@@ -308,6 +309,11 @@ def try_lock_file(path: Path, *, mode: int = 0o600) -> FileLock | None:
             return FileLock(path, made)
         made.close()
     raise ForeignPathError(path=str(path), problem=f"it came and went {_ATTEMPTS} times")
+
+
+def _mode_for_writers(directory: Path) -> int:
+    group_writes = directory.stat().st_mode & stat.S_IWGRP
+    return 0o660 if group_writes else 0o600
 
 
 def bind_socket(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:

@@ -196,9 +196,9 @@ def test_no_other_publisher_comes_between_a_delta_and_the_whole_version_instead_
     directory.whole(1, A)
     taken = []
 
-    def take(versions):
+    def take(versions, **options):
         taken.append(versions)
-        return take_publisher_lock(versions)
+        return take_publisher_lock(versions, **options)
 
     monkeypatch.setattr(staged_directory, "take_publisher_lock", take)
     assert directory.delta(2, 1, B, crossover=0.0).whole == "size"

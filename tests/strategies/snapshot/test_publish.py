@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from wsm.strategies import (
     publish_snapshot,
     read_version,
 )
+from wsm.strategies.files.leases import is_leased
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.shard_writer import cut_into_parts, write_shard
@@ -319,15 +319,9 @@ def test_the_directory_is_held_only_while_it_is_open(snapshot):
     path = snapshot.publish(1)
     directory = SnapshotDirectory(str(path))
     assert directory.hold()
-    other = os.open(path, os.O_RDONLY)
-    with pytest.raises(BlockingIOError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert is_leased(path)
     directory.close()
-    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    late = SnapshotDirectory(str(path))
-    assert not late.hold()
-    late.close()
-    os.close(other)
+    assert not is_leased(path)
 
 
 def test_a_directory_that_was_renamed_away_is_not_held(snapshot, tmp_path):

@@ -65,12 +65,12 @@ def test_a_version_that_is_published_again_is_pinned_as_it_is_now(publish, pins,
     assert publish(3) == ["1", "2", "3"]
 
 
-def test_pins_cost_one_descriptor_each_however_often_they_are_asked_for(publish, pins):
+def test_pins_cost_two_descriptors_each_however_often_they_are_asked_for(publish, pins):
     publish(1)
     before = descriptors()
     for _ in range(10):
         assert pins.add(1)
-    assert descriptors() == before + 1
+    assert descriptors() == before + 2
     pins.close()
     pins.close()
     assert descriptors() == before

@@ -7,10 +7,12 @@ nobody expects a device id in them.
 
 from __future__ import annotations
 
+from wsm.strategies.files import snapshot_names
+
 #: Where deltas lie, one directory for each version that they lead to.
 DELTAS_DIRECTORY = "deltas"
 #: What ties the deltas of all ranks together; the same for every rank.
-DELTA_MANIFEST = "delta.manifest.json"
+DELTA_MANIFEST = snapshot_names.DELTA_MANIFEST
 
 
 def blocks_name(rank: int) -> str:

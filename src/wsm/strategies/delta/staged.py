@@ -5,6 +5,7 @@ How it becomes visible, :mod:`wsm.strategies.trainer.staged_directory` knows.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,7 +80,7 @@ class StagedDelta(StagedDirectory):
             if announce:
                 write_version(self._directory, self.version, durable=self._durable)
         needed = chain_to(self._directory, self.version, _MAX_KEPT_CHAIN)
-        kept = Retention(retain.keep, {*retain.protect, *needed})
+        kept = dataclasses.replace(retain, protect={*retain.protect, *needed})
         return staged.manifest, retire(self._place, self.version, kept)
 
     def may_stay(self, shards: Sequence[DeltaShard], *, replace: bool) -> bool:

@@ -1,20 +1,22 @@
 """A directory that snapshots are read from, held open so that it cannot change under a reader.
 
 Files are opened relative to the directory's descriptor: when a publisher renames a version away, the
-reader goes on in the one that it began with. While it is read, a version's directory is locked (shared,
-advisory), so that no publisher retires it. Knows nothing about names or contents.
+reader goes on in the one that it began with. A link is followed from that descriptor, too, and what it led to
+is looked at before it is opened. While it is read, a published directory is leased, so that no publisher
+retires it (:mod:`wsm.strategies.files.leases`). Knows nothing about names or contents.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
+from wsm.own_descriptor import OwnDescriptor, path_of, reopened
 from wsm.strategies.errors import NotARegularFileError, OutsideDirectoryError, UnreadableFileError
+from wsm.strategies.files.leases import take_lease
 
 # Each further attempt takes a publisher that replaced the directory between two of our system calls.
 _ATTEMPTS = 8
@@ -43,6 +45,7 @@ class SnapshotDirectory:
 
     def __init__(self, path: str, *, boundary: str | None = None) -> None:
         self.path = path
+        self._lease: OwnDescriptor | None = None
         try:
             self._boundary = os.path.realpath(path if boundary is None else boundary)
             self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -53,7 +56,7 @@ class SnapshotDirectory:
         except (OSError, ValueError) as error:
             raise UnreadableFileError(file=path, reason=str(error)) from error
         try:
-            self._require_inside(path, os.path.realpath(path))
+            self._require_inside(path, path_of(self._descriptor))
         except BaseException:
             self.close()
             raise
@@ -61,14 +64,10 @@ class SnapshotDirectory:
     def hold(self) -> bool:
         """Keep publishers from retiring the directory until it is closed; False if one has already begun to.
 
-        File systems without locks on directories give True: open files survive their removal anyway.
+        Where there is nothing to lease, or no locks, it gives True: open files survive their removal anyway.
         """
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        if self._lease is None:
+            self._lease = take_lease(self._descriptor)
         try:
             return os.path.samestat(Path(self.path).stat(), os.fstat(self._descriptor))
         except OSError:
@@ -139,6 +138,9 @@ class SnapshotDirectory:
 
     def close(self) -> None:
         """Close the directory and let publishers retire it. Idempotent; files opened from it stay open."""
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -149,11 +151,14 @@ class SnapshotDirectory:
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-        # A link. It is resolved first and opened without following, so that what was checked is what is read.
-        path = self.locate(name)
-        leads_to = os.path.realpath(path)
-        self._require_inside(path, leads_to)
-        return os.open(leads_to, _OPEN_FLAGS)
+        # A link. What it leads to is held without being opened, so that what is looked at is what is read.
+        held = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=self._descriptor)
+        try:
+            self._require_inside(self.locate(name), path_of(held))
+            # What is of another kind is refused below, without having been opened.
+            return reopened(held, os.O_RDONLY if stat.S_ISREG(os.fstat(held).st_mode) else os.O_PATH)
+        finally:
+            os.close(held)
 
     def _require_inside(self, path: str, leads_to: str) -> None:
         with suppress(ValueError):

@@ -17,6 +17,8 @@ VERSION_FILE = "version.yaml"
 VERSIONS_DIRECTORY = "versions"
 #: What ties the shards of one version together; the same for every rank.
 VERSION_MANIFEST = "model_state.manifest.json"
+#: The same for a delta.
+DELTA_MANIFEST = "delta.manifest.json"
 
 _SUFFIX = ".pdparams"
 _INDEX = re.compile(r"[0-9]{1,9}")

@@ -8,7 +8,6 @@ that segment is then neither written nor freed before it lets go. Knows no targe
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -20,19 +19,19 @@ from wsm.clock import Clock, SystemClock
 from wsm.strategies.applier.copying import copy_and_digest
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, running_digest, shard_digest
-from wsm.strategies.errors import PublisherBusyError, StorageError
+from wsm.strategies.errors import StorageError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.ipc.metas import SEGMENT_PREFIX, IpcMetas, TensorMeta, metas_name
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
+from wsm.strategies.trainer.publisher_lock import SHARER_LOCK, take_publisher_lock
 from wsm.strategies.trainer.report import TrainerReport
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of
 
 # Every tensor begins on a cache line, and no vector instruction minds where it was adopted.
 _ALIGNMENT = 64
-_LOCK_FILE = ".ipc_metas.lock"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ class SharedTensors:
         self._published: dict[int, OwnedSegment] = {}
         self._older: list[OwnedSegment] = []
         self._metas: dict[Path, bytes] = {}
-        self._lock = _lock_directory(self._directory)
+        self._lock = take_publisher_lock(self._directory, SHARER_LOCK)
         self._prefix = f"{SEGMENT_PREFIX}{digest_of(os.fsencode(self._directory.resolve()))[:8]}."
 
     def publish(
@@ -168,7 +167,7 @@ class SharedTensors:
 
     def withdraw(self) -> None:
         """Take the published version back: its metas files go, and its memory is written over next time."""
-        for path, content in self._metas.items():
+        for path, content in self._metas.items() if self._lock.is_held else ():
             with suppress(OSError):
                 if path.read_bytes() == content:
                     path.unlink()
@@ -177,13 +176,14 @@ class SharedTensors:
         self._published = {}
 
     def close(self) -> None:
-        """Withdraw, and let all memory go; what a worker keeps stays until the worker lets go. Idempotent."""
+        """Withdraw, and let all memory go; what a worker keeps stays until the worker lets go. Idempotent.
+
+        In a forked child it lets go of the child's own copies only.
+        """
         self.withdraw()
         while self._older:
             self._older.pop().close()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.release()
 
     def __enter__(self) -> SharedTensors:  # noqa: PYI034 - typing has Self from Python 3.11 on
         return self
@@ -260,17 +260,3 @@ def _write(
         rows.append((spec, digest.hexdigest()))
         offset += _aligned(spec.nbytes)
     return _Shard(segment, tuple(metas), tuple(rows))
-
-
-def _lock_directory(directory: Path) -> int:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise StorageError(path=str(directory), reason=str(error)) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise PublisherBusyError(directory=str(directory)) from error
-    return descriptor

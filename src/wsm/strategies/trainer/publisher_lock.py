@@ -1,26 +1,33 @@
 """One publisher per directory at a time, whole versions and deltas alike: both move its ``version.yaml``.
 
 The kernel's lock dies with its holder, so whatever an earlier publisher left behind under it is a dead one's.
+Only who may write in the directory may open the lock file: readers cannot lock it.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 
+from wsm.shared_directory import FileLock, try_lock_file
 from wsm.strategies.errors import PublisherBusyError, StorageError
 
-_LOCK_FILE = ".publisher.lock"
+#: Of those who publish whole versions and deltas; those who share memory have another one.
+PUBLISHER_LOCK, SHARER_LOCK = ".publisher.lock", ".ipc_metas.lock"
 
 
-def take_publisher_lock(versions: Path) -> int:
-    """Return a descriptor that keeps other publishers out until it is closed. Does not wait.
+def take_publisher_lock(
+    place: Path, name: str = PUBLISHER_LOCK, *, directory: Path | None = None
+) -> FileLock:
+    """Keep other publishers out until the lock is released. Does not wait.
 
     Parameters
     ----------
-    versions : path
-        The directory of the whole versions; created if it does not exist.
+    place : path
+        The directory that the lock file lies in; created if it does not exist.
+    name : str
+        Of the lock file.
+    directory : path, optional
+        What errors call the directory; `place` if not given.
 
     Raises
     ------
@@ -28,18 +35,14 @@ def take_publisher_lock(versions: Path) -> int:
         If another process publishes there.
     StorageError
         If the file system refuses.
+    wsm.shared_directory.ForeignPathError
+        If the lock file is no regular file, or in a directory of all users another user's.
     """
     try:
-        versions.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(versions / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        place.mkdir(parents=True, exist_ok=True)
+        lock = try_lock_file(place / name)
     except OSError as error:
-        raise StorageError(path=str(versions), reason=error.strerror or str(error)) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise PublisherBusyError(directory=str(versions.parent)) from error
-    except OSError as error:
-        os.close(descriptor)
-        raise StorageError(path=str(versions), reason=error.strerror or str(error)) from error
-    return descriptor
+        raise StorageError(path=str(place), reason=error.strerror or str(error)) from error
+    if lock is None:
+        raise PublisherBusyError(directory=str(directory or place))
+    return lock

@@ -2,16 +2,15 @@
 
 A version vanishes by a rename to a hidden name, in one step; its files are removed after that. One that
 somebody reads, or may have to read again (:mod:`wsm.strategies.snapshot.version_pins`), is left for the next
-time. One that is replaced changes places with its successor in one step, where the file system can; where it
-cannot, it is put back if the publisher died in between. All of it happens under the publisher's lock. Knows
-nothing about tensors.
+time; a few of them at most, since every user who may read a version may say so. One that is replaced changes
+places with its successor in one step, where the file system can; where it cannot, it is put back if the
+publisher died in between. All of it happens under the publisher's lock. Knows nothing about tensors.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wsm import log
+from wsm.strategies.files.leases import is_leased
 
 # What nobody needs any more.
 _REMOVED_PREFIX = ".removed-"
@@ -30,6 +30,11 @@ _REPLACED_PREFIX = ".replaced-"
 # From <linux/fs.h> and <fcntl.h>.
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
+
+# Versions that readers can keep: all parts that a group may have put on a whole version, and a few more.
+_MOST_HELD = 72
+# Replaced and removed ones that they can keep.
+_MOST_LEFT = 8
 
 _log = log.logger("strategies")
 
@@ -45,10 +50,14 @@ class Retention:
     protect : iterable of int
         Versions that stay whatever their age. What a group on this host, or on a file system with locks,
         serves or is loading stays anyway: its ranks hold it (:mod:`wsm.strategies.snapshot.version_pins`).
+    held : int
+        How many versions more stay because readers hold them. A group holds two or three, and up to 64 parts
+        after partial updates. Beyond that the oldest go all the same; readers keep what they have open.
     """
 
     keep: int = 2
     protect: Iterable[int] = ()
+    held: int = _MOST_HELD
 
 
 #: The default: the newest and the one before it, which the group may still serve.
@@ -59,12 +68,19 @@ def retire(versions: Path, current: int, retention: Retention) -> tuple[int, ...
     """Remove the versions that need not stay; return which went. Blocks, never raises OSError.
 
     Newest is by time of publication, not by number: a trainer that went back to version 3 after 7 still
-    publishes something new. Versions that are being read stay until the next call.
+    publishes something new. Versions that are being read stay until the next call, as far as
+    :attr:`Retention.held` goes.
     """
     stay = {current, *retention.protect}
     published = sorted(_published(versions), reverse=True)
-    doomed = sorted(version for _, version in published[max(retention.keep, 1) :] if version not in stay)
-    return tuple(version for version in doomed if _remove(versions / str(version)))
+    older = published[max(retention.keep, 1) :]
+    doomed = [versions / str(version) for _, version in older if version not in stay]
+    read = [path for path in doomed if _is_read(path)]
+    kept, beyond = read[: retention.held], read[retention.held :]
+    for path in beyond:
+        _log.warning(log.SNAPSHOT_REMOVED_UNDER_READERS, path=str(path), held=len(kept))
+    went = (path for path in doomed if path not in kept and _remove(path, read=path in beyond))
+    return tuple(sorted(int(path.name) for path in went))
 
 
 def bring_in(staged: Path, final: Path) -> None:
@@ -101,6 +117,8 @@ def take_away(final: Path) -> None:
 def finish_removals(versions: Path) -> None:
     """Put back what a publisher that died was replacing, then remove what it had taken out of sight. Blocks.
 
+    Of what is still read the last few wait for the next time; the rest goes under its readers.
+
     Raises
     ------
     OSError
@@ -109,19 +127,27 @@ def finish_removals(versions: Path) -> None:
     for replaced in versions.glob(f"{_REPLACED_PREFIX}*"):
         final = versions / replaced.name.removeprefix(_REPLACED_PREFIX).partition("-")[0]
         replaced.rename(_hidden(final, _REMOVED_PREFIX) if final.exists() else final)
-    for leftover in versions.glob(f"{_REMOVED_PREFIX}*"):
-        remove_unless_read(leftover)
+    leftovers = sorted(versions.glob(f"{_REMOVED_PREFIX}*"), key=_age_ns)
+    read = [leftover for leftover in leftovers if not remove_unless_read(leftover)]
+    for leftover in read[_MOST_LEFT:]:
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
-def remove_unless_read(hidden: Path) -> None:
-    """Remove a directory that is out of sight; one that is still read waits for the next time. Blocks."""
+def remove_unless_read(hidden: Path) -> bool:
+    """Remove a directory that is out of sight, unless it is still read; return whether it is not. Blocks."""
     with suppress(OSError):
-        descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            if not _is_read(descriptor):
-                shutil.rmtree(hidden, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+        if is_leased(hidden):
+            return False
+        shutil.rmtree(hidden, ignore_errors=True)
+    return True
+
+
+def _age_ns(path: Path) -> int:
+    """Return a number that is the larger the older a directory is."""
+    try:
+        return -path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _exchanged(staged: Path, final: Path) -> bool:
@@ -155,35 +181,27 @@ def _published(versions: Path) -> Collection[tuple[int, int]]:
     return found
 
 
-def _remove(path: Path) -> bool:
-    descriptor = -1
+def _remove(path: Path, *, read: bool) -> bool:
+    """Remove a version, under its readers only if `read` is true; whether it went."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if _is_read(descriptor):
-            return False
         hidden = _hidden(path, _REMOVED_PREFIX)
         path.rename(hidden)
+        if not read and is_leased(hidden):
+            hidden.rename(path)  # a reader came in the moment between our question and our step
+            return False
         shutil.rmtree(hidden)
     except OSError as error:
         # The new version is published all the same.
         _log.warning(log.SNAPSHOT_NOT_REMOVED, path=str(path), reason=str(error))
         return False
-    else:
-        return True
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+    return True
 
 
-def _is_read(descriptor: int) -> bool:
-    """Take the directory for ourselves; whether a reader was first."""
+def _is_read(path: Path) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return is_leased(path)
     except OSError:
-        return False  # no locks on directories here; open files survive their removal anyway
-    return False
+        return False
 
 
 def _hidden(path: Path, prefix: str) -> Path:

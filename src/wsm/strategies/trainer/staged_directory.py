@@ -7,7 +7,6 @@ under the lock is a dead publisher's. What it holds, a whole version or a delta,
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from wsm.shared_directory import FileLock
 from wsm.strategies.errors import StorageError, VersionExistsError
 from wsm.strategies.files.atomic_file import sync_directory
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
@@ -79,7 +79,12 @@ class StagedDirectory:
         self._durable = durable
         self.path = self._place / f"{_STAGING_PREFIX}{version}-{self.publication}"
         self.final = self._place / str(version)
-        self._lock = -1 if within is not None else take_publisher_lock(self._directory / VERSIONS_DIRECTORY)
+        self._within = within
+        self._lock: FileLock = (
+            take_publisher_lock(self._directory / VERSIONS_DIRECTORY, directory=self._directory)
+            if within is None
+            else within._lock
+        )
         try:
             with self._storage():
                 self._place.mkdir(exist_ok=True)
@@ -92,9 +97,13 @@ class StagedDirectory:
             raise
 
     def discard(self) -> None:
-        """Remove what was staged, if it was not committed, and let other publishers in. Idempotent."""
-        remove_unless_read(self.path)
-        self._release()
+        """Remove what was staged, if it was not committed, and let other publishers in. Idempotent.
+
+        In a forked child it does nothing: what was staged is its parent's.
+        """
+        if self._lock.is_held:
+            remove_unless_read(self.path)
+            self._release()
 
     def __enter__(self: StagedT) -> StagedT:  # noqa: PYI019 - typing has Self from Python 3.11 on
         return self
@@ -140,6 +149,5 @@ class StagedDirectory:
             sync_directory(self._place)
 
     def _release(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._within is None:
+            self._lock.release()
