@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
-from wsm.actions.surfaces import GroupKind
-from wsm.states.diagram import PlanSummary, render_all, summarise
+from wsm.cli.diagrams import EVERYTHING, every_diagram
+from wsm.states.diagram import PlanSummary, summarise
 
 
 @pytest.fixture(scope="session")
 def plans() -> tuple[PlanSummary, ...]:
-    everything = PlanOptions(
-        has_graphs=True,
-        has_draft_graphs=True,
-        has_deepep=True,
-        auxiliaries=("mtp",),
-        group_kinds=tuple(GroupKind),
-        shut_down_groups=True,
-        routing_replay=True,
-    )
-    return summarise(derive_plans(everything))
+    return summarise(derive_plans(EVERYTHING))
 
 
 @pytest.fixture(scope="session")
-def rendered(plans: tuple[PlanSummary, ...]) -> dict[str, str]:
-    return render_all(plans)
+def rendered() -> dict[str, str]:
+    return every_diagram()

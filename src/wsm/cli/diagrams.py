@@ -12,6 +12,8 @@ from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind
 from wsm.cli.errors import DiagramsDifferError, TablesFaultyError
 from wsm.cli.teaching_command import TeachingCommand
+from wsm.protocol.phase_check import check_phases
+from wsm.protocol.phase_drawing import phase_drawing, phase_page
 from wsm.states.check import check_tables
 from wsm.states.diagram import compare, render_all, summarise, write, write_svg
 
@@ -19,7 +21,7 @@ from wsm.states.diagram import compare, render_all, summarise, write, write_svg
 _COMMITTED = Path("diagrams")
 
 #: An engine that has everything, so that every action appears in the drawings.
-_EVERYTHING = PlanOptions(
+EVERYTHING = PlanOptions(
     has_graphs=True,
     has_draft_graphs=True,
     has_deepep=True,
@@ -29,6 +31,12 @@ _EVERYTHING = PlanOptions(
     rejoins=True,
     routing_replay=True,
 )
+
+
+def every_diagram() -> dict[str, str]:
+    """Return the text of every committed file by its name, for an engine that has everything."""
+    drawn = render_all(summarise(derive_plans(EVERYTHING)), beside=[phase_drawing()])
+    return {**drawn, "command.md": phase_page()}
 
 
 @click.command(
@@ -52,12 +60,13 @@ def diagrams(check: bool, svg: bool, directory: Path) -> None:
     """Draw the state machines, their joint states and the dialogues between processes, as text.
 
     Everything is made from the same tables that drive the machines: state diagrams in Mermaid (.mmd) and
-    Graphviz (.dot), sequence diagrams of clear, update and hot update, and transitions.md, the table for
-    reviewers: state, event, guard, next state, plan, and what happens on failure.
+    Graphviz (.dot), sequence diagrams of clear, update and hot update, and two tables for reviewers:
+    transitions.md (state, event, guard, next state, plan, and what happens on failure) and command.md (what a
+    rank looks for in each phase of a command, and what follows).
     """
     if check and svg:
         raise click.UsageError("--check writes nothing, and --svg writes pictures: give one of them")
-    rendered = render_all(summarise(derive_plans(_EVERYTHING)))
+    rendered = every_diagram()
     if check:
         _check_tables()
         if directory == _COMMITTED and not directory.exists():
@@ -72,7 +81,7 @@ def diagrams(check: bool, svg: bool, directory: Path) -> None:
 
 
 def _check_tables() -> None:
-    findings = check_tables()
+    findings = [*check_tables(), *check_phases()]
     if findings:
         raise TablesFaultyError(findings=[str(finding) for finding in findings])
 

@@ -13,13 +13,16 @@ module              answers
 :mod:`.park`        who is in a later step, who stands where I stand, may I accept?
 :mod:`.votes`       may I enter this collective action, will it never happen, has everybody stopped?
 :mod:`.rank_state`  what does a rank remember, and what can it be told to do?
-:mod:`.rank`        a rank's whole life: the next thing to do, the outcome of what was done
-:mod:`.phases`      what does a rank look for in each phase of a command?
+:mod:`.phases`      what does a rank look for in each phase of a command, and what follows? The tables
+:mod:`.rank`        the walk over these tables: the next thing to do, the outcome of what was done
+:mod:`.phase_check` are these tables sound?
 :mod:`.decide`      the controller's one decision per command, and when a command is over
 :mod:`.takeover`    what a successor does with what a dead controller left
 :mod:`.epochs`      how a group gets a new incarnation, and who may join it
 :mod:`.restoring`   what is it owed then, and when is that tried again or given up?
 ==================  ==============================================================================
+
+Beside them: :mod:`.phase_drawing` (the picture and the page of the tables), :mod:`.errors`.
 
 The rules were model-checked before they were written (park and vote, aborts, deadlines, crashes of
 ranks and of the controller). Three of them carry everything else:

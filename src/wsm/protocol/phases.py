@@ -88,7 +88,7 @@ class Change(enum.Enum):
     STANDS = "stands: PARKED in its step word"
     VOTES = "votes"
     ACCEPTS = "has accepted"
-    TOUCHED = "the group's weights are touched"
+    TOUCHED = "some weights are touched"
     UNTOUCHED = "all weights are whole"
     NEXT_ACTION = "goes on to the next action"
 

@@ -18,6 +18,8 @@ _COLOURS = {
     NodeKind.FAULTED: ("#fbe0de", "#c53030"),
 }
 _LINE = r"\n"
+#: Events that lead away from almost everywhere.
+_FAINT = frozenset({"lost", "ABORT", "HOT_ABORT", "failed / FAILED", "its deadline passed / FAILED"})
 _HEADING = (
     '    fontname="Helvetica" fontsize=18 labelloc=t',
     '    node [shape=box style="rounded,filled" fontname="Helvetica" fontsize=12 margin="0.15,0.08"]',
@@ -62,7 +64,10 @@ def _arrows(arrows: Sequence[Arrow]) -> list[str]:
 
 
 def _style(arrow: Arrow) -> str:
-    if arrow.event == "lost" and arrow.source != arrow.dest:  # loops of two styles would lie on each other
+    faint = (
+        arrow.event in _FAINT and arrow.source != arrow.dest
+    )  # loops of two styles would lie on each other
+    if faint:
         return ' color="#b8c0c8" fontcolor="#7b8794"'
     return " style=dashed" if arrow.of_kv else ""
 

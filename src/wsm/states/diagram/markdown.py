@@ -53,14 +53,14 @@ def review_table(plans: Mapping[PlanName, PlanSummary]) -> str:
 
 def _chart_part(chart: Chart, plans: Mapping[PlanName, PlanSummary]) -> Iterable[str]:
     yield f"## {_HEADINGS[chart.region]}"
-    yield _table(
+    yield table(
         ("state", "meaning", "kind"),
         [(_bold(state), chart.meanings[state], _kind(chart, state)) for state in chart.states],
     )
     rows = [
         line for state in chart.states for event in chart.events for line in _pair(chart, state, event, plans)
     ]
-    yield _table(("state", "event", "guard", "next state", "plan", "what it means", "on failure"), rows)
+    yield table(("state", "event", "guard", "next state", "plan", "what it means", "on failure"), rows)
 
 
 def _pair(
@@ -131,11 +131,11 @@ def _joint_part(edges: Sequence[JointEdge]) -> Iterable[str]:
             else:
                 cells.append("yes" if pair in within else "only while an epoch ends")
         rows.append(tuple(cells))
-    yield _table(("weights", *(state.name for state in KV_CHART.states)), rows)
+    yield table(("weights", *(state.name for state in KV_CHART.states)), rows)
     yield "What an event of the one needs of the other, and of how the rank came there:"
-    yield _table(("event", "guard", "needs", "because"), [*map(_need, NEEDS), *_HISTORY])
+    yield table(("event", "guard", "needs", "because"), [*map(_need, NEEDS), *_HISTORY])
     yield "Pairs that never stand side by side, and why:"
-    yield _table(
+    yield table(
         ("weights", "KV cache", "because"),
         [(weights.name, kv.name, why) for (weights, kv), why in FORBIDDEN.items()],
     )
@@ -165,7 +165,7 @@ def _plan_part(plans: Mapping[PlanName, PlanSummary]) -> Iterable[str]:
         if not steps:
             yield "(no steps were given)"
             continue
-        yield _table(
+        yield table(
             ("step", "collective", "touches the weights", "purpose"),
             [
                 (f"`{step.name}`", _yes(step.collective), _yes(step.touches_weights), step.purpose)
@@ -174,7 +174,7 @@ def _plan_part(plans: Mapping[PlanName, PlanSummary]) -> Iterable[str]:
         )
 
 
-def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table with columns of even width, so that the text can be reviewed as text."""
     cells = [[cell.replace("|", r"\|") for cell in row] for row in (heading, *rows)]
     widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(heading))]

@@ -9,18 +9,22 @@ from wsm.states.diagram.dot import digraph
 from wsm.states.diagram.extract import chart_drawing, joint_drawing
 from wsm.states.diagram.markdown import review_table
 from wsm.states.diagram.mermaid import state_diagram
-from wsm.states.diagram.model import PlanSummary, by_name
+from wsm.states.diagram.model import Drawing, PlanSummary, by_name
 from wsm.states.diagram.sequences import clear_dialogue, hot_update_dialogue, update_dialogue
 from wsm.states.table import CHARTS
 
 
-def render_all(plans: Sequence[PlanSummary] | None = None) -> dict[str, str]:
+def render_all(
+    plans: Sequence[PlanSummary] | None = None, *, beside: Sequence[Drawing] = ()
+) -> dict[str, str]:
     """Return the text of every file by its name.
 
     Parameters
     ----------
     plans : sequence of PlanSummary, optional
         One per name of :class:`wsm.states.vocabulary.PlanName`; None draws the plans' names without steps.
+    beside : sequence of Drawing
+        Other drawings, which this package does not make.
 
     Returns
     -------
@@ -34,7 +38,7 @@ def render_all(plans: Sequence[PlanSummary] | None = None) -> dict[str, str]:
     """
     named = by_name(plans)
     rendered: dict[str, str] = {}
-    for drawing in (*(chart_drawing(chart, named) for chart in CHARTS), joint_drawing()):
+    for drawing in (*(chart_drawing(chart, named) for chart in CHARTS), joint_drawing(), *beside):
         rendered[f"{drawing.name}.mmd"] = state_diagram(drawing)
         rendered[f"{drawing.name}.dot"] = digraph(drawing)
     rendered["transitions.md"] = review_table(named)
