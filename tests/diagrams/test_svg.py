@@ -21,7 +21,7 @@ def program(path: Path, script: str) -> str:
 @pytest.mark.needs("graphviz")
 def test_graphviz_draws_every_dot_file_without_a_complaint(rendered: dict[str, str], tmp_path: Path) -> None:
     paths = write_svg(tmp_path / "pictures", rendered)
-    assert [path.name for path in paths] == ["joint.svg", "kv_cache.svg", "weights.svg"]
+    assert [path.name for path in paths] == ["command.svg", "joint.svg", "kv_cache.svg", "weights.svg"]
     for path in paths:
         assert "</svg>" in path.read_text()
     assert "PREPARED" in (tmp_path / "pictures" / "weights.svg").read_text()
