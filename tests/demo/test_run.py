@@ -23,6 +23,7 @@ from wsm.demo.report import Report, StepRecord
 from wsm.demo.run import read_journals, run_demo, write_results
 from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings
 from wsm.demo.trainer_process import Reply
+from wsm.ending import Ending
 from wsm.receipt import Outcome, Receipt
 from wsm.report import RankReport
 from wsm.rollout.errors import ModelShapeError
@@ -172,7 +173,8 @@ def test_a_rank_that_is_killed_costs_time_and_no_version(tmp_path: Path) -> None
             ]
             os.kill(ranks[0].pid, signal.SIGKILL)
 
-    report, _ = run_loop(DemoSettings(tmp_path, steps=3, batch=16), KillsRankOne("demo", 3, console()))
+    settings, progress = DemoSettings(tmp_path, steps=3, batch=16), KillsRankOne("demo", 3, console())
+    report, _ = run_loop(settings, progress, Ending())
     assert [step.version for step in report.steps] == [2, 3, 4]
     assert not any(step.mixed_versions for step in report.steps)
     assert replay(read_journals(tmp_path / "journals")).impossible is None
