@@ -1,9 +1,10 @@
-"""Open files whose kernel locks belong to one process: a forked child does not keep them.
+"""Open files and sockets that belong to one process: a forked child does not keep them, nor their locks.
 
 A lock taken by ``flock``, or on an open file description, lasts as long as anybody has the open file, and a
 forked child has all of its parent's. A trainer that forks readers of its data would so hold its locks through
-children that know nothing of them, and seem to live when it is dead. Hence the one list of such files here:
-they are unlocked before they are closed, and closed in every child that Python forks.
+children that know nothing of them, and seem to live when it is dead; likewise a connection ends only when the
+last process that has it closes it. Hence the one list of such files and sockets here: locks are given back
+before a file is closed, and all of them are closed in every child that Python forks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import socket
 import struct
 import threading
 import weakref
@@ -139,12 +141,20 @@ def path_of(descriptor: int) -> str:
     return os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - a Path would normalise it
 
 
+def not_inherited(made: socket.socket) -> socket.socket:
+    """Return a socket that was just made, which forked children close from now on."""
+    with _inherited.mutex:
+        _inherited.sockets.add(made)
+    return made
+
+
 class _Inherited:
-    """All such files that this process has open."""
+    """All such files and sockets that this process has open."""
 
     def __init__(self) -> None:
         self.mutex = threading.RLock()
         self.open: weakref.WeakSet[OwnDescriptor] = weakref.WeakSet()
+        self.sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def before_fork(self) -> None:
         """Let no thread be between opening a file and saying so here."""
@@ -158,8 +168,11 @@ class _Inherited:
         """Leave everything to the parent."""
         self.mutex = threading.RLock()
         inherited, self.open = list(self.open), weakref.WeakSet()
+        sockets, self.sockets = list(self.sockets), weakref.WeakSet()
         for one in inherited:
             one.leave_to_parent()
+        for each in sockets:
+            each.close()
 
 
 _inherited = _Inherited()

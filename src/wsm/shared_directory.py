@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final, final
 
 from wsm.errors import RefusedError
-from wsm.own_descriptor import OwnDescriptor
+from wsm.own_descriptor import OwnDescriptor, not_inherited
 
 #: How a name is opened: never followed, never waited for, never passed on to another program.
 _CAREFULLY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -329,7 +329,7 @@ def bind_socket(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> soc
         If the operating system refuses.
     """
     remove_socket(path)
-    made = socket.socket(socket.AF_UNIX, kind)
+    made = not_inherited(socket.socket(socket.AF_UNIX, kind))
     try:
         os.fchmod(made.fileno(), 0o600)  # Linux makes the name with the mode that the socket has
         made.bind(str(path))
@@ -339,6 +339,56 @@ def bind_socket(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> soc
         made.close()
         raise
     return made
+
+
+@final
+class BoundPath:
+    """A socket at a path that one process at a time has, by a lock file beside it; from :func:`bind_alone`.
+
+    Parameters
+    ----------
+    path : Path
+        Of the socket.
+    made : socket.socket
+        Bound there, not listening yet.
+    lock : FileLock
+        The right to the path.
+    """
+
+    def __init__(self, path: Path, made: socket.socket, lock: FileLock) -> None:
+        self.socket = made
+        self._path = path
+        self._status = path.lstat()
+        self._lock = lock
+
+    def release(self) -> None:
+        """Take both names away, and let others bind there; after the socket was closed. Idempotent.
+
+        In a forked child it does nothing: the names are its parent's.
+        """
+        if self._lock.is_held:
+            remove_same(self._path, self._status)
+            self._lock.release(remove=True)
+
+
+def bind_alone(path: Path) -> BoundPath | None:
+    """Bind a stream socket to a path, mode 0600, that no other process has; None if one has it.
+
+    Raises
+    ------
+    ForeignPathError
+        If something else lies there, or in the place of the lock file.
+    OSError
+        If the operating system refuses.
+    """
+    lock = try_lock_file(path.with_name(f"{path.name}.lock"))
+    if lock is None:
+        return None
+    try:
+        return BoundPath(path, bind_socket(path), lock)
+    except BaseException:
+        lock.release(remove=True)
+        raise
 
 
 def connect_socket(path: Path, timeout_s: float | None = None) -> socket.socket:
@@ -352,7 +402,7 @@ def connect_socket(path: Path, timeout_s: float | None = None) -> socket.socket:
         If there is none to connect to.
     """
     require(path, path.lstat(), stat.S_IFSOCK)  # connecting may wait for who listens there
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made = not_inherited(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
     try:
         made.settimeout(timeout_s)
         made.connect(str(path))

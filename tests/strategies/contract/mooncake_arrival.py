@@ -54,7 +54,8 @@ class RawDesk:
     """
 
     def __init__(self, address: str, answer: Callable[[say.Message], bytes | None]) -> None:
-        self._listening = mooncake_channel.listen(address)
+        listening = mooncake_channel.listen(address)
+        self._listening, self._release = listening.socket, listening.release
         self._listening.settimeout(0.01)
         self._answer = answer
         self._stopped = False
@@ -86,6 +87,7 @@ class RawDesk:
         self._stopped = True
         self._thread.join()
         self._listening.close()
+        self._release()
 
 
 class MooncakeArrival(AddressArrival):

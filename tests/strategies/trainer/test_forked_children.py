@@ -16,6 +16,7 @@ import pytest
 
 from wsm.own_descriptor import ForkedChildError
 from wsm.strategies import (
+    BucketSender,
     IpcSource,
     MemoryTarget,
     SharedTensors,
@@ -69,6 +70,11 @@ def test_the_next_publication_goes_on_while_a_child_of_the_last_one_lives(tmp_pa
         children.enter_context(forked())
         shared.close()
         SharedTensors(tmp_path).close()
+        for address in (f"ipc://{tmp_path}/buckets", "tcp://127.0.0.1:*"):
+            sender = BucketSender(address)
+            children.enter_context(forked())
+            sender.close()
+            BucketSender(sender.address).close()
 
 
 def test_a_child_keeps_no_lease_of_its_parent(tmp_path):

@@ -6,13 +6,14 @@ One sender at a time listens at an address. The messages themselves go through
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import socket
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
+from wsm.own_descriptor import not_inherited
+from wsm.shared_directory import bind_alone
 from wsm.strategies.messages.caller import Caller, Place
 from wsm.strategies.messages.errors import AddressBusyError, AddressError
 from wsm.strategies.messages.listener import MOST_CONNECTIONS, Listener
@@ -59,28 +60,27 @@ def listen(address: str, *, most_connections: int = MOST_CONNECTIONS) -> Listene
     ------
     AddressError, AddressBusyError
         If that cannot be.
+    wsm.shared_directory.ForeignPathError
+        If something else lies at the path, or in the place of its lock file.
     """
     family, place = check_address(address)
-    lock: _PathLock | None = None
-    made = socket.socket(family, socket.SOCK_STREAM)
+    made: socket.socket | None = None
+    release: Callable[[], None] = _nothing
     try:
         if isinstance(place, str):
-            lock = _PathLock(Path(place))
-            # Before it has a name: nobody else may connect in between.
-            os.fchmod(made.fileno(), 0o600)
-            if Path(place).is_socket():
-                Path(place).unlink()  # of a sender that has died: we have the lock
-        else:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound = bind_alone(Path(place))
+            if bound is None:
+                raise AddressBusyError(address=address, reason="another process listens there")
+            made, release = bound.socket, bound.release
+            return Listener(made, address, release, most_connections=most_connections)
+        made = not_inherited(socket.socket(family, socket.SOCK_STREAM))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(place)
-        where = address if lock is not None else _named(made)
-        return Listener(
-            made, where, lock.release if lock is not None else _nothing, most_connections=most_connections
-        )
+        return Listener(made, _named(made), most_connections=most_connections)
     except OSError as error:
-        made.close()
-        if lock is not None:
-            lock.release()
+        if made is not None:
+            made.close()
+        release()
         raise AddressBusyError(address=address, reason=str(error)) from error
 
 
@@ -93,33 +93,6 @@ def connect(address: str) -> Caller:
         If it is none.
     """
     return Caller(check_address(address), f"the sender at {address}")
-
-
-class _PathLock:
-    """The right to listen at a path; another one's socket there would be taken away silently otherwise.
-
-    Raises
-    ------
-    OSError
-        If another process has it.
-    """
-
-    def __init__(self, address: Path) -> None:
-        path = address.with_name(f"{address.name}.lock")
-        self._paths = (address, path)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        with suppress(OSError):
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(self._descriptor), path.stat()):
-                return
-        os.close(self._descriptor)
-        raise OSError("another process listens there")
-
-    def release(self) -> None:
-        """Take both names away, and let others listen."""
-        for path in self._paths:
-            path.unlink(missing_ok=True)
-        os.close(self._descriptor)
 
 
 def _named(bound: socket.socket) -> str:

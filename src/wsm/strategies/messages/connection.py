@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 
+from wsm.own_descriptor import not_inherited
 from wsm.strategies.messages import zmtp
 
 # Bytes that one read brings at most.
@@ -39,7 +40,7 @@ class Connection:
 
     def __init__(self, connected: socket.socket, kind: str, most_bytes: int) -> None:
         self.ended = self.kept = False
-        self._socket = connected
+        self._socket = not_inherited(connected)
         self._incoming = zmtp.Incoming(most_bytes)
         self._unsent: deque[memoryview] = deque()
         connected.setblocking(False)

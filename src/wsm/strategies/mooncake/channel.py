@@ -11,8 +11,13 @@ import re
 import select
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
+from wsm.own_descriptor import not_inherited
+from wsm.shared_directory import bind_alone, connect_socket
 from wsm.strategies.messages import frames
 from wsm.strategies.messages.errors import AddressBusyError, PeerDiedError, PeerMessageError, PeerSilentError
 from wsm.strategies.mooncake import messages as say
@@ -60,7 +65,7 @@ class Channel:
 
     def __init__(self, connected: socket.socket, peer: str) -> None:
         self.peer = peer
-        self._socket = connected
+        self._socket = not_inherited(connected)
         self._received = bytearray()
         if connected.family == socket.AF_INET:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -73,8 +78,8 @@ class Channel:
         PeerSilentError, PeerDiedError
             If it takes nothing for so long, or is gone.
         """
-        self._socket.settimeout(timeout_s)
         try:
+            self._socket.settimeout(timeout_s)  # which fails, too, if another thread has closed it
             self._socket.sendall(say.to_bytes(message))
         except TimeoutError as error:
             raise PeerSilentError(
@@ -148,21 +153,40 @@ def connect(address: str, timeout_s: float) -> Channel | None:
         If the address is none.
     PeerDiedError
         If somebody listened there and has ended. Only a path can say that.
+    wsm.shared_directory.ForeignPathError
+        If another user listens at the path, or it is no socket.
     """
     family, place = parse_address(address)
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.settimeout(timeout_s)
     try:
-        made.connect(place)
+        if isinstance(place, str):
+            return Channel(connect_socket(Path(place), timeout_s), address)
+        made = not_inherited(socket.socket(family, socket.SOCK_STREAM))
+        try:
+            made.settimeout(timeout_s)
+            made.connect(place)
+        except BaseException:
+            made.close()
+            raise
     except OSError as error:  # refused, no such path, timed out: all of them may pass
-        made.close()
         if family == socket.AF_UNIX and isinstance(error, ConnectionRefusedError):
             raise PeerDiedError(peer=address, expected="its offer") from error
         return None
     return Channel(made, address)
 
 
-def listen(address: str) -> socket.socket:
+@dataclass(frozen=True)
+class Listening:
+    """Where ranks come: a socket that listens, its address with port 0 replaced by the real one.
+
+    `release` lets others listen there once the socket is closed. Idempotent.
+    """
+
+    socket: socket.socket
+    address: str
+    release: Callable[[], None]
+
+
+def listen(address: str) -> Listening:
     """Listen for ranks.
 
     Raises
@@ -171,43 +195,31 @@ def listen(address: str) -> socket.socket:
         If the address is none.
     AddressBusyError
         If somebody else listens there.
+    wsm.shared_directory.ForeignPathError
+        If something else lies at the path, or in the place of its lock file.
     """
     family, place = parse_address(address)
-    made = socket.socket(family, socket.SOCK_STREAM)
+    made: socket.socket | None = None
+    release: Callable[[], None] = _nothing
     try:
         if isinstance(place, str):
-            _clear_path(place)
+            bound = bind_alone(Path(place))
+            if bound is None:
+                raise AddressBusyError(address=address, reason="another process listens there")
+            made, release = bound.socket, bound.release
         else:
+            made = not_inherited(socket.socket(family, socket.SOCK_STREAM))
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(place)
-        if isinstance(place, str):
-            os.chmod(place, 0o600)  # noqa: PTH101 - a socket's path
+            made.bind(place)
+            address = f"tcp://{made.getsockname()[0]}:{made.getsockname()[1]}"
         made.listen(_BACKLOG)
     except OSError as error:
-        made.close()
+        if made is not None:
+            made.close()
+        release()
         raise AddressBusyError(address=address, reason=str(error)) from error
-    return made
+    return Listening(made, address, release)
 
 
-def address_of(listening: socket.socket) -> str:
-    """Return where a socket listens, port 0 replaced by the real one."""
-    name = listening.getsockname()
-    return f"ipc://{name}" if isinstance(name, str) else f"tcp://{name[0]}:{name[1]}"
-
-
-def _clear_path(path: str) -> None:
-    """Remove the socket of a publisher that has died; one that lives answers, and binding fails."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)  # noqa: PTH108 - a socket's path
-        except OSError:
-            return
-
-
-def remove(address: str) -> None:
-    """Remove the path of a socket that is closed. Idempotent."""
-    with suppress(FileNotFoundError):
-        os.unlink(address.removeprefix("ipc://"))  # noqa: PTH108 - a socket's path
+def _nothing() -> None:
+    """Release nothing: a port goes with its socket."""

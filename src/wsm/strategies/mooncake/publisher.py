@@ -94,13 +94,14 @@ class MooncakePublisher:
         try:
             self._engine = Engine(settings or EngineSettings())
         except BaseException:
-            listening.close()
+            listening.socket.close()
+            listening.release()
             raise
-        self.address = mooncake_channel.address_of(listening)
+        self.address, self._release = listening.address, listening.release
         self._memory = PublishedMemory(self._engine, packed_below=packed_below)
         self._version: int | None = None
         self._desk = Desk(
-            listening,
+            listening.socket,
             publisher=secrets.token_hex(16),
             session=self._engine.session,
             leases=Leases(lease_s),
@@ -219,8 +220,7 @@ class MooncakePublisher:
         """End every connection and the engine; what ranks are reading fails. Idempotent."""
         self.withdraw(revoke=True)
         self._desk.close()
-        if self.address.startswith("ipc://"):
-            mooncake_channel.remove(self.address)
+        self._release()
         self._engine.close()
         self._memory.close()
 
