@@ -49,22 +49,37 @@ class GroupView:
 
     Attributes
     ----------
-    journal : ControllerJournal
-        What commands write down.
     role : ControllerRole
         The right to write here.
+
+    Raises
+    ------
+    wsm.signals.errors.SegmentTruncatedError
+        By each of its methods but :meth:`close`, if somebody has cut the segment's file short.
     """
 
     def __init__(self, segment: Segment, journal_directory: str | Path | None = None) -> None:
-        self.segment = segment
         self.role = ControllerRole(segment)
-        self.journal = ControllerJournal(segment.controller_journal, journal_directory)
+        self._segment = segment
+        self._journal = ControllerJournal(segment.controller_journal, journal_directory)
         self._layout = segment.layout
         self._liveness = Liveness(segment)
         self._watching = threading.Lock()  # a transaction's thread and callers of status() look at once
         self._plans: dict[bytes, DeclaredPlans] = {}  # equal on most ranks, and in every epoch
         self._alarm = Alarm()
         self._deaths: DeathWatch | None = None
+
+    @property
+    def segment(self) -> Segment:
+        """The group's segment, seen to be whole: whoever is about to read or write there asks for it anew."""
+        self._segment.require_whole()
+        return self._segment
+
+    @property
+    def journal(self) -> ControllerJournal:
+        """What commands write down, in the segment and beside the ranks' journals."""
+        self._segment.require_whole()
+        return self._journal
 
     @property
     def participants(self) -> int:

@@ -47,7 +47,7 @@ class Registration:
 
     def release(self) -> None:
         """Leave the place in good order. Does nothing the second time, and nothing in a forked child."""
-        if self._hold.is_held and not self._segment.is_closed:
+        if self._hold.is_held and not self._segment.is_closed and not self._segment.is_truncated():
             index = self._segment.layout.occupant[self.participant]
             write_occupant(self._segment.words, index, self._occupant._replace(present=False))
         self._hold.release()
@@ -179,6 +179,7 @@ class Liveness:
 
     def _watch(self, participant: int) -> _Watched | None:
         self._segment.check_participant(participant)
+        self._segment.require_whole()
         occupant = read_occupant(self._segment.words, self._segment.layout.occupant[participant])
         if occupant is None:
             return None

@@ -76,6 +76,13 @@ class SharedFile:
         """Whether `path` names another file by now, or none. One ``stat``."""
         return not is_at(self.path, self._status)
 
+    def missing_bytes(self) -> int:
+        """How many mapped bytes the file does not have any more: to touch one ends the process by SIGBUS.
+
+        One ``fstat``; 0 once it is unmapped.
+        """
+        return max(self.size - self._mapping.size(), 0) if self.address else 0
+
     def close(self) -> None:
         """Unmap. Does nothing the second time.
 

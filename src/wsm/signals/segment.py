@@ -12,7 +12,13 @@ from types import TracebackType
 from typing import final
 
 from wsm.signals import ownership
-from wsm.signals.errors import NotOwnerError, ParticipantError, SegmentBusyError, WorldSizeError
+from wsm.signals.errors import (
+    NotOwnerError,
+    ParticipantError,
+    SegmentBusyError,
+    SegmentTruncatedError,
+    WorldSizeError,
+)
 from wsm.signals.header import Header
 from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, write_occupant
 from wsm.signals.layout import layout_of
@@ -279,6 +285,26 @@ class Segment:
         """
         return self._memory.is_replaced()
 
+    def is_truncated(self) -> bool:
+        """Whether somebody has made the file shorter than what is mapped. One ``fstat``."""
+        return self._memory.missing_bytes() > 0
+
+    def require_whole(self) -> None:
+        """See that the file is as long as what is mapped, before words are read or written.
+
+        A file that is cut between this look and the access still ends the process, by SIGBUS: memory that is
+        shared by name cannot be sealed.
+
+        Raises
+        ------
+        SegmentTruncatedError
+            If it is not.
+        """
+        missing = self._memory.missing_bytes()
+        if missing:
+            size = self._memory.size
+            raise SegmentTruncatedError(path=str(self.path), size=size - missing, needed_bytes=size)
+
     def unlink(self) -> None:
         """Remove segment and lock file. What is mapped stays usable for those who have it.
 
@@ -306,7 +332,7 @@ class Segment:
         """
         if self._is_closed:
             return
-        owner = self.owner if self.is_owner else None
+        owner = self.owner if self.is_owner and not self.is_truncated() else None
         if owner is not None:
             write_occupant(self.words, self.layout.owner, Occupant(owner, present=False))
         self.words.release()

@@ -100,6 +100,8 @@ def wait(
     ------
     SegmentClosedError
         If the segment is closed, or gets closed by another thread meanwhile.
+    SegmentTruncatedError
+        If somebody has cut its file short.
     """
     how = mode or best_mode()
     # Where the kernel does not watch all of the words, somebody has to look again.
@@ -112,6 +114,7 @@ def wait(
     try:
         words = segment.words
         while True:
+            segment.require_whole()
             for watch in watches:
                 if words[watch.index] != watch.seen:
                     return True
