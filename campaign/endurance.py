@@ -20,6 +20,7 @@ import psutil
 from campaign.environment import STEPS_VARIABLE
 from campaign.group import GroupUnderFault
 from wsm import log
+from wsm.rollout.run_directory import LOG_BYTES, run_directory_path
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY
 
 _SAMPLES = 100
@@ -36,7 +37,9 @@ class Footprint:
     fds, threads : int
         Descriptors and threads, the same sum.
     shared_files, shared_bytes : int
-        What lies in ``/dev/shm`` under the group's name; logs and journals lie elsewhere.
+        What lies in ``/dev/shm`` under the group's name and in its run directory, but for logs.
+    logs, log_bytes : int
+        The logs in that directory; each may grow up to a bound. Journals lie elsewhere.
     """
 
     rss: int
@@ -44,6 +47,8 @@ class Footprint:
     threads: int
     shared_files: int
     shared_bytes: int
+    logs: int
+    log_bytes: int
 
 
 @dataclass(frozen=True)
@@ -60,13 +65,15 @@ class Endurance:
     def grown(self) -> list[str]:
         """What has grown: any descriptor, thread or file of shared memory, and memory by more than 5 %.
 
-        Memory because allocators settle late; objects are not counted.
+        Memory because allocators settle late; objects are not counted. Logs only where they are not bounded.
         """
         found = [
             f"{name}: {getattr(self.first, name)} to {getattr(self.last, name)}"
             for name in ("fds", "threads", "shared_files", "shared_bytes")
             if getattr(self.last, name) > getattr(self.first, name)
         ]
+        if self.last.log_bytes > self.last.logs * LOG_BYTES * 1.1:  # they are cut once a second
+            found.append(f"log_bytes: {self.first.log_bytes} to {self.last.log_bytes}")
         if self.last.rss > self.first.rss * 1.05:
             found.append(f"rss: {self.first.rss} to {self.last.rss} bytes")
         return found
@@ -125,6 +132,8 @@ def _text(run: Endurance) -> str:
         ("threads", str(first.threads), str(last.threads)),
         ("files in /dev/shm", str(first.shared_files), str(last.shared_files)),
         ("bytes in /dev/shm", str(first.shared_bytes), str(last.shared_bytes)),
+        ("logs there", str(first.logs), str(last.logs)),
+        ("bytes of logs", str(first.log_bytes), str(last.log_bytes)),
     ]
     lines = [f"{run.kind}: {run.cycles} cycles of clear and update, {run.seconds:.0f} s"]
     lines += [f"  {'':20}{'first tenth':>14}{'last tenth':>14}"]
@@ -142,12 +151,20 @@ def _footprint(group: GroupUnderFault) -> Footprint:
             fds += process.num_fds()
             threads += process.num_threads()
     name = group.config.group.name
-    files = [path for path in SHARED_MEMORY_DIRECTORY.rglob(f"wsm.{name}*") if path.is_file()]
-    return Footprint(rss, fds, threads, len(files), sum(path.stat().st_size for path in files))
+    mine = [*SHARED_MEMORY_DIRECTORY.glob(f"wsm.{name}*"), *run_directory_path(name).rglob("*")]
+    files = [path for path in mine if path.is_file()]
+    logs = [path for path in files if path.suffix == ".log"]
+    sizes = {path: path.stat().st_size for path in files}
+    log_bytes = sum(sizes[path] for path in logs)
+    shared = sum(sizes.values()) - log_bytes
+    return Footprint(rss, fds, threads, len(files) - len(logs), shared, len(logs), log_bytes)
 
 
 def _mean(samples: Sequence[Footprint]) -> Footprint:
-    """Means, rounded; of descriptors and threads the least, since a transaction's own come and go."""
+    """Means, rounded; of descriptors and threads the least, since a transaction's own come and go.
+
+    Of logs the most: they shrink where they are cut.
+    """
     count = len(samples)
     return Footprint(
         rss=round(sum(sample.rss for sample in samples) / count),
@@ -155,4 +172,6 @@ def _mean(samples: Sequence[Footprint]) -> Footprint:
         threads=min(sample.threads for sample in samples),
         shared_files=min(sample.shared_files for sample in samples),
         shared_bytes=min(sample.shared_bytes for sample in samples),
+        logs=min(sample.logs for sample in samples),
+        log_bytes=max(sample.log_bytes for sample in samples),
     )

@@ -1,4 +1,4 @@
-"""A controller whose segment is cut short under its command: python truncating_controller.py GROUP DIRECTORY."""
+"""A controller whose segment is cut short under its command: truncating_controller.py GROUP DIRECTORY."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main() -> None:
             "another command": error_of(controller.clear),
         }
     kinds = {when: type(error).__name__ for when, error in errors.items()}
-    print(json.dumps({"event": "over", "errors": kinds, "message": str(errors["status"])}), flush=True)
+    sys.stdout.write(json.dumps({"event": "over", "errors": kinds, "message": str(errors["status"])}) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from wsm import log
 from wsm.controller.participants import CacheProcess
-from wsm.rollout.run_directory import log_path, rotate_log
+from wsm.rollout.run_directory import bound_log, log_path, rotate_log
 
 #: What the KV-cache process runs.
 CACHE_MODULE = "wsm.rollout.cache_process"
@@ -29,6 +30,9 @@ _END_S = 5.0
 
 #: Longest time between two looks at whether the end is urgent by now, in seconds.
 _LOOK_S = 0.05
+
+#: Seconds between two looks at how long the logs are.
+_LOGS_S = 1.0
 
 
 class RankProcesses:
@@ -52,6 +56,8 @@ class RankProcesses:
         self._cache_module = cache_module
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._descriptors: dict[int, int] = {}
+        self._ending = threading.Event()
+        self._log_bounds = threading.Thread(target=self._bound_logs, name="wsm-rank-logs", daemon=True)
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wsm-rank-starter")
         self._in_haste = False
         self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -59,6 +65,8 @@ class RankProcesses:
 
     def start(self, rank: int, epoch: int) -> None:
         """Start the process of a rank, whose predecessor is reaped and leaves its log under another name."""
+        if self._log_bounds.ident is None:
+            self._log_bounds.start()
         rotate_log(self._run_directory, rank, epoch)
         process = self._starter.submit(self._spawn, rank).result()
         self._processes[rank] = process  # whose key says what it is, from the first time on
@@ -134,6 +142,9 @@ class RankProcesses:
         for some in (ranks[:1], ranks[1:]):
             self._end(some)
         self._starter.shutdown()
+        self._ending.set()
+        if self._log_bounds.ident is not None:
+            self._log_bounds.join()
         for descriptor in (*self._descriptors.values(), self._woken, self._waker):
             os.close(descriptor)
         self._descriptors.clear()
@@ -152,6 +163,12 @@ class RankProcesses:
                 process.kill()
                 process.wait()
 
+    def _bound_logs(self) -> None:
+        while not self._ending.wait(_LOGS_S):
+            for rank in self.known():
+                with contextlib.suppress(OSError):  # rotated just now, or no room for a moment
+                    bound_log(self._run_directory, rank)
+
     def _spawn(self, rank: int) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ,
@@ -160,7 +177,7 @@ class RankProcesses:
             "PYTHONWARNINGS": "ignore:No ccache found:UserWarning",
         }
         module = self._cache_module if isinstance(rank, CacheProcess) else self._module
-        with log_path(self._run_directory, rank).open("wb") as output:
+        with log_path(self._run_directory, rank).open("ab") as output:
             return subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
                 [sys.executable, "-m", module, self._run_directory, str(rank), str(os.getpid())],
                 stdin=subprocess.DEVNULL,

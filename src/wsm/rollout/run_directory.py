@@ -8,6 +8,7 @@ so whoever looks for a hung rank's log finds it. Only the owner of the segment m
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,9 @@ from wsm.signals.names import segment_path
 CONFIG_FILE: Final = "config.json"
 RENDEZVOUS_DIRECTORY: Final = "rendezvous"
 SNAPSHOT_DIRECTORY: Final = "snapshots"
+
+#: Bytes of a log after which its older half goes: it lies in memory, and a rank may live for weeks.
+LOG_BYTES: Final = 1 << 20
 
 _TAIL_BYTES = 16 * 1024
 #: Logs of replaced processes that are kept per rank.
@@ -48,6 +52,20 @@ def rotate_log(run_directory: Path, rank: int, epoch: int) -> None:
     )
     for old in kept[:-_KEPT_LOGS]:
         old.unlink()
+
+
+def bound_log(run_directory: Path, rank: int) -> None:
+    """Cut a log that has outgrown :data:`LOG_BYTES` to its newer half; its process goes on appending to it.
+
+    Lines that it writes in just that moment may come before the others, or be lost.
+    """
+    with log_path(run_directory, rank).open("a+b") as log:  # the same file, even if it is renamed meanwhile
+        if os.fstat(log.fileno()).st_size <= LOG_BYTES:
+            return
+        log.seek(-LOG_BYTES // 2, os.SEEK_END)
+        newer = log.read()
+        log.truncate(0)
+        log.write(b"(older lines were dropped here)\n" + newer[newer.find(b"\n") + 1 :])
 
 
 def keep_logs_only(run_directory: Path) -> None:
