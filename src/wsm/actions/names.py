@@ -62,6 +62,9 @@ DECLARE_CLEARED: Final = "declare_cleared"
 DECLARE_PREPARED: Final = "declare_prepared"
 DECLARE_STAGED: Final = "declare_staged"
 
+#: Every name.
+ALL: Final = frozenset(value for value in vars().values() if isinstance(value, str) and value.islower())
+
 #: Which action shuts down, and which one restarts, the communicator of a kind.
 SHUT_DOWN_GROUP: Final[dict[GroupKind, str]] = {
     GroupKind.EP: SHUT_DOWN_EP_GROUP,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from wsm.actions import names
+from wsm.actions.addition import Addition
 from wsm.actions.errors import PlanOptionsError
 from wsm.actions.measuring import MemoryDrop
 from wsm.actions.request_surfaces import HoldingRequestSurface
@@ -22,10 +23,6 @@ from wsm.actions.surfaces import (
 from wsm.actions.verify import ResidentDigest, resident_digest
 from wsm.actions.weights import AddressContract
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
-
-_KNOWN_NAMES = frozenset(
-    value for value in vars(names).values() if isinstance(value, str) and value.islower()
-)
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,10 @@ class PlanOptions:
     address_contract : AddressContract or None
         Set where captured storage addresses must survive an update, or are recorded anew by capturing.
     deadlines : mapping of str to float
-        ``Action.deadline_s``, by a name of :mod:`wsm.actions.names`; the others keep their defaults.
+        ``Action.deadline_s``, by a name of :mod:`wsm.actions.names` or of an addition; the others keep their
+        defaults.
+    additions : tuple of Addition
+        Units of work of the engine's own.
 
     Raises
     ------
@@ -92,6 +92,7 @@ class PlanOptions:
     resident_digest: ResidentDigest = resident_digest
     address_contract: AddressContract | None = None
     deadlines: Mapping[str, float] = field(default_factory=dict)
+    additions: tuple[Addition, ...] = ()
 
     def __post_init__(self) -> None:
         self._refuse(
@@ -123,8 +124,12 @@ class PlanOptions:
             self.kv_policies > {KVPolicy.DROP} and not self.has_kv,
             "there is no KV cache to keep",
         )
+        added = [action.name for addition in self.additions for action in addition.actions()]
+        for name in added:
+            taken = name in names.ALL or added.count(name) > 1
+            self._refuse("additions", taken, f"an action has a name of its own, and {name!r} is taken")
         for name, seconds in self.deadlines.items():
-            known = name in _KNOWN_NAMES
+            known = name in names.ALL or name in added
             self._refuse("deadlines", not known, f"unknown action {name!r}, see wsm.actions.names")
             self._refuse("deadlines", not seconds > 0, f"{name} needs a positive number of seconds")
 
@@ -147,6 +152,8 @@ class PlanOptions:
         deadlines: Mapping[str, float] | None = None,
     ) -> PlanOptions:
         """Read from a runner which surfaces it has; the keywords are what a runner cannot tell.
+
+        A runner that has work of its own in plans lists it in an attribute `additions`.
 
         Raises
         ------
@@ -183,4 +190,5 @@ class PlanOptions:
             resident_digest=digest,
             address_contract=address_contract,
             deadlines=deadlines or {},
+            additions=tuple(getattr(runner, "additions", ())),
         )

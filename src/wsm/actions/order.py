@@ -13,6 +13,7 @@ from wsm.actions import names
 from wsm.actions.errors import PlanOrderError
 from wsm.actions.sequence import Plan, Plans
 from wsm.states.halves import DISCARDS
+from wsm.states.vocabulary import PlanName
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,16 @@ MIRRORS: tuple[Mirror, ...] = (
 )
 
 
+#: Which plan brings back what which one has taken; an update in place gives back what it takes itself.
+PAIRS: tuple[tuple[PlanName, PlanName], ...] = (
+    (PlanName.CLEAR, PlanName.UPDATE),
+    (PlanName.CLEAR_WEIGHTS, PlanName.UPDATE_WEIGHTS),
+    (PlanName.CLEAR_REMAINING_WEIGHTS, PlanName.UPDATE_WEIGHTS_ONLY),
+    (PlanName.CLEAR_KV_CACHE, PlanName.UPDATE_KV_CACHE),
+    (PlanName.CLEAR_REMAINING_KV_CACHE, PlanName.UPDATE_KV_CACHE_ONLY),
+)
+
+
 def check_order(plans: Plans) -> None:
     """Check all plans of an engine.
 
@@ -197,8 +208,9 @@ def check_order(plans: Plans) -> None:
     for plan in plans:
         for error in _broken(plan):
             raise error
-    for mirror in MIRRORS:
-        _check_mirror(plans, mirror)
+    for taking, giving in PAIRS:
+        for mirror in MIRRORS:
+            _check_mirror(plans.named(taking), plans.named(giving), mirror)
     _check_locality(plans)
 
 
@@ -222,14 +234,14 @@ def _broken(plan: Plan) -> Iterator[PlanOrderError]:
             yield PlanOrderError(plan=plan.name, rule=f"{need.other} {place} {need.action}", why=need.why)
 
 
-def _check_mirror(plans: Plans, mirror: Mirror) -> None:
-    taken = mirror.taken in plans.clear.names()
-    given = mirror.given in plans.update.names()
-    kept_up = mirror.given_alone and not set(_SHUT) & set(plans.clear.names())
+def _check_mirror(taking: Plan, giving: Plan, mirror: Mirror) -> None:
+    taken = mirror.taken in taking.names()
+    given = mirror.given in giving.names()
+    kept_up = mirror.given_alone and not set(_SHUT) & set(taking.names())
     if taken is not given and not (given and kept_up):
         raise PlanOrderError(
-            plan="update" if taken else "clear",
-            rule=f"{mirror.given} exactly where clear has {mirror.taken}",
+            plan=giving.name if taken else taking.name,
+            rule=f"{mirror.given} exactly where {taking.name} has {mirror.taken}",
             why="what was taken down is what must be brought up",
         )
 

@@ -8,9 +8,9 @@ checked against the declared rules (:mod:`wsm.actions.order`) every time. It kno
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from wsm.actions import hot_plan, parts
+from wsm.actions.addition import with_additions
 from wsm.actions.base import Action
 from wsm.actions.measuring import MemoryProof
 from wsm.actions.memory import EmptyAllocatorCache
@@ -75,12 +75,15 @@ def _hot(options: PlanOptions) -> Plan:
     staging = tuple(hot_plan.staging(options))
     actions = iter((*staging, *hot_plan.flip(options)))
     resumes = () if options.cache_only else (ResumeAdmitting(),)
-    plan = replace(
-        _plan(PlanName.HOT, options, actions, options.kv_policies, resumes),
+    return _plan(
+        PlanName.HOT,
+        options,
+        actions,
+        options.kv_policies,
+        resumes,
         admission=tuple(hot_plan.admission(options)),
         staged=len(staging),
     )
-    return _with_deadlines(plan, options)
 
 
 def _repairing(name: PlanName, options: PlanOptions, change: Change, proof: MemoryProof) -> Plan:
@@ -94,6 +97,9 @@ def _plan(
     actions: Iterator[Action],
     kv_policies: frozenset[KVPolicy],
     commit: tuple[Action, ...] = (),
+    *,
+    admission: tuple[Action, ...] = (),
+    staged: int = 0,
 ) -> Plan:
     plan = Plan(
         name=name.value,
@@ -102,11 +108,10 @@ def _plan(
         commit=commit,
         kv_policies=kv_policies,
         in_flight_policies=options.in_flight_policies,
+        admission=admission,
+        staged=staged,
     )
-    return _with_deadlines(plan, options)
-
-
-def _with_deadlines(plan: Plan, options: PlanOptions) -> Plan:
+    plan = with_additions(plan, options.additions)
     for action in plan:
         action.deadline_s = options.deadlines.get(action.name, action.deadline_s)
     return plan

@@ -6,13 +6,13 @@ from __future__ import annotations
 _HELD_BELOW = 1 << 16
 
 
-def copy_bytes(source: memoryview, destination: memoryview) -> None:
+def copy_bytes(source: memoryview, destination: memoryview | bytearray) -> None:
     """Copy `source` over `destination`; other threads run meanwhile. Blocks.
 
     Parameters
     ----------
     source, destination : memoryview
-        Flat views of bytes, of one length. They may overlap.
+        Flat views of bytes, of one length; the destination may be a bytearray. They may overlap.
 
     Raises
     ------
@@ -21,9 +21,10 @@ def copy_bytes(source: memoryview, destination: memoryview) -> None:
     TypeError
         If `destination` is read-only.
     """
-    if len(destination) < _HELD_BELOW or len(source) != len(destination) or destination.readonly:
-        destination[:] = source  # which says what is wrong
+    written = memoryview(destination)
+    if len(written) < _HELD_BELOW or len(source) != len(written) or written.readonly:
+        written[:] = source  # which says what is wrong
         return
     import numpy as np  # noqa: PLC0415 - a tenth of a second for those who never copy much
 
-    np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))
+    np.copyto(np.frombuffer(written, np.uint8), np.frombuffer(source, np.uint8))
