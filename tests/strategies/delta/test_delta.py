@@ -339,7 +339,7 @@ def test_blocks_that_change_between_the_look_and_the_load_leave_the_weights_mark
     directory.whole(1, A)
     directory.delta(2, 1, B)
     file = directory.path / "deltas/2/delta.tp0.blocks"
-    verify = OpenDelta.verify
+    good, verify = file.read_bytes(), OpenDelta.verify
 
     def verify_then_damage(self, observer):
         verify(self, observer)
@@ -350,6 +350,11 @@ def test_blocks_that_change_between_the_look_and_the_load_leave_the_weights_mark
         directory.load(2, holding(A))
     assert caught.value.touched
     assert "load a full version" in str(caught.value)
+    file.write_bytes(good)
+    with pytest.raises(wrong.DeltaFormatError) as caught:
+        directory.delta(3, 2, C)
+    assert not caught.value.touched  # a publisher reads its base, and has no weights that could be
+    assert "load a full version" not in str(caught.value)
 
 
 def test_a_base_that_changes_under_the_load_is_found_by_the_result(directory):

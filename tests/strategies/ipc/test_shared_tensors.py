@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
+from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.ipc import errors as share_errors
+from wsm.strategies.ipc import shared_tensors
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment, sweep
 from wsm.strategies.ipc.shared_tensors import SharedTensors
@@ -216,6 +218,56 @@ def test_a_publication_that_is_given_up_leaves_the_version_before(directory, tra
     assert load(source(directory), target, name="ipc").version == 1
     assert bytes(target.readable("w")) == A["w"][1]
     assert trainer.publish(5, {0: C}).created_bytes == 0
+
+
+def loaded_by(directory, rank, version):
+    target = MemoryTarget([SPEC])
+    where = IpcSource(directory, rank, device_id=rank, world_size=2, adopt=False)
+    load(where, target, name="ipc", version=version)
+    return bytes(target.readable("w"))
+
+
+def test_a_publication_that_reaches_a_part_of_the_ranks_is_taken_back(directory, trainer):
+    trainer.publish(1, {0: A, 1: A})
+    second = directory / "ipc_metas_1"
+    second.unlink()
+    second.mkdir()  # nothing can be renamed to it
+    with pytest.raises(errors.StorageError, match="ipc_metas_1"):
+        trainer.publish(2, {0: B, 1: B})
+    assert loaded_by(directory, 0, 1) == A["w"][1]
+    second.rmdir()
+    trainer.publish(3, {0: C, 1: C})
+    assert [loaded_by(directory, rank, 3) for rank in (0, 1)] == [C["w"][1]] * 2
+
+
+def test_memory_that_a_metas_file_still_names_is_not_written_over(directory, trainer, monkeypatch):
+    """Neither the second rank's file could be written, nor the first one's put back."""
+    trainer.publish(1, {0: A, 1: A})
+    written = []
+
+    def failing(path, content, **options):
+        written.append(path)
+        if len(written) > 1:
+            raise OSError("no space left")
+        replace_file(path, content, **options)
+
+    monkeypatch.setattr(shared_tensors, "replace_file", failing)
+    with pytest.raises(errors.StorageError, match="ipc_metas_1"):
+        trainer.publish(2, {0: B, 1: B})
+    with pytest.raises(errors.StorageError, match="ipc_metas_0"):
+        trainer.publish(3, {0: C, 1: C})  # it writes its memory, and no metas
+    assert loaded_by(directory, 0, 2) == B["w"][1]
+    assert loaded_by(directory, 1, 1) == A["w"][1]
+    monkeypatch.undo()
+    trainer.publish(4, {0: C, 1: C})
+    assert [loaded_by(directory, rank, 4) for rank in (0, 1)] == [C["w"][1]] * 2
+
+
+def test_ranks_that_a_smaller_publication_does_not_have_find_nothing(directory, trainer):
+    trainer.publish(1, {0: A, 1: A})
+    trainer.publish(2, {0: B})
+    with pytest.raises(share_errors.MetasNotFoundError):
+        loaded_by(directory, 1, 1)
 
 
 @pytest.mark.parametrize("ranks", [[], [1], [0, 2]])

@@ -16,6 +16,8 @@ from checkpoint_transfer.stream import FakeCheckpointTransfer
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
 from small_state import State, contents, make_paddle_state
 
+from wsm.clock import ManualClock
+from wsm.errors import GroupError
 from wsm.strategies import (
     LoadReport,
     ManifestScope,
@@ -27,6 +29,7 @@ from wsm.strategies import (
     with_manifest,
 )
 from wsm.strategies.messages import errors as stream_errors
+from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.transports import batches
 from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport, Interface
@@ -217,6 +220,49 @@ def test_a_sender_that_always_sends_something_is_ended_by_the_limit_of_the_whole
     with pytest.raises(transport_errors.TransferTooLongError, match="session_total_timeout_s") as caught:
         Model().load(rsync, 1, allowed_unknown=["one more"])
     assert caught.value.touched
+
+
+def test_what_a_rank_does_with_the_tensors_does_not_count_as_waiting_for_them(sender, source):
+    """A model that takes an hour for each tensor is not the sender's fault."""
+    clock = ManualClock()
+
+    class Slow(MemoryTarget):
+        def writable(self, name):
+            clock.advance(3600.0)
+            return super().writable(name)
+
+    state = make_paddle_state()
+    sender.send(described(state, 1), step_id="1")
+    target = Slow(spec for spec, _ in state.values())
+    rsync = source(config={"session_total_timeout_s": 60}, clock=clock)
+    assert load(rsync, target, name="rsync", version=1).verified == len(state)
+
+
+@pytest.mark.parametrize("raised", [ConnectionError("no route"), None], ids=["raises", "hangs"])
+def test_an_object_that_cannot_be_initialized_is_cleaned_up_and_not_used_again(
+    sender, made, monkeypatch, raised
+):
+    def initialize(_transfer):
+        if raised is not None:
+            raise raised
+        release.wait(60)
+
+    release = threading.Event()
+    options = {"redis_host": "127.0.0.1", "redis_port": sender.port, "discover_timeout_s": 0.3}
+    transport = CheckpointTransferTransport(CheckpointTransferOptions.of(options))
+    sender.send(described(make_paddle_state(), 1), step_id="1")
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeCheckpointTransfer, "initialize", initialize)
+        with pytest.raises(GroupError), transport.open(1, 0, UNOBSERVED):
+            pytest.fail("it opened")
+    release.set()
+    options["discover_timeout_s"] = 60
+    with transport.open(1, 0, UNOBSERVED) as offer:  # by the same transport: nobody has closed it
+        assert offer.version == 1
+    transport.close()
+    assert len(made) == 2
+    assert made[1].cleaned
+    assert made[0].cleaned or raised is None  # what hangs is left to its thread
 
 
 def test_a_cancelled_load_does_not_wait_for_a_silent_sender(sender, source):

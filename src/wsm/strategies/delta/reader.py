@@ -8,6 +8,7 @@ the first byte of a target changes. Knows no targets and no other versions.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import cached_property
 from itertools import accumulate
@@ -31,7 +32,7 @@ from wsm.strategies.errors import (
     VersionMismatchError,
 )
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
-from wsm.strategies.observer import LoadObserver
+from wsm.strategies.observer import LoadObserver, never_touched
 from wsm.strategies.tensor import ITEM_BYTES
 
 _MAX_MANIFEST_BYTES = 1 << 28
@@ -58,6 +59,7 @@ class OpenDelta:
         self.manifest = manifest
         self.path = path
         self._descriptor = descriptor
+        self._touched: Callable[[], bool] = never_touched
 
     @cached_property
     def rows(self) -> dict[str, DeltaTensor]:
@@ -66,6 +68,11 @@ class OpenDelta:
 
     def verify(self, observer: LoadObserver) -> None:
         """Read all blocks and compare them with their digests. Blocks, as long as a read of them takes.
+
+        Parameters
+        ----------
+        observer : LoadObserver
+            Asked for cancellation; and by later errors, whether a target was touched: a publisher has none.
 
         Raises
         ------
@@ -76,6 +83,7 @@ class OpenDelta:
         FileSizeError, UnreadableFileError
             If the file shrank meanwhile, or cannot be read.
         """
+        self._touched = observer.touched
         buffer = memoryview(bytearray(_READ_BYTES))
         for row in self.shard.tensors:
             begin, end = self._where[row.spec.name][0], self._where[row.spec.name][-1]
@@ -118,7 +126,7 @@ class OpenDelta:
         Raises
         ------
         DeltaFormatError, FileSizeError, UnreadableFileError
-            If the blocks are not what they were when they were verified; ``touched`` is true.
+            If the blocks are not what they were when they were verified.
         """
         row, size = self.rows[name], self.shard.block_bytes
         if not row.blocks:
@@ -140,10 +148,10 @@ class OpenDelta:
 
         block, position = row.blocks[index], self._where[row.spec.name][index]
         if block.kind is BlockKind.FULL:
-            self._read(position + begin, destination, touched=True)
+            self._read(position + begin, destination, touched=self._touched())
             return
         data = bytearray(block.stored)
-        self._read(position, memoryview(data), touched=True)
+        self._read(position, memoryview(data), touched=self._touched())
         size = self.shard.block_bytes
         try:
             patch = codec.decode(
@@ -154,7 +162,10 @@ class OpenDelta:
             )
         except codec.BlockError as error:
             raise DeltaFormatError(
-                file=self.path, tensor=row.spec.name, problem=f"block {index}: {error}", touched=True
+                file=self.path,
+                tensor=row.spec.name,
+                problem=f"block {index}: {error}",
+                touched=self._touched(),
             ) from error
         patch.apply(destination, begin)
 

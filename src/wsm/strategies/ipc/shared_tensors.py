@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +85,7 @@ class SharedTensors:
         self._clock = clock or SystemClock()
         self._published: dict[int, OwnedSegment] = {}
         self._older: list[OwnedSegment] = []
-        self._metas: dict[Path, bytes] = {}
+        self._metas: dict[Path, _Metas] = {}
         self._lock = take_publisher_lock(self._directory, SHARER_LOCK)
         self._prefix = f"{SEGMENT_PREFIX}{digest_of(os.fsencode(self._directory.resolve()))[:8]}."
 
@@ -114,7 +114,8 @@ class SharedTensors:
         Raises
         ------
         SharingRefusedError, StorageError
-            If there is no room. The version before stays published.
+            If there is no room, or a metas file cannot be written. The version before stays published; if a
+            metas file cannot be put back either, its rank finds a version that the others do not.
         IncompletePublicationError, TrainerTensorError, wsm.strategies.errors.VersionNumberError
             If what was handed over is no version. The version before stays published.
         """
@@ -167,11 +168,9 @@ class SharedTensors:
 
     def withdraw(self) -> None:
         """Take the published version back: its metas files go, and its memory is written over next time."""
-        for path, content in self._metas.items() if self._lock.is_held else ():
+        for path in list(self._metas) if self._lock.is_held else ():
             with suppress(OSError):
-                if path.read_bytes() == content:
-                    path.unlink()
-        self._metas = {}
+                self._put_back(path, None)
         self._older += self._published.values()
         self._published = {}
 
@@ -192,8 +191,9 @@ class SharedTensors:
         self.close()
 
     def _segment_for(self, nbytes: int) -> tuple[OwnedSegment, bool]:
+        named = self._named()
         for segment in self._older:
-            if segment.nbytes == nbytes and segment.begin_writing():
+            if segment.nbytes == nbytes and segment.name not in named and segment.begin_writing():
                 self._older.remove(segment)
                 return segment, False
         segment = OwnedSegment(self._prefix, nbytes, self._memory_directory)
@@ -201,22 +201,51 @@ class SharedTensors:
         return segment, True
 
     def _announce(self, metas: Mapping[int, IpcMetas]) -> None:
-        for rank, content in metas.items():
-            path = self._directory / metas_name(self._device_ids.get(rank, rank))
-            encoded = content.encode()
-            try:
-                replace_file(path, encoded, durable=False)
-            except OSError as error:
-                raise StorageError(path=str(path), reason=str(error)) from error
-            self._metas[path] = encoded
+        """Write every rank's metas file, or put back those that were written; remove other ranks'."""
+        paths = {rank: self._directory / metas_name(self._device_ids.get(rank, rank)) for rank in metas}
+        before = dict(self._metas)
+        path = self._directory
+        try:
+            for rank, content in metas.items():
+                path = paths[rank]
+                self._write_metas(path, content.encode(), content.segments)
+        except OSError as error:
+            for written in [each for each in self._metas if self._metas[each] is not before.get(each)]:
+                with suppress(OSError):  # it goes on naming memory, which is not written over then
+                    self._put_back(written, before.get(written))
+            raise StorageError(path=str(path), reason=str(error)) from error
+        for other in self._metas.keys() - set(paths.values()):
+            with suppress(OSError):
+                self._put_back(other, None)
+
+    def _write_metas(self, path: Path, content: bytes, segments: Iterable[str]) -> None:
+        replace_file(path, content, durable=False)
+        self._metas[path] = _Metas(content, tuple(segments))
+
+    def _put_back(self, path: Path, before: _Metas | None) -> None:
+        """Let a metas file that is ours be what it was; raises OSError, and it is as it is then."""
+        if before is not None:
+            self._write_metas(path, before.content, before.segments)
+            return
+        with suppress(FileNotFoundError):
+            if path.read_bytes() == self._metas[path].content:
+                path.unlink()
+        del self._metas[path]
+
+    def _named(self) -> set[str]:
+        """Return the segments that metas files of ours name: readers may come to them at any time."""
+        return {name for metas in self._metas.values() for name in metas.segments}
 
     def _let_go(self) -> None:
         """Free what the next version will not be written over, and what dead trainers left."""
         wanted = [segment.nbytes for segment in self._published.values()]
+        named = self._named()
         kept: list[OwnedSegment] = []
         for segment in self._older:
             segment.end_writing()
-            if segment.leased() or segment.nbytes in wanted:
+            if segment.name in named:
+                kept.append(segment)
+            elif segment.leased() or segment.nbytes in wanted:
                 if segment.nbytes in wanted and not segment.leased():
                     wanted.remove(segment.nbytes)
                 kept.append(segment)
@@ -224,6 +253,14 @@ class SharedTensors:
                 segment.close()
         self._older = kept
         sweep(self._prefix, frozenset(), self._memory_directory)
+
+
+@dataclass(frozen=True)
+class _Metas:
+    """A metas file as it was written, and the segments that it names."""
+
+    content: bytes
+    segments: tuple[str, ...]
 
 
 @dataclass(frozen=True)

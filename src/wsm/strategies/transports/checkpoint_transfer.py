@@ -171,10 +171,11 @@ class CheckpointTransferTransport:
         made = self._maker(rank, world_size)
         thread = ForeignThread(f"wsm-{PACKAGE}-{rank}", self._clock)
         limit_s = self._options.discover_s
+        transfer = None
         try:
             transfer = thread.call(made, until_ns=self._until(limit_s), observer=observer)
-            self._handle = _Handle(transfer, thread, rank, world_size)
             thread.call(transfer.initialize, until_ns=self._until(limit_s), observer=observer)
+            self._handle = _Handle(transfer, thread, rank, world_size)
         except CallExpiredError:
             raise PeerSilentError(peer=self._peer, waited_s=limit_s, expected="its connection") from None
         except WsmError:
@@ -182,8 +183,8 @@ class CheckpointTransferTransport:
         except Exception as error:  # a foreign package may raise anything
             raise PeerFailedError(peer=self._peer, error=type(error).__name__, reason=str(error)) from error
         finally:
-            if self._handle is None:
-                thread.end(lambda: None, wait_s=0.0)
+            if self._handle is None:  # what cannot be initialized is not tried again
+                thread.end(lambda: _clean_up(transfer, None), wait_s=_CLOSE_S)
         return self._handle
 
     def _until(self, seconds: float) -> int:

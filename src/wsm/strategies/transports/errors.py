@@ -93,11 +93,11 @@ class UnpromisedTensorError(BadInputError):
 
 
 class TransferTooLongError(GroupError):
-    """A transfer as a whole took longer than it may, although something always came."""
+    """A transfer as a whole was waited for longer than it may be, although something always came."""
 
     def __init__(self, *, peer: str, limit_s: float, tensors: int, touched: bool = False) -> None:
         super().__init__(
-            f"{peer} had not brought everything after {limit_s:.3g} s, {tensors} tensors had come; "
+            f"{peer} had not brought everything after {limit_s:.3g} s of waiting, {tensors} tensors came; "
             "raise session_total_timeout_s, or look at what slows the transfer down",
             peer=peer,
             limit_s=limit_s,

@@ -42,7 +42,10 @@ from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamMan
 
 @dataclass(frozen=True)
 class StreamLimits:
-    """How long a stream may take, in seconds: to its first tensor, to each next one, and as a whole."""
+    """How long a stream may be waited for, in seconds: for its first tensor, for each next one, in all.
+
+    What a rank does with what has come is no waiting, however long it takes.
+    """
 
     first_s: float
     next_s: float
@@ -100,7 +103,6 @@ class TensorStream:
         self._thread = thread
         self._observer = observer
         self._clock = clock
-        self._begun_ns = clock.monotonic_ns()
         self._waited_ns = 0
         self._came = 0
         self._manifest: StreamManifest | None = None
@@ -231,7 +233,7 @@ class TensorStream:
 
     def _wait(self, work: Callable[[], Any], limit_s: float, expected: str, *, slack_s: float = 0.0) -> Any:
         begun = self._clock.monotonic_ns()
-        end = self._begun_ns + int(self._limits.total_s * 1e9)
+        end = begun + int(self._limits.total_s * 1e9) - self._waited_ns
         until = begun + int((limit_s + slack_s) * 1e9)
         if begun >= end:
             raise self._too_long()
