@@ -20,12 +20,21 @@ import wsm
 SOURCE = Path(wsm.__path__[0])
 
 #: What each part may import from wsm, apart from itself.
-FOUNDATION = {"errors", "clock", "log", "ending", "own_descriptor", "shared_directory", "shortage"}
+FOUNDATION = {
+    "errors",
+    "clock",
+    "log",
+    "ending",
+    "own_descriptor",
+    "printable",
+    "shared_directory",
+    "shortage",
+}
 CORE = FOUNDATION | {"states.vocabulary"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
+    "errors": {"printable"},
     "clock": set(),
-    "log": set(),
+    "log": {"printable"},
     "shortage": set(),
     "own_descriptor": {"errors"},
     "shared_directory": {"errors", "own_descriptor"},
@@ -34,12 +43,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "signals": FOUNDATION,
     "protocol": FOUNDATION | {"states", "signals"},
     "exploration": FOUNDATION | {"states", "signals", "protocol"},
-    "strategies": CORE | {"config_reading"},
+    "strategies": CORE | {"config_reading", "yaml_reading"},
     "actions": CORE
     | {"states.halves"}
     | {f"strategies.{name}" for name in ("tensor", "digest", "transposing", "paddle_dtypes")},
-    "config": FOUNDATION | {"config_reading", "states", "actions", "strategies"},
-    "config_reading": FOUNDATION,
+    "config": FOUNDATION | {"config_reading", "states", "signals", "actions", "strategies"},
+    "config_reading": FOUNDATION | {"yaml_reading"},
+    "yaml_reading": set(),
+    "printable": set(),
     "command": CORE,
     "report": FOUNDATION,
     "commit_report": FOUNDATION | {"signals", "report"},
@@ -73,6 +84,7 @@ EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "strategies",
     "config",
     "config_reading",
+    "yaml_reading",
     "command",
     "report",
     "commit_report",

@@ -20,6 +20,9 @@ from wsm.states.vocabulary import (
     WeightState,
 )
 
+#: Characters of the longest request id.
+MAX_REQUEST_ID = 200
+
 #: Kind under which arguments stand in their payload slot.
 ARGUMENTS_KIND = 1
 
@@ -31,6 +34,18 @@ class CommandArgumentsError(BadInputError):
         super().__init__(
             f"the command's arguments are unusable: {problem}; "
             "command the group with the same version of wsm as its workers run",
+            problem=problem,
+        )
+
+
+class RequestIdError(BadInputError):
+    """The name of a request does not fit into logs, journals and receipts."""
+
+    def __init__(self, *, request_id: str, problem: str) -> None:
+        super().__init__(
+            f"the request id {request_id[:40]!r} {problem}; give 1 to {MAX_REQUEST_ID} printable characters, "
+            "or none, and one is drawn",
+            request_id=request_id,
             problem=problem,
         )
 
@@ -76,6 +91,21 @@ class VersionHeldError(RefusedError):
             rank=rank,
             version=version,
         )
+
+
+def checked_request_id(request_id: str) -> str:
+    """Return `request_id` if it can name a request.
+
+    Raises
+    ------
+    RequestIdError
+        If it is empty, too long, or holds what cannot be printed.
+    """
+    if not request_id or len(request_id) > MAX_REQUEST_ID:
+        raise RequestIdError(request_id=request_id, problem=f"has {len(request_id)} characters")
+    if not request_id.isprintable():
+        raise RequestIdError(request_id=request_id, problem="holds what cannot be printed")
+    return request_id
 
 
 def parse_tags(text: str) -> frozenset[Tag]:
@@ -202,7 +232,7 @@ class CommandArguments:
             mode = None if content["transfer_mode"] is None else TransferMode(content["transfer_mode"])
             deadline_s = None if content["deadline_s"] is None else float(content["deadline_s"])
             flags = {name: content[name] for name in ("reload", "clears", "restores", "partial")}
-        except (ValueError, KeyError, TypeError, TagsError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, TagsError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
         if not isinstance(request_id, str) or not (version is None or type(version) is int):
             raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")

@@ -14,7 +14,10 @@ from typing import Any
 
 import xxhash
 
-from wsm.config_reading import ConfigurationError, build, connected_parts, read_yaml
+from wsm.config_reading import ConfigurationError, build, connected_parts, is_seconds, read_yaml
+from wsm.signals.errors import SegmentNameError
+from wsm.signals.layout import MAX_WORLD_SIZE
+from wsm.signals.names import check_name
 from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.own_sections import OWN_SECTIONS, OwnSections, sections_read
 from wsm.strategies.registry import strategy_called
@@ -30,10 +33,14 @@ __all__ = [
     "WsmConfig",
     "config_from_mapping",
     "load_config",
+    "read_mapping",
 ]
 
 #: FastDeploy's words, as the option ``answers`` names them.
 ENGINE_WORDS = ("weights", "kv_cache", "prefix_tree")
+
+
+_NAMES = "use 1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or a digit"
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,22 @@ class Deadlines:
     decision_s: float = 60.0
     action_s: Mapping[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Check what stands under the actions' names.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is no number of seconds.
+        """
+        for name, seconds in self.action_s.items():
+            if not is_seconds(seconds):
+                raise ConfigurationError(
+                    where="deadlines: action_s",
+                    problem=f"{name!r} has {seconds!r}",
+                    fix="give each action a positive number of seconds",
+                )
+
 
 @dataclass(frozen=True)
 class EngineWordsConfig:
@@ -93,8 +116,10 @@ class EngineWordsConfig:
         Raises
         ------
         ConfigurationError
-            If one is unknown.
+            If one is unknown, or a suffix cannot end one.
         """
+        for suffix in self.suffixes:
+            _check_suffix(suffix)
         for name in self.answers:
             if name not in ENGINE_WORDS:
                 raise ConfigurationError(
@@ -102,6 +127,21 @@ class EngineWordsConfig:
                     problem=f"unknown word {name!r}",
                     fix=f"the words are {', '.join(ENGINE_WORDS)}",
                 )
+
+
+def _check_suffix(suffix: object) -> None:
+    try:
+        if type(suffix) in (int, str):
+            check_name(str(suffix))
+            return
+        problem = "it is no number or text"
+    except SegmentNameError as error:
+        problem = error.context["reason"]
+    raise ConfigurationError(
+        where="engine_words: suffixes",
+        problem=f"{suffix!r} cannot end the name of a word: {problem}",
+        fix="give the engine worker queue port, or what follows the dot in the name of the engine's word",
+    )
 
 
 @dataclass(frozen=True)
@@ -167,8 +207,16 @@ class WsmConfig(OwnSections):
         ConfigurationError
             If the ranks are not one group, or a section of a strategy is not what it must be.
         """
-        if self.ranks < 1:
-            raise ConfigurationError(where="ranks", problem=f"{self.ranks} ranks", fix="give at least 1")
+        try:
+            check_name(self.name)
+        except SegmentNameError as error:
+            reason = error.context["reason"]
+            raise ConfigurationError(
+                where="name", problem=f"{self.name!r} cannot name a group: {reason}", fix=_NAMES
+            ) from error
+        if not 1 <= self.ranks <= MAX_WORLD_SIZE:
+            problem, fix = f"{self.ranks} ranks", f"give at least 1, and at most {MAX_WORLD_SIZE}"
+            raise ConfigurationError(where="ranks", problem=problem, fix=fix)
         if self.load_threads < 0:
             raise ConfigurationError(
                 where="load_threads", problem=f"is {self.load_threads}", fix="give 1 or more, or 0"
@@ -256,8 +304,19 @@ def load_config(path: str | Path) -> WsmConfig:
     wsm.strategies.errors.StrategyImportError, NotAStrategyError, StrategyTakenError
         If it names a strategy that a package announces, and that cannot be had.
     """
+    return config_from_mapping(read_mapping(path), where=str(path))
+
+
+def read_mapping(path: str | Path) -> Mapping[str, Any]:
+    """Read the options in a configuration file, as plain values.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be read, or is not a mapping.
+    """
     where = str(path)
-    content = read_yaml(
+    content: Any = read_yaml(
         path,
         lambda reason: ConfigurationError(where=where, problem=reason, fix="give a readable YAML file"),
     )
@@ -265,7 +324,7 @@ def load_config(path: str | Path) -> WsmConfig:
         raise ConfigurationError(
             where=where, problem=f"holds a {type(content).__name__}", fix="it must be a mapping of options"
         )
-    return config_from_mapping(content, where=where)
+    return content
 
 
 def config_from_mapping(content: Mapping[str, Any], *, where: str = "mapping") -> WsmConfig:

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from wsm.errors import BadInputError, WsmError
+from wsm.yaml_reading import YamlReadingError, read_file
 
 
 class ConfigurationError(BadInputError):
@@ -47,9 +46,9 @@ class OptionFault:
 def read_yaml(path: str | Path, refusal: Callable[[str], WsmError]) -> Any:
     """Return what a YAML file holds; raises what `refusal` makes of the reason why it cannot be read."""
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise refusal(" ".join(str(error).split())) from error
+        return read_file(path)
+    except YamlReadingError as error:
+        raise refusal(str(error)) from error
 
 
 def build(kind: type[Any], values: object, where: str, **parts: object) -> Any:
@@ -100,6 +99,10 @@ def option_fault(
     return None
 
 
+#: The longest time that anything may be told to wait: thirty years.
+_LONGEST_S = 1e9
+_SECONDS = f"a positive number of seconds, {_LONGEST_S:g} at most"
+
 #: What a value of a simple annotation is, as YAML has it.
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "str": (str,),
@@ -124,9 +127,13 @@ def _need(name: str, annotation: str, value: object) -> str | None:
     kinds = tuple(kind for part in parts for kind in part or ())
     wrong = not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)
     if annotation == "float" and name.endswith("_s"):
-        seconds = not wrong and isinstance(value, (int, float)) and value > 0
-        return None if seconds else "a positive number of seconds"
+        return None if not wrong and is_seconds(value) else _SECONDS
     return annotation if wrong else None
+
+
+def is_seconds(value: object) -> bool:
+    """Whether a value is a time that something may wait: finite, and short enough for every clock."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= _LONGEST_S
 
 
 def _written(annotation: object) -> str:

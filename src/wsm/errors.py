@@ -2,7 +2,7 @@
 
 Each error is a type of its own, keeps its context as attributes and says in its message what
 happened, where, and what to do. The concrete types live beside the code that raises them, in the
-``errors.py`` of each subpackage; this module knows only the four families and imports nothing.
+``errors.py`` of each subpackage; this module knows only the four families.
 
 =====================  ====================================================================
 family                 meaning
@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from wsm.printable import printable
+
 # A message goes into logs, terminals and reports of a few KiB.
 _MAX_MESSAGE = 8000
 _HEAD, _TAIL = 6000, 1500
@@ -32,7 +34,8 @@ class WsmError(Exception):
     Parameters
     ----------
     message : str
-        What happened, where, and what to do; one line.
+        What happened, where, and what to do; one line. What cannot be printed in it (a name with a line
+        feed, an escape sequence) stands there escaped; `context` has it as it is.
     **context : Any
         Facts that a program may want to act on. Each becomes an attribute and an entry of `context`.
 
@@ -45,7 +48,7 @@ class WsmError(Exception):
     retryable: bool = False
 
     def __init__(self, message: str, **context: Any) -> None:
-        super().__init__(_shortened(message))
+        super().__init__(printable(_shortened(message)))
         self.context = context
         for key, value in context.items():
             setattr(self, key, value)

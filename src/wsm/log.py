@@ -18,6 +18,8 @@ import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from wsm.printable import printable, printable_json, printable_lines
+
 if TYPE_CHECKING:
     from structlog.typing import Processor
 
@@ -134,9 +136,10 @@ class EventLogger:
         if not self._target.isEnabledFor(level):
             return
         fields = {**self._context, **keys}
-        text = " ".join([event, *(f"{key}={value}" for key, value in fields.items() if key != "exception")])
+        shown = (f"{key}={value}" for key, value in fields.items() if key != "exception")
+        text = printable(" ".join([event, *shown]))
         if "exception" in fields:
-            text = f"{text}\n{fields['exception']}"
+            text = f"{text}\n{printable_lines(str(fields['exception']))}"
         # The record's file and line are those of whoever called info() and the like, two frames up.
         self._target.log(level, "%s", text, extra={_FIELDS: {"event": event, **fields}}, stacklevel=3)
 
@@ -216,7 +219,11 @@ class _EventFormatter(logging.Formatter):
             "logger": record.name,
             **fields,
         }
-        return str(self._renderer(None, record.levelname.lower(), event))
+        for key in ("event", "exception"):  # the renderer for people shows other values as Python writes them
+            if key in event and not self._json:
+                event[key] = printable_lines(str(event[key]))
+        line = str(self._renderer(None, record.levelname.lower(), event))
+        return printable_json(line) if self._json else line
 
 
 def _renderer(*, json: bool, colors: bool) -> Processor:

@@ -117,7 +117,7 @@ class RankReport:
             content["actions"] = tuple(ActionSeconds(**entry) for entry in content["actions"])
             content["bases"] = tuple(map(int, content["bases"]))
             return cls(**content)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ReportFormatError(rank=rank, problem=f"{type(error).__name__}: {error}") from error
 
 
@@ -150,7 +150,7 @@ class FailureReport:
     def of(cls, rank: int, action: str, error: BaseException) -> FailureReport:
         """Describe an exception; errors of wsm carry their own fix and need no traceback to be understood."""
         lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        message = described(error)
+        message = " ".join(described(error).split())
         if isinstance(error, WsmError):
             fix = (
                 None if isinstance(error, NoRoomError) else remedy(error)
@@ -187,7 +187,7 @@ class FailureReport:
         """
         try:
             return cls(**json.loads(data))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise ReportFormatError(rank=rank, problem=f"{type(error).__name__}: {error}") from error
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,11 @@ from wsm.cli.configuration import read_group_config
 from wsm.cli.failures import wrong_usage
 from wsm.cli.groups import known_group
 from wsm.cli.interruption import receipt_of
-from wsm.cli.options import Seconds, Tags, Version, config_option, json_option
+from wsm.cli.options import RequestId, Seconds, Tags, Version, config_option, json_option
+from wsm.cli.printing import show_json, show_text
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.controller import Controller, Pending
+from wsm.printable import printable
 from wsm.receipt import Receipt
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, TransferMode
 
@@ -57,7 +58,11 @@ def _command_options(
             show_default=True,
             help="What it is about: weights, kv_cache, or both. The group serves only with both.",
         ),
-        click.option("--request-id", help="Name of the request in logs and receipt; drawn by default."),
+        click.option(
+            "--request-id",
+            type=RequestId(),
+            help="Name of the request in logs and receipt; drawn by default.",
+        ),
         config_option("The group's configuration, for FastDeploy's words; without it they are left alone."),
         json_option("Print the receipt as JSON."),
     )
@@ -200,7 +205,10 @@ def _command(
             lambda still_wanted: begin(controller, {**shared, "still_wanted": still_wanted}),
             lambda: controller.status().sentence(),
         )
-    click.echo(json.dumps(receipt.to_mapping(), indent=2) if as_json else _line(name, receipt))
+    if as_json:
+        show_json(receipt.to_mapping())
+    else:
+        show_text(_line(name, receipt))
 
 
 def _configured(config_file: Path | None, name: str) -> dict[str, Any]:
@@ -219,5 +227,5 @@ def _line(name: str, receipt: Receipt) -> str:
         if receipt.loaded and receipt.pause_s
         else ""
     )
-    reason = f"\nnot hot: {receipt.fallback}" if receipt.fallback else ""
+    reason = f"\nnot hot: {printable(receipt.fallback)}" if receipt.fallback else ""
     return f"{name} {receipt.sentence()}{pause}{reason}"

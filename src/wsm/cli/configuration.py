@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from wsm.cli.errors import ForeignConfigurationError
-from wsm.config import WsmConfig, load_config
+from wsm.config import WsmConfig, config_from_mapping, read_mapping
 
 #: What only a file of ``wsm rollout`` has on its top level.
 _ROLLOUT_SECTIONS = {"group", "model", "engine", "load", "seed"}
@@ -46,20 +43,11 @@ def read_config(file: Path, group: str = "group") -> WsmConfig:
     wsm.errors.BadInputError
         If it cannot be used.
     """
-    content = _mapping_in(file)
+    content = read_mapping(file)  # once: it may be a pipe
     if not _ROLLOUT_SECTIONS & content.keys():
-        return load_config(file)
-    from wsm.rollout.config import load_rollout_config  # noqa: PLC0415 - only where such a file is given
+        return config_from_mapping(content, where=str(file))
+    from wsm.rollout.config import rollout_config_from_mapping  # noqa: PLC0415 - only where such a file is given
 
     section = content.get("group")
     has_name = isinstance(section, dict) and "name" in section
-    return load_rollout_config(file, name=None if has_name else group).group
-
-
-def _mapping_in(file: Path) -> dict[str, Any]:
-    """Return what the file holds; nothing if it is broken, which is for its reader to refuse."""
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return rollout_config_from_mapping(content, source=str(file), name=None if has_name else group).group

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import click
 
 from wsm.cli.options import Version, json_option
+from wsm.cli.printing import show_json, show_text
 from wsm.cli.teaching_command import TeachingCommand
+from wsm.printable import printable
 from wsm.strategies.delta.between import delta_between
 from wsm.strategies.delta.report import DeltaReport
 
@@ -43,13 +44,13 @@ def delta(
     """
     report = delta_between(directory, base, version, crossover=crossover, replace=replace)
     if as_json:
-        click.echo(json.dumps({**dataclasses.asdict(report), "ratio": report.ratio}, indent=2))
+        show_json({**dataclasses.asdict(report), "ratio": report.ratio})
     else:
-        click.echo(_text(report))
+        show_text(_text(report))
 
 
 def _text(report: DeltaReport) -> str:
     part = f"{report.bytes} bytes, {100 * report.ratio:.1f} % of the whole version's {report.whole_bytes}"
     tensors = f"{report.unchanged} unchanged, {report.changed} changed, {report.full} in full"
-    end = f"none written: it would take {part}" if report.whole else f"{report.path}: {part}"
+    end = f"none written: it would take {part}" if report.whole else f"{printable(str(report.path))}: {part}"
     return f"delta from version {report.base_version} to {report.version}\n{end}\ntensors: {tensors}"

@@ -11,6 +11,7 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind
 from wsm.cli.errors import DiagramsDifferError, TablesFaultyError
+from wsm.cli.printing import show
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.protocol.phase_check import check_phases
 from wsm.protocol.phase_drawing import phase_drawing, phase_page
@@ -70,7 +71,7 @@ def diagrams(check: bool, svg: bool, directory: Path) -> None:
     if check:
         _check_tables()
         if directory == _COMMITTED and not directory.exists():
-            click.echo(
+            show(
                 f"the tables are sound; there is no {_COMMITTED}/ here to compare with, which a clone of wsm "
                 "has; name another directory with --directory"
             )
@@ -89,19 +90,19 @@ def _check_tables() -> None:
 def _compare(directory: Path, rendered: Mapping[str, str]) -> None:
     differences = compare(directory, rendered)
     for difference in differences:
-        click.echo(f"{directory / difference.name}: {difference.problem}")
+        show(f"{directory / difference.name}: {difference.problem}")
     if differences:
         raise DiagramsDifferError(directory=str(directory), names=[each.name for each in differences])
-    click.echo(f"{directory}: {len(rendered)} files, all as the code draws them; the tables are sound")
+    show(f"{directory}: {len(rendered)} files, all as the code draws them; the tables are sound")
 
 
 def _write(directory: Path, rendered: Mapping[str, str], *, svg: bool) -> None:
     changed = write(directory, rendered)
     for name in changed:
-        click.echo(f"{directory / name}: written")
-    click.echo(f"{directory}: {len(rendered)} files, {len(changed)} of them changed")
+        show(f"{directory / name}: written")
+    show(f"{directory}: {len(rendered)} files, {len(changed)} of them changed")
     for difference in compare(directory, rendered):
-        click.echo(f"{directory / difference.name}: {difference.problem}; remove it")
+        show(f"{directory / difference.name}: {difference.problem}; remove it")
     if svg:
         for path in write_svg(directory, rendered):
-            click.echo(f"{path}: written")
+            show(f"{path}: written")

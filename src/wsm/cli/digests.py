@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import click
 from wsm.cli.digest_targets import inventories
 from wsm.cli.failures import CommandEndedError
 from wsm.cli.options import Version, json_option
+from wsm.cli.printing import show, show_json
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.strategies.inventory import Difference, Inventory, compare
 
@@ -69,12 +69,12 @@ def digest(
     """
     found = inventories(target, rank=rank, version=version, allow_pickle=allow_pickle, journals=journals)
     if as_json:
-        click.echo(json.dumps([_plain(each, with_tensors=with_tensors) for each in found], indent=2))
+        show_json([_plain(each, with_tensors=with_tensors) for each in found])
         return
     for each in found:
-        click.echo(f"{each.digest}  {_title(each)}")
+        show(f"{each.digest}  {_title(each)}")
         for row in each.tensors or () if with_tensors else ():
-            click.echo(f"{row.digest}    {row.spec.name} {row.spec.dtype}{list(row.spec.shape)}")
+            show(f"{row.digest}    {row.spec.name} {row.spec.dtype}{list(row.spec.shape)}")
 
 
 @click.command(
@@ -111,12 +111,12 @@ def diff(
     found = [(ours, theirs, compare(ours, theirs)) for ours, theirs in pairs]
     differing = [entry for entry in found if entry[2] != []]
     if as_json:
-        click.echo(json.dumps([_plain_pair(*entry) for entry in found], indent=2))
+        show_json([_plain_pair(*entry) for entry in found])
     else:
         for ours, theirs, differences in differing:
-            click.echo(f"{_title(ours)}  and  {_title(theirs)}")
+            show(f"{_title(ours)}  and  {_title(theirs)}")
             for line in _lines(differences):
-                click.echo(f"  {line}")
+                show(f"  {line}")
     if differing:
         raise CommandEndedError(f"{left} and {right} differ in {len(differing)} of {len(found)} shards")
 
@@ -150,13 +150,13 @@ def verify(target: str, *, rank: int | None, version: int | None, allow_pickle: 
             raise CommandEndedError(f"{_title(each)}: no manifest promises what its tensors should be")
         broken = [row for row in rows or () if not row.kept]
         for row in broken[:_SHOWN]:
-            click.echo(f"{row.spec.name}: {row.broken or f'{row.digest} instead of {row.promised}'}")
+            show(f"{row.spec.name}: {row.broken or f'{row.digest} instead of {row.promised}'}")
         if broken:
             raise CommandEndedError(
                 f"{len(broken)} tensors of {_title(each)} are corrupt; publish them again"
             )
         count = "verified by its rank" if rows is None else f"{len(rows)} tensors verified"
-        click.echo(f"{_title(each)}: {count}")
+        show(f"{_title(each)}: {count}")
 
 
 def _pairs(left: Sequence[Inventory], right: Sequence[Inventory]) -> list[tuple[Inventory, Inventory]]:

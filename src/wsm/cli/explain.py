@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
 import click
 
+from wsm.cli.failures import FAILED, WRONG_USAGE, CommandEndedError
 from wsm.cli.groups import known_group
 from wsm.cli.options import json_option
+from wsm.cli.printing import show_json, show_text
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.errors import WsmError
 from wsm.explanation import Explanation, GroupFacts, explain, facts_of_file, read_facts
@@ -47,13 +48,17 @@ def explain_command(name: str, last: int, as_json: bool) -> None:
     so it works while they hang and after they died; it says what each rank was doing when it did.
     """
     explanation = _explained(name)
-    text = json.dumps(explanation.to_mapping(), indent=2, default=str)
-    click.echo(text if as_json else explanation.text(transitions=last))
+    if as_json:
+        show_json(explanation.to_mapping())
+    else:
+        show_text(explanation.text(transitions=last))
 
 
 def _explained(name: str) -> Explanation:
+    """Return what is known; what is no segment is wrong usage, and one that is there and broken a failure."""
     if "/" in name:
-        return explain(facts_of_file(Path(name).name.removeprefix("wsm."), Path(name).resolve()))
+        path = Path(name)
+        return _readable(facts_of_file(path.name.removeprefix("wsm."), path.resolve()), WRONG_USAGE)
     with known_group(name):
         path = segment_path(name)
         try:
@@ -61,8 +66,15 @@ def _explained(name: str) -> Explanation:
         except SegmentMissingError:
             raise
         except WsmError as error:
-            return explain(GroupFacts(name, problem=str(error)))
+            return _readable(GroupFacts(name, problem=str(error)), FAILED)
         return explain(read_facts(name, image, controller_pid=_controller(path)))
+
+
+def _readable(facts: GroupFacts, exit_code: int) -> Explanation:
+    explanation = explain(facts)
+    if facts.problem:
+        raise CommandEndedError(f"{explanation.group} {explanation.headline}", exit_code=exit_code)
+    return explanation
 
 
 def _controller(path: Path) -> int | None:

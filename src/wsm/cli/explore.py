@@ -11,6 +11,7 @@ import click
 
 from wsm.cli.errors import RuleBrokenInExplorationError
 from wsm.cli.failures import wrong_usage
+from wsm.cli.printing import show_text
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.exploration import graph, scenario, trace
 from wsm.exploration.partitioned import explore_on
@@ -132,7 +133,7 @@ def explore(
     if not whole and states is None:
         _look_for_circles(scopes, save)
     if len(scopes) > 1:
-        click.echo(f"{total:,} worlds in {time.monotonic() - began:.0f} s; no rule is broken")
+        show_text(f"{total:,} worlds in {time.monotonic() - began:.0f} s; no rule is broken")
 
 
 class _Progress:
@@ -146,9 +147,7 @@ class _Progress:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _PROGRESS_EVERY_S
-        click.echo(
-            f"  {found.states:,} worlds, {found.depth} moves deep, {found.widths[-1]:,} wide", err=True
-        )
+        show_text(f"  {found.states:,} worlds, {found.depth} moves deep, {found.widths[-1]:,} wide", err=True)
 
 
 def _tell(found: Findings) -> None:
@@ -156,9 +155,9 @@ def _tell(found: Findings) -> None:
     pace = found.states / found.seconds if found.seconds else 0
     end = "nothing is left" if found.complete else "stopped at the limit"
     verdict = f"no rule is broken; {end}" if found.violation is None else "a rule is broken"
-    click.echo(_sentence(found.scope))
-    click.echo(f"  {found.states:,} worlds, {found.moves:,} moves, {depth}{found.resting:,} at rest")
-    click.echo(f"  {verdict}; {found.seconds:.1f} s ({pace:,.0f}/s)")
+    show_text(_sentence(found.scope))
+    show_text(f"  {found.states:,} worlds, {found.moves:,} moves, {depth}{found.resting:,} at rest")
+    show_text(f"  {verdict}; {found.seconds:.1f} s ({pace:,.0f}/s)")
 
 
 def _sentence(scope: Scope) -> str:
@@ -184,7 +183,7 @@ def _sentence(scope: Scope) -> str:
 
 
 def _tell_violation(violation: Violation, scope: Scope, save: Path | None) -> None:
-    click.echo(trace.render(violation, scope.ranks))
+    show_text(trace.render(violation, scope.ranks))
     if save is not None:
         scenario.save(violation, scope, save)
     raise RuleBrokenInExplorationError(
@@ -201,7 +200,7 @@ def _look_for_circles(scopes: Sequence[Scope], save: Path | None) -> None:
             _tell(found)
             _tell_violation(found.violation, each, save)
         total += found.states
-    click.echo(
+    show_text(
         f"nothing goes round in circles within {len(smaller)} smaller bounds "
         f"({total:,} worlds, {time.monotonic() - began:.1f} s)"
     )
@@ -221,7 +220,7 @@ def _replay(path: Path) -> None:
     with wrong_usage():
         told = scenario.read(path.read_text(encoding="utf-8"))
     gone = scenario.replay(told)
-    click.echo(trace.render(gone, told.scope.ranks))
+    show_text(trace.render(gone, told.scope.ranks))
     if gone.broken:
         raise RuleBrokenInExplorationError(rule=gone.broken, moves=len(gone.moves), file=str(path))
     sys.stdout.flush()

@@ -20,11 +20,16 @@ from collections.abc import Iterator
 
 import click
 
+from wsm.cli.printing import show, show_text
 from wsm.errors import BadInputError, WsmError
 from wsm.shortage import remedy
 
 FAILED = 1
 WRONG_USAGE = 2
+
+#: What a line says that no error of wsm stands behind.
+UNFORESEEN = "this is a bug in wsm"
+
 #: What an error may carry besides its line: what a process on the other side wrote.
 _DETAILS = {"remote_traceback": "traceback of rank {rank}", "log": "last lines of rank {rank}"}
 
@@ -51,13 +56,14 @@ class CommandEndedError(Exception):
         """Write the line, and the details if there are any, to standard error."""
         tell(f"error: {self}", err=True)
         if self.details:
-            tell(self.details, err=True)
+            with contextlib.suppress(OSError):
+                show_text(self.details, err=True)
 
 
 def tell(line: str, *, err: bool = False) -> None:
     """Write a line for whoever looks; a terminal that is gone keeps nothing from its end."""
     with contextlib.suppress(OSError):
-        click.echo(line, err=err)
+        show(line, err=err)
 
 
 @contextlib.contextmanager
@@ -88,6 +94,18 @@ def failure_of(error: WsmError | OSError, *, with_traceback: bool) -> CommandEnd
         return CommandEndedError(said, details="\n".join(shown))
     hint = f" [--traceback shows the {parts[0][0]}]" if parts else ""
     return CommandEndedError(f"{said}{hint}")
+
+
+def unexpected(error: Exception, *, with_traceback: bool) -> CommandEndedError:
+    """Return how a command ends with what it did not foresee: one line all the same, and how to tell more."""
+    if isinstance(error, MemoryError):
+        said = "out of memory; give this process more, or less to read"
+    else:
+        said = f"{type(error).__name__}: {error}; {UNFORESEEN}: report what 'wsm --traceback ...' shows"
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return CommandEndedError(
+        said, details=f"-- traceback here --\n{trace.rstrip()}" if with_traceback else ""
+    )
 
 
 def usage_failure(error: click.ClickException) -> CommandEndedError:

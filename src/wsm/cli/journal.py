@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
 from wsm.cli.errors import ImpossibleHistoryError, JournalFileError
 from wsm.cli.failures import wrong_usage
 from wsm.cli.journal_text import Story
+from wsm.cli.printing import show, show_text
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.errors import BadInputError
 from wsm.states.entry import JournalEntry, read_ndjson
 from wsm.states.replay import Replay, replay
+
+#: The longest line that is read; no journal has a longer one.
+_MAX_LINE_BYTES = 1 << 16
+
+#: What one command reads at most, in bytes: some months of a busy rank.
+_MAX_BYTES = 1 << 28
+
+
+@dataclass
+class _Room:
+    """How many bytes one command may still read."""
+
+    left: int = _MAX_BYTES
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,8 @@ def journal(
     rank). Entries of several files are merged by their time. All entries are checked, whatever is shown; the
     first one that no rank can have lived is marked with '!', and the exit code is 1 then.
     """
-    journals = [_read(path) for path in _expanded(files)]
+    room = _Room()
+    journals = [_read(path, room) for path in _expanded(files)]
     if not check:
         shown = [
             (one, index)
@@ -63,13 +80,15 @@ def journal(
     for one in journals:
         if one.result.impossible is not None:
             raise ImpossibleHistoryError(file=str(one.path), entry=str(one.result.impossible))
-    click.echo("\n".join(_conclusion(journals)))
+    for line in _conclusion(journals):
+        show(line)
 
 
 def _expanded(files: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for path in files:
-        inside = sorted(path.glob("*.ndjson")) if path.is_dir() else [path]
+        # What lies in a directory is looked for, and may be anybody's; what is named may be a pipe.
+        inside = sorted(filter(Path.is_file, path.glob("*.ndjson"))) if path.is_dir() else [path]
         if not inside:
             with wrong_usage():
                 raise JournalFileError(file=str(path), problem="holds no *.ndjson file; name the journals")
@@ -77,14 +96,32 @@ def _expanded(files: Iterable[Path]) -> list[Path]:
     return found
 
 
-def _read(path: Path) -> _JournalFile:
-    # Bytes that are no text become a line that is no JSON, which gets the error that names it.
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        try:
-            entries = read_ndjson(lines)
-        except BadInputError as error:
-            raise JournalFileError(file=str(path), problem=str(error)) from error
+def _read(path: Path, room: _Room) -> _JournalFile:
+    try:
+        with path.open("rb") as file:
+            entries = read_ndjson(_lines(path, file, room))
+    except JournalFileError:
+        raise
+    except BadInputError as error:
+        raise JournalFileError(file=str(path), problem=str(error)) from error
     return _JournalFile(path, entries, replay(entries))
+
+
+def _lines(path: Path, file: BinaryIO, room: _Room) -> Iterator[str]:
+    """Yield the lines of a file that may have no end, as far as there is room for them."""
+    for number in itertools.count(1):
+        line = file.readline(_MAX_LINE_BYTES + 1)
+        if not line:
+            return
+        room.left -= len(line)
+        if len(line) > _MAX_LINE_BYTES:
+            problem = f"line {number} is longer than {_MAX_LINE_BYTES} bytes, so this is no journal"
+            raise JournalFileError(file=str(path), problem=problem)
+        if room.left < 0:
+            problem = f"more than {_MAX_BYTES >> 20} MiB in all; name fewer files, or a part: tail -n 100000"
+            raise JournalFileError(file=str(path), problem=problem)
+        # Bytes that are no text become a line that is no JSON, which gets the error that names it.
+        yield line.decode("utf-8", "replace")
 
 
 def _merged(journals: Iterable[_JournalFile]) -> Iterable[tuple[_JournalFile, int]]:
@@ -98,7 +135,7 @@ def _print(shown: Iterable[tuple[_JournalFile, int]]) -> None:
     for one, index in shown:
         impossible = one.result.impossible
         is_wrong = impossible is not None and impossible.index == index
-        click.echo(story.tell(one.entries[index], mark="!" if is_wrong else " "))
+        show_text(story.tell(one.entries[index], mark="!" if is_wrong else " "))
 
 
 def _conclusion(journals: Sequence[_JournalFile]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from wsm.cli.failures import failure_of
+from wsm.cli.failures import CommandEndedError, failure_of, unexpected
 from wsm.cli.teaching_command import write_exit_codes
 from wsm.errors import WsmError
 
@@ -58,10 +58,12 @@ class LazyGroup(click.Group):
         write_exit_codes(formatter)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was asked for; errors of wsm and of the system become one line."""
+        """Run the command that was asked for; whatever is raised becomes one line."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # whoever read our output has seen enough: click ends quietly
+        except (BrokenPipeError, CommandEndedError, click.ClickException, click.Abort, click.exceptions.Exit):
+            raise  # an end as it should be; whoever closed the pipe has seen enough: click ends quietly
         except (WsmError, OSError) as error:
             raise failure_of(error, with_traceback=ctx.params["traceback"]) from error
+        except Exception as error:
+            raise unexpected(error, with_traceback=ctx.params["traceback"]) from error

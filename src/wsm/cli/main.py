@@ -12,8 +12,9 @@ from typing import Final, NoReturn, TextIO
 import click
 
 from wsm import __version__, log
-from wsm.cli.failures import WRONG_USAGE, CommandEndedError, usage_failure
+from wsm.cli.failures import WRONG_USAGE, CommandEndedError, failure_of, usage_failure
 from wsm.cli.lazy_group import LazyCommand, LazyGroup
+from wsm.cli.printing import show_text
 from wsm.ending import SignalReceived, signals_raise
 
 _COMMANDS: Final = {
@@ -72,7 +73,7 @@ def wsm(ctx: click.Context, log_level: str | None, log_format: str | None, trace
     standard output, logs and errors to standard error.
     """
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        show_text(ctx.get_help())
         ctx.exit(WRONG_USAGE)
     if log_level:
         os.environ["WSM_LOG_LEVEL"] = log_level  # ranks that we start log as we do
@@ -93,6 +94,8 @@ def run(arguments: Sequence[str]) -> int:
         failure = usage_failure(error)
     except CommandEndedError as error:
         failure = error
+    except OSError as error:  # standard output takes no help
+        failure = failure_of(error, with_traceback=False)
     else:
         return code if isinstance(code, int) else 0
     failure.show()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from wsm.actions.backends.available_memory import available_bytes
 from wsm.cli.configuration import read_config
 from wsm.cli.failures import CommandEndedError, wrong_usage
 from wsm.cli.options import Version, json_option
+from wsm.cli.printing import show_json, show_text
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.strategies.applier.admission import LoadWay
 from wsm.strategies.load import Preview
@@ -56,9 +56,10 @@ def plan(config_file: Path, *, rank: int, version: int | None, hot: bool, as_jso
     plans = {way: plan_memory(preview, way) for way in ways}
     available = available_bytes()
     if as_json:
-        click.echo(json.dumps(_content(preview, plans, rank=rank, ranks=config.ranks, available=available)))
+        content = _content(preview, plans, rank=rank, ranks=config.ranks, available=available)
+        show_json(content, indent=None)
     else:
-        click.echo(_text(preview, plans, rank=rank, ranks=config.ranks, available=available))
+        show_text(_text(preview, plans, rank=rank, ranks=config.ranks, available=available))
     first = plans[ways[0]]
     if first is not None:
         admit(first, ways[0], available=available, ranks=config.ranks)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from wsm.command import TagsError, parse_tags
+from wsm.command import RequestIdError, TagsError, checked_request_id, parse_tags
 from wsm.signals.word import MAX_VERSION
 from wsm.states.vocabulary import Tag
 
@@ -51,6 +51,19 @@ class Version(click.ParamType):  # type: ignore[type-arg]  # generic from click 
         if not (text.isascii() and text.isdigit()) or int(text) > MAX_VERSION:
             self.fail(f"{text!r} is no version; versions are integers from 0 to {MAX_VERSION}", param, ctx)
         return int(text)
+
+
+class RequestId(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only
+    """A name that a request may have."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name, or fail as wrong usage."""
+        try:
+            return checked_request_id(str(value))
+        except RequestIdError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Tags(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only

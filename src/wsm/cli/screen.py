@@ -8,6 +8,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from wsm.cli.printing import show_text
+from wsm.printable import printable_lines
+
 #: Most drawings per second; words change faster than anybody reads.
 _PER_SECOND = 8
 
@@ -38,6 +41,6 @@ class Screen:
             return
         self._last = text
         if self._live is not None:
-            self._live.update(Text(text))
+            self._live.update(Text(printable_lines(text)))
         else:
-            print(text, flush=True)
+            show_text(text)

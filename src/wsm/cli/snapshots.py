@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from wsm.cli.options import Version, json_option
+from wsm.cli.printing import show, show_json
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.load import Preview
@@ -76,9 +76,10 @@ def inspect(
     preview = inspect_snapshot(source, version)
     if as_json:
         content = {**asdict(preview), "manifest_scope": preview.manifest_scope.value, "rank": rank}
-        click.echo(json.dumps(content, indent=2))
+        show_json(content)
     else:
-        click.echo(_text(preview, rank))
+        for line in _lines(preview, rank):
+            show(line)
 
 
 @click.command(
@@ -100,15 +101,15 @@ def convert(source: Path, destination: Path) -> None:
 
     report = convert_files(source, destination)
     for old, new in report.converted:
-        click.echo(f"{old} -> {new}")
+        show(f"{old} -> {new}")
     for file in report.skipped:
-        click.echo(f"{file}: no pickle, left as it is")
+        show(f"{file}: no pickle, left as it is")
 
 
-def _text(preview: Preview, rank: int) -> str:
+def _lines(preview: Preview, rank: int) -> list[str]:
     version = "unknown (no manifest, no version.yaml)" if preview.version is None else str(preview.version)
     digest, scope = preview.manifest_digest, _SCOPES[preview.manifest_scope]
-    lines = [
+    return [
         f"rank {rank} would load {preview.tensors} tensors, {_mebibytes(preview.bytes or 0)}",
         f"version   {version}",
         f"manifest  {digest} {scope}" if digest else "manifest  none: no digest is promised",
@@ -116,7 +117,6 @@ def _text(preview: Preview, rank: int) -> str:
         *(f"file      {file}" for file in preview.files),
         *(f"ignored   {file}: its name holds no part number" for file in preview.ignored),
     ]
-    return "\n".join(lines)
 
 
 def _mebibytes(count: int) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 
 import click
 
 from wsm.cli.groups import existing_groups, known_group
 from wsm.cli.options import Seconds, json_option
+from wsm.cli.printing import json_text, show, show_json, show_text
 from wsm.cli.status_text import group_line, group_text
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.controller.group_view import GroupView
@@ -57,7 +57,10 @@ def status(name: str | None, as_json: bool, watch: bool, every_s: float) -> None
     else:
         with known_group(name), _attached(name) as group:
             now = read_status(group)
-        click.echo(json.dumps(now.to_mapping(), indent=2) if as_json else group_text(now))
+        if as_json:
+            show_json(now.to_mapping())
+        else:
+            show_text(group_text(now))
 
 
 @contextlib.contextmanager
@@ -80,10 +83,11 @@ def _show_all(*, as_json: bool) -> None:
         except WsmError as error:  # noqa: PERF203 - one that cannot be read must not hide the others
             broken[name] = str(error)
     if as_json:
-        click.echo(json.dumps([now.to_mapping() for now in found], indent=2))
+        show_json([now.to_mapping() for now in found])
         return
     lines = [*map(group_line, found), *(f"{name}: unreadable: {why}" for name, why in broken.items())]
-    click.echo("\n".join(lines) if lines else "no group on this host; 'wsm rollout' starts one")
+    for line in lines or ["no group on this host; 'wsm rollout' starts one"]:
+        show(line)
 
 
 def _watch(name: str, every_s: float, *, as_json: bool) -> None:
@@ -96,5 +100,5 @@ def _watch(name: str, every_s: float, *, as_json: bool) -> None:
                 while not group.segment.inode_changed():
                     watches = group.watches()
                     now = read_status(group).without_times()
-                    screen.show(json.dumps(now.to_mapping()) if as_json else group_text(now))
+                    screen.show(json_text(now.to_mapping()) if as_json else group_text(now))
                     group.wait(watches, every_s)

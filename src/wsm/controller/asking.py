@@ -8,7 +8,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection
 
-from wsm.command import CommandArguments, PartialUpdateRefusedError, checked_tags
+from wsm.command import CommandArguments, PartialUpdateRefusedError, checked_request_id, checked_tags
 from wsm.controller.errors import HotFallbackError, TagsContradictError, UnknownTransferModeError
 from wsm.receipt import named
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag, TransferMode
@@ -22,11 +22,11 @@ def clear_arguments(
 
     Raises
     ------
-    wsm.command.TagsError
-        If the tags are none.
+    wsm.command.TagsError, RequestIdError
+        If the tags are none, or the request id cannot name a request.
     """
     return CommandArguments(
-        request_id or uuid.uuid4().hex,
+        _request_id(request_id),
         in_flight=in_flight,
         kv_policy=kv_policy,
         tags=checked_tags(tags),
@@ -53,8 +53,8 @@ def update_arguments(
     ------
     wsm.command.TagsError, TagsContradictError
         If the tags are none, or do not go with the other arguments.
-    wsm.command.PartialUpdateRefusedError
-        If a partial update is to be hot.
+    wsm.command.PartialUpdateRefusedError, RequestIdError
+        If a partial update is to be hot, or the request id cannot name a request.
     HotFallbackError, UnknownTransferModeError
         If the fallback or the mode is unknown.
     wsm.strategies.errors.VersionNumberError
@@ -73,7 +73,7 @@ def update_arguments(
     if partial and hot:
         raise PartialUpdateRefusedError(why="a hot update stages every tensor anew")
     return CommandArguments(
-        request_id or uuid.uuid4().hex,
+        _request_id(request_id),
         version,
         in_flight or (InFlightPolicy.KEEP if hot else InFlightPolicy.ABORT),
         kv_policy,
@@ -83,6 +83,10 @@ def update_arguments(
         partial=partial,
         transfer_mode=None if transfer_mode is None else _transfer_mode(transfer_mode),
     )
+
+
+def _request_id(asked: str | None) -> str:
+    return uuid.uuid4().hex if asked is None else checked_request_id(asked)
 
 
 def _fallback(asked: HotFallback | str) -> HotFallback:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from wsm.demo.report import Report, StepRecord
+from wsm.printable import printable
 
 _RECENT = 8
 _SPARK_WIDTH = 60
@@ -110,7 +111,7 @@ class RunProgress:
             self._line(f"  {file}")
 
     def _line(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+        self._console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
 
     def _table(self) -> RenderableType:
         done = len(self._records)

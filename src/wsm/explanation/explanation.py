@@ -11,6 +11,7 @@ from typing import Any
 from wsm.explanation.facts import FailureFacts, GroupFacts, RankFacts
 from wsm.explanation.ranks import Wait, rank_sentence, wait_of
 from wsm.explanation.verdicts import serves, verdict
+from wsm.printable import printable
 from wsm.states import entry as kinds
 from wsm.states.entry import CONTROLLER, JournalEntry
 
@@ -159,7 +160,7 @@ def _error(failure: FailureFacts) -> str:
 
 def _wrapped(text: str, bullet: str = "", *, rest: str | None = None) -> str:
     return textwrap.fill(
-        " ".join(text.split()),
+        printable(" ".join(text.split())),
         COLUMNS,
         initial_indent=bullet,
         subsequent_indent=" " * len(bullet) if rest is None else rest,

@@ -168,7 +168,7 @@ def read_ndjson(lines: Iterable[str]) -> list[JournalEntry]:
 def _read_line(number: int, line: str) -> JournalEntry:
     try:
         content = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise JournalFormatError(line=number, problem=f"not JSON ({error})") from error
     problem = _problem(content)
     if problem is not None:

@@ -48,7 +48,7 @@ def test_a_missing_file_has_an_error_of_its_own(tmp_path):
         ("- 1\n- 2\n", "not a mapping"),
         ("12", "not a mapping"),
         ("version: 3", "0 fields called step"),
-        ("step: 1\nstep: 2", "2 fields called step"),
+        ("step: 1\nstep: 2", "the key 'step' stands there twice"),
         ("step: [1", "not YAML"),
         ("\x00", "not YAML"),
         ("step: one", "no integer"),

@@ -23,11 +23,12 @@ from wsm.strategies.errors import (
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import VERSION_FILE
+from wsm.yaml_reading import YamlReadingError, compose
 
 #: The largest version: the committed-version word of a group has 40 bits for it.
 MAX_VERSION = (1 << 40) - 1
 
-_MAX_BYTES = 1 << 16
+_MAX_BYTES = 1 << 14
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,12}")
 
 
@@ -82,15 +83,9 @@ def parse_version(data: bytes, *, file: str) -> int:
     if len(data) > _MAX_BYTES:
         raise VersionFileError(file=file, problem=f"is larger than {_MAX_BYTES} bytes")
     try:
-        root = yaml.compose(data, Loader=yaml.BaseLoader)
-    except (
-        yaml.YAMLError,
-        RecursionError,
-        ValueError,
-        OverflowError,
-    ) as error:  # \U escapes give the last two
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise VersionFileError(file=file, problem=f"is not YAML ({reason})") from error
+        root = compose(data)
+    except YamlReadingError as error:
+        raise VersionFileError(file=file, problem=f"is not YAML ({error})") from error
     if not isinstance(root, yaml.MappingNode):
         raise VersionFileError(file=file, problem="is not a mapping")
     steps = [value for key, value in root.value if isinstance(key, yaml.ScalarNode) and key.value == "step"]
