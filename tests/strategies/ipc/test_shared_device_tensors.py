@@ -46,6 +46,7 @@ class FakeCudaTensor:
     def __init__(self, gpu: FakeGpu, array: np.ndarray) -> None:
         self._gpu = gpu
         self.array = array
+        self.size, self.shape, self.dtype = array.size, list(array.shape), f"paddle.{array.dtype}"
 
     def numpy(self):
         return self.array.copy()
@@ -100,6 +101,28 @@ def test_what_a_trainer_exports_a_rank_loads_and_verifies(gpu, state, tmp_path):
         assert bytes(target.readable("w")) == W.tobytes()
     assert gpu.opened_on == [1, 1]
     assert not (tmp_path / "ipc_metas_6").exists()
+
+
+def test_tensors_without_elements_need_no_device_memory(gpu, state, tmp_path):
+    state["nothing"] = gpu.tensor(np.empty((0, 4), np.float32))
+    with SharedDeviceTensors(tmp_path) as shared:
+        published = shared.publish(7, state)
+        target = MemoryTarget([*SPECS, TensorSpec("nothing", "F32", (0, 4))])
+        report, _ = receive(tmp_path, target)
+        assert (report.verified, report.manifest_digest) == (3, published)
+    assert gpu.opened_on == [1, 1]
+
+
+def test_two_trainers_do_not_write_one_metas_file_in_turn(gpu, state, tmp_path):
+    with SharedDeviceTensors(tmp_path) as shared:
+        shared.publish(1, state)
+        with pytest.raises(errors.PublisherBusyError, match=str(tmp_path)):
+            SharedDeviceTensors(tmp_path)
+        with SharedDeviceTensors(tmp_path, device_id=3):  # another rank's
+            pass
+        assert receive(tmp_path)[0].version == 1
+    with SharedDeviceTensors(tmp_path):
+        pass
 
 
 def test_the_device_index_of_either_side_can_be_given(gpu, state, tmp_path):

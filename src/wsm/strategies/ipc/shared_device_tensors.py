@@ -12,6 +12,7 @@ The exporting call is paddle's (``_share_cuda``), as FastDeploy's trainers make 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import time
@@ -28,8 +29,11 @@ from wsm.strategies.files.device_id import device_id_from_environment, device_in
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.ipc.errors import DeviceMemoryLeasedError, DeviceMetaError
-from wsm.strategies.ipc.metas import DEVICE_SEGMENT_PREFIX, IpcMetas, TensorMeta, metas_name
+from wsm.strategies.ipc.metas import DEVICE_SEGMENT_PREFIX, HOST, IpcMetas, TensorMeta, metas_name
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
+from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
+from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.trainer.publisher_lock import take_publisher_lock
 
 _LEASE_BYTES = 64
 _LOOK_EVERY_S = 0.01
@@ -57,6 +61,10 @@ class SharedDeviceTensors:
     ------
     wsm.strategies.errors.DeviceIdError
         If the environment gives no number either.
+    wsm.strategies.errors.PublisherBusyError
+        If another process shares device tensors through the same file.
+    wsm.strategies.errors.StorageError
+        If the directory cannot be used.
     """
 
     def __init__(
@@ -80,6 +88,7 @@ class SharedDeviceTensors:
         self._prefix = f"{DEVICE_SEGMENT_PREFIX}{digest_of(place)[:8]}."
         self._announced = b""
         self._held: list[tuple[OwnedSegment, Mapping[str, Any]]] = []
+        self._lock = take_publisher_lock(self._path.parent, f".{self._path.name}.lock")
 
     def digest(self, tensors: Mapping[str, Any]) -> str:
         """Return the digest of a shard, for :meth:`publish` of all ranks. Blocks; copies to the host.
@@ -150,7 +159,10 @@ class SharedDeviceTensors:
             publication=publication,
             group=tuple(group),
             segments={lease.name: lease.nbytes},
-            tensors=tuple(meta for meta, _ in rows),
+            tensors=tuple(
+                dataclasses.replace(meta, handle=lease.name) if meta.device == HOST else meta
+                for meta, _ in rows
+            ),
             digests={meta.spec.name: digest for meta, digest in rows},
             finite=finite,
         )
@@ -174,7 +186,7 @@ class SharedDeviceTensors:
     def withdraw(self) -> None:
         """Let no further worker find the tensors; write to them only when none has a lease. Idempotent."""
         with suppress(OSError):
-            if self._announced and self._path.read_bytes() == self._announced:
+            if self._announced and self._lock.is_held and self._path.read_bytes() == self._announced:
                 self._path.unlink()
         self._announced = b""
         self._let_go()
@@ -195,6 +207,7 @@ class SharedDeviceTensors:
             self._let_go()
         if self._held:
             raise DeviceMemoryLeasedError(file=str(self._path), waited_s=wait_s)
+        self._lock.release(remove=True)
 
     def __enter__(self) -> SharedDeviceTensors:  # noqa: PYI034 - typing has Self from Python 3.11 on
         return self
@@ -223,6 +236,13 @@ class SharedDeviceTensors:
             raise DeviceMetaError(
                 tensor=name, file=file, problem="this build of paddle has no CUDA; use a GPU build"
             )
+        if not tensor.size:
+            # It has no memory that could be exported; it lies nowhere in the segment of the leases.
+            dtype = PADDLE_DTYPES.get(paddle_name(tensor))
+            if dtype is None:
+                raise DeviceMetaError(tensor=name, file=file, problem=f"wsm does not move {tensor.dtype}")
+            spec = TensorSpec(name, dtype, tuple(tensor.shape))
+            return TensorMeta(spec, self._prefix, 0, HOST), digest_of(b"")
         data = memoryview(tensor.numpy().reshape(-1)).cast("B")
         digest = digest_of(data)
         try:
