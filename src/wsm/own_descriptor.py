@@ -85,6 +85,10 @@ class OwnDescriptor:
             return False
         return True
 
+    def lock(self) -> None:
+        """Lock the whole file by ``flock``. Blocks while another open file has a lock on it."""
+        fcntl.flock(self.number, fcntl.LOCK_EX)
+
     def try_lock_byte(self, byte: int, *, shared: bool = False) -> bool:
         """Lock one byte of the open file; False if another open file has a lock against that."""
         try:

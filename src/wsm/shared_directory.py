@@ -139,8 +139,10 @@ def open_ours(path: Path, flags: int = os.O_RDWR, *, also: Container[int] = ()) 
     return descriptor
 
 
-def create_ours(path: Path, *, mode: int = 0o600) -> int:
+def create_ours(path: Path, *, mode: int | None = 0o600) -> int:
     """Create a file that is not there, with exactly this mode; return its descriptor, read and write.
+
+    A mode of None is what the umask leaves of that of any new file.
 
     Raises
     ------
@@ -149,9 +151,11 @@ def create_ours(path: Path, *, mode: int = 0o600) -> int:
     OSError
         If the operating system refuses.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CAREFULLY, mode & 0o600)
+    first = 0o666 if mode is None else mode & 0o600
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CAREFULLY, first)
     try:
-        os.fchmod(descriptor, mode)
+        if mode is not None:
+            os.fchmod(descriptor, mode)
     except BaseException:
         os.close(descriptor)
         raise
@@ -159,9 +163,9 @@ def create_ours(path: Path, *, mode: int = 0o600) -> int:
 
 
 def open_or_create_ours(
-    path: Path, flags: int = os.O_RDWR, *, mode: int = 0o600, also: Container[int] = ()
+    path: Path, flags: int = os.O_RDWR, *, mode: int | None = 0o600, also: Container[int] = ()
 ) -> int:
-    """Open a regular file that is ours, or create it. Does not wait.
+    """Open a regular file that is ours, or create it as :func:`create_ours`. Does not wait.
 
     Raises
     ------
@@ -182,6 +186,43 @@ def open_or_create_ours(
 def is_shared(directory: Path) -> bool:
     """Whether other users can make names in a directory: it is sticky, or open to the world."""
     return bool(directory.stat().st_mode & (stat.S_ISVTX | stat.S_IWOTH))
+
+
+def trusted_in(directory: Path) -> Container[int]:
+    """Return the users whose files will do besides ours: none where every user can make some, else all."""
+    return () if is_shared(directory) else EVERY_USER
+
+
+def read_ours(path: Path) -> bytes:
+    """Return the content of a file of ours, or of any user where only trusted ones can make names. Blocks.
+
+    Raises
+    ------
+    ForeignPathError
+        If what is there must not be used.
+    OSError
+        If there is none, or the operating system refuses.
+    """
+    with os.fdopen(open_ours(path, os.O_RDONLY, also=trusted_in(path.parent)), "rb") as file:
+        return file.read()
+
+
+def open_to_append(path: Path) -> int:
+    """Open a file to append to, created as the umask says; return its descriptor. Does not wait.
+
+    Where only trusted users can make names it may be what they made there: a link, or another user's file.
+
+    Raises
+    ------
+    ForeignPathError
+        If every user can make names there, and what is there is no regular file of ours.
+    OSError
+        If the operating system refuses.
+    """
+    flags = os.O_WRONLY | os.O_APPEND
+    if is_shared(path.parent):
+        return open_or_create_ours(path, flags, mode=None)
+    return os.open(path, flags | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
 def make_private_directory(path: Path) -> None:
@@ -290,8 +331,7 @@ def try_lock_file(path: Path) -> FileLock | None:
     OSError
         If the operating system refuses, or has no such locks there.
     """
-    shared = is_shared(path.parent)
-    also, mode = ((), 0o600) if shared else (EVERY_USER, _mode_for_writers(path.parent))
+    also, mode = trusted_in(path.parent), _mode_for_writers(path.parent)
     for _ in range(_ATTEMPTS):
         made = OwnDescriptor(lambda: open_or_create_ours(path, mode=mode, also=also))
         status = os.fstat(made.number)
@@ -313,7 +353,7 @@ def try_lock_file(path: Path) -> FileLock | None:
 
 def _mode_for_writers(directory: Path) -> int:
     group_writes = directory.stat().st_mode & stat.S_IWGRP
-    return 0o660 if group_writes else 0o600
+    return 0o660 if group_writes and not is_shared(directory) else 0o600
 
 
 def bind_socket(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from tests.another_user import makers, shared_place
 from wsm.clock import SystemClock
+from wsm.shared_directory import ForeignPathError
 from wsm.worker.recording import Recorder
 
 
@@ -29,3 +33,11 @@ def test_a_full_disk_ends_the_file_and_nothing_else(tmp_path):
     assert len(ring.lines) == 3
     recorder.close()
     recorder.close()
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link", "a directory"])
+def test_what_lies_in_the_place_of_a_journal_where_every_user_can_make_names_is_refused_at_once(kind):
+    with shared_place() as place:
+        makers(place / "rank0.ndjson")[kind]()
+        with pytest.raises(ForeignPathError, match="not a regular file"):
+            Recorder(rank=0, clock=SystemClock(), directory=str(place))

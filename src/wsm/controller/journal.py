@@ -8,11 +8,13 @@ written any more ends the file, never the command.
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
+from wsm.shared_directory import ForeignPathError, open_to_append
 from wsm.signals.ring import LineRing
 from wsm.signals.word import CommandWord
 from wsm.states.entry import CONTROLLER, JournalEntry
@@ -64,8 +66,8 @@ class ControllerJournal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Opened for each line: controllers come and go, and one line is one write.
-            with path.open("a", encoding="utf-8") as file:
+            with os.fdopen(open_to_append(path), "a", encoding="utf-8") as file:
                 file.write(line + "\n")
-        except OSError as error:
+        except (OSError, ForeignPathError) as error:
             self._path = None
             log.logger("controller").error(log.JOURNAL_ENDED, error=str(error))

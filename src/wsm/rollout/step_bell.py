@@ -12,6 +12,8 @@ import select
 import socket
 from pathlib import Path
 
+from wsm.shared_directory import bind_socket, remove_socket
+
 #: A follower looks at the words this often, whether anybody rang or not.
 LOOK_S = 0.02
 
@@ -61,10 +63,8 @@ class BellListener:
 
     def __init__(self, run_directory: Path, rank: int) -> None:
         self._path = bell_path(run_directory, rank)
-        self._path.unlink(missing_ok=True)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket = bind_socket(self._path, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        self._socket.bind(str(self._path))
 
     def wait(self, other: int, timeout_s: float = LOOK_S) -> None:
         """Wait until it rings, or the descriptor `other` becomes readable; blocks up to `timeout_s`."""
@@ -77,4 +77,4 @@ class BellListener:
     def close(self) -> None:
         """Stop listening. Idempotent."""
         self._socket.close()
-        self._path.unlink(missing_ok=True)
+        remove_socket(self._path)

@@ -9,7 +9,6 @@ engine's word when this process exits.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import os
 import secrets
@@ -174,9 +173,7 @@ class EngineWord:
 
     def unlink(self) -> None:
         """Remove the word if the name still means this one; for those who created it."""
-        if not self._memory.is_replaced():
-            with contextlib.suppress(FileNotFoundError):
-                self.path.unlink()
+        self._memory.remove()
 
     def close(self) -> None:
         """Unmap. Does nothing the second time."""

@@ -83,6 +83,10 @@ class SharedFile:
         """
         return max(self.size - self._mapping.size(), 0) if self.address else 0
 
+    def remove(self) -> None:
+        """Remove the name of the file if it still means this one."""
+        remove_same(self.path, self._status)
+
     def close(self) -> None:
         """Unmap. Does nothing the second time.
 

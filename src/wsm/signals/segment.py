@@ -6,7 +6,6 @@ What is where is :mod:`wsm.signals.layout`; who may create, adopt or replace a s
 
 from __future__ import annotations
 
-import contextlib
 import os
 from types import TracebackType
 from typing import final
@@ -315,9 +314,7 @@ class Segment:
         """
         if not self.is_owner:
             raise NotOwnerError(path=str(self.path))
-        if not self.inode_changed():
-            with contextlib.suppress(FileNotFoundError):
-                self.path.unlink()
+        self._memory.remove()
         self.lock_file.remove()
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from wsm.command import VersionHeldError
 from wsm.errors import WsmError
 from wsm.protocol.rank_state import Move
 from wsm.report import FailureReport
+from wsm.shared_directory import ForeignPathError, open_ours, open_to_append, trusted_in
 from wsm.shortage import described
 from wsm.signals.ring import LineRing
 from wsm.states import entry
@@ -62,7 +63,7 @@ class Recorder:
             path = Path(directory) / f"rank{rank}.ndjson"
             _cut_torn_line(path)
             # Line buffered: a line is in the kernel's hands, and survives this process, once it is written.
-            self._file = path.open("a", buffering=1, encoding="utf-8")
+            self._file = os.fdopen(open_to_append(path), "a", buffering=1, encoding="utf-8")
         self.journal = Journal()
         self._note(entry.STARTED, pid=os.getpid())
 
@@ -208,10 +209,14 @@ class Recorder:
 
 def _cut_torn_line(path: Path) -> None:
     """Cut off what a killed predecessor left of its last line: no reader could make sense of what follows."""
-    with contextlib.suppress(OSError), path.open("rb+") as journal:
+    with contextlib.suppress(OSError, ForeignPathError), os.fdopen(_to_cut(path), "rb+") as journal:
         end = journal.seek(0, os.SEEK_END)
         begin = max(end - _MAX_LINE_BYTES, 0)
         journal.seek(begin)
         tail = journal.read(_MAX_LINE_BYTES)  # what is no regular file may have no end
         if tail and not tail.endswith(b"\n"):
             journal.truncate(begin + tail.rfind(b"\n") + 1)
+
+
+def _to_cut(path: Path) -> int:
+    return open_ours(path, also=trusted_in(path.parent))

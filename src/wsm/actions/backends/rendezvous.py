@@ -8,7 +8,6 @@ no central server is needed. Nothing here knows paddle, sockets or what a store 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Protocol
 
 from wsm.actions.backends.errors import RendezvousError, RendezvousTimeoutError
+from wsm.own_descriptor import OwnDescriptor
+from wsm.shared_directory import open_or_create_ours, trusted_in
 
 #: First group id that is handed out; paddle numbers its own groups from 0.
 FIRST_GROUP_ID = 10_000
@@ -85,14 +86,15 @@ class FileRendezvous:
 
     def next_group_id(self) -> int:
         """Count one on, under a lock on the counter's file; survives the death of any process."""
-        descriptor = os.open(self._directory / "group_ids", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self._directory / "group_ids"
+        counter = OwnDescriptor(lambda: open_or_create_ours(path, also=trusted_in(path.parent)))
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            taken = os.pread(descriptor, 32, 0)
+            counter.lock()
+            taken = os.pread(counter.number, 32, 0)
             group_id = int(taken) + 1 if taken else FIRST_GROUP_ID
-            os.pwrite(descriptor, b"%d" % group_id, 0)
+            os.pwrite(counter.number, b"%d" % group_id, 0)
         finally:
-            os.close(descriptor)
+            counter.close()
         return group_id
 
     def announce(self, incarnation: str, endpoint: Endpoint) -> None:

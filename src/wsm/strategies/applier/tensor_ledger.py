@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from wsm.shared_directory import ForeignPathError, read_ours
 from wsm.strategies.digest import digest_of, shard_text
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.tensor import TensorSpec
@@ -36,8 +37,8 @@ def keep_ledger(directory: Path | str, rank: int, tensors: Iterable[tuple[Tensor
     content = shard_text(tensors)
     newest, older = ledger_paths(directory, rank)
     # Without the files a comparison knows whole shards only, and says so: no reason for a load to end.
-    with suppress(OSError):
-        if not newest.exists() or newest.read_bytes() != content:
+    with suppress(OSError, ForeignPathError):
+        if not newest.exists() or read_ours(newest) != content:
             with suppress(FileNotFoundError):
                 newest.replace(older)
             replace_file(newest, content, durable=False)
@@ -47,8 +48,8 @@ def keep_ledger(directory: Path | str, rank: int, tensors: Iterable[tuple[Tensor
 def read_ledger(directory: Path | str, rank: int, digest: str) -> list[tuple[TensorSpec, str]] | None:
     """Return the tensors of a rank that reported `digest`, each with its own; None if no file has them."""
     for path in ledger_paths(directory, rank):
-        with suppress(OSError):
-            content = path.read_bytes()
+        with suppress(OSError, ForeignPathError):
+            content = read_ours(path)
             if digest_of(content) == digest:
                 return [
                     (TensorSpec(name, dtype, tuple(shape)), found)

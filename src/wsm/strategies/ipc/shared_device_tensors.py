@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from wsm.shared_directory import ForeignPathError, read_ours, remove_ours
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.errors import IncompletePublicationError, StorageError
@@ -185,9 +186,9 @@ class SharedDeviceTensors:
 
     def withdraw(self) -> None:
         """Let no further worker find the tensors; write to them only when none has a lease. Idempotent."""
-        with suppress(OSError):
-            if self._announced and self._lock.is_held and self._path.read_bytes() == self._announced:
-                self._path.unlink()
+        with suppress(OSError, ForeignPathError):
+            if self._announced and self._lock.is_held and read_ours(self._path) == self._announced:
+                remove_ours(self._path)
         self._announced = b""
         self._let_go()
 

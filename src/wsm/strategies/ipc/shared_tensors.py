@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
+from wsm.shared_directory import ForeignPathError, read_ours, remove_ours
 from wsm.strategies.applier.copying import copy_and_digest
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, running_digest, shard_digest
@@ -227,9 +228,9 @@ class SharedTensors:
         if before is not None:
             self._write_metas(path, before.content, before.segments)
             return
-        with suppress(FileNotFoundError):
-            if path.read_bytes() == self._metas[path].content:
-                path.unlink()
+        with suppress(FileNotFoundError, ForeignPathError):  # gone, or no longer ours
+            if read_ours(path) == self._metas[path].content:
+                remove_ours(path)
         del self._metas[path]
 
     def _named(self) -> set[str]:

@@ -1,0 +1,160 @@
+"""One module opens things where other users can make names; what does so otherwise is listed, with why."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import wsm
+from wsm.signals.names import SHARED_MEMORY_DIRECTORY
+
+SOURCE = Path(wsm.__path__[0])
+
+#: What opens, makes, locks or removes a name.
+OF_OS = {
+    *("open", "mkdir", "makedirs", "mkfifo", "mknod", "unlink", "remove", "rename", "replace", "link"),
+    *("symlink", "rmdir", "removedirs", "chmod", "chown", "umask", "truncate"),
+}
+OF_PATHS = {
+    *("mkdir", "unlink", "rmdir", "touch", "write_text", "write_bytes", "read_text", "read_bytes"),
+    *("rename", "symlink_to", "hardlink_to", "chmod", "bind"),
+}
+MODULES = {"shutil", "tempfile", "fcntl"}
+
+#: The place itself, and the descriptors that it hands out.
+PLACE = {"shared_directory", "own_descriptor"}
+
+#: Modules that open names otherwise, by the reason why nobody can have put something else there.
+ELSEWHERE = {
+    "files of the kernel": {
+        "actions.backends.available_memory",
+        "actions.backends.paddle_memory",
+        "signals.identity",
+    },
+    "files that the user names, read or written as any program does": {
+        "cli.explore",
+        "cli.journal",
+        "demo.loop",
+        "demo.report",
+        "demo.run",
+        "demo.trace",
+        "exploration.scenario",
+        "states.diagram.files",
+        "states.diagram.svg",
+        "strategies.snapshot.convert",
+        "yaml_reading",
+    },
+    "directories that the user names; the files in them are opened in the place": {
+        "controller.journal",
+        "strategies.ipc.shared_device_tensors",
+        "strategies.trainer.publisher_lock",
+        "worker.recording",
+    },
+    "published versions: only who may write in the trainer's directory can put something there": {
+        "strategies.delta.publish",
+        "strategies.delta.published",
+        "strategies.delta.standing",
+        "strategies.delta.writer",
+        "strategies.files.atomic_file",
+        "strategies.files.leases",
+        "strategies.files.safetensors_writer",
+        "strategies.files.snapshot_directory",
+        "strategies.snapshot.staged_version",
+        "strategies.snapshot.standing",
+        "strategies.trainer.retention",
+        "strategies.trainer.staged_directory",
+    },
+    "the run directory of a group, mode 0700, which the place has made": {
+        "actions.backends.rendezvous",
+        "rollout.cache_process",
+        "rollout.rank_processes",
+        "rollout.run_directory",
+        "rollout.worker_process",
+    },
+    "ports, which have no names": {
+        "actions.backends.store_sockets",
+        "strategies.buckets.bucket_socket",
+        "strategies.mooncake.channel",
+    },
+    "record locks, and the last name, of files that the place has opened": {
+        "signals.lock_file",
+        "signals.memory",
+    },
+    "a segment's own way to remove its name": {"rollout.supervisor", "worker.attaching"},
+    "the device that swallows everything": {"cli.main"},
+    "a method of something else that is called so": {"cli.teaching_command"},
+}
+
+
+@functools.cache
+def modules() -> Sequence[tuple[str, ast.Module]]:
+    return [
+        (".".join(path.relative_to(SOURCE).with_suffix("").parts), ast.parse(path.read_text()))
+        for path in sorted(SOURCE.rglob("*.py"))
+    ]
+
+
+def opens(call: ast.Call) -> bool:
+    """Whether a call may open, make, lock or remove a name."""
+    if isinstance(call.func, ast.Name):
+        return call.func.id == "open"
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    of, name = ast.unparse(call.func.value), call.func.attr
+    if of == "os":
+        return name in OF_OS
+    return of in MODULES or name in OF_PATHS or (name == "open" and _has_mode(call))
+
+
+def _has_mode(call: ast.Call) -> bool:
+    """Whether an `open` is that of a path, and not that of a strategy."""
+    first = call.args[0] if call.args else None
+    by_mode = (
+        isinstance(first, ast.Constant) and isinstance(first.value, str) and set(first.value) <= set("rwab+x")
+    )
+    return by_mode or any(keyword.arg in ("mode", "buffering", "encoding") for keyword in call.keywords)
+
+
+def test_whatever_opens_a_name_is_the_one_place_or_says_why_not() -> None:
+    found = {
+        module: sorted({node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and opens(node)})
+        for module, tree in modules()
+    }
+    opening = {module: lines for module, lines in found.items() if lines and module not in PLACE}
+    listed = set().union(*ELSEWHERE.values())
+    assert {module: lines for module, lines in opening.items() if module not in listed} == {}
+    assert listed - set(opening) == set(), "these open nothing any more"
+
+
+def test_nothing_in_shared_memory_is_reached_but_by_its_declared_users() -> None:
+    """A path in /dev/shm is made in few modules; each of them hands it to the place."""
+    naming = {
+        module
+        for module, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and str(node.value).startswith(str(SHARED_MEMORY_DIRECTORY))
+    }
+    assert naming <= {"signals.names", "strategies.ipc.shared_segment"}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("os.open(path, 0)", True),
+        ("open(path)", True),
+        ("path.open('rb')", True),
+        ("path.open(encoding='utf-8')", True),
+        ("strategy.open(source, version)", False),
+        ("fcntl.flock(descriptor, 2)", True),
+        ("shutil.rmtree(path)", True),
+        ("segment.close()", False),
+    ],
+)
+def test_the_check_sees_what_opens(line: str, expected: bool) -> None:
+    call = ast.parse(line, mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert opens(call) is expected
