@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import venv
+import zipfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -24,9 +25,8 @@ sys.path.append(str(REPOSITORY))  # for tests.extras alone: wsm is in src/
 
 from tests.extras import MADE_OF, PACKAGES  # noqa: E402 - found by the line above
 
-#: Too large to be downloaded each time.
-NOT_INSTALLED = {"gpu"}
-EXTRAS = sorted({extra for package in PACKAGES.values() for extra in package.extras} - NOT_INSTALLED)
+#: Too large to be downloaded each time; and what is for work on this repository.
+NOT_INSTALLED = {"gpu", "dev", "fuzz"}
 
 #: What a user runs first, in an empty directory, and what is part of the answer.
 COMMANDS = {
@@ -46,7 +46,7 @@ def main() -> int:
         place = Path(directory)
         run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(place), str(REPOSITORY)])
         [wheel] = place.glob("wsm-*.whl")
-        for extra in ["", *EXTRAS]:
+        for extra in ["", *sorted(extras_of(wheel) - NOT_INSTALLED)]:
             sys.stdout.write(f"{wheel.name}, {extra or 'without extras'}\n")
             sys.stdout.flush()
             environment = place / (extra or "bare")
@@ -54,6 +54,14 @@ def main() -> int:
             run([environment / "bin/python", __file__, "--inside", extra], cwd=environment)
             try_commands(environment)
     return 0
+
+
+def extras_of(wheel: Path) -> set[str]:
+    """Return the names of the extras that a wheel offers."""
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        lines = archive.read(metadata).decode().splitlines()
+    return {line.partition(": ")[2] for line in lines if line.startswith("Provides-Extra: ")}
 
 
 def install(wheel: Path, extra: str, place: Path) -> None:
