@@ -11,6 +11,7 @@ This module knows no states, words or actions; it only names what the others rep
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 import sys
@@ -50,6 +51,7 @@ CONTROLLER_STALLED: Final = "controller.stalled"
 EPOCH_BEGUN: Final = "epoch.begun"
 
 JOURNAL_ENDED: Final = "journal.ended"
+SHORTAGE_MET: Final = "shortage.met"
 
 ENGINE_WORD_SEEN: Final = "engine_word.seen"
 ENGINE_WORD_ANSWERED: Final = "engine_word.answered"
@@ -133,15 +135,18 @@ class EventLogger:
         self._say(logging.ERROR, event, {**keys, "exception": traceback.format_exc().rstrip("\n")})
 
     def _say(self, level: int, event: str, keys: Mapping[str, Any]) -> None:
-        if not self._target.isEnabledFor(level):
-            return
+        if self._target.isEnabledFor(level):
+            with contextlib.suppress(MemoryError):  # a line is not worth the work that it tells of
+                self._write(level, event, keys)
+
+    def _write(self, level: int, event: str, keys: Mapping[str, Any]) -> None:
         fields = {**self._context, **keys}
         shown = (f"{key}={value}" for key, value in fields.items() if key != "exception")
         text = printable(" ".join([event, *shown]))
         if "exception" in fields:
             text = f"{text}\n{printable_lines(str(fields['exception']))}"
-        # The record's file and line are those of whoever called info() and the like, two frames up.
-        self._target.log(level, "%s", text, extra={_FIELDS: {"event": event, **fields}}, stacklevel=3)
+        # The record's file and line are those of whoever called info() and the like, three frames up.
+        self._target.log(level, "%s", text, extra={_FIELDS: {"event": event, **fields}}, stacklevel=4)
 
 
 def logger(layer: str, **context: Any) -> EventLogger:
@@ -210,7 +215,13 @@ class _EventFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line; a record that a foreign logger sent below ``wsm`` gets its text as the event."""
         if self._renderer is None:
-            self._renderer = _renderer(json=self._json, colors=self._colors)
+            try:
+                self._renderer = _renderer(json=self._json, colors=self._colors)
+            except (
+                ImportError,
+                OSError,
+            ):  # no descriptor is left to import it with: the next line tries again
+                return record.getMessage()
         fields = dict(getattr(record, _FIELDS, {"event": record.getMessage()}))
         moment = dt.datetime.fromtimestamp(record.created, tz=dt.timezone.utc)
         event = {

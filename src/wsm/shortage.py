@@ -50,9 +50,9 @@ def shortage_of(error: BaseException | None) -> Shortage | None:
 
 def described(error: BaseException) -> str:
     """Return type and text of an error and, where it is a shortage, what to raise or to free."""
-    text = str(error) or "without a message"
+    parts = [type(error).__name__, str(error)] if str(error) else [type(error).__name__]
     fix = remedy(error)
-    return f"{type(error).__name__}: {text}" + ("" if fix is None else f"; {fix}")
+    return ": ".join(parts) + ("" if fix is None else f"; {fix}")
 
 
 def remedy(error: BaseException) -> str | None:
@@ -73,7 +73,7 @@ def remedy(error: BaseException) -> str | None:
         )
     if lacking is Shortage.THREADS:
         return (
-            "the kernel grants this process no thread more: raise the control group's pids.max or "
+            "the kernel grants this process no thread more: raise the control group's pids.max or the limit "
             f"RLIMIT_NPROC (ulimit -u, {_limit(resource.RLIMIT_NPROC)}), or free memory for its stack"
         )
     return None

@@ -1,6 +1,6 @@
 """A small engine in memory: real bytes, real order constraints, no paddle and no processes.
 
-Its weights are bytearrays that are really dropped and filled, its memory is the sum of what is really
+Its weights are bytes that are really dropped and filled, its memory is the sum of what is really
 held, its graphs break when a captured tensor moves, and its exchange buffer and groups refuse what
 would hang a real one. Everything it is asked to do is written into one list, in order.
 """
@@ -36,7 +36,7 @@ class WouldHangError(Exception):
 class InMemoryWeights:
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls
-        self.buffers: dict[str, bytearray] = {}
+        self.buffers: dict[str, memoryview] = {}
 
     def specs(self) -> Mapping[str, TensorSpec]:
         return SPECS
@@ -44,14 +44,14 @@ class InMemoryWeights:
     def writable(self, name: str) -> memoryview:
         if not SPECS[name].nbytes:
             return memoryview(bytearray())
-        return memoryview(self.buffers.setdefault(name, bytearray(SPECS[name].nbytes)))
+        return self.buffers.setdefault(name, memoryview(bytearray(SPECS[name].nbytes)))
 
     def readable(self, name: str) -> memoryview:
         if not SPECS[name].nbytes:
             return memoryview(b"")
         if name not in self.buffers:
             raise TensorReleasedError(tensor=name)
-        return memoryview(self.buffers[name]).toreadonly()
+        return self.buffers[name].toreadonly()
 
     def release(self) -> int:
         self.calls.append("weights.release")
@@ -272,7 +272,7 @@ class InMemoryMemory:
 
     def __init__(self, runner: InMemoryRunner) -> None:
         self._runner = runner
-        self.aliases: list[bytearray] = []
+        self.aliases: list[memoryview] = []
 
     def empty_cache(self) -> None:
         self._runner.calls.append("memory.empty_cache")

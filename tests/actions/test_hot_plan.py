@@ -138,7 +138,7 @@ def test_only_what_the_contract_recorded_is_copied(runner, make_context):
 def test_addresses_that_moved_behind_the_contract_are_found_before_anything_is_decided(runner, make_context):
     contract = AddressContract()
     contract.record(runner.weights)
-    runner.weights.buffers["head"] = bytearray(runner.weights.buffers["head"])
+    runner.weights.buffers["head"] = memoryview(bytearray(runner.weights.buffers["head"]))
     context = make_context()
     StageWeights().run(context)
     with pytest.raises(StorageMovedError, match="head"):

@@ -460,7 +460,7 @@ def test_a_captured_tensor_that_moved_fails_the_verification(runner, make_contex
     context = make_context()
     LoadWeights().run(context)
     VerifyLoaded(resident_digest, contract).run(context)
-    runner.weights.buffers["head"] = bytearray(runner.weights.buffers["head"])
+    runner.weights.buffers["head"] = memoryview(bytearray(runner.weights.buffers["head"]))
     with pytest.raises(StorageMovedError) as caught:
         VerifyLoaded(resident_digest, contract).run(context)
     assert caught.value.tensors == ("head",)
@@ -471,10 +471,10 @@ def test_dropping_graphs_frees_tensors_to_move_and_capturing_binds_them(runner, 
     contract.record(runner.weights)
     context = make_context()
     drop_graphs(contract=contract).run(context)
-    runner.weights.buffers["head"] = bytearray(runner.weights.buffers["head"])
+    runner.weights.buffers["head"] = memoryview(bytearray(runner.weights.buffers["head"]))
     contract.check(runner.weights)
     CaptureMainGraphs(capture_is_collective=False, contract=contract).run(context)
-    runner.weights.buffers["head"] = bytearray(runner.weights.buffers["head"])
+    runner.weights.buffers["head"] = memoryview(bytearray(runner.weights.buffers["head"]))
     with pytest.raises(StorageMovedError):
         contract.check(runner.weights)
 

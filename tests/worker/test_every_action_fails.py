@@ -1,13 +1,15 @@
 """Each action of each plan that a command runs fails in each way; what comes of it is named, and is repaired.
 
 A real worker, segment and controller around an engine that has every surface; the action itself is made to
-raise, to leave its work undone, or to outlast its deadline. Hangs and deaths of whole processes are in
-``tests/controller`` and in the campaign.
+raise, for want of memory too, to leave its work undone, or to outlast its deadline. Hangs and deaths of whole
+processes are in ``tests/controller`` and in the campaign.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,13 @@ from wsm.actions.plan import derive_plans
 from wsm.clock import ManualClock
 from wsm.controller.errors import ActionOverdueError, RankFailedError
 from wsm.states.replay import replay
+
+#: What an action raises that finds no descriptor, no memory, no thread.
+SHORTAGES = (
+    OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
+    MemoryError(),
+    RuntimeError("can't start new thread"),
+)
 
 COMMANDS = ("clear", "update", "update_in_place")
 
@@ -97,7 +106,7 @@ def rigged(tmp_path) -> Iterator[Rigged]:
 
 
 @pytest.mark.parametrize(("command", "name"), [*places()])
-@pytest.mark.parametrize("way", ["raises", "is not done", "outlasts its deadline"])
+@pytest.mark.parametrize("way", ["raises", "is not done", "outlasts its deadline", "lacks something"])
 def test_a_failing_action_is_named_with_its_cause_and_the_group_is_repaired(
     rigged, monkeypatch, command, name, way
 ):
@@ -107,6 +116,8 @@ def test_a_failing_action_is_named_with_its_cause_and_the_group_is_repaired(
     def break_off(context: ActionContext) -> None:
         if way == "raises":
             raise OSError(f"the test wants {name} to fail")
+        if way == "lacks something":
+            raise SHORTAGES[len(name) % len(SHORTAGES)]
         if way == "is not done":
             raise PostconditionError(action=name, expected="work that is done", found="none")
         rigged.clock.advance(action.deadline_s + 1)
@@ -118,6 +129,8 @@ def test_a_failing_action_is_named_with_its_cause_and_the_group_is_repaired(
     error = caught.value
     monkeypatch.undo()
     assert (error.rank, error.action) == (0, name)
+    if way == "lacks something":
+        assert "limit" in error.cause
     if not isinstance(error, ActionOverdueError):
         assert "break_off" in error.remote_traceback or "check" in error.remote_traceback
     if way == "outlasts its deadline":

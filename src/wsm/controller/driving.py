@@ -43,9 +43,16 @@ class Drive:
         self._future: Future[Receipt] = Future()
 
     def start(self) -> Pending:
-        """Begin to drive; the thread ends with the request and gives the role back then."""
+        """Begin to drive; the thread ends with the request and gives the role back then.
+
+        Where the kernel grants no thread, the caller drives: this blocks then until the request is over.
+        """
         name = f"wsm-transaction-{self._transaction.sequence}"
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the command is written already, and must come to its end
+            self._run()
         return Pending(self._transaction.request_id, self._future, self._transaction.give_up)
 
     def _run(self) -> None:

@@ -6,6 +6,7 @@ controller role. Knows no states.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from dataclasses import replace
@@ -107,8 +108,11 @@ class GroupView:
         return wait(self.segment, watches.words, timeout_s, alarm=self._alarm, heard=watches.rings)
 
     def watch_deaths(self) -> None:
-        """From now on let the death of a participant end :meth:`wait`. Cheap if it does so already."""
-        with self._watching:
+        """From now on let the death of a participant end :meth:`wait`. Cheap if it does so already.
+
+        Without a descriptor or a thread for it deaths are seen by looking, and the next call tries again.
+        """
+        with self._watching, contextlib.suppress(OSError, RuntimeError):
             if self._deaths is None:
                 self._deaths = DeathWatch(self._liveness, range(self.participants), self._alarm.ring)
             self._deaths.refresh()

@@ -11,8 +11,12 @@ import select
 import threading
 from collections.abc import Callable, Sequence
 
+from wsm.shortage import shortage_of
 from wsm.signals.identity import ProcessIdentity
 from wsm.signals.liveness import Liveness
+
+#: Seconds after which a turn is repeated that a shortage has cut short.
+_AGAIN_S = 0.05
 
 
 class DeathWatch:
@@ -29,6 +33,11 @@ class DeathWatch:
     on_turn : callable or None
         Called in the thread after every wake-up; returns the seconds after which it wants to be called again
         in any case, or None.
+
+    Raises
+    ------
+    OSError, RuntimeError
+        If no descriptor, or no thread, is left for it.
     """
 
     def __init__(
@@ -48,7 +57,11 @@ class DeathWatch:
         self._closing = False
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._watch, name="wsm-death-watch", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            os.close(self._bell)
+            raise
 
     def refresh(self) -> None:
         """Watch those who stand there now, and have a turn. Cheap while nobody was replaced."""
@@ -57,11 +70,17 @@ class DeathWatch:
             changed = [who for who, identity in found.items() if identity != self._known.get(who)]
             self._known = found
             for participant in changed:
-                descriptor = self._liveness.fd(participant)
-                if descriptor is not None:
-                    self._new.append(os.dup(descriptor))
+                self._take_up(participant)
             if (self._new or self._on_turn is not None) and not self._closing:
                 os.eventfd_write(self._bell, 1)
+
+    def _take_up(self, participant: int) -> None:
+        try:
+            descriptor = self._liveness.fd(participant)
+            if descriptor is not None:
+                self._new.append(os.dup(descriptor))
+        except OSError:
+            del self._known[participant]  # no descriptor is left: the next refresh tries again
 
     def close(self) -> None:
         """End the thread. Does nothing the second time."""
@@ -77,6 +96,7 @@ class DeathWatch:
         poller, watched = select.poll(), set[int]()
         poller.register(self._bell, select.POLLIN)
         timeout_s: float | None = None
+        untold = False
         while not self._closing:
             timeout_ms = None if timeout_s is None else timeout_s * 1e3
             ready = [descriptor for descriptor, _ in poller.poll(timeout_ms)]
@@ -92,10 +112,16 @@ class DeathWatch:
                     watched.add(descriptor)
             if self._closing:
                 break
-            if dead:
-                self._on_death()
-            if self._on_turn is not None:
-                timeout_s = self._on_turn()
+            untold = untold or bool(dead)
+            try:
+                if untold:
+                    self._on_death()
+                untold = False
+                timeout_s = None if self._on_turn is None else self._on_turn()
+            except (MemoryError, OSError, RuntimeError) as error:
+                if shortage_of(error) is None:
+                    raise
+                timeout_s = _AGAIN_S  # who watches must not be gone when the shortage is over
         for descriptor in (*watched, *self._taken(), self._bell):
             os.close(descriptor)
 

@@ -15,6 +15,7 @@ import threading
 from types import TracebackType
 from typing import final
 
+from wsm.shortage import shortage_of
 from wsm.signals.errors import SegmentReplacedError, SlotTakenError
 from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, start_time_of, write_occupant
 from wsm.signals.lock_file import LockHold
@@ -184,7 +185,7 @@ class Liveness:
         if occupant is None:
             return None
         watched = self._watched.get(participant)
-        if watched is None or watched.occupant != occupant:
+        if watched is None or watched.occupant != occupant or watched.lacked_descriptor:
             if watched is not None:
                 watched.close()
             watched = self._watched[participant] = _Watched(occupant)
@@ -199,6 +200,7 @@ class _Watched:
         self.fd: int | None = None
         self._poll = select.poll()
         self._was_never_there = False
+        self.lacked_descriptor = False
         if occupant.present and occupant.identity.is_visible:
             self._open(occupant.identity)
 
@@ -218,11 +220,14 @@ class _Watched:
         except ProcessLookupError:
             self._was_never_there = True
             return
-        except OSError:
-            return  # an old kernel, seccomp, no descriptors left: the byte lock tells
+        except OSError as error:
+            # An old kernel, or seccomp: the byte lock tells. So it does until there are descriptors again.
+            self.lacked_descriptor = shortage_of(error) is not None
+            return
         self._poll.register(self.fd, select.POLLIN)
         # Asked after opening: from here on the descriptor names one process, whatever becomes of the pid.
         started = start_time_of(identity.pid)
         if started != identity.start_time and not self._poll.poll(0):
             self.close()
-            self._was_never_there = started is not None  # someone else has the pid; None: nobody may look
+            self._was_never_there = started is not None  # someone else has the pid
+            self.lacked_descriptor = started is None  # or nobody may look

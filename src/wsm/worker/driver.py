@@ -9,6 +9,7 @@ command goes on; how it fails is in :mod:`.failing`, how it ends in :mod:`.endin
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from wsm.clock import Clock
@@ -16,6 +17,7 @@ from wsm.protocol import rank as protocol
 from wsm.protocol.phases import may_step
 from wsm.protocol.rank_state import Phase, RankState, Todo
 from wsm.protocol.view import View
+from wsm.shortage import shortage_of
 from wsm.signals.word import Operation, StatusCode, StepWord
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVPolicy
@@ -32,6 +34,10 @@ from wsm.worker.watch import ActionWatch
 
 #: How long one turn waits at most when there is nothing to do, in seconds.
 IDLE_WAIT_S = 0.001
+
+#: What counts as failed where a shortage has broken it off; all else is done again. None of them ends in a
+#: word that only a decision may follow.
+_FAIL_WHEN_CUT_SHORT = frozenset({Todo.BEGIN, Todo.ACCEPT, Todo.RUN})
 
 #: Looks at the words within one turn while nothing but words was written; more only in a broken protocol.
 _LOOKS_PER_TURN = 16
@@ -105,6 +111,7 @@ class RankDriver:
             Todo.DROP: lambda _view: self._ending.settle(),
         }
         self._beside = {Todo.DRAIN: self._drain, Todo.STAGE: self._stage}
+        self._doing: Todo | None = None
 
     @property
     def state(self) -> RankState:
@@ -119,12 +126,24 @@ class RankDriver:
     def turn(self) -> Todo:
         """Look once, do one thing; return SERVE or JOIN if the loop may or must step, else WAIT.
 
-        Waits at most 1 ms, and only if there is nothing to do until a word changes.
+        Waits at most 1 ms, and only if there is nothing to do until a word changes. A process that is out of
+        descriptors, memory or threads does not end over it: what it was doing for a command has failed, and
+        what has no other outcome (a commit, the way out of a command) is tried again by the next turn.
         """
-        self._words.beat()
-        standing = self._standing
-        idle, standing.stepped = not standing.stepped, False
-        todo = self._next(idle=idle)
+        standing, self._doing = self._standing, None
+        try:
+            self._words.beat()
+            idle, standing.stepped = not standing.stepped, False
+            todo = Todo.WAIT if self._failing.say_what_is_unsaid() else self._next(idle=idle)
+        except (MemoryError, OSError, RuntimeError) as error:
+            if shortage_of(error) is None:
+                raise
+            self._reporter.was_cut_short()
+            if self._doing in _FAIL_WHEN_CUT_SHORT:
+                self._failing.broke_off(error)
+            self._recorder.cut_short(error)
+            time.sleep(IDLE_WAIT_S)  # there is no word to wait for
+            todo = Todo.WAIT
         standing.may_enter = todo is not Todo.WAIT
         return todo
 
@@ -133,10 +152,12 @@ class RankDriver:
         standing = self._standing
         self._failing.expire_command()
         for _ in range(_LOOKS_PER_TURN):
+            self._doing = None
             watches = self._words.watches()
             view = self._words.view()
             move = protocol.advance(standing.state, view)
             standing.take(move)
+            self._doing = move.todo
             todo = self._beside[move.todo](view) if move.todo in self._beside else move.todo
             if todo is Todo.JOIN:
                 todo = self._behind(view, idle=idle)
@@ -192,8 +213,10 @@ class RankDriver:
         standing = self._standing
         try:
             settled = standing.at_work.drained()
-        except Exception as error:  # noqa: BLE001 - whatever the scheduler raises fails the command
+        except Exception as error:
             if not protocol.may_fail(standing.state):
+                if shortage_of(error) is not None:
+                    raise  # the group has decided, and nothing was flipped yet: it is tried again
                 self._failing.broke_in_flip(error)
             self._failing.fail(standing.at_work.doing, error)
             return Todo.LOOK

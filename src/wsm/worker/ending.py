@@ -11,6 +11,7 @@ from dataclasses import replace
 from wsm.clock import Clock
 from wsm.commit_report import commit_report
 from wsm.protocol import rank as protocol
+from wsm.shortage import shortage_of
 from wsm.signals.word import StatusCode
 from wsm.states.vocabulary import KVPolicy, WeightState
 from wsm.worker.errors import TeardownFailedError
@@ -66,6 +67,8 @@ class Ending:
         ------
         TeardownFailedError
             If it could not be given back: nobody may take this rank for an empty one.
+        MemoryError, OSError, RuntimeError
+            If that was for want of memory, descriptors or threads; to be tried again.
         """
         standing = self._standing
         state = standing.state
@@ -79,7 +82,10 @@ class Ending:
         while (released := execution.drop()) is None:
             standing.words.beat()
         if not released:
-            raise TeardownFailedError(rank=state.rank, epoch=state.epoch)
+            failure = execution.teardown_failure
+            if failure is not None and shortage_of(failure) is not None:
+                raise failure  # it is tried again by the next turn, for as long as the supervisor waits
+            raise TeardownFailedError(rank=state.rank, epoch=state.epoch) from failure
         for record in standing.life.lose(
             at_ns=self._clock.monotonic_ns(), epoch=state.epoch, sequence=state.sequence
         ):
@@ -92,7 +98,8 @@ class Ending:
     def commit(self) -> None:
         """Serve the new version, or hold what has come where something is missing still.
 
-        What an ordinary commit raises goes to the embedding loop: a bug there.
+        What an ordinary commit raises goes to the embedding loop: a bug there. For want of memory,
+        descriptors or threads it is tried again by the next turn, a flip too whose own work was not begun.
 
         Raises
         ------
@@ -104,7 +111,7 @@ class Ending:
         try:
             execution.commit()
         except Exception as error:
-            if execution.is_mixed:
+            if execution.is_mixed and not (execution.may_go_on and shortage_of(error)):
                 self._failing.broke_in_flip(error)
             raise
         self._executions.booted |= standing.life.weights is WeightState.NORMAL
@@ -114,8 +121,8 @@ class Ending:
         self._executions.holding.committed(report)
         pause_s = standing.pause.end() if serves else standing.pause.so_far()
         self._reporter.reached(standing.state, StatusCode.DONE_COMMITTED, replace(report, pause_s=pause_s))
-        standing.execution = None
         standing.take(protocol.committed(standing.shown(), serves=serves))
+        standing.execution = None
         if serves and standing.version is not None:
             standing.recorder.served(standing.state.epoch, standing.state.done, standing.version)
         self._executions.pins.keep((report.version, *report.bases))
@@ -146,8 +153,8 @@ class Ending:
         standing.version = self._executions.holding.version
         ended = StatusCode.DONE_CLEARED if dropping else StatusCode.DONE_KEPT
         code = ended if done else StatusCode.DONE_FAULTED
-        standing.execution = None
         standing.take(protocol.settled(standing.shown(), code))
+        standing.execution = None
         self._keep_what_is_committed()
 
     def _keep_what_is_committed(self) -> None:

@@ -220,6 +220,11 @@ class Execution:
         """Whether nobody knows which version the weights are of; asked after a commit that raised."""
         return False
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a commit that raised may be tried again although :attr:`is_mixed`."""
+        return True
+
     def stop_staging(self, wait_s: float = 0.0) -> None:
         """Stop what runs beside the serving loop, since nobody wants the command any more. Idempotent.
 
@@ -248,6 +253,11 @@ class Execution:
         """
         self.doing = "discard"
         return self._retreat.drop()
+
+    @property
+    def teardown_failure(self) -> Exception | None:
+        """What the teardown raised, once :meth:`keep` or :meth:`drop` has said that it failed."""
+        return self._retreat.failure
 
     def abandon(self) -> None:
         """Let go alone of what broke with a peer: the epoch has ended. What an action raises goes on."""

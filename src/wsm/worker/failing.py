@@ -1,9 +1,12 @@
 """How a rank says that a command failed: the report first, then the word; and which waits end so.
 
-The group's decision leads out of it; nothing is undone here.
+The group's decision leads out of it; nothing is undone here. What a shortage of memory or descriptors cuts
+short is said with the next look.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from wsm.protocol import rank as protocol
 from wsm.protocol.view import View
@@ -45,14 +48,35 @@ class Failing:
         self._reporter = reporter
         self._patience = patience
         self._watch = watch
+        self._unsaid: Callable[[], None] | None = None
+
+    def say_what_is_unsaid(self) -> bool:
+        """Go on with a failure that could not be said when it came; return whether there was one."""
+        unsaid = self._unsaid
+        if unsaid is None:
+            return False
+        unsaid()
+        return True
+
+    def broke_off(self, error: Exception) -> None:
+        """Take in that a shortage broke off what was done for the command, before its end was remembered.
+
+        Nobody knows how far that came, so it counts as failed. A failure that is unsaid stays the cause.
+        """
+        execution = self._standing.execution
+        doing = self._standing.state.phase.value if execution is None else execution.doing
+        self._unsaid = self._unsaid or (lambda: self.fail(doing, error))
 
     def refuse(self, error: BaseException) -> None:
         """Report why the command cannot even begin here, then say REFUSED."""
+        self._unsaid = lambda: self.refuse(error)
         self._report("begin", error, StatusCode.REFUSED)
         self._standing.take(protocol.refused(self._standing.shown()))
+        self._unsaid = None
 
     def fail(self, doing: str, error: BaseException) -> None:
         """Report why, then say FAILED."""
+        self._unsaid = lambda: self.fail(doing, error)
         failure = self._report(doing, error, StatusCode.FAILED)
         execution = self._standing.execution
         touched = False
@@ -60,6 +84,7 @@ class Failing:
             execution.fail(f"{doing}: {failure.message}")
             touched = execution.touched
         self._standing.take(protocol.failed(self._standing.shown(), touched=touched))
+        self._unsaid = None
 
     def broke_in_flip(self, error: BaseException) -> None:
         """Store BROKEN and why: the flip of a hot update raised, after the group had decided for it.

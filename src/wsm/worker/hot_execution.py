@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from wsm.actions.base import Action
-from wsm.states.vocabulary import KVEvent, KVPolicy, KVState, WeightEvent
+from wsm.states.vocabulary import KVEvent, KVPolicy, KVState, WeightEvent, WeightState
 from wsm.worker.errors import (
     ActionDeadlineError,
     CommandAbortedError,
@@ -46,9 +46,11 @@ class HotExecution(Execution):
         self._before = before
         self._staging = StagingRun(self.plan.staging, self._context, self._clock)
         self._staging_begun = False
+        self._moments: list[Moment] = []
         self._running: Action | None = None
         self._since_ns = 0
         self._admission_ended = False
+        self._flips = list(self.plan.flip)
         self._flipped = False
 
     def begin(self) -> tuple[bool, ...]:
@@ -109,10 +111,10 @@ class HotExecution(Execution):
     def drained(self) -> bool:
         """After the decision: end admission, and say whether the in-flight policy is satisfied."""
         if not self._admission_ended:
-            self._admission_ended = True
             for action in self.plan.before_parking:
                 self.doing = action.name
                 self._work.run(action)
+            self._admission_ended = True
         return super().drained()
 
     def fail(self, cause: str) -> None:
@@ -121,7 +123,10 @@ class HotExecution(Execution):
         super().fail(cause)
 
     def commit(self) -> None:
-        """Flip. Whatever this raises while :attr:`is_mixed`, the rank must not step again in this epoch."""
+        """Flip. Whatever this raises while :attr:`is_mixed`, the rank must not step again in this epoch.
+
+        Where something was lacking around an action, or in one that may be run again, the next call goes on.
+        """
         if not self._flipped:
             self._flip()
         super().commit()
@@ -132,17 +137,27 @@ class HotExecution(Execution):
         """Whether the flip has begun and not ended."""
         return not self._flipped
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the weights are known: nothing was raised out of the very action that flips them."""
+        return self._work.inside is None or not self._work.inside.touches_weights
+
     def _flip(self) -> None:
         self.doing = "flip"
-        self._work.fire(WeightEvent.UPDATE, kv_kept=self.arguments.kv_policy is not KVPolicy.DROP)
-        if self.arguments.kv_policy is KVPolicy.DROP and self._life.kv is KVState.NORMAL:
+        if self._life.weights is WeightState.NORMAL:
+            self._work.fire(WeightEvent.UPDATE, kv_kept=self.arguments.kv_policy is not KVPolicy.DROP)
+        untouched = len(self._flips) == len(self.plan.flip)
+        if untouched and self.arguments.kv_policy is KVPolicy.DROP and self._life.kv is KVState.NORMAL:
             self._work.fire(KVEvent.UPDATE)
-        for action in self.plan.flip:
+        while self._flips:
+            action = self._flips[0]
             self.doing = action.name
             self._work.run(action)
             self._work.kv_followed(action.name)
+            del self._flips[0]
         self._work.bring_kv_back()
-        self._work.fire(WeightEvent.PREPARED)
+        if self._life.weights is WeightState.UPDATING:
+            self._work.fire(WeightEvent.PREPARED)
         self._flipped = True
 
     def undo(self) -> bool:
@@ -169,14 +184,17 @@ class HotExecution(Execution):
 
     def _take_in(self, moments: Sequence[Moment]) -> None:
         """Write down what the staging thread has begun and ended since the last look."""
-        for moment in moments:
+        self._moments += moments
+        while self._moments:
+            moment = self._moments[0]
             if moment.is_end:
-                self._running = None
                 self._work.finished(moment.action, self._since_ns, ended_ns=moment.at_ns)
+                self._running = None
             else:
                 self.doing = moment.action.name
                 self._work.started(moment.action, beside=True)
                 self._running, self._since_ns = moment.action, moment.at_ns
+            del self._moments[0]
 
     def _end_of_staging(self) -> None:
         action, self._running = self._running, None

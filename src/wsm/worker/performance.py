@@ -38,6 +38,8 @@ class Performance:
     ----------
     began : list of Action
         What was begun, for undoing.
+    inside : Action or None
+        The action whose own work was entered, and has not returned.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Performance:
         watch: ActionWatch,
     ) -> None:
         self.began: list[Action] = []
+        self.inside: Action | None = None
         self._life = life
         self._context = context
         self._clock = clock
@@ -61,21 +64,24 @@ class Performance:
 
     def run(self, action: Action) -> None:
         """Run an action and measure that it is done; whatever it raises is journalled and passed on."""
+        self.inside = None
         began_ns = self.started(action)
         try:
+            self.inside = action
             action.run(self._context)
             action.probe(self._context)
+            self.inside = None
+            self.finished(action, began_ns)
         except BaseException as error:
             self.failed(action, error)
             raise
-        self.finished(action, began_ns)
 
     def started(self, action: Action, *, beside: bool = False) -> int:
         """Take in that an action begins now, perhaps beside the serving loop; return the time."""
         began_ns = self._clock.monotonic_ns()
-        self._recorder.action_started(action.name)
         self.began.append(action)
         self._watch.begins(action, beside=beside)
+        self._recorder.action_started(action.name)  # last: what begins in the journal ends there, too
         return began_ns
 
     def failed(self, action: Action, error: BaseException) -> None:

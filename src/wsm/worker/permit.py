@@ -83,12 +83,11 @@ class StepPermit:
         if not self._open:
             raise PermitExpiredError(rank=self.rank, step=self.step)
 
-    def end_simple_steps(self) -> int | None:
-        """Let the driver open the next step; return the last step that was opened without it, if any."""
-        if not self._simple_until:
-            return None
-        self._simple_until = 0
-        return self.step
+    def end_simple_steps(self, stepped_to: Callable[[int], None]) -> None:
+        """Let the driver open the next step, after it was told the last one that was opened without it."""
+        if self._simple_until:
+            stepped_to(self.step)
+            self._simple_until = 0
 
     def __enter__(self) -> StepPermit:
         """Store RUNNING; everything collective of the step comes after it."""

@@ -2,16 +2,18 @@
 
 Knows the shapes of journal and log, and decides nothing. The last lines, words aside, stand in the group's
 segment too: there they survive this process even where no file was configured. A file that cannot be
-written any more ends the file, never the worker.
+written any more, or lacks a line for want of memory, ends there: the worker goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Concatenate, ParamSpec, TextIO
 
 from wsm import log
 from wsm.clock import Clock
@@ -33,8 +35,25 @@ _MAX_MESSAGE = 2 * 1024
 #: No line of a journal is longer, in bytes.
 _MAX_LINE_BYTES = 64 * 1024
 
+_P = ParamSpec("_P")
+
 #: Refusals that only say that there is nothing to do.
 _NO_FAULTS = frozenset({VersionHeldError.__name__})
+
+
+def _never_raises(
+    write: Callable[Concatenate[Recorder, _P], None],
+) -> Callable[Concatenate[Recorder, _P], None]:
+    """Let a shortage cost the journal its rest, and never the worker its command."""
+
+    @functools.wraps(write)
+    def kept(recorder: Recorder, /, *arguments: _P.args, **facts: _P.kwargs) -> None:
+        try:
+            write(recorder, *arguments, **facts)
+        except (MemoryError, OSError) as error:
+            recorder.lost(error)
+
+    return kept
 
 
 class Recorder:
@@ -57,6 +76,7 @@ class Recorder:
         self._log = log.logger("worker", rank=rank)
         self._file: TextIO | None = None
         self._ring: LineRing | None = None
+        self._told_short: tuple[int, int, type[BaseException]] | None = None
         self._writing = threading.Lock()  # the watchdog's thread reports what it cannot end
         if directory is not None:
             Path(directory).mkdir(parents=True, exist_ok=True)
@@ -73,12 +93,14 @@ class Recorder:
         for one in self.journal:
             ring.append(one.to_line())
 
+    @_never_raises
     def command_seen(self, epoch: int, sequence: int, operation: str) -> None:
         """A new command was read."""
         self._epoch, self._sequence = epoch, sequence
         self._note(entry.COMMAND_SEEN, operation=operation)
         self._log.info(log.COMMAND_SEEN, epoch=epoch, sequence=sequence, operation=operation)
 
+    @_never_raises
     def transition(self, record: TransitionRecord) -> None:
         """A state machine took a step."""
         self._epoch, self._sequence = record.epoch, record.sequence
@@ -92,32 +114,38 @@ class Recorder:
             dest=record.dest,
         )
 
+    @_never_raises
     def action_started(self, name: str) -> None:
         """An action begins."""
         self._note(entry.ACTION_STARTED, name=name)
         self._log.debug(log.ACTION_STARTED, action=name)
 
+    @_never_raises
     def action_finished(self, name: str, seconds: float) -> None:
         """An action is done, and probed."""
         self._note(entry.ACTION_FINISHED, name=name, seconds=seconds)
         self._log.debug(log.ACTION_FINISHED, action=name, seconds=seconds)
 
+    @_never_raises
     def action_failed(self, name: str, error: BaseException) -> None:
         """An action, its probe or its undo raised."""
         message = (str(error) or described(error))[:_MAX_MESSAGE]
         self._note(entry.ACTION_FAILED, name=name, error=type(error).__name__, message=message)
         self._log.error(log.ACTION_FAILED, action=name, error=message)
 
+    @_never_raises
     def action_undone(self, name: str) -> None:
         """An action was taken back."""
         self._note(entry.ACTION_UNDONE, name=name)
         self._log.info(log.ACTION_UNDONE, action=name)
 
+    @_never_raises
     def served(self, epoch: int, sequence: int, version: int) -> None:
         """From here on steps run with this version."""
         self._epoch, self._sequence = epoch, sequence
         self._note(entry.SERVED_VERSION, version=version)
 
+    @_never_raises
     def command_failed(self, epoch: int, sequence: int, failure: FailureReport) -> None:
         """The rank says FAILED or REFUSED."""
         self._epoch, self._sequence = epoch, sequence
@@ -125,12 +153,14 @@ class Recorder:
         tell = self._log.info if failure.error in _NO_FAULTS else self._log.error
         tell(log.COMMAND_FAILED, epoch=epoch, sequence=sequence, action=failure.action, error=failure.message)
 
+    @_never_raises
     def wait_expired(self, epoch: int, sequence: int, error: WsmError) -> None:
         """A wait has passed its deadline."""
         self._epoch, self._sequence = epoch, sequence
         self._note(entry.WAIT_EXPIRED, message=str(error))
         self._log.warning(log.DEADLINE_EXPIRED, epoch=epoch, sequence=sequence, error=str(error))
 
+    @_never_raises
     def interrupted(self, epoch: int, sequence: int, why: str) -> None:
         """The communicators were broken, to call the loop out of a collective that cannot end.
 
@@ -139,6 +169,7 @@ class Recorder:
         self._keep(self._entry(entry.INTERRUPTED, epoch, sequence, {"message": why}))
         self._log.warning(log.GROUPS_INTERRUPTED, epoch=epoch, sequence=sequence, why=why)
 
+    @_never_raises
     def step_broken(self, epoch: int, step: int, error: BaseException) -> None:
         """A step raised."""
         self._epoch = epoch
@@ -146,6 +177,7 @@ class Recorder:
         self._note(entry.STEP_BROKEN, step=step, error=type(error).__name__, message=message)
         self._log.error(log.STEP_BROKEN, epoch=epoch, step=step, error=message)
 
+    @_never_raises
     def wrote(self, move: Move) -> None:
         """Words of this rank were written."""
         if move.status is not None:
@@ -160,6 +192,22 @@ class Recorder:
             )
         elif move.step is not None:
             self._note(entry.WORD_WRITTEN, word="step", code=move.step.kind.name, step=move.step.step)
+
+    @_never_raises
+    def cut_short(self, error: BaseException) -> None:
+        """A shortage has cut short what this rank did; told once per command and kind."""
+        told = self._epoch, self._sequence, type(error)
+        if told != self._told_short:
+            self._told_short = told
+            self._log.warning(log.SHORTAGE_MET, error=described(error))
+
+    def lost(self, error: BaseException) -> None:
+        """A line could not be written: the journal ends with the one before it, and begins anew in memory."""
+        self.journal = Journal()
+        if self._file is not None:
+            with contextlib.suppress(MemoryError, OSError):
+                self._log.error(log.JOURNAL_ENDED, error=described(error))
+            self._end_file()
 
     def close(self) -> None:
         """Close the file and let go of the segment; the journal in memory stays readable. Idempotent."""

@@ -10,6 +10,7 @@ from wsm.declared_plans import PLANS_KIND, DeclaredPlans
 from wsm.protocol.rank_state import RankState
 from wsm.report import FailureReport, RankReport
 from wsm.signals.segment import Segment
+from wsm.signals.slot import PayloadSlot
 from wsm.signals.word import StatusCode
 
 
@@ -30,6 +31,12 @@ class Reporter:
         self._segment = segment
         self._rank = rank
         self._plans = plans
+        self._last: tuple[int, int, StatusCode] | None = None
+        self._unsaid: tuple[int, int, StatusCode] | None = None
+
+    def was_cut_short(self) -> None:
+        """Let the payload that was written last be written once more: its word may not have been stored."""
+        self._unsaid = self._last
 
     def attached(self, epoch: int, committed: int) -> None:
         """Write this rank's plans: ranks with other plans would wait for each other in other collectives.
@@ -51,8 +58,14 @@ class Reporter:
         committed = code is StatusCode.DONE_COMMITTED
         segment = self._segment
         slot = segment.last_commit(self._rank) if committed else segment.report(self._rank)
-        slot.write(state.epoch, state.sequence, code, report.to_bytes())
+        self._write(slot, state, code, report.to_bytes())
 
     def failed(self, state: RankState, code: StatusCode, failure: FailureReport) -> None:
         """Write why the command of `state` failed or was refused."""
-        self._segment.error(self._rank).write(state.epoch, state.sequence, code, failure.to_bytes())
+        self._write(self._segment.error(self._rank), state, code, failure.to_bytes())
+
+    def _write(self, slot: PayloadSlot, state: RankState, code: StatusCode, data: bytes) -> None:
+        key = state.epoch, state.sequence, code
+        again, self._last, self._unsaid = key == self._unsaid, key, None
+        write = slot.write_over if again else slot.write
+        write(state.epoch, state.sequence, code, data)

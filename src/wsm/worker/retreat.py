@@ -41,6 +41,8 @@ class Retreat:
     ----------
     accepted : bool
         Whether the machines have left the states of before the command; set by whoever fires them.
+    failure : Exception or None
+        What the teardown raised that has failed.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Retreat:
         recorder: Recorder,
     ) -> None:
         self.accepted = False
+        self.failure: Exception | None = None
         self._plans = plans
         self._gives_back = gives_back
         self._life = life
@@ -177,6 +180,7 @@ class Retreat:
         try:
             self._work.run(action)
         except Exception as error:  # noqa: BLE001 - a teardown that fails in any way leaves the rank FAULTED
+            self.failure = error
             self._work.fire(WeightEvent.FAIL, cause=f"{action.name}: {error}")
             return False
         if self._life.weights is WeightState.CLEARING:

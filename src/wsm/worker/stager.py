@@ -47,6 +47,8 @@ class Stager:
         ------
         InternalError
             If the thread was retired.
+        RuntimeError
+            If the kernel grants no thread.
         """
         if self._retired:
             raise InternalError(f"the staging thread of rank {self._rank} was retired and is given work")
@@ -95,8 +97,9 @@ class Stager:
     def _hand_over(self, work: Work) -> None:
         self._pieces.put(work)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"wsm-stager-{self._rank}", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=f"wsm-stager-{self._rank}", daemon=True)
+            thread.start()  # the kernel may grant none: there is nobody to wait for then
+            self._thread = thread
 
     def _run(self) -> None:
         while (work := self._pieces.get()) is not None:

@@ -80,11 +80,15 @@ class Standing:
         return self.execution
 
     def take(self, move: Move) -> None:
-        """Remember a move's state and write its words."""
+        """Write a move's words, and remember its state.
+
+        In this order: where a shortage cuts it short, the same move follows from what is remembered still,
+        and is made again.
+        """
         if move.state.phase is not self.state.phase:
             self._patience.begin()
-        self.state = move.state
         self.words.write(move)
+        self.state = move.state
         if move.step is not None and move.step.kind is StepKind.PARKED and self.life.serving:
             self.pause.begin()
         if move.status is not None or (move.step is not None and move.step.kind is not StepKind.RUNNING):

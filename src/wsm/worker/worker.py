@@ -12,6 +12,7 @@ quiet look goes to :meth:`wsm.worker.driver.RankDriver.turn`.
 from __future__ import annotations
 
 import enum
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
@@ -24,6 +25,7 @@ from wsm.config import WsmConfig, load_config
 from wsm.controller.abandoned import AbandonedCommands
 from wsm.explanation import Explanation, GroupFacts, explain, read_facts
 from wsm.protocol.rank_state import Phase, Todo
+from wsm.shortage import shortage_of
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.image import SegmentImage
 from wsm.signals.ownership import CONTROLLER_BYTE
@@ -288,7 +290,16 @@ class Worker:
         self.close()
 
     def _turn(self) -> Turn:
-        """Leave the quiet path; find out whether it may be taken again."""
+        """Leave the quiet path; find out whether it may be taken again. A shortage is a turn without work."""
+        try:
+            return self._slow_turn()
+        except (MemoryError, OSError, RuntimeError) as error:
+            if shortage_of(error) is None:
+                raise
+            time.sleep(IDLE_WAIT_S)  # the driver has said so already, or nothing was done yet
+            return HOLD
+
+    def _slow_turn(self) -> Turn:
         rang = self._bell is not None and self._bell.clear()
         self._leave_quiet_path()
         seen = self._memory[self._command]
@@ -308,14 +319,10 @@ class Worker:
 
     def _leave_quiet_path(self) -> None:
         self._quiet = _NEVER
-        step = self._permit.end_simple_steps()
-        if step is not None:
-            self._driver.steps.stepped_to(step)
+        self._permit.end_simple_steps(self._driver.steps.stepped_to)
 
     def _open_step_slowly(self) -> tuple[int, int, bool]:
-        step = self._permit.end_simple_steps()
-        if step is not None:
-            self._driver.steps.stepped_to(step)
+        self._permit.end_simple_steps(self._driver.steps.stepped_to)
         word, version = self._driver.steps.enter()
         return word, version, self._quiet != _NEVER
 

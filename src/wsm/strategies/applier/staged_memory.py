@@ -99,9 +99,10 @@ class StagedMemory:
         return self._ready is not None
 
     def flip(self) -> None:
-        """Swap the memory of every tensor; copy the bytes of captured ones."""
+        """Swap the memory of every tensor; copy the bytes of captured ones. Goes on where it raised."""
+        ready = self._ready or {}
         for name, spec in self._specs.items():
-            if not spec.nbytes:
+            if not spec.nbytes or self._served[name] is ready.get(name):
                 continue
             if name in self._captured:
                 copy_bytes(self._beside[name], self._served[name])
