@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,8 @@ from wrongs import Expected, State, Wrong
 from wsm.strategies import errors
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.messages import errors as stream_errors
-from wsm.strategies.mooncake import channel as mooncake_channel
+from wsm.strategies.mooncake import addresses
 from wsm.strategies.mooncake import messages as say
-from wsm.strategies.mooncake.channel import Channel
 from wsm.strategies.mooncake.engine import Engine, EngineSettings
 from wsm.strategies.mooncake.errors import TransferFailedError
 from wsm.strategies.mooncake.memory import PublishedMemory
@@ -48,15 +47,10 @@ with MooncakePublisher(sys.argv[1]) as publisher:
 
 
 class RawDesk:
-    """Listens in a publisher's place, and answers each message with whatever bytes a test wants.
+    """Listens in a publisher's place, and answers each message with whatever bytes a test wants."""
 
-    None ends the connection after that; memory of an engine of its own is what a Grant can speak of.
-    """
-
-    def __init__(self, address: str, answer: Callable[[say.Message], bytes | None]) -> None:
-        listening = mooncake_channel.listen(address)
-        self._listening, self._release = listening.socket, listening.release
-        self._listening.settimeout(0.01)
+    def __init__(self, address: str, answer: Callable[[say.Message], Iterable[bytes]]) -> None:
+        self._listener = addresses.listen(address)
         self._answer = answer
         self._stopped = False
         self._thread = threading.Thread(target=self._run)
@@ -64,30 +58,16 @@ class RawDesk:
 
     def _run(self) -> None:
         while not self._stopped:
-            try:
-                connected, _ = self._listening.accept()
-            except TimeoutError:
+            heard = self._listener.receive() if self._listener.poll(0.01) else None
+            if heard is None or heard[1] is None:
                 continue
-            channel = Channel(connected, "the rank under test")
-            try:
-                while not self._stopped:
-                    message = channel.receive(0.01)
-                    if message is None:
-                        continue
-                    data = self._answer(message)
-                    if data is None:
-                        break
-                    connected.sendall(data)
-            except (stream_errors.PeerDiedError, OSError):
-                pass
-            channel.end()
-            channel.close()
+            for data in self._answer(say.from_bytes(heard[1], peer="the rank under test")):
+                self._listener.send(heard[0], data)
 
     def close(self) -> None:
         self._stopped = True
         self._thread.join()
-        self._listening.close()
-        self._release()
+        self._listener.close()
 
 
 class MooncakeArrival(AddressArrival):
@@ -155,17 +135,17 @@ class MooncakeArrival(AddressArrival):
             shards=(shard, shard),
         )
 
-    def _answer(self, data: bytes | None) -> None:
+    def _answer(self, *data: bytes) -> None:
         """Answer everything a rank says with `data`."""
         self._desk = RawDesk(self._address, lambda _message: data)
 
     def _peer_silent(self, version: int, state: State) -> Expected:
         self._connect_s = 0.3
-        self._answer(b"")
+        self._answer()
         return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
 
     def _peer_endless(self, version: int, state: State) -> Expected:
-        self._answer(say.to_bytes(self._grant(version, state)) * 3)
+        self._answer(*[say.to_bytes(self._grant(version, state))] * 3)
         return Expected(stream_errors.PeerMessageError, (self._address, "it is a Grant, nothing was due"))
 
     def _peer_dies(self, version: int, state: State) -> Expected:
@@ -211,10 +191,8 @@ class MooncakeArrival(AddressArrival):
         return Expected(TransferFailedError, (self._address, grant.session, "could not read"))
 
     def _truncated_description(self, version: int, state: State) -> Expected:
-        data = [say.to_bytes(self._grant(version, state))[:-7], None]
-        self._connect_s = 0.3
-        self._desk = RawDesk(self._address, lambda _message: data.pop(0))
-        return Expected(stream_errors.PeerSilentError, (self._address, "its offer was due"))
+        self._answer(say.to_bytes(self._grant(version, state))[:-7])
+        return Expected(stream_errors.PeerMessageError, (self._address, "announces"))
 
     def _garbage(self, version: int, state: State) -> Expected:
         self._answer(b"no weights today, and no message either")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wsm.strategies.messages import frames as bucket_frames
-from wsm.strategies.messages.errors import PeerDiedError, PeerMessageError
+from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.mooncake import messages as say
-from wsm.strategies.mooncake.channel import Channel, parse_address
+from wsm.strategies.mooncake.addresses import parse_address
 from wsm.strategies.mooncake.engine import EngineSettings
 from wsm.strategies.mooncake.errors import EngineSettingsError
 from wsm.strategies.mooncake.leases import Leases
@@ -97,35 +96,6 @@ def changed_grant(**layout: object) -> say.Grant:
 def test_a_grant_whose_fields_do_not_fit_each_other_is_refused(grant, problem):
     with pytest.raises(PeerMessageError, match=problem):
         say.from_bytes(say.to_bytes(grant), peer="p")
-
-
-def test_a_channel_takes_messages_apart_and_stops_at_a_length_that_no_message_has():
-    ours, theirs = socket.socketpair()
-    channel = Channel(ours, "p")
-    whole = say.to_bytes(say.Renew())
-    theirs.sendall(whole + whole[:10])
-    assert channel.receive(1.0) == say.Renew()
-    assert channel.receive(0.0) is None
-    theirs.sendall(whole[10:])
-    assert channel.receive(1.0) == say.Renew()
-    head = bytearray(whole)
-    head[8:12] = b"\xff" * 4
-    theirs.sendall(head)
-    with pytest.raises(PeerMessageError, match="announces"):
-        channel.receive(1.0)
-    channel.close()
-    theirs.close()
-
-
-def test_the_end_of_a_peer_is_seen_at_once():
-    ours, theirs = socket.socketpair()
-    channel = Channel(ours, "p")
-    theirs.close()
-    with pytest.raises(PeerDiedError, match="its offer was due"):
-        channel.receive(60.0, expected="its offer")
-    with pytest.raises(PeerDiedError):
-        channel.send(say.Renew(), 1.0)
-    channel.close()
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,15 @@
-"""Where buckets are talked about: an address of this host, and the sockets at it, opened the same way always.
-
-One sender at a time listens at an address. The messages themselves go through
-:mod:`wsm.strategies.messages.listener` and :mod:`wsm.strategies.messages.caller`.
-"""
+"""Where buckets are talked about: addresses of this host, and listening and calling there."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
-from collections.abc import Callable
-from pathlib import Path
 
-from wsm.own_descriptor import not_inherited
-from wsm.shared_directory import bind_alone
-from wsm.strategies.messages.caller import Caller, Place
-from wsm.strategies.messages.errors import AddressBusyError, AddressError
-from wsm.strategies.messages.listener import MOST_CONNECTIONS, Listener
+from wsm.strategies.messages.caller import Caller
+from wsm.strategies.messages.connection import Place
+from wsm.strategies.messages.errors import AddressError
+from wsm.strategies.messages.listener import Listener, listen_at
 
 _TCP = re.compile(r"tcp://(127\.[0-9.]+|localhost|\[::1\]):([0-9]{1,5}|\*)")
 # A socket's address on Linux holds 108 characters, the last of them zero.
@@ -53,7 +46,7 @@ def check_address(address: str) -> Place:
     return socket.AF_INET, (host, port)
 
 
-def listen(address: str, *, most_connections: int = MOST_CONNECTIONS) -> Listener:
+def listen(address: str) -> Listener:
     """Listen for ranks at `address`.
 
     Raises
@@ -63,25 +56,7 @@ def listen(address: str, *, most_connections: int = MOST_CONNECTIONS) -> Listene
     wsm.shared_directory.ForeignPathError
         If something else lies at the path, or in the place of its lock file.
     """
-    family, place = check_address(address)
-    made: socket.socket | None = None
-    release: Callable[[], None] = _nothing
-    try:
-        if isinstance(place, str):
-            bound = bind_alone(Path(place))
-            if bound is None:
-                raise AddressBusyError(address=address, reason="another process listens there")
-            made, release = bound.socket, bound.release
-            return Listener(made, address, release, most_connections=most_connections)
-        made = not_inherited(socket.socket(family, socket.SOCK_STREAM))
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(place)
-        return Listener(made, _named(made), most_connections=most_connections)
-    except OSError as error:
-        if made is not None:
-            made.close()
-        release()
-        raise AddressBusyError(address=address, reason=str(error)) from error
+    return listen_at(check_address(address), address)
 
 
 def connect(address: str) -> Caller:
@@ -93,13 +68,3 @@ def connect(address: str) -> Caller:
         If it is none.
     """
     return Caller(check_address(address), f"the sender at {address}")
-
-
-def _named(bound: socket.socket) -> str:
-    """Return the ``tcp://`` address of a socket, port 0 replaced by the real one."""
-    host, port = bound.getsockname()[:2]
-    return f"tcp://[{host}]:{port}" if bound.family == socket.AF_INET6 else f"tcp://{host}:{port}"
-
-
-def _nothing() -> None:
-    """Release nothing: a port goes with its socket."""

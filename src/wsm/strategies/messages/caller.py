@@ -10,16 +10,16 @@ import enum
 import errno
 import select
 import socket
+import stat
 import struct
 import time
-from typing import TypeAlias
+from pathlib import Path
 
-from wsm.strategies.messages.connection import Connection
+from wsm.own_descriptor import not_inherited
+from wsm.shared_directory import require
+from wsm.strategies.messages.connection import Connection, Place
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.frames import HEADER_BYTES, MAX_BODY_BYTES
-
-#: What a socket takes for an address: its family, and a path or a host and a port.
-Place: TypeAlias = tuple[socket.AddressFamily, "str | tuple[str, int]"]
 
 # How long to wait before an address that nobody listens at is tried again.
 _AGAIN_S = 0.05
@@ -72,6 +72,8 @@ class Caller:
         ------
         PeerMessageError
             If what comes is none.
+        wsm.shared_directory.ForeignPathError
+            If another user's socket lies at the path, or something else.
         """
         until_s = time.monotonic() + seconds
         while self._message is None:
@@ -128,14 +130,28 @@ class Caller:
             connection.close()
             self._connection = None
 
+    def _begin(self, made: socket.socket) -> int:
+        """Begin to connect; return the error number."""
+        if isinstance(self._address, str):
+            path = Path(self._address)
+            try:
+                require(path, path.lstat(), stat.S_IFSOCK)
+            except OSError as error:
+                return error.errno or errno.ENOENT
+        return made.connect_ex(self._address)
+
     def _connect(self, seconds: float) -> None:
         """Try to connect, and wait `seconds` at most for that, or before it is tried again."""
         until_s = time.monotonic() + seconds
         made = self._socket
         if made is None:
-            made = self._socket = socket.socket(self._family, socket.SOCK_STREAM)
+            made = self._socket = not_inherited(socket.socket(self._family, socket.SOCK_STREAM))
             made.setblocking(False)
-            failed = made.connect_ex(self._address)
+            try:
+                failed = self._begin(made)
+            except BaseException:
+                self.close()
+                raise
         else:
             _wait(made, select.POLLOUT, seconds)
             failed = made.connect_ex(self._address)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import socket
 from collections import deque
+from typing import TypeAlias
 
 from wsm.own_descriptor import not_inherited
 from wsm.strategies.messages import zmtp
+
+#: What a socket takes for an address: its family, and a path or a host and a port.
+Place: TypeAlias = tuple[socket.AddressFamily, "str | tuple[str, int]"]
 
 # Bytes that one read brings at most.
 _READ_BYTES = 1 << 16

@@ -57,26 +57,6 @@ def envelope(kind: int, session: int, body: bytes) -> bytes:
     return head + bytes.fromhex(digest_of(head + body))
 
 
-def announced_bytes(head: bytes, *, peer: str) -> int:
-    """Return how long the message is that begins with the :data:`HEADER_BYTES` bytes `head`.
-
-    For transports that do not keep messages apart; so a length is looked at before it is waited for.
-
-    Raises
-    ------
-    PeerMessageError
-        If no message begins so.
-    """
-    magic, protocol, _, _, length, _ = _HEAD.unpack_from(head)
-    if magic != MAGIC:
-        raise PeerMessageError(peer=peer, problem=f"it begins with {magic!r}, not with {MAGIC!r}")
-    if protocol != PROTOCOL:
-        raise PeerMessageError(peer=peer, problem=f"it speaks protocol {protocol}, we speak {PROTOCOL}")
-    if length > MAX_BODY_BYTES:
-        raise PeerMessageError(peer=peer, problem=f"it announces {length} bytes, at most {MAX_BODY_BYTES}")
-    return HEADER_BYTES + int(length)
-
-
 def decode(data: bytes, *, peer: str) -> Frame:
     """Read the bytes of a message.
 

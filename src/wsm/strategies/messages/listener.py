@@ -8,15 +8,21 @@ at most; where one more comes, the oldest one that its user does not keep goes. 
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from wsm import log
-from wsm.strategies.messages.connection import Connection
+from wsm.own_descriptor import not_inherited
+from wsm.shared_directory import bind_alone
+from wsm.strategies.messages.connection import Connection, Place
+from wsm.strategies.messages.errors import AddressBusyError
 
 #: Connections that a listener has at most at one time; a quarter of what its process may open, if less.
 MOST_CONNECTIONS = 256
@@ -87,18 +93,29 @@ class Listener:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _KERNEL_BYTES)
         listening.setblocking(False)
         listening.listen(_BACKLOG)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._woken = False
+        self._waking = threading.Lock()
         self._epoll = select.epoll()
+        self._epoll.register(self._wake, select.EPOLLIN)
         self._epoll.register(listening, select.EPOLLIN)
 
     def poll(self, seconds: float) -> bool:
         """Wait until somebody may have said something, `seconds` at most; whether so. Takes connections."""
         until_s = time.monotonic() + seconds
-        while not self._ready:
+        self._woken = False
+        while not self._ready and not self._woken:
             remaining_s = until_s - time.monotonic()
             self._gather(max(remaining_s, 0.0))
             if remaining_s <= 0:
                 break
         return bool(self._ready)
+
+    def wake(self) -> None:
+        """Let who polls go on at once. Any thread may do so, until the listener is closed."""
+        with self._waking:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def receive(self) -> tuple[Connection, bytes | None] | None:
         """Return what the next one says, None for its end; None if it says nothing whole. Does not block.
@@ -172,6 +189,9 @@ class Listener:
         for connection in list(self._connections.values()):
             self.drop(connection)
         self._epoll.close()
+        with self._waking:
+            os.close(self._wake)
+            self._wake = -1
         self._listening.close()
         self._release()
 
@@ -188,6 +208,10 @@ class Listener:
         for descriptor, event in self._epoll.poll(0.0 if self._ready else seconds, _SEEN_AT_ONCE):
             if descriptor == self._listening.fileno():
                 self._accept()
+                continue
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
+                self._woken = True
                 continue
             connection = self._connections.get(descriptor)
             if connection is None:
@@ -247,3 +271,53 @@ class Listener:
     def _watch(self, connection: Connection) -> None:
         wanted = select.EPOLLIN | (select.EPOLLOUT if connection.unsent else 0)
         self._epoll.modify(connection, wanted)
+
+
+def listen_at(place: Place, address: str, *, most_connections: int = MOST_CONNECTIONS) -> Listener:
+    """Listen at a place; a path gets mode 0600, and is removed with the listener.
+
+    Parameters
+    ----------
+    place : Place
+        Where.
+    address : str
+        How others call that; of a port 0, ``tcp://`` and the real port will do so.
+    most_connections : int
+        As for :class:`Listener`.
+
+    Raises
+    ------
+    AddressBusyError
+        If another process listens there, or that cannot be.
+    wsm.shared_directory.ForeignPathError
+        If something else lies at the path, or in the place of its lock file.
+    """
+    family, where = place
+    made: socket.socket | None = None
+    release: Callable[[], None] = _nothing
+    try:
+        if isinstance(where, str):
+            bound = bind_alone(Path(where))
+            if bound is None:
+                raise AddressBusyError(address=address, reason="another process listens there")
+            made, release = bound.socket, bound.release
+            return Listener(made, address, release, most_connections=most_connections)
+        made = not_inherited(socket.socket(family, socket.SOCK_STREAM))
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(where)
+        return Listener(made, _named(made), most_connections=most_connections)
+    except OSError as error:
+        if made is not None:
+            made.close()
+        release()
+        raise AddressBusyError(address=address, reason=str(error)) from error
+
+
+def _named(bound: socket.socket) -> str:
+    """Return the ``tcp://`` address of a socket, port 0 replaced by the real one."""
+    host, port = bound.getsockname()[:2]
+    return f"tcp://[{host}]:{port}" if bound.family == socket.AF_INET6 else f"tcp://{host}:{port}"
+
+
+def _nothing() -> None:
+    """Release nothing: a port goes with its socket."""

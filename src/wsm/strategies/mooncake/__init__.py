@@ -8,6 +8,6 @@ configured                            what a configuration says of it
 engine, plan                          the engine as wsm uses it; where tensors lie, and how they are read
 publisher, memory                     the trainer's side; the memory that it lets ranks read
 desk, lease, leases                   both ends of a lease on that memory
-messages, channel                     what is said about it, and the connection
+messages, addresses                   what is said about it, and where
 ====================================  ====================================================================
 """

@@ -1,33 +1,30 @@
 """The publisher's end of every connection: grants, renews and ends leases on the version that is published.
 
-One thread per rank, because a rank that is slow or silent must not keep others waiting. What is published is
-put here and taken away by :mod:`wsm.strategies.mooncake.publisher`; this module registers no memory.
+One thread answers all ranks, and none of its calls waits for one, so a rank that is slow or silent keeps no
+other waiting, nor whoever publishes. What is published is put here and taken away by
+:mod:`wsm.strategies.mooncake.publisher`; this module registers no memory.
 """
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
-from wsm import log
 from wsm.clock import Clock
-from wsm.errors import WsmError
+from wsm.strategies.messages.connection import Connection
 from wsm.strategies.messages.errors import PeerMessageError
+from wsm.strategies.messages.listener import Listener
 from wsm.strategies.mooncake import messages as say
-from wsm.strategies.mooncake.channel import Channel
 from wsm.strategies.mooncake.leases import Leases
 from wsm.strategies.mooncake.plan import Layout
 
-# How long a rank may take to take a message off our hands.
-_SEND_S = 10.0
-# How long a connection waits for a word before it looks whether it is still wanted.
-_GLANCE_S = 0.2
-_MOST_RANKS = 1 << 10
-
-_log = log.logger("strategies")
+# How long the thread waits for a word, or to be woken.
+_GLANCE_S = 1.0
+# How long whoever waits for readers goes without a look: a lease may run out, which nobody tells.
+_LOOK_S = 0.2
+# Leases on one rank's shard. Whoever says that it is that rank gets one, in place of the oldest.
+_MOST_LEASES = 8
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Desk:
 
     Parameters
     ----------
-    listening : socket.socket
+    listener : Listener
         Where they come; belongs to the desk from now on.
     publisher, session : str
         Who publishes, and its engine.
@@ -59,29 +56,35 @@ class Desk:
     """
 
     def __init__(
-        self, listening: socket.socket, *, publisher: str, session: str, leases: Leases, clock: Clock
+        self, listener: Listener, *, publisher: str, session: str, leases: Leases, clock: Clock
     ) -> None:
-        self._listening = listening
+        self._listener = listener
         self._publisher = publisher
         self._session = session
         self._leases = leases
         self._clock = clock
         self._changed = threading.Condition()
         self._publication: Publication | None = None
-        self._visits: dict[threading.Thread, _Visit] = {}
+        # Who holds which lease on whose shard, the oldest first; what is told to those whose lease was ended.
+        self._readers: dict[Connection, tuple[int, int]] = {}
+        self._revoked: list[tuple[Connection, str]] = []
+        # What was granted, as bytes: the same for everybody who asks for a rank's shard.
+        self._grants: dict[tuple[int, bool], bytes] = {}
         self._closed = False
-        self._thread = threading.Thread(target=self._accept, name="wsm-mooncake-desk", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="wsm-mooncake-desk", daemon=True)
         self._thread.start()
 
     def put(self, publication: Publication) -> None:
         """Grant leases on `publication` from now on."""
         with self._changed:
             self._publication = publication
+            self._grants = {}
 
     def take(self) -> None:
         """Grant no more leases. Idempotent; those that are held go on."""
         with self._changed:
             self._publication = None
+            self._grants = {}
 
     def wait_until_free(self, wait_s: float) -> list[int]:
         """Wait until nobody reads; returns the ranks that still do after `wait_s`. Blocks."""
@@ -91,129 +94,146 @@ class Desk:
                 remaining_s = until_s - self._now_s()
                 if remaining_s <= 0:
                     return ranks
-                # A lease may also run out, which nobody tells.
-                self._changed.wait(min(remaining_s, _GLANCE_S))
+                self._changed.wait(min(remaining_s, _LOOK_S))
         return []
 
     def revoke(self, text: str) -> None:
-        """End all leases at once and tell who held them. Does not wait for them."""
+        """End all leases at once and have it told to who held them. Does not wait for that."""
         with self._changed:
             ended = set(self._leases.revoke())
-            told = [visit for visit in self._visits.values() if visit.lease in ended]
-        for visit in told:
-            visit.tell(say.Revoked(text))
+            self._revoked += [(who, text) for who, (_, lease) in self._readers.items() if lease in ended]
+        self._listener.wake()
 
     def close(self) -> None:
-        """Answer nobody any more. Idempotent."""
-        with self._changed:
-            self._closed = True
-            visits = dict(self._visits)
-        with suppress(OSError):  # closed before
-            self._listening.shutdown(socket.SHUT_RDWR)
+        """Answer nobody any more. Blocks, a second at most where ranks take no last word. Idempotent."""
+        self._closed = True
+        self._listener.wake()
         self._thread.join()
-        self._listening.close()
-        for thread, visit in visits.items():
-            visit.channel.end()
-            thread.join()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connected, _ = self._listening.accept()
-            except OSError:
-                if self._closed:
-                    return
-                continue
-            with self._changed:
-                if self._closed or len(self._visits) >= _MOST_RANKS:
-                    connected.close()
-                    continue
-                visit = _Visit(Channel(connected, "a rank"))
-                thread = threading.Thread(
-                    target=self._serve, args=(visit,), name="wsm-mooncake-visit", daemon=True
-                )
-                self._visits[thread] = visit
-            thread.start()
-
-    def _serve(self, visit: _Visit) -> None:
-        """Answer one rank until it goes; its lease ends with the connection."""
+    def _run(self) -> None:
+        """Answer until the desk is closed."""
         try:
             while not self._closed:
-                message = visit.channel.receive(_GLANCE_S)
-                if message is not None:
-                    visit.tell(self._answer(visit, message))
-        except WsmError as error:
-            if isinstance(error, PeerMessageError):
-                _log.warning(log.STREAM_MESSAGE_IGNORED, peer=visit.channel.peer, problem=str(error))
+                if self._listener.poll(_GLANCE_S):
+                    self._hear()
+                self._tell_revoked()
         finally:
-            with self._changed:
-                self._leases.release(visit.lease)
-                self._visits.pop(threading.current_thread(), None)
-                self._changed.notify_all()
-            visit.channel.close()
+            self._tell_revoked()
+            self._listener.close()
 
-    def _answer(self, visit: _Visit, message: say.Message) -> say.Message:
-        now_s = self._now_s()
+    def _hear(self) -> None:
+        """Take in one thing that was said, or that somebody has gone."""
+        heard = self._listener.receive()
+        if heard is None:
+            return
+        connection, data = heard
+        if data is None:
+            self._end(connection)
+            return
+        try:
+            self._answer(connection, say.from_bytes(data, peer="a rank"))
+        except PeerMessageError as error:
+            self._end(connection)
+            self._listener.refuse(connection, error.context["problem"])
+
+    def _tell_revoked(self) -> None:
         with self._changed:
-            if isinstance(message, say.Ask):
-                return self._granted(visit, message, now_s)
-            if isinstance(message, say.Renew):
-                if self._leases.renew(visit.lease, now_s):
-                    return say.Held()
-                return say.Revoked("the lease was not renewed in time")
-            if isinstance(message, say.Release):
-                held = self._leases.holds(visit.lease, now_s)
-                self._leases.release(visit.lease)
-                self._changed.notify_all()
-                return say.Released(held)
-        raise PeerMessageError(peer=visit.channel.peer, problem=f"it is a {type(message).__name__}")
+            revoked, self._revoked = self._revoked, []
+        for connection, text in revoked:
+            self._say(connection, say.Revoked(text))
 
-    def _granted(self, visit: _Visit, ask: say.Ask, now_s: float) -> say.Message:
-        publication = self._publication
-        if publication is None:
-            return say.Refuse("empty", "no version is published now")
-        if ask.version is not None and ask.version != publication.version:
-            return say.Refuse("version", "another version is published", publication.version)
-        world_size = len(publication.shards)
-        if ask.world_size is not None and ask.world_size != world_size:
-            return say.Refuse("world_size", f"versions are published for {world_size} ranks", world_size)
-        if ask.rank not in publication.shards:
-            return say.Refuse("rank", f"versions are published for ranks 0 to {world_size - 1}", world_size)
+    def _answer(self, connection: Connection, message: say.Message) -> None:
+        """Answer a rank.
+
+        Raises
+        ------
+        PeerMessageError
+            If it says what no rank says, or takes no answers.
+        """
+        now_s = self._now_s()
+        if connection.unsent:
+            raise PeerMessageError(peer="a rank", problem="it does not take the answer before")
+        if isinstance(message, say.Ask):
+            self._grant(connection, message, now_s)
+        elif isinstance(message, say.Renew):
+            with self._changed:
+                held = self._leases.renew(self._lease(connection), now_s)
+            self._say(connection, say.Held() if held else say.Revoked("the lease was not renewed in time"))
+        elif isinstance(message, say.Release):
+            with self._changed:
+                held = self._leases.holds(self._lease(connection), now_s)
+            self._end(connection)
+            self._say(connection, say.Released(held))
+        else:
+            raise PeerMessageError(peer="a rank", problem=f"it is a {type(message).__name__}")
+
+    def _grant(self, connection: Connection, ask: say.Ask, now_s: float) -> None:
+        with self._changed:
+            refusal = _refusal(self._publication, ask)
+            publication, grants = self._publication, self._grants
+            if refusal is None and not ask.look:
+                self._hold(connection, ask.rank, now_s)
+        if refusal is not None or publication is None:
+            self._say(connection, refusal or say.Refuse("empty", "no version is published now"))
+            return
         layout, layout_digest, digests = publication.shards[ask.rank]
-        visit.channel.peer = f"rank {ask.rank}"
-        if not ask.look:
-            self._leases.release(visit.lease)
-            visit.lease = self._leases.grant(ask.rank, now_s)
-        return say.Grant(
-            version=publication.version,
-            rank=ask.rank,
-            world_size=world_size,
-            publisher=self._publisher,
-            session=self._session,
-            lease_ms=max(int(self._leases.lease_s * 1000), 1),
-            layout_digest=layout_digest,
-            layout=None if layout_digest == ask.known_layout else layout,
-            digests=digests,
-            shards=publication.shard_digests,
-            finite=publication.finite,
-        )
+        key = (ask.rank, layout_digest == ask.known_layout)
+        if key not in grants:
+            grant = say.Grant(
+                version=publication.version,
+                rank=ask.rank,
+                world_size=len(publication.shards),
+                publisher=self._publisher,
+                session=self._session,
+                lease_ms=max(int(self._leases.lease_s * 1000), 1),
+                layout_digest=layout_digest,
+                layout=None if key[1] else layout,
+                digests=digests,
+                shards=publication.shard_digests,
+                finite=publication.finite,
+            )
+            grants[key] = say.to_bytes(grant)
+        self._listener.send(connection, grants[key])
+
+    def _hold(self, connection: Connection, rank: int, now_s: float) -> None:
+        """Give a connection a lease, in place of its own, or of the oldest of that rank's."""
+        self._leases.release(self._lease(connection))
+        self._readers.pop(connection, None)
+        same = [each for each, (of, _) in self._readers.items() if of == rank]
+        if len(same) >= _MOST_LEASES:
+            self._leases.release(self._readers.pop(same[0])[1])
+            same[0].kept = False
+            self._revoked.append((same[0], "others asked for the same rank's shard"))
+        self._readers[connection] = (rank, self._leases.grant(rank, now_s))
+        connection.kept = True
+
+    def _end(self, connection: Connection) -> None:
+        """Take back the lease of a connection, if it has one."""
+        with self._changed:
+            self._leases.release(self._lease(connection))
+            self._readers.pop(connection, None)
+            self._changed.notify_all()
+        connection.kept = False
+
+    def _lease(self, connection: Connection) -> int:
+        return self._readers.get(connection, (0, 0))[1]
+
+    def _say(self, connection: Connection, message: say.Message) -> None:
+        self._listener.send(connection, say.to_bytes(message))
 
     def _now_s(self) -> float:
         return self._clock.monotonic_ns() / 1e9
 
 
-class _Visit:
-    """One rank that is connected, and its lease (0: none)."""
-
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
-        self.lease = 0
-        self._sending = threading.Lock()
-
-    def tell(self, message: say.Message) -> None:
-        """Say something; from the thread that serves the rank, or from one that revokes."""
-        with self._sending:
-            try:
-                self.channel.send(message, _SEND_S)
-            except WsmError:
-                self.channel.end()  # the thread that serves it sees that, and ends
+def _refusal(publication: Publication | None, ask: say.Ask) -> say.Refuse | None:
+    """Return why a rank gets nothing, if so; pure."""
+    if publication is None:
+        return say.Refuse("empty", "no version is published now")
+    if ask.version is not None and ask.version != publication.version:
+        return say.Refuse("version", "another version is published", publication.version)
+    world_size = len(publication.shards)
+    if ask.world_size is not None and ask.world_size != world_size:
+        return say.Refuse("world_size", f"versions are published for {world_size} ranks", world_size)
+    if ask.rank not in publication.shards:
+        return say.Refuse("rank", f"versions are published for ranks 0 to {world_size - 1}", world_size)
+    return None

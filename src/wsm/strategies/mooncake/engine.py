@@ -29,6 +29,7 @@ import stat
 import struct
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +54,14 @@ _PORTS = range(12001, 18001)
 _COME_BY_S = 0.5
 # How long a wait lasts before a read is looked at again.
 _GLANCE_S = 0.0005
+# How long a wait for a peer lasts before it is asked whether to go on.
+_LOOK_S = 0.02
 
 _LIBRARY = re.compile(r"(lib[\w+-]+\.so[\w.]*): cannot open shared object file")
+
+
+def _never_mind() -> None:
+    """Go on in any case."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +161,12 @@ class Engine:
         """Let peers read the memory that begins there no more."""
         self._engine.unregister_memory(address)
 
-    def find(self, peer: str, remote: int, timeout_s: float) -> bool | None:
+    def find(
+        self, peer: str, remote: int, timeout_s: float, go_on: Callable[[], None] = _never_mind
+    ) -> bool | None:
         """Read one byte at address `remote` of `peer`, to know it from now on. Blocks, `timeout_s` at most.
+
+        Meanwhile `go_on` is called again and again; what it raises ends the wait, and the engine's worth.
 
         Returns
         -------
@@ -175,12 +186,15 @@ class Engine:
         thread = threading.Thread(target=begin, name="wsm-mooncake-find")
         deadline_s = time.monotonic() + timeout_s
         thread.start()
-        thread.join(timeout_s)
+        while thread.is_alive() and time.monotonic() < deadline_s:
+            thread.join(_LOOK_S)
+            go_on()
         while tickets and time.monotonic() < deadline_s:
             done = self.done(tickets[0]) if tickets[0] else False
             if done is not None:
                 return done
             threading.Event().wait(_GLANCE_S)
+            go_on()
         return None
 
     def read(self, peer: str, remote: int, memory: memoryview) -> int:

@@ -10,10 +10,10 @@ import time
 
 from wsm.errors import WsmError
 from wsm.strategies.errors import LoadCancelledError, ShardIdentityError, VersionMismatchError
+from wsm.strategies.messages.caller import Caller, Presence
 from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerMessageError, PeerSilentError
-from wsm.strategies.mooncake import channel as mooncake_channel
 from wsm.strategies.mooncake import messages as say
-from wsm.strategies.mooncake.channel import Channel
+from wsm.strategies.mooncake.addresses import parse_address
 from wsm.strategies.mooncake.errors import LeaseLostError
 from wsm.strategies.observer import LoadObserver
 
@@ -45,10 +45,10 @@ class RankLease:
 
     def __init__(self, address: str, observer: LoadObserver, *, silence_s: float) -> None:
         self.peer = f"the publisher at {address}"
-        self._address = address
+        self._place = parse_address(address)
         self._observer = observer
         self._silence_s = silence_s
-        self._channel: Channel | None = None
+        self._caller: Caller | None = None
         self._grant: say.Grant | None = None
         self._renewed_s = 0.0
         self._asked_s: float | None = None
@@ -84,7 +84,7 @@ class RankLease:
                 self.close()
                 answer, refused = None, None
                 gone_s = gone_s or time.monotonic()
-            if self._channel is not None:
+            if self._caller is not None and self._caller.presence is Presence.HERE:
                 met, gone_s = True, None
             if isinstance(answer, say.Grant):
                 self._check(ask, answer)
@@ -112,14 +112,12 @@ class RankLease:
         LoadCancelledError
             If the load was cancelled.
         """
-        channel, grant = self._held()
+        caller, grant = self._held()
         now_s = time.monotonic()
         if self._asked_s is None and now_s - self._renewed_s > grant.lease_ms / 1000 * _RENEW_AFTER:
-            with _marked(self):
-                channel.send(say.Renew(), self._silence_s)
+            caller.send(say.to_bytes(say.Renew()))
             self._asked_s = now_s
-        with _marked(self):
-            message = channel.receive(wait_s, expected="the rest of the version")
+        message = self._next(caller, wait_s, "the rest of the version")
         if isinstance(message, say.Held) and self._asked_s is not None:
             self._renewed_s, self._asked_s = self._asked_s, None
         elif isinstance(message, say.Revoked):
@@ -140,13 +138,11 @@ class RankLease:
         PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
             If there is no proper answer.
         """
-        channel, grant = self._held()
-        with _marked(self):
-            channel.send(say.Release("", ""), self._silence_s)
+        caller, grant = self._held()
+        caller.send(say.to_bytes(say.Release("", "")))
         deadline_s = time.monotonic() + self._silence_s
         while time.monotonic() < deadline_s:
-            with _marked(self):
-                message = channel.receive(_GLANCE_S, expected="its last word")
+            message = self._next(caller, _GLANCE_S, "its last word")
             if isinstance(message, say.Released):
                 if message.held:
                     return
@@ -162,6 +158,7 @@ class RankLease:
                 )
             if message is not None and not isinstance(message, say.Held):
                 raise self._not_due(message, "its last word")
+            self.stop_if_cancelled()
         raise self._silent("its last word")
 
     def stop_if_cancelled(self) -> None:
@@ -172,29 +169,51 @@ class RankLease:
 
     def close(self) -> None:
         """Let go, whatever happened. Idempotent, never raises."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.end()
-            channel.close()
+        caller, self._caller = self._caller, None
+        if caller is not None:
+            caller.close(flush=False)
 
     def _answer(self, ask: say.Ask, deadline_s: float) -> say.Grant | say.Refuse | None:
-        """Ask once; None if nobody is there."""
-        if self._channel is None:
-            remaining_s = max(deadline_s - time.monotonic(), _GLANCE_S)
-            self._channel = mooncake_channel.connect(self._address, remaining_s)
-            if self._channel is None:
-                return None
-            self._channel.peer = self.peer
-        self._channel.send(ask, max(deadline_s - time.monotonic(), _GLANCE_S))
+        """Ask once; None if nobody is there, or answers before the deadline.
+
+        Raises
+        ------
+        PeerDiedError
+            If somebody was there and has ended.
+        """
+        begun_s = time.monotonic()
+        if self._caller is None:
+            self._caller = Caller(self._place, self.peer)
+        caller = self._caller
+        caller.send(say.to_bytes(ask))
         while True:
-            message = self._channel.receive(_GLANCE_S, expected="its offer")
+            message = self._next(caller, _GLANCE_S, "its offer")
             if isinstance(message, say.Grant | say.Refuse):
                 return message
             if message is not None:
                 raise self._not_due(message, "its offer")
-            if time.monotonic() >= deadline_s:
+            if caller.presence is Presence.ABANDONED:
+                raise PeerDiedError(peer=self.peer, expected="its offer")
+            now_s = time.monotonic()
+            if caller.presence is Presence.NOBODY_YET and now_s - begun_s > _AGAIN_S:
+                self.close()
+                return None
+            if now_s >= deadline_s:
                 return None
             self.stop_if_cancelled()
+
+    def _next(self, caller: Caller, wait_s: float, expected: str) -> say.Message | None:
+        """Return what the publisher says next; None if it says nothing within `wait_s`."""
+        try:
+            data = caller.receive() if caller.poll(wait_s) else None
+            if data is not None:
+                return say.from_bytes(data, peer=self.peer)
+        except PeerMessageError as error:
+            problem = error.context["problem"]
+            raise PeerMessageError(peer=self.peer, problem=problem, touched=self.touched) from error
+        if caller.presence is Presence.GONE:
+            raise PeerDiedError(peer=self.peer, expected=expected, touched=self.touched)
+        return None
 
     def _check(self, ask: say.Ask, grant: say.Grant) -> None:
         if grant.rank != ask.rank:
@@ -214,10 +233,10 @@ class RankLease:
     def _other_world(self, expected: int, found: int) -> ShardIdentityError:
         return ShardIdentityError(file=self.peer, field="world size", expected=expected, found=found)
 
-    def _held(self) -> tuple[Channel, say.Grant]:
-        if self._channel is None or self._grant is None:
+    def _held(self) -> tuple[Caller, say.Grant]:
+        if self._caller is None or self._grant is None:
             raise PeerMessageError(peer=self.peer, problem="there is no lease", touched=self.touched)
-        return self._channel, self._grant
+        return self._caller, self._grant
 
     def _not_due(self, message: say.Message, due: str) -> PeerMessageError:
         return PeerMessageError(
@@ -236,18 +255,3 @@ class RankLease:
         while time.monotonic() < deadline_s:
             self.stop_if_cancelled()
             threading.Event().wait(_GLANCE_S)
-
-
-class _marked:  # noqa: N801 - used like a function
-    """Errors of a channel, which knows no targets, get to say whether one was touched."""
-
-    def __init__(self, lease: RankLease) -> None:
-        self._lease = lease
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, WsmError) and "touched" in error.context:
-            error.context["touched"] = self._lease.touched
-            error.touched = self._lease.touched  # type: ignore[attr-defined]  # context entries are attributes

@@ -17,7 +17,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.documents.sealed_json import content_digest
 from wsm.strategies.files.version_file import check_version
-from wsm.strategies.mooncake import channel as mooncake_channel
+from wsm.strategies.mooncake import addresses
 from wsm.strategies.mooncake.desk import Desk, Publication
 from wsm.strategies.mooncake.engine import Engine, EngineSettings
 from wsm.strategies.mooncake.errors import EngineSettingsError, PublicationHeldError
@@ -90,18 +90,17 @@ class MooncakePublisher:
         if not lease_s > 0:
             raise EngineSettingsError(field="lease_s", value=lease_s, problem="is no time; give seconds")
         self._clock = clock or SystemClock()
-        listening = mooncake_channel.listen(address)
+        listener = addresses.listen(address)
         try:
             self._engine = Engine(settings or EngineSettings())
         except BaseException:
-            listening.socket.close()
-            listening.release()
+            listener.close()
             raise
-        self.address, self._release = listening.address, listening.release
+        self.address = listener.address
         self._memory = PublishedMemory(self._engine, packed_below=packed_below)
         self._version: int | None = None
         self._desk = Desk(
-            listening.socket,
+            listener,
             publisher=secrets.token_hex(16),
             session=self._engine.session,
             leases=Leases(lease_s),
@@ -220,7 +219,6 @@ class MooncakePublisher:
         """End every connection and the engine; what ranks are reading fails. Idempotent."""
         self.withdraw(revoke=True)
         self._desk.close()
-        self._release()
         self._engine.close()
         self._memory.close()
 

@@ -19,7 +19,7 @@ from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import EmptySnapshotError
 from wsm.strategies.messages.errors import PeerMessageError, PeerSilentError
 from wsm.strategies.mooncake import messages as say
-from wsm.strategies.mooncake.channel import parse_address
+from wsm.strategies.mooncake.addresses import parse_address
 from wsm.strategies.mooncake.engine import Engine, EngineSettings
 from wsm.strategies.mooncake.errors import EngineSettingsError, TransferFailedError
 from wsm.strategies.mooncake.lease import RankLease
@@ -247,7 +247,7 @@ class MooncakeTransport:
     def _find(self, engine: Engine, session: str, layout: Layout, lease: RankLease) -> None:
         if not layout.regions:
             return
-        found = engine.find(session, layout.regions[0].address, self._silence_s)
+        found = engine.find(session, layout.regions[0].address, self._silence_s, lease.keep)
         if found:
             return
         self.close()
