@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable
 
-from campaign import damage_midway, deaths_midway, starved
+from campaign import damage_midway, deaths_midway, other_user, starved
 from campaign.asking import HANG_S, Answer, HangError
 from campaign.case import Case
 from campaign.controller_faults import POINTS, other_controller
@@ -52,6 +52,7 @@ KINDS: dict[str, Havoc] = {
     **deaths_midway.KINDS,
     **damage_midway.KINDS,
     **starved.KINDS,
+    **other_user.KINDS,
 }
 
 _OPERATIONS = (*COMMANDS, *HALVES, *POLICIES)
