@@ -200,9 +200,13 @@ def objection(asked: Asked) -> str | None:
 
 
 def begin(asked: Asked, joint: JointState) -> Course:
-    """Begin the transition: all ranks stand at the same step. For a hot update: the flip begins."""
+    """Begin the transition: all ranks stand at the same step.
+
+    For a hot update the flip begins here; if a shortage cut its beginning short, it goes on from there.
+    """
     course = Course(joint)
-    for event in _first_events(asked):
+    cut_short = asked.request is Request.HOT_UPDATE and joint.weights is WeightState.UPDATING
+    for event in () if cut_short else _first_events(asked):
         course = course.then(event, kv_kept=asked.keeps_kv or event is not WeightEvent.UPDATE)
     replaced = course.joint.weights is WeightState.UPDATING and course.joint.kv is KVState.NORMAL
     return course.then(KVEvent.UPDATE) if replaced and not asked.keeps_kv else course

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from transitions import Machine, MachineError
 
 from wsm.states import joint
-from wsm.states.chart import Chart, Event, Guard, Row
+from wsm.states.chart import Chart, Event, Guard, Row, State
 from wsm.states.errors import ConcurrentFireError, IllegalTransitionError, MachineDisagreesError
 from wsm.states.joint import JointState
 from wsm.states.record import TransitionRecord
@@ -100,30 +100,31 @@ class ChartMachine:
         """Where it is: a member of the chart's states."""
         return self._model.state
 
-    def take(self, event: Event, facts: Facts) -> Row | None:
-        """Let the machine decide; return the row that it took, or None if it refused and stayed where it is.
+    def take(self, event: Event, facts: Facts, expected: State | None) -> bool:
+        """Let the machine decide; return whether it moved. Nothing is left to be done behind the move.
+
+        Parameters
+        ----------
+        expected : State or None
+            Where the table leads; None: it has no row.
 
         Raises
         ------
         MachineDisagreesError
-            If it went where its table leads by no such row.
+            If it went elsewhere.
         """
-        source = self._model.state
         try:
-            moved = self._machine.events[event.value].trigger(self._model, facts=facts)
+            moved = bool(self._machine.events[event.value].trigger(self._model, facts=facts))
         except MachineError:  # no row of this state takes the event
-            return None
-        if not moved:
-            return None
-        row = self.chart.find(source, event, kept=facts.kept)
-        if row is None or row.dest is not self._model.state:
+            return False
+        if moved and self._model.state is not expected:
             raise MachineDisagreesError(
                 machine=self.chart.region.value,
                 event=event.value,
-                expected="no transition" if row is None else row.dest.name,
+                expected="no transition" if expected is None else expected.name,
                 found=str(self._model.state.name),
             )
-        return row
+        return moved
 
     def edges(self) -> frozenset[Edge]:
         """Return every edge as `transitions` itself reports it."""
@@ -283,24 +284,30 @@ class LifeCycle:
             joint.require_flags(kept=kept, kv_kept=kv_kept)
             before = self.joint
             machine = self._weights if isinstance(event, WeightEvent) else self._kv
-            row = machine.take(event, Facts(before, kept))
-            if row is None:
-                raise self._refusal(machine, event, kept=kept)
-            self._joint = joint.follow(before, row, kv_kept=kv_kept)
+            row = machine.chart.find(machine.state, event, kept=kept)
+            after, record = before, None
+            if row is not None:
+                # What may raise for want of memory comes before the move, so that no move goes unrecorded.
+                after = joint.follow(before, row, kv_kept=kv_kept)
+                record = TransitionRecord(
+                    machine.chart.region.value,
+                    row.source.name,
+                    event.value,
+                    row.dest.name,
+                    None if row.guard is None else row.guard.value,
+                    at_ns,
+                    epoch,
+                    sequence,
+                    cause,
+                    kv_kept,
+                )
+            moved = machine.take(event, Facts(before, kept), None if row is None else row.dest)
+            if moved:
+                self._joint = after
         finally:
             self._inside.release()
-        record = TransitionRecord(
-            machine.chart.region.value,
-            row.source.name,
-            event.value,
-            row.dest.name,
-            None if row.guard is None else row.guard.value,
-            at_ns,
-            epoch,
-            sequence,
-            cause,
-            kv_kept,
-        )
+        if not moved or record is None:
+            raise self._refusal(machine, event, kept=kept)
         if self._observers:
             self._deliver(record)
         return record

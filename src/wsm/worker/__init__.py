@@ -10,7 +10,6 @@ module                      responsible for
 :mod:`.cache_participant`   :class:`CacheParticipant`: a KV-cache process, which takes part and never steps
 :mod:`.cache_word`          FastDeploy's ``kv_cache_status``, shown and answered by that process
 :mod:`.execution`           one command on this rank: legality, plan, state machines, undo; knows no words
-:mod:`.retreat`             how a command that is not to be is undone, kept or given back
 :mod:`.holding`             what a rank holds between commands: its weights' facts, whose blocks it has kept
 :mod:`.execution_factory`   from a command's word and arguments to its execution
 :mod:`.pause`               how long a rank could not serve

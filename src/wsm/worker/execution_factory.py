@@ -25,13 +25,14 @@ from wsm.commit_report import commit_report
 from wsm.protocol.rank_state import RankState
 from wsm.report import RankReport
 from wsm.signals.word import Operation
+from wsm.states.command_events import Request
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.errors import StepBrokenError
-from wsm.worker.execution import Execution, Load, Request
+from wsm.worker.execution import Execution, Load
 from wsm.worker.group_words import GroupWords
 from wsm.worker.holding import Holding
 from wsm.worker.hot_execution import HotExecution

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from wsm.actions.base import Action
-from wsm.states.vocabulary import KVEvent, KVPolicy, KVState, WeightEvent, WeightState
+from wsm.states import command_events
 from wsm.worker.errors import (
     ActionDeadlineError,
     CommandAbortedError,
-    CommandIllegalError,
     StagingUnfinishedError,
 )
 from wsm.worker.execution import Execution
@@ -65,15 +64,7 @@ class HotExecution(Execution):
         wsm.actions.errors.StagingUnsupportedError, wsm.actions.errors.StagingMemoryError
             If the weights cannot be staged, or not in the memory that is there.
         """
-        if not self._life.serving:
-            raise CommandIllegalError(
-                rank=self._context.rank,
-                command=self.request.value,
-                weights=self._life.weights.name,
-                kv=self._life.kv.name,
-                why="a hot update replaces weights that serve; update without it",
-            )
-        self.plan.admit(self._context)
+        self._admit()
         if not all(stager.rest(_REST_S) for stager in self._before):
             raise StagingUnfinishedError(rank=self._context.rank)
         self._watch.takes_up(self.plan)
@@ -144,20 +135,15 @@ class HotExecution(Execution):
 
     def _flip(self) -> None:
         self.doing = "flip"
-        if self._life.weights is WeightState.NORMAL:
-            self._work.fire(WeightEvent.UPDATE, kv_kept=self.arguments.kv_policy is not KVPolicy.DROP)
-        untouched = len(self._flips) == len(self.plan.flip)
-        if untouched and self.arguments.kv_policy is KVPolicy.DROP and self._life.kv is KVState.NORMAL:
-            self._work.fire(KVEvent.UPDATE)
+        if len(self._flips) == len(self.plan.flip):
+            self._begin_transition()
         while self._flips:
             action = self._flips[0]
             self.doing = action.name
             self._work.run(action)
             self._work.kv_followed(action.name)
             del self._flips[0]
-        self._work.bring_kv_back()
-        if self._life.weights is WeightState.UPDATING:
-            self._work.fire(WeightEvent.PREPARED)
+        self._work.follow(command_events.finish(self._asked, self._life.joint))
         self._flipped = True
 
     def undo(self) -> bool:

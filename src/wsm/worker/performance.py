@@ -10,10 +10,17 @@ from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.clock import Clock
 from wsm.report import ActionSeconds, RankReport
+from wsm.states.command_events import CacheChange, Course, followed
 from wsm.states.machine import LifeCycle
-from wsm.states.vocabulary import KVEvent, KVState, WeightEvent
+from wsm.states.vocabulary import KVEvent, WeightEvent
 from wsm.worker.recording import Recorder
 from wsm.worker.watch import ActionWatch
+
+_CACHE_CHANGES = {
+    names.RELEASE_KV_CACHE: CacheChange.RELEASED,
+    names.REBUILD_KV_CACHE: CacheChange.READY,
+    names.FORGET_KV_CACHE: CacheChange.READY,
+}
 
 
 class Performance:
@@ -112,19 +119,16 @@ class Performance:
             )
         )
 
-    def kv_followed(self, action: str) -> None:
-        """Let the KV cache's machine follow the actions that change it."""
-        if action == names.RELEASE_KV_CACHE and self._life.kv is KVState.CLEARING:
-            self.fire(KVEvent.CLEARED)
-        if action in (names.REBUILD_KV_CACHE, names.FORGET_KV_CACHE):
-            self.bring_kv_back()
+    def follow(self, course: Course) -> None:
+        """Take a course of events in; the refusal of one is raised."""
+        for fired in course.fired:
+            self.fire(fired.event, kept=fired.kept, kv_kept=fired.kv_kept, cause=fired.cause)
 
-    def bring_kv_back(self) -> None:
-        """Say that the KV cache is whole again; an engine without one is always in step."""
-        if self._life.kv is KVState.CLEARED:
-            self.fire(KVEvent.UPDATE)
-        if self._life.kv is KVState.UPDATING:
-            self.fire(KVEvent.REBUILT)
+    def kv_followed(self, action: str) -> None:
+        """Let the KV cache's machine follow an action that has changed it."""
+        change = _CACHE_CHANGES.get(action)
+        if change is not None:
+            self.follow(followed(self._life.joint, change))
 
     def report(self) -> RankReport:
         """Describe what was done so far."""
