@@ -81,7 +81,10 @@ class SharedFile:
 
         One ``fstat``; 0 once it is unmapped.
         """
-        return max(self.size - self._mapping.size(), 0) if self.address else 0
+        try:
+            return max(self.size - self._mapping.size(), 0)
+        except ValueError:  # unmapped, by another thread maybe
+            return 0
 
     def remove(self) -> None:
         """Remove the name of the file if it still means this one."""
