@@ -173,7 +173,7 @@ def main(arguments: list[str]) -> None:
     )
     steps = os.environ.get(STEPS_VARIABLE)
     directory = Path(os.environ[DIRECTORY_VARIABLE])
-    with Worker(config.group, runner, rank=rank, plan_options=options) as worker:
+    with Worker(config.group, runner, rank=rank, plan_options=options, answers_engine_words=False) as worker:
         records = StepRecords(directory / "steps", rank, blocks) if steps != "no" else None
         serve(worker, runner, Meeting(config, rank), records, trap)
 

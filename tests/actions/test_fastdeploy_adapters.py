@@ -12,11 +12,13 @@ import pytest
 from wsm.actions.backends.device_groups import DeviceGroups
 from wsm.actions.backends.errors import CallMissingError, GroupDownError
 from wsm.actions.backends.fastdeploy import FastDeployGraphs, FastDeployRequests
-from wsm.actions.backends.fastdeploy_runner import IN_FLIGHT_POLICIES, FastDeployRunner
+from wsm.actions.backends.fastdeploy_runner import FastDeployRunner
 from wsm.actions.backends.paddle_memory import DeviceMemory
+from wsm.actions.errors import PlanOptionsError
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind, Runner
+from wsm.states.vocabulary import InFlightPolicy
 
 
 class FakeFlags:
@@ -162,13 +164,17 @@ def fitted(calls, runner):
 
 @pytest.fixture
 def plans(fitted):
-    return derive_plans(
-        PlanOptions.from_runner(fitted, shut_down_groups=True, in_flight_policies=IN_FLIGHT_POLICIES)
-    )
+    return derive_plans(PlanOptions.from_runner(fitted, shut_down_groups=True))
 
 
 def test_the_fitted_runner_is_a_runner(fitted):
     assert isinstance(fitted, Runner)
+
+
+def test_plans_promise_no_policy_that_fastdeploys_scheduler_cannot_honour(fitted):
+    assert PlanOptions.from_runner(fitted).in_flight_policies == {InFlightPolicy.ABORT, InFlightPolicy.DRAIN}
+    with pytest.raises(PlanOptionsError, match="keep needs requests"):
+        PlanOptions.from_runner(fitted, in_flight_policies=frozenset(InFlightPolicy))
 
 
 def test_clear_makes_fastdeploys_own_calls_in_the_order_that_it_learnt(
@@ -230,11 +236,6 @@ def test_live_requests_are_counted_by_their_stop_flags(fitted):
     assert fitted.requests.in_flight() == 2
     assert fitted.requests.abort_all() == 2
     assert fitted.requests.in_flight() == 0
-
-
-def test_freezing_is_refused_by_name(fitted):
-    with pytest.raises(CallMissingError, match="keep"):
-        fitted.requests.freeze()
 
 
 def test_a_build_without_a_needed_call_is_refused_before_anything_begins(calls):

@@ -6,13 +6,13 @@ Responsible for refusing contradictions before any plan exists. It knows nothing
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wsm.actions import names
 from wsm.actions.addition import Addition
 from wsm.actions.errors import PlanOptionsError
 from wsm.actions.measuring import MemoryDrop
-from wsm.actions.request_surfaces import HoldingRequestSurface
+from wsm.actions.request_surfaces import FreezingRequestSurface, HoldingRequestSurface
 from wsm.actions.surfaces import (
     AbandonableBuffer,
     AbandonableGroups,
@@ -46,8 +46,9 @@ class PlanOptions:
         Names of the auxiliary models (MTP).
     group_kinds : tuple of GroupKind
         Communicators of this rank.
-    shut_down_groups : bool
-        Whether clear shuts them down and update restarts them (``--shutdown-comm-group-if-worker-idle``).
+    shut_down_groups : bool or None
+        Whether clear shuts them down and update restarts them (``--shutdown-comm-group-if-worker-idle``);
+        None: as the group's configuration says, and not without one.
     rejoins : bool
         Whether communicators, and the buffer on them, can be given up by one rank alone, so that its process
         outlives the death of a peer. Then the first update of each epoch creates them.
@@ -64,8 +65,8 @@ class PlanOptions:
     address_contract : AddressContract or None
         Set where captured storage addresses must survive an update, or are recorded anew by capturing.
     deadlines : mapping of str to float
-        ``Action.deadline_s``, by a name of :mod:`wsm.actions.names` or of an addition; the others keep their
-        defaults.
+        ``Action.deadline_s``, by a name of :mod:`wsm.actions.names` or of an addition; the others are the
+        configuration's, or keep their defaults.
     additions : tuple of Addition
         Units of work of the engine's own.
 
@@ -83,7 +84,7 @@ class PlanOptions:
     cache_only: bool = False
     auxiliaries: tuple[str, ...] = ()
     group_kinds: tuple[GroupKind, ...] = ()
-    shut_down_groups: bool = False
+    shut_down_groups: bool | None = None
     rejoins: bool = False
     routing_replay: bool = False
     kv_policies: frozenset[KVPolicy] = frozenset({KVPolicy.DROP})
@@ -113,7 +114,7 @@ class PlanOptions:
         )
         self._refuse(
             "shut_down_groups",
-            self.shut_down_groups and not self.group_kinds,
+            bool(self.shut_down_groups) and not self.group_kinds,
             "there is no group to shut down",
         )
         self._refuse(
@@ -142,10 +143,10 @@ class PlanOptions:
         cls,
         runner: Runner,
         *,
-        shut_down_groups: bool = False,
+        shut_down_groups: bool | None = None,
         capture_is_collective: bool = True,
         kv_policies: frozenset[KVPolicy] = frozenset({KVPolicy.DROP}),
-        in_flight_policies: frozenset[InFlightPolicy] = frozenset(InFlightPolicy),
+        in_flight_policies: frozenset[InFlightPolicy] | None = None,
         memory_drop: MemoryDrop | None = None,
         digest: ResidentDigest = resident_digest,
         address_contract: AddressContract | None = None,
@@ -155,24 +156,18 @@ class PlanOptions:
 
         A runner that has work of its own in plans lists it in an attribute `additions`.
 
+        Parameters
+        ----------
+        in_flight_policies : frozenset of InFlightPolicy or None
+            None takes all that the runner's scheduler can honour.
+
         Raises
         ------
         PlanOptionsError
-            If options contradict each other, or the KV policy KEEP_IN_FLIGHT is among them and the runner's
-            caches or its scheduler cannot keep the blocks of running requests alone.
+            If options contradict each other, or promise what the runner cannot do
+            (:meth:`require_offered`).
         """
-        caches = (runner.kv_cache, *(auxiliary.kv_cache for auxiliary in runner.auxiliaries))
-        can_hold = isinstance(runner.requests, HoldingRequestSurface) and all(
-            isinstance(cache, KeepingKVCacheSurface) for cache in caches
-        )
-        if KVPolicy.KEEP_IN_FLIGHT in kv_policies and runner.kv_cache is not None and not can_hold:
-            raise PlanOptionsError(
-                option="kv_policies",
-                value=sorted(policy.value for policy in kv_policies),
-                allowed="keep-in-flight needs requests.hold() and kv_cache.forget_idle(), see "
-                "wsm.actions.surfaces",
-            )
-        return cls(
+        options = cls(
             has_graphs=runner.graphs is not None,
             has_draft_graphs=any(auxiliary.graphs is not None for auxiliary in runner.auxiliaries),
             capture_is_collective=capture_is_collective,
@@ -185,10 +180,88 @@ class PlanOptions:
             and (runner.deepep is None or isinstance(runner.deepep, AbandonableBuffer)),
             routing_replay=runner.routing_replay is not None,
             kv_policies=kv_policies,
-            in_flight_policies=in_flight_policies,
+            in_flight_policies=_honoured(runner) if in_flight_policies is None else in_flight_policies,
             memory_drop=memory_drop or MemoryDrop(),
             resident_digest=digest,
             address_contract=address_contract,
             deadlines=deadlines or {},
             additions=tuple(getattr(runner, "additions", ())),
         )
+        options.require_offered(runner)
+        return options
+
+    def require_offered(self, runner: Runner) -> None:
+        """See that a runner can do all that these options promise, before anything relies on it.
+
+        Raises
+        ------
+        PlanOptionsError
+            If a policy needs more than the runner's scheduler or caches offer, or the options name a surface
+            that the runner does not have.
+        """
+        present = {
+            "has_graphs": runner.graphs is not None,
+            "has_draft_graphs": any(auxiliary.graphs is not None for auxiliary in runner.auxiliaries),
+            "has_deepep": runner.deepep is not None,
+            "has_kv": runner.kv_cache is not None,
+            "routing_replay": runner.routing_replay is not None,
+            "auxiliaries": set(self.auxiliaries) <= {auxiliary.name for auxiliary in runner.auxiliaries},
+            "group_kinds": set(self.group_kinds)
+            <= (set() if runner.groups is None else set(runner.groups.kinds())),
+        }
+        for option, is_there in present.items():
+            self._refuse(
+                option, bool(getattr(self, option)) and not is_there, "the runner has none; see from_runner"
+            )
+        if self.in_flight_policies - _honoured(runner):
+            raise PlanOptionsError(
+                option="in_flight_policies",
+                value=sorted(policy.value for policy in self.in_flight_policies),
+                allowed="keep needs requests.freeze(), see wsm.actions.request_surfaces",
+            )
+        caches = (runner.kv_cache, *(auxiliary.kv_cache for auxiliary in runner.auxiliaries))
+        can_hold = isinstance(runner.requests, HoldingRequestSurface) and all(
+            isinstance(cache, KeepingKVCacheSurface) for cache in caches
+        )
+        if KVPolicy.KEEP_IN_FLIGHT in self.kv_policies and runner.kv_cache is not None and not can_hold:
+            raise PlanOptionsError(
+                option="kv_policies",
+                value=sorted(policy.value for policy in self.kv_policies),
+                allowed="keep-in-flight needs requests.hold() and kv_cache.forget_idle(), see "
+                "wsm.actions.surfaces",
+            )
+
+    def configured(self, *, shut_down_groups: bool, deadlines: Mapping[str, float]) -> PlanOptions:
+        """Return these options with what the group's configuration says where they say nothing.
+
+        Parameters
+        ----------
+        shut_down_groups : bool
+            As configured.
+        deadlines : mapping of str to float
+            As configured, seconds by action.
+
+        Raises
+        ------
+        PlanOptionsError
+            If both say something, and not the same; or the configuration asks for what cannot be.
+        """
+        said = "the configuration says {}: say it there alone, or the same in plan_options"
+        self._refuse(
+            "shut_down_groups",
+            self.shut_down_groups not in (None, shut_down_groups),
+            said.format(f"shut_down_groups: {str(shut_down_groups).lower()}"),
+        )
+        for name in self.deadlines.keys() & deadlines.keys():
+            self._refuse(
+                "deadlines",
+                self.deadlines[name] != deadlines[name],
+                said.format(f"deadlines: action_s: {name}: {deadlines[name]:g}"),
+            )
+        return replace(self, shut_down_groups=shut_down_groups, deadlines={**deadlines, **self.deadlines})
+
+
+def _honoured(runner: Runner) -> frozenset[InFlightPolicy]:
+    """Return what a scheduler can do with running requests, by the surfaces that it has."""
+    can_freeze = isinstance(runner.requests, FreezingRequestSurface)
+    return frozenset(InFlightPolicy) - (frozenset() if can_freeze else {InFlightPolicy.KEEP})

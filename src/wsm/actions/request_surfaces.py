@@ -1,4 +1,4 @@
-"""What a scheduler offers to an action: the surface that every engine has, and three that it may have.
+"""What a scheduler offers to an action: the surface that every engine has, and four that it may have.
 
 Beside :mod:`.surfaces`. Nothing here knows about words, states or commands.
 """
@@ -28,17 +28,25 @@ class RequestSurface(Protocol):
         """End every running request now, answer it with what it has so far; return how many."""
         ...
 
-    def freeze(self) -> int:
-        """Take every running request off its slot and blocks, to be prefilled anew; return how many."""
-        ...
-
     def reset_inputs(self) -> None:
         """Forget every cached input tensor of the last batch (FastDeploy#7744). Idempotent."""
         ...
 
 
 @runtime_checkable
-class HoldingRequestSurface(RequestSurface, Protocol):
+class FreezingRequestSurface(RequestSurface, Protocol):
+    """A scheduler that can set running requests aside and go on with them later.
+
+    Needed for ``InFlightPolicy.KEEP``, which is refused before anything is touched where it is not there.
+    """
+
+    def freeze(self) -> int:
+        """Take every running request off its slot and blocks, to be prefilled anew; return how many."""
+        ...
+
+
+@runtime_checkable
+class HoldingRequestSurface(FreezingRequestSurface, Protocol):
     """A scheduler that can set running requests aside together with their KV blocks.
 
     Needed for ``KVPolicy.KEEP_IN_FLIGHT``; used under ``KVPolicy.KEEP`` where it is there.

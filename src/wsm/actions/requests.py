@@ -10,8 +10,13 @@ from __future__ import annotations
 
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, SteppedAction
-from wsm.actions.errors import PostconditionError, PreconditionError
-from wsm.actions.request_surfaces import HoldingRequestSurface, KnownAdmission, LosableRequests
+from wsm.actions.errors import PostconditionError, PreconditionError, SurfaceMissingError
+from wsm.actions.request_surfaces import (
+    FreezingRequestSurface,
+    HoldingRequestSurface,
+    KnownAdmission,
+    LosableRequests,
+)
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
 
@@ -85,8 +90,10 @@ class SettleRequests(Action):
             holds = self._may_hold and context.kv_policy is not KVPolicy.DROP
             if holds and isinstance(requests, HoldingRequestSurface):
                 context.facts["requests_held"] = requests.hold()
-            else:
+            elif isinstance(requests, FreezingRequestSurface):
                 context.facts["requests_frozen"] = requests.freeze()
+            else:  # plans derived from this scheduler refuse the policy before anything is touched
+                raise SurfaceMissingError(action=self.name, surface="requests.freeze()")
         elif context.in_flight is InFlightPolicy.ABORT or self._break_off_drain:
             context.facts["requests_aborted"] = requests.abort_all()
 

@@ -4,8 +4,8 @@ An engine that knows nothing of wsm writes CLEARING or UPDATING into its weights
 CLEARED or NORMAL. The bridge compares what the words ask with what the group is, does what is missing,
 and answers by compare-exchange from exactly the value that it answers; a value that changed meanwhile
 is the next command. It looks at levels, and remembers only since when it sees a disagreement and when to
-try again, so that a bridge that died is replaced by a new one that looks. Runs beside the owner of the
-group, once per group.
+try again, so that a bridge that died is replaced by a new one that looks. Runs once per group: in rank 0's
+worker, or beside whoever owns the group's processes.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.config import EngineWordsConfig
 from wsm.controller.controller import Controller
 from wsm.controller.errors import CommandWithdrawnError
+from wsm.controller.pending import Pending
 from wsm.errors import WsmError
 from wsm.signals.errors import EngineWordMissingError, RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
@@ -64,6 +65,8 @@ class EngineBridge:
         For the time that parts may disagree.
     directory : path or None
         Where the words lie; ``/dev/shm`` by default.
+    poll_s : float
+        Seconds between two looks of the thread; one takes up to half a millisecond.
     """
 
     def __init__(
@@ -73,8 +76,11 @@ class EngineBridge:
         *,
         clock: Clock | None = None,
         directory: str | Path | None = None,
+        poll_s: float = POLL_S,
     ) -> None:
         self._controller = controller
+        self._poll_s = poll_s
+        self._pending: Pending | None = None
         self._config = config
         self._clock = clock or SystemClock()
         self._directory = directory
@@ -110,8 +116,14 @@ class EngineBridge:
         self._answer_caches()
 
     def close(self) -> None:
-        """End the thread and let go of the words. A command under way is waited for. Idempotent."""
+        """End the thread and let go of the words. Idempotent.
+
+        A command under way is taken back if nothing is decided yet, and waited for.
+        """
         self._closing.set()
+        pending = self._pending
+        if pending is not None:
+            pending.give_up()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -128,9 +140,9 @@ class EngineBridge:
         self.close()
 
     def _run(self) -> None:
-        pause_s = POLL_S
+        pause_s = self._poll_s
         while not self._closing.wait(pause_s):
-            pause_s = POLL_S if self._turned() else min(max(pause_s * 2, RETRY_S), LONGEST_RETRY_S)
+            pause_s = self._poll_s if self._turned() else min(max(pause_s * 2, RETRY_S), LONGEST_RETRY_S)
 
     def _turned(self) -> bool:
         try:
@@ -198,10 +210,16 @@ class EngineBridge:
         pending = begin(
             deadline_s=self._config.deadline_s,
             request_id=name,
-            still_wanted=lambda: {word.read() for word in words} == {asked},
+            still_wanted=lambda: not self._closing.is_set() and {word.read() for word in words} == {asked},
         )
         self._log.info(log.ENGINE_WORD_SEEN, asked=WeightState(asked).name)
-        pending.result()
+        self._pending = pending
+        try:
+            if self._closing.is_set():  # between the wish and the command
+                pending.give_up()
+            pending.result()
+        finally:
+            self._pending = None
 
     def _wait_for_the_other_parts(self, words: list[EngineWord]) -> None:
         """Give the parts that asked their old value back when the others have not asked in time."""

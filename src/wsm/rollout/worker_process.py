@@ -89,13 +89,18 @@ def main(arguments: list[str]) -> None:
     runner = _runner(config, rank, run_directory)
     options = PlanOptions.from_runner(
         runner,
-        shut_down_groups=config.group.shut_down_groups,
         capture_is_collective=False,
         kv_policies=frozenset(KVPolicy),
         address_contract=AddressContract() if runner.graphs is not None else None,
-        deadlines=config.group.deadlines.action_s,
     )
-    with Worker(config.group, runner, rank=rank, plan_options=options) as worker:
+    worker_of_rank = Worker(
+        config.group,
+        runner,
+        rank=rank,
+        plan_options=options,
+        answers_engine_words=False,  # the supervisor does, who outlives every rank
+    )
+    with worker_of_rank as worker:
         if rank:
             with closing(BellListener(run_directory, rank)) as listener:
                 follow(worker, runner, listener, stop)

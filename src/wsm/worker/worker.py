@@ -22,6 +22,7 @@ from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import Runner
 from wsm.clock import Clock, SystemClock
 from wsm.config import WsmConfig, load_config
+from wsm.controller import Controller, EngineBridge
 from wsm.controller.abandoned import AbandonedCommands
 from wsm.explanation import Explanation, GroupFacts, explain, read_facts
 from wsm.protocol.rank_state import Phase, Todo
@@ -59,6 +60,10 @@ SERVE = Turn.SERVE
 JOIN = Turn.JOIN
 HOLD = Turn.HOLD
 
+#: Seconds between two looks at FastDeploy's words. A look takes the interpreter from the loop, up to half a
+#: millisecond; an engine that asks for other weights does not notice the wait.
+_ENGINE_WORDS_S = 0.02
+
 #: While a command goes on beside the loop, which steps if it has work.
 _BESIDE = frozenset({Phase.STAGING, Phase.STAGED})
 
@@ -80,18 +85,23 @@ class Worker:
     rank : int
         This process' rank, 0 to ``config.ranks - 1``.
     plan_options : PlanOptions or None
-        None reads them off the runner's surfaces.
+        None reads them off the runner's surfaces. What they do not say is the configuration's.
     load : callable or None
         ``load(context, target) -> facts``; None takes the configured strategy.
     clock : Clock or None
         For deadlines and for the seconds in receipts; None is the host's.
     directory : path or None
-        Where the segment lies; ``/dev/shm`` by default.
+        Where the segment lies, and FastDeploy's words; ``/dev/shm`` by default.
+    answers_engine_words : bool
+        Whether rank 0 obeys and answers the words of ``engine_words``, in a thread of its own; False where
+        another process of the group runs a :class:`wsm.EngineBridge`.
 
     Raises
     ------
     wsm.config.ConfigurationError
         If the configuration does not fit the segment that is there.
+    wsm.actions.errors.PlanOptionsError
+        If `plan_options` promise what the runner cannot do, or contradict the configuration.
     wsm.strategies.errors.UnknownStrategyError, StrategyImportError
         If the configured strategy is none, or cannot be had.
     wsm.worker.errors.WaitExpiredError
@@ -110,11 +120,13 @@ class Worker:
         load: Load | None = None,
         clock: Clock | None = None,
         directory: str | Path | None = None,
+        answers_engine_words: bool = True,
     ) -> None:
         clock = clock or SystemClock()
-        options = plan_options or PlanOptions.from_runner(
-            runner, shut_down_groups=config.shut_down_groups, deadlines=config.deadlines.action_s
+        options = (plan_options or PlanOptions.from_runner(runner)).configured(
+            shut_down_groups=config.shut_down_groups, deadlines=config.deadlines.action_s
         )
+        options.require_offered(runner)
         plans = derive_plans(keeping_tensors(options, config.journal_directory, rank))
         self._pins = VersionPins(None) if load is not None else pins_for(config)
         sources, find = None, None
@@ -140,6 +152,9 @@ class Worker:
             self._watchdog = Watchdog(
                 part.words, part.watch, runner.groups, part.recorder, part.driver, abandoned=abandoned
             )
+            self._engine_words = undo.enter_context(ExitStack())
+            if config.engine_words.suffixes and answers_engine_words and rank == 0:
+                self._answer_engine_words(config, directory)
             undo.pop_all()
         self._sources = sources
         self._attachment = part.attachment
@@ -279,6 +294,7 @@ class Worker:
             self._bell.close()
             self._bell = None
         self._part.close()
+        self._engine_words.close()  # after this rank has left: a command of an engine's ends without it
         self._pins.close()
         if self._sources is not None:
             self._sources.close()
@@ -288,6 +304,12 @@ class Worker:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _answer_engine_words(self, config: WsmConfig, directory: str | Path | None) -> None:
+        controller = Controller(config.name, directory=directory, journal_directory=config.journal_directory)
+        self._engine_words.enter_context(controller)
+        bridge = EngineBridge(controller, config.engine_words, directory=directory, poll_s=_ENGINE_WORDS_S)
+        self._engine_words.enter_context(bridge.start())
 
     def _turn(self) -> Turn:
         """Leave the quiet path; find out whether it may be taken again. A shortage is a turn without work."""

@@ -157,8 +157,8 @@ class FastDeployCache:
 class FastDeployRequests:
     """The scheduler's side of one worker.
 
-    Admission is the engine's (its ``pause`` and ``resume``); slots are the worker's. Freezing is not
-    offered: derive the plans with ``in_flight_policies`` of ABORT and DRAIN.
+    Admission is the engine's (its ``pause`` and ``resume``); slots are the worker's. A worker of FastDeploy
+    cannot hand requests back, so there is no ``freeze``, and commands that would keep requests are refused.
 
     Parameters
     ----------
@@ -198,18 +198,6 @@ class FastDeployRequests:
         self._clear()
         self._runner.share_inputs["stop_flags"][:] = True
         return running
-
-    def freeze(self) -> int:
-        """Refuse: a worker of FastDeploy cannot hand requests back.
-
-        Raises
-        ------
-        CallMissingError
-            Always. Plans that name the supported policies never come here.
-        """
-        raise CallMissingError(
-            owner="FastDeploy's worker", call="freeze", needed_for="the in-flight policy keep"
-        )
 
     def reset_inputs(self) -> None:
         """Reset the input tensors shared with the kernels."""

@@ -30,10 +30,6 @@ from wsm.actions.surfaces import (
     RoutingReplaySurface,
     WeightSurface,
 )
-from wsm.states.vocabulary import InFlightPolicy
-
-#: What FastDeploy's workers can do with running requests; for ``PlanOptions.in_flight_policies``.
-IN_FLIGHT_POLICIES = frozenset({InFlightPolicy.ABORT, InFlightPolicy.DRAIN})
 
 
 class FastDeployRunner:

@@ -1,0 +1,108 @@
+"""What an engine cannot do is refused at admission; options and configuration never contradict each other."""
+
+from __future__ import annotations
+
+import pytest
+from living_group import eventually
+
+from wsm import EngineWordsConfig, InFlightPolicy, WsmConfig
+from wsm.actions import names
+from wsm.actions.errors import PlanOptionsError
+from wsm.actions.options import PlanOptions
+from wsm.config import Deadlines
+from wsm.controller.errors import CommandRefusedError
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.testing import InMemoryRequests, InMemoryRunner
+from wsm.worker import Worker
+
+NORMAL, UPDATING, CLEARING, CLEARED = 0, 1, -1, -2
+
+
+class RequestsOfFastDeploy:
+    """A scheduler that can end requests and let them finish, and cannot set them aside."""
+
+    def __init__(self) -> None:
+        self._requests = InMemoryRequests()
+
+    def __getattr__(self, name):
+        if name in ("freeze", "hold"):
+            raise AttributeError(name)
+        return getattr(self._requests, name)
+
+
+@pytest.fixture
+def runner():
+    made = InMemoryRunner([])
+    made.requests = RequestsOfFastDeploy()
+    return made
+
+
+def test_a_hot_update_that_would_keep_requests_is_refused_where_they_cannot_be_kept(make_lone, runner):
+    rank = make_lone(runner=runner)
+    rank.update(1)
+    with pytest.raises(CommandRefusedError, match="ask for: abort, drain"):
+        rank.update(2, hot=True)
+    assert rank.worker.version == 1
+    assert rank.update(2, hot=True, in_flight=InFlightPolicy.DRAIN).hot
+    assert rank.worker.version == 2
+
+
+@pytest.mark.parametrize(
+    ("promised", "option"),
+    [
+        (PlanOptions(), "in_flight_policies"),
+        (PlanOptions(has_graphs=True), "has_graphs"),
+        (PlanOptions(auxiliaries=("mtp",)), "auxiliaries"),
+    ],
+)
+def test_a_worker_refuses_options_that_promise_what_its_runner_lacks(runner, tmp_path, promised, option):
+    with pytest.raises(PlanOptionsError, match=option):
+        Worker(WsmConfig(name="lone", ranks=1), runner, rank=0, plan_options=promised, directory=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_leave_standing_what_the_configuration_alone_says(make_lone):
+    runner = InMemoryRunner([])
+    options = PlanOptions.from_runner(runner, deadlines={names.RELEASE_WEIGHTS: 5.0})
+    rank = make_lone(
+        runner=runner, plan_options=options, deadlines=Deadlines(action_s={names.LOAD_WEIGHTS: 7.0})
+    )
+    declared = {
+        action.name: action.deadline_s
+        for plan in rank.controller._access.group.plans(0, epoch=1).plans
+        for action in plan.actions
+    }
+    assert (declared[names.LOAD_WEIGHTS], declared[names.RELEASE_WEIGHTS]) == (7.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"deadlines": {names.LOAD_WEIGHTS: 5.0}}, "action_s: load_weights: 7"),
+        ({"shut_down_groups": False, "group_kinds": ()}, "shut_down_groups: true"),
+    ],
+)
+def test_options_that_contradict_the_configuration_are_refused_with_both(said, message):
+    with pytest.raises(PlanOptionsError, match=message) as refused:
+        PlanOptions(**said).configured(shut_down_groups=True, deadlines={names.LOAD_WEIGHTS: 7.0})
+    assert str(refused.value.context["value"]) in str(refused.value)
+
+
+@pytest.mark.needs("libatomic")
+def test_rank_0_obeys_the_words_that_its_configuration_names_until_it_is_closed(make_lone, tmp_path):
+    """As an engine that knows nothing of wsm sees it: it writes a word, steps, and waits for the answer."""
+    with EngineWord.create(EngineWordKind.WEIGHTS, "8001", NORMAL, directory=tmp_path) as word:
+        rank = make_lone(engine_words=EngineWordsConfig(suffixes=[8001], answers=["weights"]))
+        rank.update(1)
+
+        def reads(value):
+            rank.worker.poll()
+            return word.read() == value
+
+        word.store(CLEARING)
+        eventually(lambda: reads(CLEARED), "the engine is answered")
+        assert rank.worker.weights.name == "CLEARED"
+        word.store(UPDATING)
+        eventually(lambda: not rank.controller.status().over, "the next command is open")
+        rank.close()  # which nothing can end any more but the end of this rank
+        word.unlink()
