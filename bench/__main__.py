@@ -136,7 +136,7 @@ def completed(what: str, part: Iterator[Row]) -> Iterator[Row]:
         yield from part
     except Exception as error:  # noqa: BLE001 - whatever it is becomes a row of the table
         why = Unmeasured.of(error)
-        yield Row(what, "", None, note=f"{why.verdict}, see below", why=why)
+        yield Row(what, "", None, note=why.verdict, why=why)
 
 
 def show(rows: list[Row], console: Console) -> None:
