@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,12 +15,19 @@ from pathlib import Path
 ANOTHER_USER = 65534
 
 
+def fork() -> int:
+    """Fork, whatever threads earlier tests have left: the child calls nothing that waits for them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on
+        return os.fork()
+
+
 @contextlib.contextmanager
 def acting(work: Callable[[], object]) -> Iterator[None]:
     """Let another user do `work` in a process that lives, with all it holds, until the ``with`` ends."""
     done, tell_done = os.pipe()
     end, tell_end = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         os.close(tell_end)
         code = 1

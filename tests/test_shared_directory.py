@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.another_user import ANOTHER_USER, acting, as_another_user, makers, shared_place
+from tests.another_user import ANOTHER_USER, acting, as_another_user, fork, makers, shared_place
 from wsm import shared_directory
 from wsm.own_descriptor import ForkedChildError, OwnDescriptor
 from wsm.shared_directory import (
@@ -183,7 +183,7 @@ def test_a_socket_that_a_child_has_by_a_fork_ends_with_its_parent(place):
         listening.listen()
         with closing(connect_socket(place / "socket")) as caller, closing(listening.accept()[0]) as taken:
             end, tell_end = os.pipe()
-            child = os.fork()
+            child = fork()
             if child == 0:
                 os.close(tell_end)
                 os.read(end, 1)
@@ -202,7 +202,7 @@ def test_a_descriptor_is_its_process_s_own(place):
     assert own.try_lock_byte(7)
     other = OwnDescriptor(lambda: open_ours(place / "file"))
     assert other.is_byte_locked(7)
-    child = os.fork()
+    child = fork()
     if child == 0:
         code = 1
         with suppress(ForkedChildError):

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.another_user import fork
 from wsm.own_descriptor import ForkedChildError
 from wsm.strategies import (
     BucketSender,
@@ -40,7 +41,7 @@ def forked(work=lambda: None):
     """A child of this process that does `work` and lives, with all that it has, until the ``with`` ends."""
     done, tell_done = os.pipe()
     end, tell_end = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         try:
             os.close(tell_end)
