@@ -168,7 +168,8 @@ class CommandArguments:
         looks only then must know which half the others have given back.
     restores : bool
         Whether this update restores what the group served before it lost a rank. If it is aborted, the group
-        is owed that still, until another command is given.
+        is owed that still, until another command is given. Of a clear: whether it repairs a rank of such a
+        group, which is owed that version afterwards, too.
     partial : bool
         Whether tensors may be missing in the version, which then keep what they hold. Only for a group that
         serves: what was let go or half written, only a whole version brings back.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from wsm.protocol.restoring import Attempt, goal, next_attempt
+from wsm.protocol.restoring import Attempt, Repair, faulted, goal, next_attempt, next_repair
 from wsm.protocol.view import View
 from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.vocabulary import WeightState
 
 
 def after(operation: Operation, *, sequence: int = 5, version: int | None = 7) -> View:
@@ -45,3 +48,27 @@ def test_a_death_between_two_attempts_hands_the_debt_on():
 def test_whoever_cleared_the_group_in_between_owns_its_memory():
     assert goal(after(Operation.CLEAR), asked=None, served=True, restores=False) is None
     assert goal(after(Operation.NONE, version=None), asked=None, served=None, restores=False) is None
+
+
+def torn(code: StatusCode = StatusCode.DONE_FAULTED, *, epoch: int = 2) -> View:
+    """Rank 0 has cleared, and the teardown of rank 1 has failed; `code` is what it says about the command."""
+    view = after(Operation.ABORT)
+    broken = StatusWord(epoch, 5, code, weights=WeightState.FAULTED)
+    return replace(view, statuses=[view.statuses[0], broken])
+
+
+@pytest.mark.parametrize(("failed", "follows"), [(0, Repair.CLEAR), (1, Repair.CLEAR), (2, Repair.REPLACE)])
+def test_a_group_with_a_rank_that_is_faulted_is_cleared_again_and_then_the_rank_goes(failed, follows):
+    assert faulted(torn()) == [1]
+    assert next_repair(torn(), failed=failed, limit=2) is follows
+
+
+def test_nothing_is_repaired_while_a_command_is_open_or_where_no_rank_of_the_epoch_is_faulted():
+    assert next_repair(torn(StatusCode.FAILED), failed=0, limit=2) is Repair.WAIT
+    assert next_repair(after(Operation.ABORT), failed=0, limit=2) is Repair.NONE
+    assert next_repair(torn(epoch=1), failed=0, limit=2) is Repair.NONE
+
+
+def test_a_clear_that_repairs_leaves_what_the_group_is_owed():
+    assert next_attempt(after(Operation.CLEAR), restores=True, failed=1, limit=3) is Attempt.MAKE
+    assert goal(after(Operation.CLEAR), asked=None, served=True, restores=True) == 7

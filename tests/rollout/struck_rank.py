@@ -1,7 +1,8 @@
 """A rank of a rollout group that a test can make fail: ``python -m struck_rank`` instead of its own module.
 
-``STRUCK_RANKS`` names a directory; a file ``rankR.raise`` in it makes the next step of rank R raise, and
-``rankR.exit`` makes each new process of rank R end before it joins.
+``STRUCK_RANKS`` names a directory; a file ``rankR.raise`` in it makes the next step of rank R raise,
+``rankR.exit`` makes each new process of rank R end before it joins, and while there is ``rankR.keep`` it
+gives no weights back.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.rollout import worker_process
 from wsm.rollout.runner import RolloutRunner
 
@@ -31,7 +33,15 @@ def main(arguments: list[str]) -> None:
             raise StruckError(f"the test wants a step of rank {rank} to raise")
         return execute(runner, permit)
 
+    release = PaddleWeights.release
+
+    def kept(weights: PaddleWeights) -> int:
+        if (orders / f"rank{rank}.keep").exists():
+            raise StruckError(f"the test wants rank {rank} to keep its weights")
+        return release(weights)
+
     RolloutRunner.execute = struck
+    PaddleWeights.release = kept
     worker_process.main(arguments)
 
 

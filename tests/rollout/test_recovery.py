@@ -16,6 +16,7 @@ import pytest
 
 from wsm import Outcome
 from wsm.controller import Controller
+from wsm.controller.errors import RankFailedError
 from wsm.errors import WsmError
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
@@ -339,16 +340,47 @@ def orders(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_rank_whose_step_raises_is_replaced_and_its_traceback_is_kept(orders, told):
-    config = configuration("broken", orders, load={"concurrency": 2})
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory):
+    """A group whose ranks do what the orders in its directory say, and what its supervisor tells."""
+    directory, told, undo = tmp_path_factory.mktemp("struck"), [], pytest.MonkeyPatch()
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path(__file__).parent))))
+    undo.setenv("PYTHONPATH", path)
+    undo.setenv("STRUCK_RANKS", str(directory))
+    config = configuration(
+        "struck", directory, load={"concurrency": 2}, recovery={"repair_attempts": 2, "delay_s": 0.2}
+    )
     with RolloutSupervisor(config, tell=told.append, rank_module="struck_rank") as running:
-        until(lambda: running.load.answers > 2, running)
-        recovers(running, lambda _: (orders / "rank1.raise").touch())
-        assert running.controller.status().serving
-        assert "rank 1" in told[-2]
-        assert "its step raised" in told[-2]
-        [log] = run_directory_path(config.group.name).glob("rank1.before-epoch*.log")
-        assert "StruckError" in log.read_text()
+        yield running, directory, told
+    undo.undo()
+
+
+def test_a_rank_whose_step_raises_is_replaced_and_its_traceback_is_kept(struck):
+    running, orders, told = struck
+    until(lambda: running.load.answers > 2, running)
+    recovers(running, lambda _: (orders / "rank1.raise").touch())
+    assert running.controller.status().serving
+    assert "rank 1" in told[-2]
+    assert "its step raised" in told[-2]
+    [log] = run_directory_path(running.config.group.name).glob("rank1.before-epoch*.log")
+    assert "StruckError" in log.read_text()
+
+
+@pytest.mark.parametrize("cause_stays", [False, True], ids=["passes", "stays"])
+def test_a_rank_that_gives_nothing_back_is_cleared_again_and_replaced_if_its_cause_stays(struck, cause_stays):
+    running, orders, told = struck
+    pid = running.pids()[1]
+    (orders / "rank1.keep").touch()
+    with pytest.raises(RankFailedError, match="keep its weights"):
+        running.controller.clear()
+    if not cause_stays:
+        (orders / "rank1.keep").unlink()
+    until(lambda: running.controller.status().state == "CLEARED", running)
+    assert running.wait_until_whole(60)
+    (orders / "rank1.keep").unlink(missing_ok=True)
+    assert (running.pids()[1] != pid) is cause_stays
+    assert any("its teardown failed, and 2 times more" in said for said in told) is cause_stays
+    assert running.controller.update(1).version == 1
 
 
 def test_a_crash_loop_ends_with_every_death_and_leaves_the_logs(orders, told):

@@ -97,7 +97,10 @@ def _faulted(status: GroupStatus) -> str | None:
     faulted = [rank for rank in status.ranks if rank.weights == "FAULTED"]
     if not faulted:
         return None
-    return f"a teardown failed on {_names(faulted)}; 'wsm clear {status.name}' tries it again on all ranks"
+    return (
+        f"a teardown failed on {_names(faulted)}; 'wsm clear {status.name}' tries it again on all ranks, and "
+        "so does 'wsm rollout' by itself"
+    )
 
 
 def _half(status: GroupStatus) -> str | None:

@@ -26,7 +26,7 @@ from wsm.controller.pending import Pending
 from wsm.controller.transaction import SETTLE_S, Transaction
 from wsm.errors import InternalError
 from wsm.protocol import decide, epochs, restoring
-from wsm.protocol.restoring import Attempt
+from wsm.protocol.restoring import Attempt, Repair
 from wsm.protocol.view import View
 from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError
@@ -119,6 +119,14 @@ class Recovery:
         view = self._group.view()
         restores = self._group.restores(view)
         return restoring.next_attempt(view, restores=restores, failed=failed, limit=limit)
+
+    def faulted(self) -> list[int]:
+        """Return the participants whose teardown failed, and who live."""
+        return restoring.faulted(self._group.view())
+
+    def next_repair(self, *, failed: int, limit: int) -> Repair:
+        """Say what follows for FAULTED ranks after `failed` clears, of which `limit` may fail."""
+        return restoring.next_repair(self._group.view(), failed=failed, limit=limit)
 
     def versions(self) -> set[int]:
         """Return the versions that the group may have to load: the committed, and that of an open command.
@@ -262,13 +270,46 @@ class Recovery:
             restores=True,
             deadline_s=deadline_s,
         )
+        return self._drive(command, arguments, deadline_s=deadline_s, settle_s=settle_s)
+
+    def clear_again(self, *, deadline_s: float = 300.0, settle_s: float = SETTLE_S) -> Pending:
+        """Clear the whole group, which repairs FAULTED ranks. Does not block.
+
+        Give the controller role to this object before (:meth:`take_role`); it goes with the clear. What the
+        group is owed it is owed still.
+
+        Raises
+        ------
+        RankLostError, wsm.protocol.errors.CommandOpenError
+            If a participant is gone, or has not come to the end of the last command. The role is kept.
+        """
+        if self._hold is None:
+            raise InternalError("a group is cleared again only by who has the controller role")
+        view = self._group.view()
+        admission.require_alive(self._group, Operation.CLEAR)
+        command = decide.next_command(view, Operation.CLEAR)
+        owed = self._group.unrestored(view) is not None
+        arguments = CommandArguments(
+            f"repair-epoch-{command.epoch}-sequence-{command.sequence}",
+            before=WeightState.NORMAL if owed else WeightState.CLEARED,
+            clears=True,
+            restores=owed,
+            deadline_s=deadline_s,
+        )
+        return self._drive(command, arguments, deadline_s=deadline_s, settle_s=settle_s)
+
+    def _drive(
+        self, command: CommandWord, arguments: CommandArguments, *, deadline_s: float, settle_s: float
+    ) -> Pending:
+        """Write a command and drive it; the role goes back when it is over."""
         command = self._group.open(command, arguments)
         hold, self._hold = self._hold, None
         transaction = Transaction(
             self._group, command, arguments, deadline_s=deadline_s, settle_s=settle_s, clock=self._clock
         )
         ending = contextlib.ExitStack()
-        ending.callback(hold.release)
+        if hold is not None:
+            ending.callback(hold.release)
         return Drive(transaction, ending).start()
 
     def release(self) -> None:

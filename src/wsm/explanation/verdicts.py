@@ -161,6 +161,7 @@ def _faulted(group: GroupFacts) -> Verdict | None:
         return None
     return f"does not serve: a teardown failed on {named(faulted)}", (
         f"'wsm clear {group.name}' tries it again on all ranks.",
+        "'wsm rollout' does so by itself, a few times, and then replaces the rank.",
     )
 
 

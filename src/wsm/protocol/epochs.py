@@ -121,9 +121,10 @@ def unrestored(view: View, *, restores: bool = False) -> int | None:
     view : View
         What was read.
     restores : bool
-        Whether the last command was the update that was to restore it. An aborted one leaves the debt.
+        Whether the last command was the update that was to restore it, or a clear that repaired a rank for
+        that. An aborted one leaves the debt, and so does a clear.
     """
-    owing = (Operation.NONE, Operation.ABORT) if restores else (Operation.NONE,)
+    owing = (Operation.NONE, Operation.ABORT, Operation.CLEAR) if restores else (Operation.NONE,)
     return view.committed.version if view.command.operation in owing else None
 
 

@@ -1,4 +1,4 @@
-"""What a new epoch owes its group, and when whoever restores it tries again or gives up.
+"""What a new epoch owes its group, and when whoever restores or repairs it tries again or gives up.
 
 A restore is an ordinary update, and may fail like one. Most causes pass, so it is tried again; between two
 attempts the group is free for other commands, and any of them ends the debt. Knows no time: how long to wait
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 
-from wsm.protocol import epochs
+from wsm.protocol import decide, epochs
 from wsm.protocol.view import View
+from wsm.states.vocabulary import WeightState
 
 
 class Attempt(enum.Enum):
@@ -19,6 +20,37 @@ class Attempt(enum.Enum):
     MAKE = "make"  # the first one, or one after others that failed
     OVERTAKEN = "overtaken"  # somebody gave another command: the group is what that made of it
     GIVE_UP = "give up"  # tried often enough: it stays CLEARED until somebody commands it
+
+
+class Repair(enum.Enum):
+    """What follows for a group with a rank that lives, and whose teardown failed."""
+
+    NONE = "none"  # no rank is FAULTED
+    WAIT = "wait"  # a command is open: what comes of it is not known yet
+    CLEAR = "clear"  # all ranks are cleared again, which tries the teardown again
+    REPLACE = "replace"  # that was tried often enough: its process ends, and another one holds nothing
+
+
+def faulted(view: View) -> list[int]:
+    """Return the participants of this epoch that are FAULTED."""
+    epoch = view.command.epoch
+    return [
+        index
+        for index, status in enumerate(view.statuses)
+        if status.epoch == epoch and status.weights == WeightState.FAULTED
+    ]
+
+
+def next_repair(view: View, *, failed: int, limit: int) -> Repair:
+    """Say what follows for FAULTED ranks after `failed` clears of the group, of which `limit` may fail.
+
+    What the group holds afterwards is nothing, as the outcome of whatever failed demands.
+    """
+    if not faulted(view):
+        return Repair.NONE
+    if not decide.is_over(view):
+        return Repair.WAIT
+    return Repair.CLEAR if failed < limit else Repair.REPLACE
 
 
 def next_attempt(view: View, *, restores: bool, failed: int, limit: int) -> Attempt:

@@ -25,7 +25,7 @@ from wsm.strategies.registry import strategy_called
 
 _SECTIONS = ("group", "model", "engine", "load", "recovery", "seed")
 
-_FROM_0 = ("seed", "temperature", "restarts")
+_FROM_0 = ("seed", "temperature", "restarts", "repair_attempts")
 
 Section = TypeVar("Section")
 
@@ -80,6 +80,10 @@ class RecoveryConfig:
         How often that update is tried where it fails without a death (a damaged file, a file server that is
         away), `delay_s` after the first time and then twice as long each time, up to the longest. Then the
         group stays CLEARED, and says so; any other command ends it at once.
+    repair_attempts : int
+        How often a group is cleared again in which a teardown failed on a rank that lives, `delay_s` after
+        the first failure and then twice as long each time, up to the longest. Then that rank is replaced,
+        which counts as one of `restarts`. 0: it is replaced at once.
     """
 
     start_s: float = 120.0
@@ -91,6 +95,7 @@ class RecoveryConfig:
     hung_s: float = 60.0
     restore_s: float = 300.0
     restore_attempts: int = 8
+    repair_attempts: int = 3
 
 
 @dataclass(frozen=True)

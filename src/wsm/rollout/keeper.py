@@ -20,8 +20,10 @@ from wsm.rollout.config import RolloutConfig
 from wsm.rollout.deaths import Death, RestartBudget
 from wsm.rollout.errors import RestartLimitError
 from wsm.rollout.rank_processes import RankProcesses
+from wsm.rollout.repairing import Repairs
 from wsm.rollout.restoring import Restoration
 from wsm.rollout.run_directory import log_tail
+from wsm.shortage import described, shortage_of
 from wsm.signals.errors import RoleBusyError
 from wsm.worker.sources import pins_for
 
@@ -80,6 +82,7 @@ class GroupKeeper:
         self._leaving_since: float | None = None
         self._overdue: tuple[object, float] = (None, 0.0)
         self._restoration: Restoration | None = None
+        self._repairs = Repairs(config, recovery, tell=tell, cancelled=self._closing.is_set)
         self._pins = pins_for(config.group)
         self._log = log.logger("rollout.supervisor", group=config.group.name)
         self._thread = threading.Thread(target=self._run, name="wsm-rollout-keeper", daemon=True)
@@ -120,11 +123,11 @@ class GroupKeeper:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                victims = self._look() or self._restore_again()
+                victims = self._look() or self._repair() or self._restore_again()
                 if victims:
                     self._whole.clear()
                     self._recover(victims)
-                elif self._restoration is None:
+                elif self._restoration is None and not self._repairs.pending:
                     self._whole.set()
                 if not victims:
                     self._processes.wait(_LOOK_S)
@@ -189,6 +192,15 @@ class GroupKeeper:
             late = [rank for rank in late if self._processes.stopped(rank)]  # the others drain after it
         return dict.fromkeys(late, f"it did not end a decided command within {waited:.0f} s")
 
+    # -- repairing ------------------------------------------------------------------------------
+
+    def _repair(self) -> dict[int, str]:
+        """Clear the group again where a teardown failed; return who has to be replaced instead, and why."""
+        replaced = self._repairs.look()
+        if self._repairs.pending:
+            self._whole.clear()
+        return {rank: replaced[rank] for rank in self._named(replaced)}
+
     # -- recovering -----------------------------------------------------------------------------
 
     def _recover(self, victims: dict[int, str]) -> None:
@@ -202,7 +214,7 @@ class GroupKeeper:
                 return
             number = self._recovery.epoch
             for rank in sorted(gone):
-                self._processes.start(rank, number)
+                self._start(rank, number)
                 started[rank] = time.monotonic()
             more = self._await_joined(started)
             if not more and not self._closing.is_set():
@@ -219,6 +231,24 @@ class GroupKeeper:
             # A survivor that only did not come back in time is no sign of a crash loop.
             delay_s = self._mourn(more) if any(not why for why in more.values()) else self._bury_quietly(more)
             gone = set(more)
+
+    def _start(self, rank: int, epoch: int) -> None:
+        """Start a process, as soon as this one has the descriptors, the memory and the thread for that."""
+        told = False
+        while not self._closing.is_set():
+            try:
+                self._processes.start(rank, epoch)
+            except (OSError, MemoryError, RuntimeError) as error:
+                if shortage_of(error) is None:
+                    raise
+                if not told:
+                    self._tell(
+                        f"{self._config.group.name} waits with starting rank {rank}: {described(error)}"
+                    )
+                told = True
+            else:
+                return
+            self._closing.wait(self._config.recovery.delay_s)
 
     def _mourn(self, victims: dict[int, str]) -> float:
         """Kill and reap, tell, and return how long to wait.
@@ -317,4 +347,6 @@ class GroupKeeper:
     def _restore_again(self) -> dict[int, str]:
         """Make the next attempt once it is due; return who has to be replaced before that."""
         restoration = self._restoration
-        return self._restore() if restoration is not None and time.monotonic() >= restoration.due_s else {}
+        if restoration is None or self._repairs.pending or time.monotonic() < restoration.due_s:
+            return {}
+        return self._restore()
