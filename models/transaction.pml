@@ -79,6 +79,13 @@
 #ifndef CLEARVOTE
 #define CLEARVOTE 0      /* whether the clear plan has a collective action (shutting groups down) behind the release */
 #endif
+#ifndef LOSSES
+#define LOSSES 0         /* controllers that die, and none follows at once: the group ends what is open by itself */
+#endif
+#ifndef STOPS
+#define STOPS 0          /* controllers that are stopped with the role, in the middle of a command, for a while or for ever */
+#endif
+#define ALONE (LOSSES + STOPS)
 #define P (N+H)
 #define ALL_RANKS ((1<<N)-1)
 #define ALL ((1<<P)-1)
@@ -126,6 +133,13 @@ byte hole;                                             /* the step whose collect
 bool gives_up;                                         /* chosen once: no later deadline may hide a deadlock */
 byte entered[EPOCHS*(WORK+1)], served[EPOCHS*(WORK+1)], met[SEQUENCES+1], decided[SEQUENCES+1], held[N];
 bool idle[P], faulty[N], hurt[N], over;
+#if ALONE
+#define FREE 0
+#define CONTROLLERS 1
+#define KEEPERS 2
+byte role = CONTROLLERS, losses, stops;                /* the kernel's lock; whoever dies gives it back */
+bool frozen, gone;                                     /* the controller is stopped; it is dead, and none has followed yet */
+#endif
 #define AT ((e-1)*(WORK+1)+n)
 
 #if P == 2
@@ -227,8 +241,24 @@ inline abort() { if :: c_op == HOT_UPDATE -> decide(HOT_ABORT) :: else -> decide
 
 active proctype Controller() {
   byte ok; bool heir;
+#if ALONE
+  byte due, due_q, due_e;
+#endif
 look:
   do
+#if LOSSES
+  :: losses < LOSSES -> atomic { losses++; ok = 0; heir = false; gone = true; role = FREE; goto end_gone }
+#endif
+#if STOPS
+  :: atomic { stops < STOPS && IS_OPEN ->               /* it has made up its mind, perhaps, and written nothing yet */
+       stops++; frozen = true; due_q = c_q; due_e = c_e; due = NONE;
+       if
+       :: c_op != CLEAR && ok == ALL && RANKS_AGREE -> due = (c_op == UPDATE -> COMMIT : HOT_COMMIT)
+       :: gives_up || heir || ANY(DEAD) || ANY(FAILS_) -> due = (c_op == HOT_UPDATE -> HOT_ABORT : ABORT)
+       :: due = NONE
+       fi };
+     goto end_stopped
+#endif
   :: ccrash < CCRASH ->                                 /* all that it knew is lost; the words are not */
 takeover: atomic { ccrash++; ok = 0; heir = true;
 #ifdef M_TAKEOVER_DECIDES_AGAIN
@@ -276,8 +306,72 @@ recover:
 #endif
   if :: ccrash < CCRASH -> goto takeover :: skip fi;
   atomic { assert(k_v == committed); c_e++; c_op = NONE; ok = 0; heir = false };
-  goto look
+  goto look;
+#if LOSSES
+end_gone:
+  if
+  :: atomic { LOST && role == FREE -> role = CONTROLLERS; gone = false; goto recover }      /* the owner of the group */
+  :: atomic { role == FREE && cmds < CMDS -> role = CONTROLLERS; gone = false; heir = true; goto look }
+  fi;
+#endif
+#if STOPS
+end_stopped:                                            /* it may stay so for ever */
+  if
+  :: atomic { stops < STOPS -> stops++; frozen = false;  /* it goes on, and stores what it had in mind */
+       if
+       :: due != NONE -> assert(c_q == due_q && c_e == due_e); if :: IS_OPEN -> decide(due) :: else -> assert(c_op == due) fi
+       :: else
+       fi;
+       due = NONE; due_q = 0; due_e = 0; goto look }
+#if LOSSES
+  :: losses < LOSSES -> atomic { losses++; ok = 0; heir = false; frozen = false; due = NONE; due_q = 0; due_e = 0; gone = true;
+       role = FREE; goto end_gone }
+#endif
+  fi;
+#endif
+  skip
 }
+
+#if ALONE
+/* A thread of a rank, or the supervisor: what protocol/takeover.py says of a command whose controller does not come back. */
+#define UNPREPARED(j) (!(CURRENT(j) && t_c[j] == PREPARED))
+#define UNENDED(j) (!(CURRENT(j) && t_c[j] >= DONE_KEPT))
+#ifdef M_KEEPER_FORGETS_VERSION
+#define LACKS_A_WORD (IS_OPEN && (c_op != CLEAR || ANY(UNENDED)))
+#else
+#define LACKS_A_WORD ((IS_COMMIT && k_q != c_q) || (IS_OPEN && (c_op != CLEAR || ANY(UNENDED))))
+#endif
+#ifdef M_STOPPED_IS_OVERRULED
+#define ONLY_ABORT_IS_LEFT IS_OPEN
+#else
+#define ONLY_ABORT_IS_LEFT (IS_OPEN && ANY(FAILS_))
+#endif
+
+active proctype Keeper() {
+  byte ok, q, e;
+end_keeper:
+  do
+#ifndef M_NOBODY_KEEPS
+  :: atomic { role == FREE && LACKS_A_WORD -> role = KEEPERS; ok = 0 };
+     do
+     EACH(PREPARES, SEE)
+     :: atomic { (c_op == UPDATE || c_op == HOT_UPDATE) && ok == ALL ->
+          if :: !RANKS_AGREE -> abort() :: else -> if :: c_op == UPDATE -> decide(COMMIT) :: else -> decide(HOT_COMMIT) fi fi }
+     :: atomic { IS_OPEN && LACKS_A_WORD -> abort() }
+     :: atomic { IS_COMMIT && LACKS_A_WORD -> k_q = c_q; k_v = committed }
+     :: atomic { !LACKS_A_WORD -> role = FREE; ok = 0; break }
+     :: atomic { ccrash < CCRASH -> ccrash++; role = FREE; ok = 0; break }   /* it dies too: the next one goes on */
+     od
+#endif
+#ifdef M_STAND_IN_IS_LATE
+  :: atomic { frozen && ONLY_ABORT_IS_LEFT -> q = c_q; e = c_e };
+     atomic { assert(q == c_q && e == c_e); if :: IS_OPEN -> abort() :: else fi; q = 0; e = 0 }
+#else
+  :: atomic { frozen && ONLY_ABORT_IS_LEFT -> abort() }  /* no next command or epoch is written meanwhile */
+#endif
+  od
+}
+#endif
 
 /* One iteration of the loop with every collective in it. Whoever stays alone in a step raises, is interrupted, or is replaced. */
 inline step() {
@@ -672,7 +766,21 @@ init {
     i = 0
   }
   timeout;                                              /* nothing can move any more: is everybody where he should be? */
+#if ALONE
+  if
+  :: frozen && LOST -> goto end_named                   /* whom to end is said: the role is needed for a new epoch, */
+  :: frozen && IS_OPEN && !ANY(UNPREPARED) -> goto end_named             /* or the controller may be about to write COMMIT */
+  :: else
+  fi;
+  assert(over || frozen || gone);
+  assert(!LACKS_A_WORD && (role == CONTROLLERS) != gone);
+  assert(RECORDED);
+#else
   assert(over);
+#endif
   for (i : 0 .. P-1) { assert(died[i] == 0 && idle[i]) }
   for (i : 0 .. N-1) { assert(held[i] == held[0]); assert(held[i] == 0 || (held[i] == committed && !faulty[i])); assert(!hurt[i]) }
+#if ALONE
+end_named: skip
+#endif
 }

@@ -21,6 +21,7 @@ from wsm.exploration.search import Findings, explore
 from wsm.protocol import decide, epochs, park, phases, rank, restoring, takeover, votes
 from wsm.protocol.phases import Change, Event, Look, Outcome, When
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
+from wsm.protocol.takeover import Duty, Role
 from wsm.protocol.view import View
 from wsm.signals.word import CommandWord, Operation, StatusCode, StepKind, StepWord
 from wsm.states import joint
@@ -574,6 +575,58 @@ def helpers_are_not_asked():
 def a_successor_waits_for_ever():
     """A successor does not decide what was left undecided."""
     return {(takeover, "inherited"): lambda _view: takeover.Inheritance.NOTHING}
+
+
+def with_duty(instead: Callable[[View, Role, Duty], Duty]) -> dict[tuple[ModuleType, str], Any]:
+    """Let another answer than the real one stand for what a group owes a command without a controller."""
+    real = takeover.duty
+
+    def duty(view: View, role: Role, *, expired: bool) -> Duty:
+        return instead(view, role, real(view, role, expired=expired))
+
+    return {(takeover, "duty"): duty}
+
+
+@fault("operations=update steps=0 controller_losses=1 starts=serving")
+def a_group_waits_for_the_next_controller():
+    """A command whose controller was killed is left to whoever commands next."""
+    return with_duty(lambda _view, role, due: Duty.NOTHING if role is Role.FREE else due)
+
+
+@fault("operations=update steps=0 controller_losses=1 starts=serving")
+def a_commit_is_left_without_its_version():
+    """A commit that stands counts as all that a dead controller owed."""
+    real = takeover.lacks_a_word
+    return {(takeover, "lacks_a_word"): lambda view: real(view) and not view.command.operation.is_commit}
+
+
+@fault("operations=clear steps=0 failures=1 controller_stops=1 starts=serving")
+def a_failure_waits_for_who_is_stopped():
+    """ABORT is not written although it is the only decision left."""
+    return with_duty(lambda _view, _role, due: Duty.NOTHING if due is Duty.ABORT else due)
+
+
+@fault("operations=hot_update steps=0 controller_stops=2 starts=serving fine=True")
+def a_stopped_controller_is_overruled():
+    """ABORT is written in the place of a stopped controller although all are PREPARED."""
+    return with_duty(lambda _view, _role, due: Duty.ABORT if due is Duty.NAME else due)
+
+
+@fault("operations=update steps=0 starts=serving fine=True")
+def a_group_decides_without_the_role():
+    """ABORT is written beside a controller that goes on, before anything failed."""
+    real = takeover.lacks_a_word
+
+    def instead(view: View, role: Role, due: Duty) -> Duty:
+        return Duty.ABORT if role is Role.KEPT and real(view) else due
+
+    return with_duty(instead)
+
+
+@fault("operations=clear commands=2 steps=0 failures=1 controller_stops=2 starts=serving")
+def a_decision_in_its_place_comes_late():
+    """The next command is written while a rank is about to abort the one before it."""
+    return {(adversary, "stands_in_without_waiting"): True}
 
 
 @fault("operations=update steps=0 rank_crashes=1 starts=serving")

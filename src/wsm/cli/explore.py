@@ -45,6 +45,12 @@ _COUNT = click.IntRange(0, MAX_BUDGET)
 @click.option("--give-ups", type=_COUNT, default=1, show_default=True, help="Callers that give up.")
 @click.option("--crashes", type=_COUNT, default=1, show_default=True, help="Ranks that die.")
 @click.option("--controller-crashes", type=_COUNT, default=1, show_default=True)
+@click.option(
+    "--controller-losses", type=_COUNT, default=0, show_default=True, help="Controllers that die for good."
+)
+@click.option(
+    "--controller-stops", type=_COUNT, default=0, show_default=True, help="Controllers stopped, or going on."
+)
 @click.option("--broken-steps", type=_COUNT, default=0, show_default=True, help="Steps that raise.")
 @click.option("--stale-reads", type=_COUNT, default=0, show_default=True, help="Words read late.")
 @click.option(

@@ -174,7 +174,7 @@ class AbandonedCommands:
             return  # somebody else does it
         with hold:
             view = self._group.view()
-            due = decide.decision(view, agree=True, give_up=False)
+            due = decide.decision(view, agree=False, give_up=True)
             if takeover.duty(view, role, expired=False) is not Duty.ABORT or due is None:
                 return
             self._group.write_command(decide.decided(view, due))

@@ -23,6 +23,10 @@ from wsm.states.joint import START
 #: The kernel's lock makes this false; a seeded fault lets a successor believe a timeout instead.
 takes_over_from_the_living = False
 
+#: Nor is a decision written in the place of a stopped controller while a next command can be; a seeded fault
+#: lets it come late.
+stands_in_without_waiting = False
+
 
 def killed(me: Participant) -> Participant:
     """Return what is left of a participant whose process died: its words, and where others met it."""
@@ -55,6 +59,8 @@ def controller_killed(desk: Desk) -> Desk:
         pending_before=False,
         pending_restores=False,
         pending_tags=BOTH,
+        ending=False,
+        frozen=False,
         seen=Seen(),
     )
 

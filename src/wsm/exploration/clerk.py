@@ -191,6 +191,10 @@ class Clerk:
             lambda: self._stored(desk._replace(stopped=0), desk.stopped, desk.version),
         )
 
+    def stored_by_another(self, word: CommandWord) -> Desk:
+        """Return the desk after another process has stored a command word; it goes on as it meant to."""
+        return self._stored(self.desk, word.pack(), self.desk.version)
+
     def commits(self, word: CommittedWord) -> Desk:
         """Return the desk with another committed word."""
         return self.desk._replace(committed=word.pack())

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from wsm.exploration import recovery_moves
+from wsm.exploration import adversary, recovery_moves
 from wsm.exploration.adversary import controller_killed
 from wsm.exploration.clerk import Arguments, Clerk, DeskOutcome, Group, serves
 from wsm.exploration.desk import Desk
 from wsm.exploration.errors import broken_by
 from wsm.exploration.scope import Budget
 from wsm.exploration.work import BOTH, KV_CACHE, WEIGHTS
-from wsm.protocol import decide, epochs, takeover
+from wsm.protocol import decide, epochs, restoring, takeover
 from wsm.protocol.errors import CommandOpenError
+from wsm.protocol.takeover import Duty, Role
 from wsm.signals.word import CommandWord, Operation
 from wsm.states.vocabulary import WeightState
 
@@ -40,9 +41,14 @@ class _Controller(Clerk):
     def steps(self) -> Iterator[Callable[[], None]]:
         """Iterate over what there is to look after."""
         desk = self.desk
-        if not desk.alive:
+        if desk.frozen:
+            yield lambda: self._stand_in(Role.STALLED)
+        elif desk.left and not desk.alive:
+            yield from self._without_a_controller()
+        elif not desk.alive:
             yield self._take_over
         elif desk.pending:
+            yield lambda: self._stand_in(Role.KEPT)
             yield self.write_pending
         else:
             if desk.driving:
@@ -51,7 +57,7 @@ class _Controller(Clerk):
                 yield self._raise_epoch
             elif not desk.driving and not self.lost:
                 yield self._restore
-                if not desk.recovering:
+                if not desk.recovering and not desk.left:
                     yield self._open
         if desk.stopped:
             yield self.go_on_after_being_stopped
@@ -65,6 +71,73 @@ class _Controller(Clerk):
             f"is started anew and finds {'nothing open' if nothing else f'a command to {found.value}'}",
             lambda: self.desk._replace(alive=True, driving=not nothing, gives_up=gives_up),
         )
+
+    def _without_a_controller(self) -> Iterator[Callable[[], None]]:
+        """Iterate over what a rank or the group's owner does where no controller will come."""
+        desk = self.desk
+        if desk.pending:
+            yield self.write_pending
+        elif desk.ending:
+            yield self._end_with_the_role
+        elif (self.lost or self._owes()) and not desk.gave_up:
+            yield self._recover_after_all
+        else:
+            yield self._take_the_role
+        if desk.ending:
+            dead = controller_killed(desk)
+            self.add("that ends a command dies, with the role", lambda: dead, (Budget.CONTROLLER_CRASHES,))
+
+    def _take_the_role(self) -> None:
+        if takeover.duty(self.view, Role.FREE, expired=False) is Duty.TAKE_ROLE:
+            self.add("is gone; a process of the group takes the role", lambda: self._ending(True))
+
+    def _end_with_the_role(self) -> None:
+        view = self.view
+        due = decide.decision(view, agree=self._agree(), give_up=True)
+        if due is not None:
+            about = self.desk._replace(version=self._version(due))
+            self.write(
+                f"is gone; a process of the group decides {due.name}", decide.decided(view, due), desk=about
+            )
+        elif takeover.lacks_a_word(view):
+            word = decide.committed(view, self.desk.version or None)
+            self.add(
+                "is gone; a process of the group stores the committed version", lambda: self.commits(word)
+            )
+        else:
+            self.add("is gone; a process of the group gives the role back", lambda: self._ending(False))
+
+    def _ending(self, has_the_role: bool) -> Desk:
+        return self.desk._replace(ending=has_the_role)
+
+    def _owes(self) -> bool:
+        """Whether a restore is to be made once more: that is the owner's, whoever gave commands."""
+        view, desk = self.view, self.desk
+        version = None if serves(view) else epochs.unrestored(view, restores=desk.restores)
+        due = restoring.next_attempt(
+            view, restores=desk.restores, failed=desk.failed, limit=recovery_moves.ATTEMPTS
+        )
+        return decide.is_over(view) and version is not None and due is restoring.Attempt.MAKE
+
+    def _recover_after_all(self) -> None:
+        """The owner of the group takes the role, since a rank was lost."""
+        self.add("is gone; the owner of the group takes the role", lambda: self.desk._replace(alive=True))
+
+    def _stand_in(self, role: Role) -> None:
+        """Write the one decision that is left in the place of a controller that has the role."""
+        if takeover.duty(self.view, role, expired=True) is not Duty.ABORT:
+            return
+        due = decide.decision(self.view, agree=False, give_up=True)
+        if due is None:
+            return
+        word, desk = decide.decided(self.view, due), self.desk
+        if adversary.stands_in_without_waiting:
+            self.add(
+                "is stopped; a rank is about to abort in its place",
+                lambda: desk._replace(stopped=word.pack()),
+            )
+        else:
+            self.add("is stopped; a rank aborts in its place", lambda: self.stored_by_another(word))
 
     def _drive(self) -> None:
         view, desk = self.view, self.desk

@@ -39,6 +39,9 @@ STEPPING = frozenset((Todo.SERVE, Todo.DRAIN, Todo.STAGE, Todo.JOIN))
 def after_looking(me: Participant, answer: Told, situation: Situation) -> list[Outcome]:
     """Return what can come of what the participant was just told."""
     doer = Doer(me, situation)
+    if situation.overdue and protocol.may_fail(me.state):
+        label = f"fails while {me.state.phase.value}: its controller is stopped"
+        doer.add(label, lambda: failed(me, fine=situation.fine))
     if answer.broken:
         doer.outcomes.found.append(Outcome("looks", None, None, answer.broken))
     elif situation.fine and (answer.step or answer.status or answer.todo not in _AT_ONCE):

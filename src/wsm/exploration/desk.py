@@ -54,8 +54,14 @@ class Desk(NamedTuple):
         What no process knows, and a rule asks for: the version that the group must serve if an epoch ends
         now; 0: none.
     stopped : int
-        Only where a seeded fault lets a successor take over from one that lives: the command word that the
-        one before it still means to write.
+        Only where a seeded fault lets somebody write beside one that lives: the command word that is still
+        meant to be written.
+    left : bool
+        Whether its process died, and no other controller follows: the group ends what is open by itself.
+    ending : bool
+        Whether a process of the group has the role, to do so.
+    frozen : bool
+        Whether its process is stopped, with the role, and may go on at any time or never.
     seen : Seen
         A status word that it goes on seeing as it was.
     """
@@ -81,13 +87,16 @@ class Desk(NamedTuple):
     gave_up: bool = False
     owed: int = 0
     stopped: int = 0
+    left: bool = False
+    ending: bool = False
+    frozen: bool = False
     seen: Seen = Seen()
 
 
-_DESK = struct.Struct("<QQBHQBBBQBQ")
+_DESK = struct.Struct("<QQBIQBBBQBQ")
 
 #: Where a packed desk says which word is hidden from the controller.
-SEEN_BYTE = struct.calcsize("<QQBHQBBBQ")
+SEEN_BYTE = struct.calcsize("<QQBIQBBBQ")
 
 
 @lru_cache(maxsize=1 << 17)
@@ -105,7 +114,10 @@ def pack(desk: Desk) -> bytes:
         | desk.restores << 8
         | desk.pending_restores << 9
         | desk.gave_up << 10
-        | desk.failed << 11
+        | desk.left << 11
+        | desk.ending << 12
+        | desk.frozen << 13
+        | desk.failed << 14
     )
     return _DESK.pack(
         desk.command,
@@ -143,7 +155,10 @@ def unpack(data: bytes) -> Desk:
         restores=bool(flags & 256),
         pending_restores=bool(flags & 512),
         gave_up=bool(flags & 1024),
-        failed=flags >> 11,
+        left=bool(flags & 2048),
+        ending=bool(flags & 4096),
+        frozen=bool(flags & 8192),
+        failed=flags >> 14,
         tags=tags & 3,
         pending_tags=tags >> 2,
         owed=owed,

@@ -25,6 +25,7 @@ from wsm.exploration import (
 )
 from wsm.exploration.clerk import Group, Visible
 from wsm.exploration.deeds import STEPPING
+from wsm.exploration.desk import Desk
 from wsm.exploration.errors import broken_by
 from wsm.exploration.looking import Reading, Told, look
 from wsm.exploration.outcomes import Outcome
@@ -48,11 +49,21 @@ from wsm.exploration.participant import (
 from wsm.exploration.scope import Budget, Scope
 from wsm.exploration.situation import Situation
 from wsm.exploration.world import FIRST, World, affordable, desk_of, participant, spent
+from wsm.protocol import takeover
+from wsm.protocol.takeover import Duty, Role
 
 CONTROLLER = -1
 
 _OF_RANKS = frozenset((Budget.STEPS, Budget.FAILURES, Budget.RANK_CRASHES, Budget.BROKEN_STEPS))
-_OF_CONTROLLER = frozenset((Budget.COMMANDS, Budget.GIVE_UPS, Budget.CONTROLLER_CRASHES))
+_OF_CONTROLLER = frozenset(
+    (
+        Budget.COMMANDS,
+        Budget.GIVE_UPS,
+        Budget.CONTROLLER_CRASHES,
+        Budget.CONTROLLER_LOSSES,
+        Budget.CONTROLLER_STOPS,
+    )
+)
 
 
 class Move(NamedTuple):
@@ -170,11 +181,12 @@ class Moves:
         free = me.alive and me.place is Place.FREE and me.pending == _NOTHING_PENDING
         told = self._tell(world, index, packed, me, desk.command) if free else None
         others = self._others(world, me, told)
-        asked = (desk.version, desk.tags, desk.clears_half)
+        overdue = self._is_overdue(world, desk)
+        asked = (desk.version, desk.tags, desk.clears_half, overdue)
         key = (index, packed, desk.command, asked, wallet, id(told), others)
         found = self._of_rank.get(key)
         if found is None:
-            situation = self._situation(index, world, wallet)
+            situation = self._situation(index, world, wallet, overdue=overdue)
             found = self._of_rank[key] = _whatever_happens(
                 lambda: _with_strikes(index, me, self._outcomes(world, me, told, situation), wallet)
             )
@@ -193,7 +205,16 @@ class Moves:
             told = self._told[key] = self._answers.setdefault(answer, answer)
         return told
 
-    def _situation(self, index: int, world: World, wallet: frozenset[Budget]) -> Situation:
+    def _is_overdue(self, world: World, desk: Desk) -> bool:
+        """Whether a stopped controller has let the deadline of its command pass, as every rank finds."""
+        if not desk.frozen:
+            return False
+        visible = tuple([Visible(*read_words(each[WORD_BYTES]), 1, 0) for each in world[FIRST:]])
+        group = Group(self._scope.ranks, visible, self._scope.operations, halves=False, fine=False)
+        found = takeover.duty(group.view(desk._replace(seen=Seen())), Role.STALLED, expired=True)
+        return found is Duty.FAIL
+
+    def _situation(self, index: int, world: World, wallet: frozenset[Budget], *, overdue: bool) -> Situation:
         desk = desk_of(world)
         entered = tuple(
             Entered(other.epoch, other.entered_step, other.step_version, other.ran)
@@ -209,6 +230,7 @@ class Moves:
             fine=self._scope.fine,
             long_plans=self._scope.long_plans,
             affordable=wallet,
+            overdue=overdue,
         )
 
     def _others(self, world: World, me: Participant, told: Told | None) -> tuple[bytes, ...]:
@@ -269,7 +291,17 @@ class Moves:
             word = adversary.word_name(desk.seen.word)
             yield _Remembered(f"sees {word} as it is", desks.pack(desk._replace(seen=Seen())), (), "", ())
         at_work = desk.driving or desk.pending or group.lost(desk)
-        if not (desk.alive and at_work and Budget.CONTROLLER_CRASHES in wallet):
+        if not (desk.alive and at_work):
+            return
+        if Budget.CONTROLLER_STOPS in wallet:
+            spends: tuple[Budget, ...] = (Budget.CONTROLLER_STOPS,)
+            label = "goes on" if desk.frozen else "is stopped, with the role"
+            yield _Remembered(label, desks.pack(desk._replace(frozen=not desk.frozen)), spends, "", ())
+        if Budget.CONTROLLER_LOSSES in wallet:
+            gone = adversary.controller_killed(desk)._replace(left=True)
+            spends = (Budget.CONTROLLER_LOSSES,)
+            yield _Remembered("dies, and none follows", desks.pack(gone), spends, "", ())
+        if Budget.CONTROLLER_CRASHES not in wallet:
             return
         spends = (Budget.CONTROLLER_CRASHES,)
         yield _Remembered("dies", desks.pack(adversary.controller_killed(desk)), spends, "", ())

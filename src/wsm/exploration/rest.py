@@ -14,8 +14,10 @@ from wsm.exploration.recovery_moves import ATTEMPTS
 from wsm.exploration.world import World, desk_of, everybody
 from wsm.protocol.rank_state import Phase
 from wsm.protocol.view import View
-from wsm.signals.word import CommittedWord, Operation
+from wsm.signals.word import CommittedWord, Operation, StatusCode, StepKind
 from wsm.states.vocabulary import WeightState
+
+_PREPARED = (StatusCode.PREPARED, StatusCode.DONE_COMMITTED)
 
 
 def objection(world: World, ranks: int) -> str:
@@ -29,15 +31,33 @@ def objection(world: World, ranks: int) -> str:
     )
     if desk.gave_up:
         return _given_up(people, view)
+    if desk.frozen and (_is_hurt(people, view) or not all_ended(view)):
+        return _waits_for_stopped(people, view)
     stuck = [f"rank {i} {why} for ever" for i, each in enumerate(people) if (why := _stuck(each))]
     if not all_ended(view):
         stuck.append(f"{view.command.operation.name} {view.command.sequence} is never over")
-    if desk.driving or not desk.alive:
+    if (desk.driving and not desk.frozen) or desk.ending or not (desk.alive or desk.left):
         stuck.append("the controller never finishes")
     if stuck:
         return stuck[0]
     mistaken = [f"rank {i} {why}" for i, each in enumerate(people) if (why := _mistaken(each, view))]
-    return mistaken[0] if mistaken else _disagreement(people) or _never_restored(desk, people, view)
+    if mistaken:
+        return mistaken[0]
+    return _disagreement(people) or ("" if desk.frozen else _never_restored(desk, people, view))
+
+
+def _waits_for_stopped(people: list[Participant], view: View) -> str:
+    """Say that a command waits for a stopped controller beyond its deadline; if all prepared, it must."""
+    words = [view.of_command(index) for index in range(len(view.statuses))]
+    prepared = all(word is not None and word.code in _PREPARED for word in words)
+    if prepared or _is_hurt(people, view) or view.command.operation is Operation.NONE:
+        return ""  # whom to end is said; what was lost is recovered then
+    return f"{view.command.operation.name} {view.command.sequence} waits for a stopped controller for ever"
+
+
+def _is_hurt(people: list[Participant], view: View) -> bool:
+    """Whether only a new epoch leads on, which needs the role."""
+    return any(not each.alive for each in people) or any(word.kind is StepKind.BROKEN for word in view.steps)
 
 
 def _disagreement(people: list[Participant]) -> str:

@@ -24,6 +24,8 @@ class Budget(enum.IntEnum):
     CONTROLLER_CRASHES = 5
     BROKEN_STEPS = 6  # steps and collective actions that raise although nobody died
     STALE_READS = 7  # words that a reader goes on seeing as they were
+    CONTROLLER_LOSSES = 8  # controllers that die, and none follows
+    CONTROLLER_STOPS = 9  # controllers that are stopped with the role, and such that go on again
 
 
 class Start(enum.Enum):
@@ -49,7 +51,8 @@ class Scope:
     ----------
     ranks, helpers : int
         The group: 1 rank or more.
-    commands, steps, failures, give_ups, rank_crashes, controller_crashes, broken_steps, stale_reads : int
+    commands, steps, failures, give_ups, rank_crashes, controller_crashes, broken_steps : int
+    stale_reads, controller_losses, controller_stops : int
         How often each thing may happen, in all; see :class:`Budget`.
     operations : tuple of Operation
         What the commands ask for.
@@ -81,6 +84,8 @@ class Scope:
     controller_crashes: int = 0
     broken_steps: int = 0
     stale_reads: int = 0
+    controller_losses: int = 0
+    controller_stops: int = 0
     operations: tuple[Operation, ...] = (Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE)
     starts: tuple[Start, ...] = (Start.SERVING, Start.CLEARED)
     halves: bool = False

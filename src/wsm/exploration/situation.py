@@ -31,6 +31,8 @@ class Situation:
         As in :class:`wsm.exploration.scope.Scope`.
     affordable : frozenset of Budget
         What may still go wrong.
+    overdue : bool
+        Whether the command's controller is stopped, and its deadline has passed.
     """
 
     index: int
@@ -42,3 +44,4 @@ class Situation:
     fine: bool
     long_plans: bool
     affordable: frozenset[Budget]
+    overdue: bool = False

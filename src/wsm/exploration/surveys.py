@@ -39,6 +39,8 @@ _DAILY = _scopes(
     "commands=2 steps=0 halves=True failures=1 rank_crashes=1 operations=clear,update",
     "helpers=1 halves=True steps=0 failures=1 operations=clear,update",
     "rank_crashes=1 failures=2 give_ups=1 steps=0 operations=clear,update starts=serving",
+    "controller_losses=1 controller_stops=2 failures=1",
+    "controller_losses=1 controller_crashes=1 controller_stops=2 fine=True steps=0",
 )
 
 _DEEP = (
@@ -56,6 +58,10 @@ _DEEP = (
         "helpers=1 failures=1 give_ups=1 stale_reads=1",
         "ranks=3 helpers=1 failures=1 rank_crashes=1",
         "commands=3 halves=True failures=1 give_ups=1",
+        "controller_losses=1 controller_crashes=1 rank_crashes=1 failures=1 commands=2",
+        "controller_losses=1 controller_stops=2 stale_reads=1 failures=1",
+        "ranks=3 controller_losses=1 controller_stops=2 failures=1",
+        "helpers=1 controller_losses=1 controller_stops=2 fine=True steps=0 failures=1",
     ),
 )
 
