@@ -20,6 +20,15 @@
      H=1 OPS=4                                       74,593  a helper takes part in a hot update
      N=3 OPS=4                                      278,981  three ranks, hot update
      FAILS=1, any cycle                             180,647  no endless run
+     LOSSES=1                                       147,092  a controller dies, and none follows
+     STOPS=1 FAILS=1                                175,475  a controller is stopped for good
+     STOPS=2                                         66,931  a controller is stopped, and goes on
+     LOSSES=1 FAILS=1, any cycle                    825,799  no endless run
+     LOSSES=1 CCRASH=1 FAILS=1                    1,722,460  who ends its command dies, too
+     LOSSES=1 CCRASH=1 CMDS=2 FAILS=1            24,400,232  the next controller comes late
+     STOPS=2 LOSSES=1 FAILS=1                     1,118,912  a stopped controller is ended
+     STOPS=1 RCRASH=1 OPS=4                         711,053  a rank dies beside a stopped controller
+     STOPS=1 LOSSES=1 H=1 OPS=6                   2,870,280  a helper, a controller is stopped
      FAILS=1 BREAKS=1 OPS=6, any cycle            4,470,451  no endless run
      FAILS=2 CMDS=2 WORK=2                        5,409,199  more of everything
      CMDS=2 CCRASH=2 FAILS=1                     11,565,274  two controllers die
@@ -41,6 +50,10 @@
             Every new epoch restores the committed version here; recovery.pml has what it restores after which command.
    HELPERS  are participants without steps, in no communicator: they never park, and vote for no collective action. They begin
             when a rank shows that it has accepted, and follow a hot commit when a rank serves the new version.
+   ALONE    A controller that dies for good (LOSSES), or is stopped with the role (STOPS; a second one lets it go on), leaves its
+            command to Keeper: a rank's thread, or the supervisor. It takes the role as soon as that is free, writes what is
+            missing, and gives it back; beside a stopped one it writes ABORT once a participant has failed, and nothing else.
+            Where all are PREPARED, or a rank is lost, the stopped one is named, and its end is enough (see init).
    NOT      modelled: several nodes, overlapped steps, retries of a boot that failed, a helper whose own teardown fails for good.
    MUTANTS  -DM_NAME drops one rule; each is caught within the bounds that models/catalogue.py names. Dropping these changes
             nothing here, since a rendezvous implies them: the step number in "all stand at the same step", votes that are kept
@@ -138,7 +151,7 @@ bool idle[P], faulty[N], hurt[N], over;
 #define CONTROLLERS 1
 #define KEEPERS 2
 byte role = CONTROLLERS, losses, stops;                /* the kernel's lock; whoever dies gives it back */
-bool frozen, gone;                                     /* the controller is stopped; it is dead, and none has followed yet */
+bool frozen, killed, gone;                             /* the controller is stopped; for good; is dead, and none has followed */
 #endif
 #define AT ((e-1)*(WORK+1)+n)
 
@@ -307,7 +320,7 @@ recover:
   if :: ccrash < CCRASH -> goto takeover :: skip fi;
   atomic { assert(k_v == committed); c_e++; c_op = NONE; ok = 0; heir = false };
   goto look;
-#if LOSSES
+#if ALONE
 end_gone:
   if
   :: atomic { LOST && role == FREE -> role = CONTROLLERS; gone = false; goto recover }      /* the owner of the group */
@@ -323,10 +336,8 @@ end_stopped:                                            /* it may stay so for ev
        :: else
        fi;
        due = NONE; due_q = 0; due_e = 0; goto look }
-#if LOSSES
-  :: losses < LOSSES -> atomic { losses++; ok = 0; heir = false; frozen = false; due = NONE; due_q = 0; due_e = 0; gone = true;
-       role = FREE; goto end_gone }
-#endif
+  :: atomic { killed || losses < LOSSES -> losses = losses + !killed; killed = false; ok = 0; heir = false; frozen = false;
+       due = NONE; due_q = 0; due_e = 0; gone = true; role = FREE; goto end_gone }
   fi;
 #endif
   skip
@@ -768,19 +779,16 @@ init {
   timeout;                                              /* nothing can move any more: is everybody where he should be? */
 #if ALONE
   if
-  :: frozen && LOST -> goto end_named                   /* whom to end is said: the role is needed for a new epoch, */
-  :: frozen && IS_OPEN && !ANY(UNPREPARED) -> goto end_named             /* or the controller may be about to write COMMIT */
+  :: frozen ->                                          /* it is named, since it may be about to write COMMIT, or since only a */
+    assert(LOST || !LACKS_A_WORD || !ANY(UNPREPARED));  /* new epoch leads on, which needs the role; nothing else waits for it */
+    killed = true;
+    timeout
   :: else
   fi;
-  assert(over || frozen || gone);
-  assert(!LACKS_A_WORD && (role == CONTROLLERS) != gone);
-  assert(RECORDED);
+  assert((over || gone) && RECORDED && !LACKS_A_WORD && role == (gone -> FREE : CONTROLLERS));
 #else
   assert(over);
 #endif
   for (i : 0 .. P-1) { assert(died[i] == 0 && idle[i]) }
   for (i : 0 .. N-1) { assert(held[i] == held[0]); assert(held[i] == 0 || (held[i] == committed && !faulty[i])); assert(!hurt[i]) }
-#if ALONE
-end_named: skip
-#endif
 }
