@@ -26,6 +26,7 @@ from campaign.table import show, show_failure
 SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
     "ci": {
         ("memory", 2, "commands"): 38,
+        ("memory", 2, "abandoned"): 8,
         ("memory", 4, "commands"): 6,
         ("cache", 2, "halves"): 8,
         ("gloo", 2, "commands"): 8,
@@ -34,6 +35,8 @@ SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
         ("memory", 2, "commands"): 240,
         ("memory", 2, "halves"): 120,
         ("memory", 2, "havoc"): 80,
+        ("memory", 2, "abandoned"): 60,
+        ("gloo", 2, "abandoned"): 16,
         ("memory", 4, "commands"): 60,
         ("cache", 2, "commands"): 60,
         ("cache", 2, "halves"): 40,
@@ -45,6 +48,9 @@ SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
         ("memory", 2, "commands"): None,
         ("memory", 2, "halves"): None,
         ("memory", 2, "havoc"): None,
+        ("memory", 2, "abandoned"): None,
+        ("cache", 2, "abandoned"): 40,
+        ("gloo", 2, "abandoned"): 60,
         ("memory", 4, "commands"): 600,
         ("cache", 2, "commands"): None,
         ("cache", 2, "halves"): 700,

@@ -1,4 +1,4 @@
-"""A controller that obeys orders: ``python -m campaign.controller_process NAME DIRECTORY OPERATION VERSION``.
+"""A controller that obeys orders: ``controller_process NAME DIRECTORY OPERATION VERSION [DEADLINE]``.
 
 Prints one line, the receipt's or the error's, if it lives to see it.
 """
@@ -16,11 +16,12 @@ from wsm import Controller
 
 def main() -> None:
     """Give one command."""
-    name, directory, command, version = sys.argv[1:5]
+    name, directory, command, version, *rest = sys.argv[1:]
     os.environ[DIRECTORY_VARIABLE] = directory
     trap_controller()
     with Controller(name) as controller:
-        answer = ask(controller, command, int(version) if version else None)
+        limits = {"deadline_s": float(rest[0])} if rest else {}
+        answer = ask(controller, command, int(version) if version else None, **limits)
     said = "" if answer.error is None else f"{type(answer.error).__name__}: "
     sys.stdout.write(f"{said}{answer.said}\n")
 

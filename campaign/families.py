@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import xxhash
 
 from campaign import (
+    abandoned,
     controller_faults,
     file_damage,
     havoc,
@@ -35,12 +36,14 @@ _PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
 
 
 #: Which cases there are, by what they are about: everything at once; weights and KV cache one by one, and the
-#: policies for KV blocks; several faults, or faults at any line.
-FAMILIES = ("commands", "halves", "havoc")
+#: policies for KV blocks; several faults, or faults at any line; controllers that never come back.
+FAMILIES = ("commands", "halves", "havoc", "abandoned")
 
 
 def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
     """Name all cases of one family on one kind of group; runs one, to hear which points are passed."""
+    if family == "abandoned":
+        return abandoned.cases(kind, ranks)
     if family == "havoc":
         return havoc.cases(kind, ranks) + supervisor_faults.cases(kind, ranks)
     with GroupUnderFault(kind, ranks) as group:
@@ -64,6 +67,8 @@ def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
 
 def play(case: Case, group: GroupUnderFault) -> Result:
     """Play one case."""
+    if case.what.startswith(abandoned.WHAT):
+        return abandoned.play(case, group)
     if case.what.startswith("controller/"):
         return controller_faults.play(case, group)
     return _PLAYERS.get(case.operation, rank_faults.play)(case, group)
@@ -91,4 +96,5 @@ def _stratum(case: Case) -> str:
         fault = case.fault
         return f"{case.operation}/{fault.victim.rstrip('0123456789')}/{fault.act.value}"
     what = case.what.split(":")
-    return f"{case.operation}/{what[0]}/{what[1] if case.operation == 'files' else ''}"
+    act = what[1] if case.operation == "files" or what[0] == abandoned.WHAT else ""
+    return f"{case.operation}/{what[0]}/{act}"

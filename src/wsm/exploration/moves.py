@@ -294,13 +294,12 @@ class Moves:
         if not (desk.alive and at_work):
             return
         if Budget.CONTROLLER_STOPS in wallet:
-            spends: tuple[Budget, ...] = (Budget.CONTROLLER_STOPS,)
             label = "goes on" if desk.frozen else "is stopped, with the role"
-            yield _Remembered(label, desks.pack(desk._replace(frozen=not desk.frozen)), spends, "", ())
+            standing = desks.pack(desk._replace(frozen=not desk.frozen))
+            yield _Remembered(label, standing, (Budget.CONTROLLER_STOPS,), "", ())
         if Budget.CONTROLLER_LOSSES in wallet:
-            gone = adversary.controller_killed(desk)._replace(left=True)
-            spends = (Budget.CONTROLLER_LOSSES,)
-            yield _Remembered("dies, and none follows", desks.pack(gone), spends, "", ())
+            gone = desks.pack(adversary.controller_killed(desk)._replace(left=True))
+            yield _Remembered("dies, and none follows", gone, (Budget.CONTROLLER_LOSSES,), "", ())
         if Budget.CONTROLLER_CRASHES not in wallet:
             return
         spends = (Budget.CONTROLLER_CRASHES,)
