@@ -63,6 +63,8 @@ SNAPSHOT_NOT_REMOVED: Final = "snapshot.not_removed"
 SNAPSHOT_REMOVED_UNDER_READERS: Final = "snapshot.removed_under_readers"
 SHARED_MEMORY_ORPHANED: Final = "shared_memory.orphaned"
 STREAM_MESSAGE_IGNORED: Final = "stream.message_ignored"
+ENGINE_REACHABLE: Final = "engine.reachable"
+MEMORY_WRITABLE: Final = "memory.writable"
 TRANSPORT_NOT_CLOSED: Final = "transport.not_closed"
 VERSION_TRANSFERRED: Final = "version.transferred"
 

@@ -119,8 +119,8 @@ class MooncakeArrival(AddressArrival):
     def _grant(self, version: int, state: State) -> say.Grant:
         """A right Grant, over memory that can really be read."""
         self._engine = Engine(EngineSettings())
-        layout, digests = PublishedMemory(self._engine).place({0: state})[0]
-        self._alive = state
+        self._memory = PublishedMemory(self._engine)  # registered for as long as the engine lives
+        layout, digests = self._memory.place({0: state})[0]
         shard = shard_digest((t.spec, each) for t, each in zip(layout.tensors, digests, strict=True))
         return say.Grant(
             version=version,
@@ -169,10 +169,11 @@ class MooncakeArrival(AddressArrival):
         return Expected(errors.ShardIdentityError, (self._address, "rank 1", "rank 0"))
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
-        spec, data = state["large.weight"]
-        changing = bytearray(data)
-        self.publish(version, {**state, "large.weight": (spec, changing)})
-        changing[2_000_000] ^= 1  # the trainer goes on before the version is withdrawn
+        _, data = state["large.weight"]
+        self.publish(version, state)
+        assert self._publisher is not None
+        pack = self._publisher._memory._packs[0]
+        pack[bytes(pack).index(data) + 2_000_000] ^= 1  # as everybody can who reaches the engine
         return Expected(errors.DigestMismatchError, ("'large.weight'", self._address), may_touch=True)
 
     def _flipped_bit_in_description(self, version: int, state: State) -> Expected:

@@ -202,6 +202,35 @@ def test_a_version_is_not_withdrawn_while_a_rank_reads_it(publisher, ranks):
         ranks(publisher.address, connect_s=0.05).load(1)
 
 
+def test_who_writes_what_is_published_changes_no_weights_of_the_trainer_and_ranks_notice(publisher, ranks):
+    state = make_state(1)
+    before = {name: data.copy() for name, data in state.items()}
+    publisher.publish(1, {0: state})
+    (region,) = publisher._desk._publication.shards[0][0].regions
+    other = Engine(EngineSettings())
+    zeros = memoryview(bytearray(region.nbytes))
+    assert (
+        other._engine.transfer_sync_write(
+            publisher._desk._session, address_of(zeros), region.address, len(zeros)
+        )
+        == 0
+    )
+    other.close()
+    assert all(np.array_equal(state[name], before[name]) for name in SIZES)
+    with pytest.raises(errors.DigestMismatchError):
+        ranks(publisher.address).load(1)
+
+
+def test_what_is_published_in_place_is_not_copied_and_what_all_ranks_are_given_is_there_once(tmp_path, ranks):
+    state = make_state(1)
+    with MooncakePublisher(f"ipc://{tmp_path}/p", in_place=True) as publisher:
+        publisher.publish(1, {0: state, 1: state})
+        assert publisher._memory.regions == 3  # the two large tensors, and the small ones together
+        rank = ranks(publisher.address)
+        rank.load(1)
+        assert rank.holds(state)
+
+
 def test_publishing_waits_for_who_reads_the_version_before(publisher, ranks):
     rank, a, b = ranks(publisher.address, **SMALL), make_state(1), make_state(2)
     publisher.publish(1, {0: a})
@@ -360,7 +389,7 @@ def test_an_engine_on_loopback_cannot_be_reached_from_elsewhere_nor_by_inheritan
 
 def test_an_engine_that_cannot_be_kept_to_this_host_is_refused(monkeypatch):
     monkeypatch.setattr(mooncake_engine, "_PORTS", range(1, 2))
-    with pytest.raises(EngineExposedError, match="only 0 of the two"):
+    with pytest.raises(EngineExposedError, match="only 1 of the two"):
         Engine(EngineSettings())
 
 

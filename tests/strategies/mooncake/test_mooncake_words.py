@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wsm.clock import SystemClock
+from wsm.strategies.digest import digest_of
 from wsm.strategies.messages import frames as bucket_frames
+from wsm.strategies.messages.caller import Caller
 from wsm.strategies.messages.errors import PeerMessageError
+from wsm.strategies.mooncake import addresses
 from wsm.strategies.mooncake import messages as say
 from wsm.strategies.mooncake.addresses import parse_address
+from wsm.strategies.mooncake.desk import Desk, Publication
 from wsm.strategies.mooncake.engine import EngineSettings
 from wsm.strategies.mooncake.errors import EngineSettingsError
 from wsm.strategies.mooncake.leases import Leases
@@ -146,3 +153,30 @@ def test_a_plan_reads_every_byte_of_every_region_exactly_once(sizes, span_bytes)
         for byte in range(region.nbytes):
             index, place = plan.where(number, byte)
             assert plan.spans[index].address + place == region.address + byte
+
+
+def test_revoking_waits_for_no_rank_even_if_none_of_them_reads(tmp_path):
+    specs = [TensorSpec(f"{number}.{'w' * 100}", "U8", (1,)) for number in range(20_000)]
+    layout = Layout((Region(0, len(specs)),), tuple(Placed(spec, 0, 0) for spec in specs))
+    digests = (digest_of(b""),) * len(specs)
+    listener = addresses.listen(f"ipc://{tmp_path}/p")
+    desk = Desk(
+        listener, publisher="0" * 32, session="127.0.0.1:15000", leases=Leases(60.0), clock=SystemClock()
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(desk.close)
+        desk.put(Publication(1, {0: (layout, layout.digest(), digests)}, digests[:1]))
+        for _ in range(3):
+            rank = Caller(parse_address(listener.address), "the publisher")
+            stack.callback(rank.close, flush=False)
+            rank.send(say.to_bytes(say.Ask(0, 1, 1, look=False, known_layout=None)))
+        while desk.wait_until_free(0) != [0]:
+            time.sleep(0.001)
+        begun_s = time.monotonic()
+        desk.revoke("the trainer needs its memory")
+        assert time.monotonic() - begun_s < 5
+        assert desk.wait_until_free(0) == []
+        heard = []
+        while say.Revoked not in map(type, heard):
+            assert rank.poll(60)
+            heard.append(say.from_bytes(rank.receive(), peer="the publisher"))

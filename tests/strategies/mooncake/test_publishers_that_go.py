@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -134,3 +136,53 @@ def test_a_publisher_that_has_nothing_is_not_called_absent(address, idle_publish
     error = loading(address, connect_s=1.0, silence_s=0.1).outcome()
     assert isinstance(error, PeerFailedError)
     assert "no version is published" in str(error)
+
+
+def test_a_rank_that_meets_itself_at_its_publisher_s_port_goes_on_waiting(loading):
+    """A port that the kernel gives to who connects may be that very port."""
+    met = 0
+    real = socket.socket.connect_ex
+
+    def connect_from_there(made, place):
+        nonlocal met
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
+            made.bind(place)  # as the kernel would, once in thousands of times
+        failed = real(made, place)
+        met += failed == 0 and made.getsockname() == made.getpeername()
+        return failed
+
+    with pytest.MonkeyPatch.context() as patched, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        patched.setattr(socket.socket, "connect_ex", connect_from_there)
+        error = loading(address, connect_s=0.3).outcome()
+    assert met
+    assert isinstance(error, PeerSilentError)
+    assert not error.met
+    with MooncakePublisher(address):  # the port is free for it
+        pass
+
+
+def test_who_floods_a_publisher_keeps_it_from_nobody_and_fills_nothing(idle_publisher):
+    """All that is not what ranks say, while it has nothing to give; then somebody asks."""
+    process, address = idle_publisher("tcp://127.0.0.1:0")
+    before = peak_bytes(process.pid)
+    flooding = [sys.executable, str(Path(__file__).parents[1] / "shared" / "flooding_peer.py"), address]
+    with subprocess.Popen(flooding, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as flood:
+        try:
+            assert flood.stdout.readline() == "flooding\n"
+            transport = MooncakeTransport(address, connect_s=1.0)
+            with pytest.raises(PeerFailedError, match="no version is published"):
+                load(RsyncSource(transport), MemoryTarget([SPEC]), name="rsync", version=1)
+        finally:
+            flood.kill()
+    assert peak_bytes(process.pid) < before + (200 << 20)
+    process.stdin.close()
+    assert process.wait(60) == 0
+
+
+def peak_bytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))

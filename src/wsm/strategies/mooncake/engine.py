@@ -13,9 +13,11 @@ The only module that imports it, and where what it does is written down. Seen wi
 * Registering is quadratic: ten thousand regions take 12 s, so small tensors share one. Overlapping regions
   are refused. Reading over TCP needs no registration of what is read into; it would let others write there,
   so it is not done.
-* It listens on two ports (15000 to 17000) on all addresses, asks nobody who they are, and lets them read and
-  write whatever is registered. On a loopback host both sockets are tied to the loopback interface before any
-  memory is registered, and neither is inherited by child processes, which the engine would allow.
+* It listens on two ports (15000 to 17000) on all addresses, whatever ``MC_TCP_BIND_ADDRESS`` says (that is
+  what it tells others of itself), asks nobody who they are, and lets them read and write whatever is
+  registered. On a loopback host both sockets are tied to the loopback interface before any memory is
+  registered, and who connected from elsewhere before that is cut off; neither is inherited by child
+  processes, which the engine would allow. Of users of this host nothing can keep it.
 * It writes to standard error; ``MC_LOG_LEVEL`` is set to ``ERROR`` unless the environment says otherwise.
 """
 
@@ -34,6 +36,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from wsm import log
 from wsm.strategies.mooncake.errors import (
     EngineExposedError,
     EngineSettingsError,
@@ -56,6 +59,8 @@ _COME_BY_S = 0.5
 _GLANCE_S = 0.0005
 # How long a wait for a peer lasts before it is asked whether to go on.
 _LOOK_S = 0.02
+
+_log = log.logger("strategies")
 
 _LIBRARY = re.compile(r"(lib[\w+-]+\.so[\w.]*): cannot open shared object file")
 
@@ -132,13 +137,19 @@ class Engine:
                 host=settings.host, protocol=settings.protocol, device=settings.device, code=code
             )
         self._engine: Any = made
+        self._ports: frozenset[int] = frozenset()
         self.session = f"{settings.host}:{made.get_rpc_port()}"
-        found = _seclude(others, loopback=settings.loopback)
-        if settings.loopback and settings.protocol == "tcp" and found < _LISTENING:
+        found = _seclude(others, made.get_rpc_port(), loopback=settings.loopback)
+        if settings.loopback and settings.protocol == "tcp" and len(found) < _LISTENING:
             self.close()
-            raise EngineExposedError(found=found, ports=(_PORTS.start, _PORTS.stop - 1))
+            raise EngineExposedError(found=len(found), ports=(_PORTS.start, _PORTS.stop - 1))
+        if settings.loopback:
+            self._ports = found
+        else:
+            _log.warning(log.ENGINE_REACHABLE, host=settings.host, ports=sorted(found), by="every network")
         with suppress(OSError):
             socket.create_connection((settings.host, made.get_rpc_port()), timeout=_COME_BY_S).close()
+        _cut_off(self._ports)
 
     def register(self, address: int, nbytes: int) -> None:
         """Let peers read memory, which must stay there until it is unregistered. Blocks.
@@ -148,6 +159,7 @@ class Engine:
         MemoryRegistrationError
             If it overlaps with what is registered, or the engine cannot take it.
         """
+        _cut_off(self._ports)  # who had connected, and was not taken yet, when the engine started
         code = self._engine.register_memory(address, nbytes)
         if code != 0:
             raise MemoryRegistrationError(nbytes=nbytes, code=code)
@@ -235,11 +247,14 @@ def _engine_class() -> Any:
     return TransferEngine
 
 
-def _seclude(others: set[int], *, loopback: bool) -> int:
+def _seclude(others: set[int], rpc_port: int, *, loopback: bool) -> frozenset[int]:
     """Keep the engine's listening sockets from child processes, from delaying its end, and, if `loopback`,
-    from other hosts; `others` are the process's own. Returns how many were found.
+    from other hosts. Returns the ports of those that were found.
+
+    `others` are the process's own sockets from before. One of the engine's is known by its port, the other is
+    one for IPv6, as few others are; what another thread opens just now, just so, is taken for it, too.
     """
-    count = 0
+    ports = set()
     for descriptor, inode in _sockets().items():
         if inode in others:
             continue
@@ -247,13 +262,32 @@ def _seclude(others: set[int], *, loopback: bool) -> int:
             if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 continue
             address, port = found.getsockname()[:2]
-            if address in ("::", "0.0.0.0") and port in _PORTS:  # noqa: S104 - what the engine bound, to be narrowed
+            known = address == "0.0.0.0" and port == rpc_port  # noqa: S104 - what the engine bound, to be narrowed
+            if known or (address == "::" and port in _PORTS):
                 os.set_inheritable(descriptor, False)
                 found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ACCEPT_TIME)
                 if loopback:
                     found.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
-                count += 1
-    return count
+                ports.add(port)
+    return frozenset(ports)
+
+
+def _cut_off(ports: frozenset[int]) -> None:
+    """End what came to these ports of ours from another host."""
+    for descriptor in _sockets() if ports else ():
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+            if (
+                found.family in (socket.AF_INET, socket.AF_INET6)
+                and found.getsockname()[1] in ports
+                and not _is_loopback(found.getpeername()[0])
+            ):
+                found.shutdown(socket.SHUT_RDWR)
+
+
+def _is_loopback(address: str) -> bool:
+    found = ipaddress.ip_address(address)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def _sockets() -> dict[int, int]:

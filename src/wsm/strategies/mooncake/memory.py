@@ -1,7 +1,8 @@
-"""The memory that a publisher lets ranks read: the trainer's own, and copies of what is small.
+"""The memory that a publisher lets ranks read: copies of its own, or the trainer's tensors themselves.
 
-A tensor of its own region is read where the trainer has it. Small ones are copied beside each other into one
-region, because every region and every read has a price. What is registered stays so until a version does
+Whatever ranks can read there, others can write: the engine asks nobody. So it is copies that are registered,
+beside each other in one region, unless the trainer says that its own memory may be; then only small tensors
+are copied, because every region and every read has a price. What is registered stays so until a version does
 without it, so that publishing the same buffers again registers nothing.
 """
 
@@ -9,12 +10,14 @@ from __future__ import annotations
 
 import bisect
 import mmap
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from wsm.strategies.applier.copying import copy_and_digest
+from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.finite import check_finite
-from wsm.strategies.digest import running_digest
+from wsm.strategies.byte_copy import copy_bytes
+from wsm.strategies.digest import RunningDigest, running_digest
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.mooncake.engine import Engine, address_of
 from wsm.strategies.mooncake.plan import Layout, Placed, Region
@@ -36,13 +39,15 @@ class PublishedMemory:
     ----------
     engine : Engine
         Reads it for others.
+    in_place : bool
+        Whether the trainer's own memory may be registered.
     packed_below : int
-        Tensors with fewer bytes are copied.
+        Tensors with fewer bytes are copied all the same.
     """
 
-    def __init__(self, engine: Engine, *, packed_below: int = PACKED_BELOW) -> None:
+    def __init__(self, engine: Engine, *, in_place: bool = False, packed_below: int = PACKED_BELOW) -> None:
         self._engine = engine
-        self._packed_below = packed_below
+        self._packed_below = packed_below if in_place else sys.maxsize
         self._packs: dict[int, memoryview] = {}
         self._registered: set[_Range] = set()
         self._alive: tuple[memoryview, ...] = ()
@@ -57,6 +62,8 @@ class PublishedMemory:
     ) -> dict[int, tuple[Layout, tuple[str, ...]]]:
         """Let ranks read `shards`; nobody may be reading what was placed before. Blocks: reads every byte.
 
+        Ranks that are given the very same state dict share its place.
+
         Returns
         -------
         dict of int to (Layout, tuple of str)
@@ -69,6 +76,13 @@ class PublishedMemory:
         MemoryRegistrationError
             If the engine does not take it.
         """
+        first = {id(tensors): rank for rank, tensors in reversed(list(shards.items()))}
+        placed = self._place({rank: shards[rank] for rank in first.values()}, finite=finite)
+        return {rank: placed[first[id(tensors)]] for rank, tensors in shards.items()}
+
+    def _place(
+        self, shards: Mapping[int, TrainerTensors], *, finite: bool
+    ) -> dict[int, tuple[Layout, tuple[str, ...]]]:
         specs = check_shards(shards)
         data = {
             rank: {spec.name: bytes_of(shards[rank], spec) for spec in of_rank if not self._packs_it(spec)}
@@ -81,6 +95,7 @@ class PublishedMemory:
         read = {rank: merged([_range(packs[rank]), *map(_range, data[rank].values())]) for rank in specs}
         alive = [*packs.values(), *(view for views in data.values() for view in views.values())]
         self._register(merged([of_one for of_rank in read.values() for of_one in of_rank]), alive)
+        self._packs = {rank: pack for rank, pack in self._packs.items() if rank in packs}
         return {
             rank: self._placed(shards[rank], specs[rank], data[rank], packs[rank], read[rank], finite=finite)
             for rank in shards
@@ -129,13 +144,14 @@ class PublishedMemory:
             digest = running_digest()
             if self._packs_it(spec):
                 view = pack[packed : packed + spec.nbytes]
-                copy_and_digest(bytes_of(tensors, spec), view, digest)
+                source = bytes_of(tensors, spec)
+                _copy(source, view, digest)
                 packed += _aligned(spec.nbytes)
             else:
-                view = data[spec.name]
+                source = view = data[spec.name]
                 digest.update(view)
             if finite:
-                check_finite(spec, view)
+                check_finite(spec, source)
             region = bisect.bisect_right(begins, address_of(view)) - 1 if spec.nbytes else 0
             offset = address_of(view) - begins[region] if spec.nbytes else 0
             placed.append(Placed(spec, region, offset))
@@ -168,6 +184,14 @@ def merged(ranges: Sequence[_Range]) -> list[_Range]:
         else:
             found.append((begin, nbytes))
     return found
+
+
+def _copy(source: memoryview, destination: memoryview, digest: RunningDigest) -> None:
+    """Copy and digest what is the trainer's: others can write where the copy lies."""
+    for begin in range(0, len(source), CHUNK_BYTES):
+        chunk = source[begin : begin + CHUNK_BYTES]
+        copy_bytes(chunk, destination[begin : begin + len(chunk)])
+        digest.update(chunk)
 
 
 def _range(view: memoryview) -> _Range:

@@ -1,7 +1,7 @@
 """The trainer's side of Mooncake: versions in registered memory, which ranks read by themselves.
 
-A publisher owns one engine and one address for as long as it lives. What it publishes is read where the
-trainer has it (small tensors are copied), so those tensors must not change until the version is withdrawn:
+A publisher owns one engine and one address for as long as it lives. What it publishes is a copy of its own,
+or what the trainer has (``in_place``), whose tensors must not change then until the version is withdrawn:
 that waits for the ranks that are reading. A rank holds a lease, which ends when it says so, when it dies, or
 when it has not been heard of for `lease_s`.
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.documents.sealed_json import content_digest
@@ -26,6 +27,8 @@ from wsm.strategies.mooncake.memory import PACKED_BELOW, PublishedMemory, check_
 from wsm.strategies.mooncake.plan import Layout
 from wsm.strategies.trainer.report import TrainerReport
 from wsm.strategies.trainer.tensors import TrainerTensors, check_ranks
+
+_log = log.logger("strategies")
 
 #: Long enough for a rank that copies in between, short enough to wait for one that hangs.
 LEASE_S = 30.0
@@ -55,13 +58,18 @@ class MooncakePublisher:
     ----------
     address : str
         Where ranks ask: ``tcp://IPv4:port`` (0: any free port) or ``ipc:///absolute/path`` (mode 0600). There
-        is no authentication: whoever reaches it, or the engine, can read what is published.
+        is no authentication: whoever reaches it, or the engine, can read what is published, and whoever
+        reaches the engine (every user of this host at least) can write there. Ranks find that out.
     settings : EngineSettings, optional
         How the engine is reached; by default over TCP, from this host only.
     lease_s : float
         How long a rank may say nothing while it reads.
+    in_place : bool
+        Let ranks read the trainer's own memory instead of a copy, which takes as much memory again. Then
+        whoever reaches the engine can change the weights that are being trained, and training goes on with
+        them: for hosts and networks where everybody is trusted.
     packed_below : int
-        Tensors with fewer bytes are copied beside each other.
+        Tensors with fewer bytes are copied beside each other all the same.
     clock : Clock, optional
         For leases and reports.
 
@@ -84,6 +92,7 @@ class MooncakePublisher:
         *,
         settings: EngineSettings | None = None,
         lease_s: float = LEASE_S,
+        in_place: bool = False,
         packed_below: int = PACKED_BELOW,
         clock: Clock | None = None,
     ) -> None:
@@ -97,7 +106,9 @@ class MooncakePublisher:
             listener.close()
             raise
         self.address = listener.address
-        self._memory = PublishedMemory(self._engine, packed_below=packed_below)
+        self._memory = PublishedMemory(self._engine, in_place=in_place, packed_below=packed_below)
+        if in_place:
+            _log.warning(log.MEMORY_WRITABLE, address=self.address, by="whoever reaches the engine")
         self._version: int | None = None
         self._desk = Desk(
             listener,
@@ -117,7 +128,8 @@ class MooncakePublisher:
     ) -> MooncakeReport:
         """Let ranks read a version, instead of the one before. Blocks; reads every byte once.
 
-        The tensors must not change until :meth:`withdraw` has returned.
+        The tensors must not change meanwhile, and, if they are read in place, until :meth:`withdraw` has
+        returned.
 
         Parameters
         ----------
