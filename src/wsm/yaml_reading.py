@@ -20,6 +20,9 @@ _MAX_DEPTH = 32
 #: Values in all, those counted again that an alias stands for.
 _MAX_VALUES = 1 << 16
 
+#: Bits of an integer. Python cannot even print every one that it reads.
+_MAX_BITS = 64
+
 
 class YamlReadingError(ValueError):
     """A text that is no YAML, or more than is read; says so in one line."""
@@ -55,10 +58,20 @@ class _Loader(yaml.SafeLoader):
             _refuse_duplicates(node)
         return node
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Return an integer that a configuration can mean."""
+        value = super().construct_yaml_int(node)
+        if value.bit_length() > _MAX_BITS:
+            raise yaml.MarkedYAMLError(None, None, "an integer that is too large", node.start_mark)
+        return value
+
     def _count(self, event: Any, values: int) -> None:
         self._values += values
         if self._values > _MAX_VALUES:
             raise yaml.MarkedYAMLError(None, None, f"more than {_MAX_VALUES} values", event.start_mark)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def _refuse_duplicates(node: yaml.MappingNode) -> None:

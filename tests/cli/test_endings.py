@@ -90,6 +90,20 @@ def test_a_signal_ends_the_imports_of_a_command_without_a_word(start_wsm: Start)
         assert (command.returncode, out, err) == (128 + number, "", "")
 
 
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">&-", "2>&-"])
+def test_closed_streams_change_no_exit_code_and_no_file_takes_their_numbers(closed: str) -> None:
+    def ends_with(*arguments: str) -> int:
+        command = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, *arguments]
+        return subprocess.run(command, check=False, timeout=PATIENCE_S).returncode
+
+    opening = (
+        "import os, sys, wsm.cli.main, wsm_entry; "
+        "wsm.cli.main.main = lambda: sys.exit(os.open('/proc/self/stat', os.O_RDONLY)); wsm_entry.main()"
+    )
+    assert ends_with("-c", opening) > 2
+    assert ends_with("-m", "wsm_entry", "status", "nobody") == 2
+
+
 @pytest.mark.paddle
 def test_a_closed_terminal_ends_a_group_and_leaves_nothing() -> None:
     name = f"closed-{os.getpid()}"

@@ -101,6 +101,8 @@ ALIASES = "a: &a [1,1,1,1,1,1,1,1]\n" + "".join(
         ("name: &a [*a]", "*a stands for what it is in"),
         ("name: a\nranks: 2\nname: b", "the key 'name' stands there twice"),
         ("name: a\nranks: " + "9" * 5000, "ValueError"),
+        ("name: a\nranks: 0x" + "9" * 5000, "an integer that is too large"),
+        ("name: a\nranks: 59" + ":59" * 5000, "an integer that is too large"),
         ("name: a\nranks: !!bool x", "KeyError"),
         ("name: 2001-99-99\nranks: 1", "month must be in"),
         ("#" * (1 << 19), "larger than 262144 bytes"),
