@@ -107,6 +107,8 @@ def _faults(victim: str, points: Sequence[str], operation: str) -> Iterator[Faul
         kind = point.partition(":")[0]
         if kind in ("begin", "done"):
             yield from _failures(victim, point, nth)
+        if kind == "begin" and operation != "boot":  # that serves before anybody could be fed again
+            yield Fault(victim, point, Act.STARVE, nth)
         if kind == "begin":
             continue  # nothing lies between it and the line of the journal before it
         for act in _ENDS:

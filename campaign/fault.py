@@ -17,6 +17,7 @@ class Act(enum.Enum):
     HANG = "hang"  # SIGSTOP to oneself, and nobody helps but the group's supervisor
     RAISE = "raise"  # an error of a type that wsm has never seen
     EXHAUST = "exhaust"  # MemoryError, at whatever line it strikes
+    STARVE = "starve"  # no descriptor is left to the process, until the caller was told
     LIE = "lie"  # an action returns without having done its work
     DENY = "deny"  # an action did its work, and its probe says that it is not done
 

@@ -27,6 +27,7 @@ from campaign.environment import DIRECTORY_VARIABLE, STEPS_VARIABLE
 from campaign.points import Trap, trap_rank
 from campaign.versioned_cache import VersionedCache
 from wsm import log
+from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.options import PlanOptions
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
 from wsm.rollout.run_directory import CONFIG_FILE
@@ -168,6 +169,7 @@ def main(arguments: list[str]) -> None:
     trap = trap_rank(rank)
     runner = InMemoryRunner(shard_specs(config.engine.shape, rank, config.group.ranks).values())
     runner.kv_cache = blocks = VersionedCache(runner.requests)
+    runner.memory = HostMemory()  # what is measured is in /proc, and takes a descriptor
     options = PlanOptions.from_runner(
         runner, kv_policies=frozenset(KVPolicy), deadlines=config.group.deadlines.action_s
     )

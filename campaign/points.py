@@ -10,6 +10,7 @@ before and after each of its words. Nothing of wsm is changed but what these wra
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -102,6 +103,8 @@ class Trap:
         elif fault.act in (Act.STOP, Act.FREEZE, Act.HANG):
             # To this very thread: to the process, another thread might take it while this one goes on.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        elif fault.act is Act.STARVE:
+            _starve()
         elif fault.act is Act.RAISE:
             raise OrderedFailureError(_STRANGE)
         elif fault.act is Act.EXHAUST:
@@ -122,6 +125,13 @@ class Trap:
             self._left = self._fault.nth if self._fault is not None else 0
             self._counting = False
         return self._fault is not None and self._fault.point == point
+
+
+def _starve() -> None:
+    """Leave this process no descriptor but those that it has: up to the first that is free all are taken."""
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def trap_rank(rank: int) -> Trap:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import threading
 import time
@@ -135,7 +136,7 @@ def judge_answer(fault: Fault, answer: Answer, result: Result, group: GroupUnder
 def aftermath(
     fault: Fault, group: GroupUnderFault, mark: Mark, result: Result, pid: int | None = None
 ) -> None:
-    """Let a victim that stands still go on, or die; wait until a lost rank is replaced.
+    """Let a victim that stands still go on, or die; feed a starved one; wait until a lost rank is replaced.
 
     Parameters
     ----------
@@ -147,6 +148,8 @@ def aftermath(
     fired = group.fired(fault) or Fired(time.monotonic_ns(), pid or 0)
     if fault.act in (Act.STOP, Act.FREEZE) and group.await_standing(fired.pid):
         os.kill(fired.pid, signal.SIGCONT if fault.act is Act.STOP else signal.SIGKILL)
+    if fault.act is Act.STARVE:
+        feed(fired.pid)
     deadly = fault.act in _DEADLY or (fault.act is Act.RAISE and fault.point == "step")
     if deadly:
         group.until(lambda: group.supervisor.recoveries > mark.recoveries, "the supervisor replaces the rank")
@@ -160,6 +163,13 @@ def aftermath(
         )
         if fault.act is Act.KILL and result.detected_ms is None and told_ns is not None:
             result.detected_ms = (told_ns - fired.at_ns) / 1e6
+
+
+def feed(pid: int) -> None:
+    """Let a starved process open files again."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended over it, and another one has its place
+        most = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (most, most))
 
 
 def judge_group(

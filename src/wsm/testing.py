@@ -13,6 +13,7 @@ from wsm.actions.surfaces import (
     AuxiliarySurface,
     DeepEPSurface,
     GraphSurface,
+    MemorySurface,
     ProcessGroupSurface,
     RoutingReplaySurface,
 )
@@ -155,7 +156,7 @@ class InMemoryRunner:
         self.weights = MemoryTarget(specs)
         self.requests = InMemoryRequests()
         self.kv_cache = InMemoryKVCache()
-        self.memory = InMemoryMemory(self)
+        self.memory: MemorySurface = InMemoryMemory(self)
         self.graphs: GraphSurface | None = None
         self.deepep: DeepEPSurface | None = None
         self.groups: ProcessGroupSurface | None = None
