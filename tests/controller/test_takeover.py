@@ -14,6 +14,7 @@ from wsm.explanation import explain, read_facts
 from wsm.protocol.errors import CommandOpenError
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.image import SegmentImage
+from wsm.signals.lock import ControllerRole
 from wsm.signals.ownership import CONTROLLER_BYTE
 from wsm.signals.segment import Segment
 
@@ -224,3 +225,14 @@ def test_a_stopped_controller_of_a_command_that_all_ranks_prepared_is_named_and_
         eventually(lambda: controller.status().over)
         assert controller.status().version == 2
         assert controller.status().serving
+
+
+def test_no_command_is_written_while_another_may_still_decide_the_last_one_in_its_place(group):
+    """A decision that is written late would else fall on a command that it is not about."""
+    with group.boot() as controller, Segment.attach(group.name, directory=group.directory) as segment:
+        hold = ControllerRole(segment).try_to_stand_in()
+        with hold, pytest.raises(RoleBusyError):
+            controller.clear()
+        assert controller.status().sequence == 1
+        assert controller.status().serving
+        assert controller.clear().outcome is Outcome.CLEARED
