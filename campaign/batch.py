@@ -7,6 +7,7 @@ whoever started it can end a case that hangs, ranks and all: they die with their
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import traceback
@@ -17,6 +18,7 @@ from campaign.case import Case
 from campaign.group import GroupUnderFault
 from campaign.result import Result
 from wsm import log
+from wsm.ending import Ending, SignalReceived, signals_raise
 
 
 def main() -> None:
@@ -25,15 +27,19 @@ def main() -> None:
     warnings.filterwarnings("ignore", "No ccache found")
     log.configure(level="critical")
     if "--list" in sys.argv:
-        for case in families.all_cases(kind, ranks, sys.argv[-1]):
-            _say(str(case))
+        with signals_raise():
+            for case in families.all_cases(kind, ranks, sys.argv[-1]):
+                _say(str(case))
         return
-    with GroupUnderFault(kind, ranks) as group:
-        for line in sys.stdin:
-            _say(f"begin {line.strip()}")
-            _say(_play(Case.parse(line.strip()), group).to_line())
+    ending = Ending()
+    with ending.heeded(), contextlib.suppress(SignalReceived), GroupUnderFault(kind, ranks) as group:
+        with ending.interrupting():
+            for line in sys.stdin:
+                _say(f"begin {line.strip()}")
+                _say(_play(Case.parse(line.strip()), group).to_line())
         leftovers = group.stop()
-    _say(Result(f"{kind}/{ranks}/end", outcome="ended", leftovers=leftovers).to_line())
+        _say(Result(f"{kind}/{ranks}/end", outcome="ended", leftovers=leftovers).to_line())
+    sys.exit(ending.exit_code)
 
 
 def _play(case: Case, group: GroupUnderFault) -> Result:

@@ -2,26 +2,88 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import IO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Any
 
 from campaign.case import Case
 from campaign.environment import victims_environment
-from campaign.leftovers import remove_leftovers
+from campaign.leftovers import remove_batch
 from campaign.result import Result
 
 #: No case takes that long unless something hangs that no deadline of the campaign's own has caught.
 CASE_LIMIT_S = 240.0
 
+#: Seconds that a batch may take to end its group when it is asked to.
+_END_S = 20.0
 
-def list_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
+
+class Batches:
+    """The batch processes that run, to be ended by signals. Safe for threads and signal handlers."""
+
+    def __init__(self) -> None:
+        self.are_over = False
+        self._running: dict[int, subprocess.Popen[str]] = {}
+
+    @contextlib.contextmanager
+    def start(self, arguments: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+        """Run one batch process; what it leaves, ended or killed in mid-case, is removed on leaving."""
+        batch = subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
+            arguments,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=victims_environment(),
+            **options,
+        )
+        self._running[batch.pid] = batch
+        if self.are_over:
+            batch.terminate()
+        try:
+            with batch:
+                yield batch
+        finally:
+            del self._running[batch.pid]
+            if batch.returncode:
+                remove_batch(batch.pid)
+
+    def end(self) -> None:
+        """Ask every batch to end its group and itself; blocks, and kills those that do not. No more begin."""
+        self.are_over = True
+        running = list(self._running.values())
+        for batch in running:
+            batch.terminate()
+        deadline = time.monotonic() + _END_S
+        for batch in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                batch.wait(max(deadline - time.monotonic(), 0.0))
+            if batch.poll() is None:
+                kill_batch(batch)
+
+    def kill(self) -> None:
+        """Kill every batch, ranks and all: they die with it."""
+        self.are_over = True
+        for batch in list(self._running.values()):
+            kill_batch(batch)
+
+
+def kill_batch(batch: subprocess.Popen[str]) -> None:
+    """Kill a batch process and what it started in its session."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(batch.pid, signal.SIGKILL)
+
+
+def list_cases(
+    kind: str, ranks: int, family: str = "commands", *, batches: Batches | None = None
+) -> list[Case]:
     """Ask a batch process for all cases of one family on one kind of group.
 
     Raises
@@ -29,18 +91,22 @@ def list_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
     subprocess.CalledProcessError
         If the group does not even run without faults.
     """
-    listed = subprocess.run(  # noqa: S603 - our own module under our own interpreter
-        [*_batch(kind, ranks), "--list", family],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=victims_environment(),
-    )
-    return [Case.parse(line) for line in listed.stdout.splitlines()]
+    with (batches or Batches()).start([*_batch(kind, ranks), "--list", family]) as batch:
+        listed = batch.communicate()[0]
+    if batch.returncode:
+        raise subprocess.CalledProcessError(batch.returncode, batch.args)
+    return [Case.parse(line) for line in listed.splitlines()]
 
 
-def play_all(cases: Sequence[Case], *, jobs: int, tell: Callable[[Result], object]) -> list[Result]:
+def play_all(
+    cases: Sequence[Case],
+    *,
+    jobs: int,
+    tell: Callable[[Result], object],
+    batches: Batches | None = None,
+) -> list[Result]:
     """Play the cases, `jobs` batches at once; `tell` is called with each result, in one thread at a time."""
+    batches = batches or Batches()
     results: list[Result] = []
     told = threading.Lock()
     work: queue.SimpleQueue[list[Case]] = queue.SimpleQueue()
@@ -53,12 +119,12 @@ def play_all(cases: Sequence[Case], *, jobs: int, tell: Callable[[Result], objec
             tell(result)
 
     def work_off() -> None:
-        while not work.empty():
+        while not work.empty() and not batches.are_over:
             try:
                 chunk = work.get_nowait()
             except queue.Empty:
                 return
-            _play_chunk(chunk, take)
+            _play_chunk(chunk, take, batches)
 
     threads = [threading.Thread(target=work_off) for _ in range(jobs)]
     for thread in threads:
@@ -80,44 +146,37 @@ def _chunks(cases: Iterable[Case], jobs: int) -> list[list[Case]]:
     return sorted(chunks, key=len, reverse=True)
 
 
-def _play_chunk(cases: list[Case], take: Callable[[Result], None]) -> None:
+def _play_chunk(cases: list[Case], take: Callable[[Result], None], batches: Batches) -> None:
     left = list(cases)
-    while left:
-        done = _run_batch(left, take)
+    while left and not batches.are_over:
+        done = _run_batch(left, take, batches)
         left = left[done:]
 
 
-def _run_batch(cases: list[Case], take: Callable[[Result], None]) -> int:
+def _run_batch(cases: list[Case], take: Callable[[Result], None], batches: Batches) -> int:
     """Run one batch process; return how many cases are done with, a hanging or fatal one included."""
-    batch = subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
-        _batch(cases[0].kind, cases[0].ranks),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=victims_environment(),
-    )
-    assert batch.stdin is not None  # noqa: S101 - it was asked for
-    assert batch.stdout is not None  # noqa: S101 - it was asked for
-    threading.Thread(target=_feed, args=(batch.stdin, cases), daemon=True).start()
-    watchdog = _Watchdog(batch)
     done, begun = 0, ""
-    try:
-        for line in batch.stdout:
-            watchdog.feed()
-            if line.startswith("begin "):
-                begun = line[6:].strip()
-            else:
-                result = Result.from_line(line)
-                take(result)
-                done += not result.case.endswith("/end")
-    finally:
-        watchdog.end()
-        batch.stdout.close()
-        code = batch.wait()
-    if done == len(cases) and code == 0:
+    with batches.start(_batch(cases[0].kind, cases[0].ranks), stdin=subprocess.PIPE) as batch:
+        assert batch.stdin is not None  # noqa: S101 - it was asked for
+        assert batch.stdout is not None  # noqa: S101 - it was asked for
+        feeder = threading.Thread(target=_feed, args=(batch.stdin, cases), daemon=True)
+        feeder.start()
+        watchdog = _Watchdog(batch)
+        try:
+            for line in batch.stdout:
+                watchdog.feed()
+                if line.startswith("begin "):
+                    begun = line[6:].strip()
+                else:
+                    result = Result.from_line(line)
+                    take(result)
+                    done += not result.case.endswith("/end")
+        finally:
+            watchdog.end()
+            feeder.join()
+            code = batch.wait()
+    if (done == len(cases) and code == 0) or batches.are_over:
         return done
-    remove_leftovers(f"campaign-{batch.pid}-")
     why = f"nothing was heard for {CASE_LIMIT_S:g} s" if watchdog.bit else f"its process ended with {code}"
     take(Result(begun or str(cases[0]), "hang" if watchdog.bit else "crashed", problems=[why]))
     return done + 1
@@ -144,15 +203,13 @@ class _Watchdog:
 
     def _bite(self) -> None:
         self.bit = True
-        os.killpg(self._batch.pid, signal.SIGKILL)
+        kill_batch(self._batch)
 
 
 def _feed(stdin: IO[str], cases: list[Case]) -> None:
-    try:
+    with contextlib.suppress(BrokenPipeError):  # the batch ended early; whoever reads its answers sees that
         stdin.writelines(f"{case}\n" for case in cases)
         stdin.close()
-    except BrokenPipeError:
-        pass  # the batch ended early; whoever reads its answers sees that
 
 
 def _batch(kind: str, ranks: int) -> list[str]:

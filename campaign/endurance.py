@@ -20,6 +20,7 @@ import psutil
 from campaign.environment import STEPS_VARIABLE
 from campaign.group import GroupUnderFault
 from wsm import log
+from wsm.ending import Ending, SignalReceived
 from wsm.rollout.run_directory import LOG_BYTES, run_directory_path
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY
 
@@ -79,18 +80,23 @@ class Endurance:
         return found
 
 
-def endure(kind: str, cycles: int, ranks: int = 2) -> Endurance:
+def endure(kind: str, cycles: int, ranks: int = 2, *, ending: Ending | None = None) -> Endurance:
     """Run cycles; blocks.
 
     Raises
     ------
     RuntimeError
         If a command of the run fails.
+    wsm.ending.SignalReceived
+        If `ending` was asked for; the group is gone then.
     """
     os.environ[STEPS_VARIABLE] = "no"
     began = time.monotonic()
     try:
-        with GroupUnderFault(kind, ranks, shut_down_groups=False, journals=False, load=False) as group:
+        with (
+            GroupUnderFault(kind, ranks, shut_down_groups=False, journals=False, load=False) as group,
+            (ending or Ending()).interrupting(),
+        ):
             group.start()
             versions = (group.published, group.publish())
             warm_up = max(cycles // 10, 20)
@@ -116,7 +122,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     asked = parser.parse_args(arguments)
     log.configure(level="error")
-    runs = [endure(kind, asked.cycles) for kind in asked.kind or ("memory", "gloo")]
+    ending = Ending()
+    try:
+        with ending.heeded():
+            runs = [endure(kind, asked.cycles, ending=ending) for kind in asked.kind or ("memory", "gloo")]
+    except SignalReceived as received:
+        return received.exit_code
     for run in runs:
         sys.stdout.write(_text(run))
     if asked.json:

@@ -15,6 +15,7 @@ from campaign import (
     random_faults,
     rank_faults,
     segment_damage,
+    signalled,
     storage,
     supervisor_faults,
 )
@@ -32,12 +33,14 @@ _PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
     "random": random_faults.play,
     "havoc": havoc.play,
     "supervisor": supervisor_faults.play,
+    "signals": signalled.play,
 }
 
 
 #: Which cases there are, by what they are about: everything at once; weights and KV cache one by one, and the
-#: policies for KV blocks; several faults, or faults at any line; controllers that never come back.
-FAMILIES = ("commands", "halves", "havoc", "abandoned")
+#: policies for KV blocks; several faults, or faults at any line; controllers that never come back; signals
+#: to the commands themselves.
+FAMILIES = ("commands", "halves", "havoc", "abandoned", "signals")
 
 
 def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
@@ -46,6 +49,8 @@ def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
         return abandoned.cases(kind, ranks)
     if family == "havoc":
         return havoc.cases(kind, ranks) + supervisor_faults.cases(kind, ranks)
+    if family == "signals":
+        return signalled.cases(kind, ranks)
     with GroupUnderFault(kind, ranks) as group:
         heard = hear_points(group, (*HALVES, *POLICIES) if family == "halves" else COMMANDS)
         of_ranks, others = group.victims[:ranks], group.victims[ranks:]

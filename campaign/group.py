@@ -24,7 +24,7 @@ from campaign.cache_rank import VICTIM as CACHE
 from campaign.environment import victims_environment
 from campaign.fault import Fault, Fired, OrderBook
 from campaign.journals import forget_journals, impossible_entries
-from campaign.leftovers import left_by, remove_leftovers
+from campaign.leftovers import directory_prefix, left_by, remove_leftovers
 from campaign.load import CampaignLoad
 from campaign.operations import operation_of
 from campaign.played_config import played_config, publish_version
@@ -78,7 +78,7 @@ class GroupUnderFault:
         self.kind = kind
         self.ranks = ranks
         self._loads = load and kind == "gloo"
-        self.directory = Path(tempfile.mkdtemp(prefix="wsm-campaign-"))
+        self.directory = Path(tempfile.mkdtemp(prefix=directory_prefix(os.getpid())))
         self.orders = OrderBook(self.directory / "orders")
         self.snapshots = self.directory / "snapshots"
         self.config = played_config(

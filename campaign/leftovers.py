@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import time
 from pathlib import Path
 
@@ -31,6 +32,18 @@ def remove_leftovers(name: str) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def remove_batch(pid: int) -> None:
+    """Remove what a batch process that was ended or killed in the middle of a case has left."""
+    remove_leftovers(f"campaign-{pid}-")
+    for path in Path(tempfile.gettempdir()).glob(f"{directory_prefix(pid)}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def directory_prefix(pid: int) -> str:
+    """Return how the names of directories begin that a batch process makes."""
+    return f"wsm-campaign-{pid}-"
 
 
 def _look(name: str, directory: Path) -> list[str]:

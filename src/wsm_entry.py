@@ -18,13 +18,26 @@ _BASE = 128
 
 def main() -> NoReturn:
     """Run the command line of this process."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asked for
-            signal.signal(number, _leave)
+    end_silently()
     _open_closed_streams()
     from wsm.cli.main import main as run_command  # noqa: PLC0415 - what a signal may interrupt from here on
 
-    run_command()
+    code = run_command()
+    end_undisturbed()
+    sys.exit(code)
+
+
+def end_silently() -> None:
+    """Let a signal end this process at once, until a handler of its work's own is installed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asked for
+            signal.signal(number, _leave)
+
+
+def end_undisturbed() -> None:
+    """Ignore signals from now on: the exit code stands, and an interpreter that ends handles none itself."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _open_closed_streams() -> None:

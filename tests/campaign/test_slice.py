@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from campaign.__main__ import SLICES
+from campaign.command import SLICES
 from campaign.conductor import list_cases, play_all
 from campaign.endurance import endure
 from campaign.families import sample

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn, TextIO
+from typing import Final, TextIO
 
 import click
 
@@ -102,12 +102,12 @@ def run(arguments: Sequence[str]) -> int:
     return failure.exit_code
 
 
-def main() -> NoReturn:
-    """Run the command line of this process."""
+def main() -> int:
+    """Run the command line of this process; return the exit code."""
     code = run(sys.argv[1:])
     _flush(sys.stdout)
     _flush(sys.stderr)
-    sys.exit(code)
+    return code
 
 
 def _flush(stream: TextIO) -> None:
@@ -120,4 +120,4 @@ def _flush(stream: TextIO) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
