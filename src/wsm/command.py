@@ -231,12 +231,14 @@ class CommandArguments:
             hot_fallback = HotFallback(content["hot_fallback"])
             tags = checked_tags([Tag(value) for value in content["tags"]])
             mode = None if content["transfer_mode"] is None else TransferMode(content["transfer_mode"])
-            deadline_s = None if content["deadline_s"] is None else float(content["deadline_s"])
+            deadline_s = content["deadline_s"]
             flags = {name: content[name] for name in ("reload", "clears", "restores", "partial")}
         except (ValueError, KeyError, TypeError, RecursionError, TagsError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
         if not isinstance(request_id, str) or not (version is None or type(version) is int):
             raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")
+        if not (deadline_s is None or type(deadline_s) in (int, float)):
+            raise CommandArgumentsError(problem=f"deadline_s {deadline_s!r}")
         if not all(type(flag) is bool for flag in flags.values()):
             raise CommandArgumentsError(problem=", ".join(f"{name} {flag!r}" for name, flag in flags.items()))
         return cls(

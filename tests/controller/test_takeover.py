@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from living_group import Program, eventually
 
 from wsm import Outcome
 from wsm.cli.verdict import verdict
+from wsm.command import CommandArguments, CommandArgumentsError
 from wsm.explanation import explain, read_facts
 from wsm.protocol.errors import CommandOpenError
 from wsm.signals.errors import RoleBusyError
@@ -53,6 +56,16 @@ def explained(group):
         pid = segment.lock_file.holder(CONTROLLER_BYTE)
         explanation = explain(read_facts(group.name, SegmentImage.of(segment), controller_pid=pid))
     return " ".join((explanation.headline, *explanation.advice))
+
+
+def test_a_deadline_travels_with_its_command_and_one_that_is_none_is_a_typed_error():
+    for seconds in (None, 0.5, 3, math.inf):
+        written = CommandArguments("r", deadline_s=seconds)
+        assert CommandArguments.from_bytes(written.to_bytes()) == written
+    for nonsense in ("3", True, []):
+        fields = {**json.loads(CommandArguments("r").to_bytes()), "deadline_s": nonsense}
+        with pytest.raises(CommandArgumentsError):
+            CommandArguments.from_bytes(json.dumps(fields).encode())
 
 
 def test_a_death_between_arguments_and_word_costs_one_sequence_and_no_more(group, dying):
