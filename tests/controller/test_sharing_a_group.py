@@ -137,7 +137,8 @@ def test_a_command_outlives_the_controller_that_began_it(held):
     controller.close()
 
 
-def test_a_command_that_cannot_be_written_leaves_the_role_to_others(group):
+def test_a_command_that_cannot_be_written_leaves_the_role_to_others(group, monkeypatch):
+    monkeypatch.setattr("wsm.command.MAX_REQUEST_ID", 4 * MAX_REPORT_BYTES)
     with group.boot() as controller:
         with pytest.raises(PayloadTooLargeError):
             controller.clear(request_id="x" * 2 * MAX_REPORT_BYTES)
