@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from wsm.clock import Clock, SystemClock
 from wsm.strategies.applier.admission import Admit, memory_need
-from wsm.strategies.applier.apply import apply_tensors
+from wsm.strategies.applier.apply import Applied, apply_tensors
 from wsm.strategies.applier.feeding import feed_loaders
 from wsm.strategies.applier.loaders import ModelLoader, PartialFeedError
 from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.applier.rare_collections import rare_collections
 from wsm.strategies.applier.ties import check_tied_coverage
+from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.observer import LoadObserver, Taint, never_cancelled, no_progress, no_taint
 from wsm.strategies.offer import ManifestScope, Offer
@@ -183,28 +184,36 @@ def load(
     wanted = None if version is None else check_version(version)
     opened = _opened(strategy, source, wanted, target, observer, threads=threads)
     threads = threads or default_threads()
-    with ExitStack() as stack:
-        with rare_collections():
-            offer = stack.enter_context(opened).read_by(threads)
-        need = None if admit is None else memory_need(offer, target)
-        if admit is not None and need is not None:
-            admit(need)
-        if loaders and offer.chunk_tensors is not None:
-            if partial:
-                raise PartialFeedError
-            applied = feed_loaders(offer, loaders, target, observer, allowed_unknown=allowed_unknown)
-        else:
-            applied = apply_tensors(
-                offer.tensors,
-                target,
-                observer,
-                declared=offer.declared,
-                promised=offer.promised,
-                origins=offer.files,
-                allowed_unknown=allowed_unknown,
-                partial=partial,
-                threads=threads if offer.parallel else 1,
-            )
+    applied: Applied | None = None
+    try:
+        with ExitStack() as stack:
+            with rare_collections():
+                offer = stack.enter_context(opened).read_by(threads)
+            need = None if admit is None else memory_need(offer, target)
+            if admit is not None and need is not None:
+                admit(need)
+            if loaders and offer.chunk_tensors is not None:
+                if partial:
+                    raise PartialFeedError
+                applied = feed_loaders(offer, loaders, target, observer, allowed_unknown=allowed_unknown)
+            else:
+                applied = apply_tensors(
+                    offer.tensors,
+                    target,
+                    observer,
+                    declared=offer.declared,
+                    promised=offer.promised,
+                    origins=offer.files,
+                    allowed_unknown=allowed_unknown,
+                    partial=partial,
+                    threads=threads if offer.parallel else 1,
+                )
+    except LoadCancelledError as error:
+        if applied is None:
+            raise
+        raise LoadCancelledError(
+            tensors_applied=applied.tensors, tensors=applied.tensors, touched=once.touched
+        ) from error
     return LoadReport(
         strategy=name,
         version=offer.version,

@@ -263,6 +263,31 @@ def test_a_rank_whose_place_another_took_is_told_when_it_comes_back(over_ipc, th
         first.close()
 
 
+def test_a_load_that_is_cancelled_while_it_waits_says_how_much_was_applied(over_ipc, threads):
+    looks, ended = [], threading.Event()
+
+    def stop(done, total):
+        if done > SPECS[0].nbytes:  # the rank has the first tensor, and waits for the second
+            ended.wait(60)
+
+    def changed_its_mind():
+        looks.extend(looks[-1:])
+        return len(looks) > 5  # not in between the tensors, but in the wait
+
+    def count(done, total):
+        if done == SPECS[0].nbytes:
+            looks.append(done)
+
+    pending = threads.submit(over_ipc.send, 1, {0: shard(1, 0)}, progress=stop)
+    source = IpcAsyncSource(over_ipc.address)
+    with pytest.raises(errors.LoadCancelledError, match="after 1 of 2 tensors") as caught:
+        load(source, MemoryTarget(SPECS), name="ipc_async", progress=count, cancelled=changed_its_mind)
+    assert caught.value.touched
+    ended.set()
+    with pytest.raises(stream_errors.PeerFailedError, match="LoadCancelledError"):
+        pending.result()
+
+
 def test_progress_that_raises_ends_the_sending_and_tells_the_ranks(over_ipc, threads):
     def refuse(done, total):
         raise KeyboardInterrupt

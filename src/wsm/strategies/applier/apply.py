@@ -11,6 +11,7 @@ Knows no files, no states, no paddle.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from wsm.strategies.applier.coverage import RunningCoverage, promised_by
@@ -118,7 +119,8 @@ def apply_tensors(
         coverage = RunningCoverage(specs, allowed_unknown=allowed_unknown, partial=partial, origins=origins)
         total = sum(spec.nbytes for spec in specs.values())
         one_pass = _Pass(target, observer, tensors=len(specs), nbytes=total)
-        return one_pass.run(_as_they_come(tensors, coverage, ties))
+        with one_pass.counting():
+            return one_pass.run(_as_they_come(tensors, coverage, ties))
     tensors = tuple(tensors)
     rows = [(tensor.spec, tensor.origin) for tensor in tensors]
     check_tied_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
@@ -129,7 +131,8 @@ def apply_tensors(
     chosen = [tensor for tensor in tensors if tensor.spec.name in specs or tensor.repeats]
     sizes = [tensor.spec.nbytes for tensor in chosen if not tensor.repeats]
     one_pass = _Pass(target, observer, tensors=len(sizes), nbytes=sum(sizes))
-    return one_pass.run(iter(chosen)) if threads < 2 else one_pass.run_on_threads(chosen, threads)
+    with one_pass.counting():
+        return one_pass.run(iter(chosen)) if threads < 2 else one_pass.run_on_threads(chosen, threads)
 
 
 def _as_they_come(
@@ -164,6 +167,19 @@ class _Pass:
         self._verified = 0
         self._touched = False
         self._digests: list[tuple[TensorSpec, str]] = []
+        self._jobs: list[CopyJob] = []
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Let a cancellation say how much was applied, also where a source saw it that does not know."""
+        try:
+            yield
+        except LoadCancelledError as error:
+            raise LoadCancelledError(
+                tensors_applied=len(self._digests) + sum(bool(job.digest) for job in self._jobs),
+                tensors=self._tensors,
+                touched=self._touched,
+            ) from error
 
     def run(self, tensors: Iterator[OfferedTensor]) -> Applied:
         self.go_on()
@@ -195,13 +211,13 @@ class _Pass:
             return self.run(iter(tensors))
         self.go_on()
         self._touch()
-        jobs = []
         for tensor in large:
             self.go_on()
             kept = self._kept(tensor)
             memory = self._memory(tensor.spec) if kept is None else kept
-            jobs.append(CopyJob(tensor, memory, kept is not None))
-        copy_on_threads(jobs, threads, self)
+            self._jobs.append(CopyJob(tensor, memory, kept is not None))
+        copy_on_threads(self._jobs, threads, self)
+        jobs, self._jobs = self._jobs, []
         for job in jobs:
             self._take_in(job.tensor, job.digest, job.memory if job.kept else None)
         return self.run(tensor for tensor in tensors if not self._shared(tensor))

@@ -105,7 +105,10 @@ class _Feeding:
             rows = ((spec, promised_by(offer.files)) for spec in promised)
             check_coverage(rows, self._wanted, allowed_unknown=self._allowed_unknown)
         self._parameters.used_by(self._main.name)
-        self._main.load_weights(self._stream(offer), self._parameters)
+        try:
+            self._main.load_weights(self._stream(offer), self._parameters)
+        except LoadCancelledError as error:  # a source that saw it does not know how much was applied
+            raise self._cancelled() from error
         if not self._ended:
             raise LoaderContractError(
                 loader=self._main.name,
@@ -192,6 +195,9 @@ class _Feeding:
 
     def _stop_if_cancelled(self) -> None:
         if self._observer.cancelled():
-            raise LoadCancelledError(
-                tensors_applied=self._tensors, tensors=len(self._wanted), touched=self._taint.touched
-            )
+            raise self._cancelled()
+
+    def _cancelled(self) -> LoadCancelledError:
+        return LoadCancelledError(
+            tensors_applied=self._tensors, tensors=len(self._wanted), touched=self._taint.touched
+        )
