@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from wsm.demo.errors import WeightsDifferError
+from wsm.demo.leftovers import remove_leftovers
 from wsm.demo.progress import RunProgress
 from wsm.demo.report import Report, StepRecord
 from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings, group_config
@@ -63,6 +64,7 @@ def run_loop(settings: DemoSettings, progress: RunProgress, ending: Ending) -> t
         If the group or the trainer fails; the message names the culprit.
     """
     began = time.monotonic()
+    remove_leftovers()
     config = group_config(settings, f"demo-{os.getpid()}")
     for journal in (settings.out / JOURNAL_DIRECTORY).glob("rank*.ndjson"):
         journal.unlink()

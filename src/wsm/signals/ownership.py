@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from wsm.errors import BadInputError
+from wsm.errors import BadInputError, WsmError
 from wsm.shared_directory import ForeignPathError, is_ours, remove_ours
 from wsm.signals.errors import (
     ConfigurationDigestError,
@@ -148,6 +148,32 @@ SegmentTruncatedError, HeaderChecksumError
             _check_adoptable(memory, header, wanted)
             undo.pop_all()
         return memory, header
+
+
+def remove_abandoned(path: Path) -> bool:
+    """Remove the segment `path`, if its owner and all its participants are gone; return whether it is gone.
+
+    What belongs to another user, or is in use, is left as it is. Does not block.
+    """
+    if path.exists() and not is_ours(path):
+        return False
+    try:
+        with claimed(path) as claim:
+            everybody = claim.lock_file.try_acquire(FIRST_PARTICIPANT_BYTE, UNBOUNDED)
+            if everybody is None:
+                return False
+            with everybody:
+                try:
+                    memory, header = map_segment(path)
+                except SegmentMissingError:
+                    return True
+                with contextlib.closing(memory):
+                    if _anybody_on_record(memory, header):
+                        return False
+                _remove(path)
+                return True
+    except (WsmError, OSError):  # it is used, it is no segment, or it is not ours to remove
+        return False
 
 
 def map_segment(path: Path) -> tuple[SharedFile, Header]:
