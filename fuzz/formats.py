@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fuzz.invariant import Format
 from fuzz.sealed import sealed_formats
+from fuzz.texts import text_formats
 from wsm.errors import BadInputError, GroupError
 from wsm.strategies.buckets import messages as bucket_messages
 from wsm.strategies.delta.blocks import Block, BlockKind, table_problem
@@ -46,6 +47,7 @@ def all_formats() -> Mapping[str, Format]:
         _frame(),
         _block(),
         *sealed_formats(),
+        *text_formats(),
     ]
     return {form.name: form for form in formats}
 

@@ -66,8 +66,13 @@ def reads_one_byte(data: bytes) -> int:
 GOOD = Format("one byte", reads_one_byte, reads_one_byte, lambda value: bytes([value]), (b"a",))
 
 
+class SeveralLinesError(BadInputError):
+    def __str__(self) -> str:
+        return "this\nis no line"
+
+
 def several_lines(data: bytes) -> int:
-    raise BadInputError("this\nis no line")
+    raise SeveralLinesError("one line, by itself")
 
 
 FAULTS = {

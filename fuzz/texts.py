@@ -1,0 +1,111 @@
+"""Texts that people and processes write (configurations, journals), and ZMQ's wire protocol, as formats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fuzz.invariant import Format
+from wsm.config import config_from_mapping
+from wsm.config_reading import ConfigurationError
+from wsm.errors import WsmError
+from wsm.rollout.config import rollout_config_from_mapping
+from wsm.states.entry import read_ndjson, transition_entry
+from wsm.states.machine import LifeCycle
+from wsm.states.vocabulary import WeightEvent
+from wsm.strategies.messages import zmtp
+from wsm.yaml_reading import YamlReadingError, plain_values
+
+_MOST_BYTES = 1 << 10
+
+
+def text_formats() -> list[Format]:
+    """Return them."""
+    return [_configuration(), _rollout_configuration(), _journal(), _wire()]
+
+
+class _Read:
+    """What a text means, with the text: a configuration is read again, never written."""
+
+    def __init__(self, data: bytes, meaning: Any) -> None:
+        self.data = data
+        self._meaning = meaning
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Read) and repr(self._meaning) == repr(other._meaning)
+
+    __hash__ = None  # type: ignore[assignment]  # compared, never looked up
+
+
+def _mapping(data: bytes) -> dict[str, Any]:
+    content = plain_values(data)
+    if not isinstance(content, dict):
+        raise ConfigurationError(where="fuzzed", problem="is no mapping", fix="write one")
+    return content
+
+
+def _configuration() -> Format:
+    return Format(
+        name="wsm.yaml",
+        reader=config_from_mapping,
+        decode=lambda data: _Read(data, config_from_mapping(_mapping(data), where="fuzzed")),
+        encode=lambda read: read.data,
+        samples=(
+            b"name: policy\nranks: 2\nsnapshot: {directory: /models/policy}\n",
+            b"name: p\nranks: 4\ncommunicators: {tp: [[0, 1], [2, 3]], world: [[0, 1, 2, 3]]}\n",
+            b"name: p\nranks: 1\nengine_words: {suffixes: [8001]}\ndeadlines: {drain_s: 7.5}\n",
+        ),
+        errors=(WsmError, YamlReadingError),
+    )
+
+
+def _rollout_configuration() -> Format:
+    def read(data: bytes) -> Any:
+        return rollout_config_from_mapping(_mapping(data), source="fuzzed", name="policy", ranks=2)
+
+    return Format(
+        name="rollout.yaml",
+        reader=rollout_config_from_mapping,
+        decode=lambda data: _Read(data, read(data)),
+        encode=lambda read: read.data,
+        samples=(b"group: {journal_directory: journals}\nload: {concurrency: 16}\nmodel: {experts: 4}\n",),
+        errors=(WsmError, YamlReadingError),
+    )
+
+
+def _journal() -> Format:
+    life = LifeCycle()
+    records = [
+        life.fire(event, at_ns=1, epoch=1, sequence=1) for event in (WeightEvent.UPDATE, WeightEvent.PREPARED)
+    ]
+    return Format(
+        name="journal",
+        reader=read_ndjson,
+        decode=lambda data: [
+            entry.to_line() for entry in read_ndjson(data.decode(errors="replace").splitlines(keepends=True))
+        ],
+        encode=lambda lines: "".join(f"{line}\n" for line in lines).encode(),
+        samples=tuple(
+            f"{transition_entry(each, rank=0, wall_ns=1).to_line()}\n".encode() for each in records
+        ),
+    )
+
+
+def _wire() -> Format:
+    def decode(data: bytes) -> list[bytes]:
+        incoming, found = zmtp.Incoming(_MOST_BYTES), []
+        incoming.feed(data)
+        while (message := incoming.next()) is not None:
+            found.append(message)
+        return found
+
+    def encode(messages: list[bytes]) -> bytes:
+        return zmtp.opening("DEALER") + b"".join(zmtp.head(len(each)) + each for each in messages)
+
+    return Format(
+        name="zmtp",
+        reader=zmtp.Incoming.next,
+        decode=decode,
+        encode=encode,
+        samples=(encode([b"hello", b"", bytes(300)]),),
+        errors=(ValueError,),
+    )
