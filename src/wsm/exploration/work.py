@@ -173,7 +173,7 @@ def commit(me: Participant) -> Participant:
 
 def break_flip(me: Participant) -> Participant:
     """Leave the flip of a hot update in the middle: the machines are on their way, and the weights mixed."""
-    return tear(fail(_follow(me, command_events.begin(_asked(me, me.tags), me.joint))))
+    return tear(fail(_follow(me, command_events.begin(_asked(me, me.tags), me.joint))))._replace(staged=0)
 
 
 def undo(me: Participant) -> Participant:

@@ -85,6 +85,10 @@ class SharedFile:
             return max(self.size - self._mapping.size(), 0)
         except ValueError:  # unmapped, by another thread maybe
             return 0
+        except OSError as error:
+            if error.errno != errno.EBADF:  # which is what an unmapping under way looks like
+                raise
+            return 0
 
     def remove(self) -> None:
         """Remove the name of the file if it still means this one."""

@@ -332,15 +332,16 @@ class Segment:
         owner = self.owner if self.is_owner and not self.is_truncated() else None
         if owner is not None:
             write_occupant(self.words, self.layout.owner, Occupant(owner, present=False))
+        self._is_closed = True  # first: a thread that finds the words released asks why
         self.words.release()
         try:
             self._memory.close()
         except SegmentBusyError:
             self.words = self._memory.cast("Q")
+            self._is_closed = False
             if owner is not None:
                 write_occupant(self.words, self.layout.owner, Occupant(owner, present=True))
             raise
-        self._is_closed = True
         if self._owner_hold is not None:
             self._owner_hold.release()
         self.lock_file.close()
