@@ -77,8 +77,7 @@ ELSEWHERE = {
     },
     "ports, which have no names": {
         "actions.backends.store_sockets",
-        "strategies.buckets.bucket_socket",
-        "strategies.mooncake.channel",
+        "strategies.messages.listener",
     },
     "record locks, and the last name, of files that the place has opened": {
         "signals.lock_file",
