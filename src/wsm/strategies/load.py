@@ -192,22 +192,15 @@ def load(
             need = None if admit is None else memory_need(offer, target)
             if admit is not None and need is not None:
                 admit(need)
-            if loaders and offer.chunk_tensors is not None:
-                if partial:
-                    raise PartialFeedError
-                applied = feed_loaders(offer, loaders, target, observer, allowed_unknown=allowed_unknown)
-            else:
-                applied = apply_tensors(
-                    offer.tensors,
-                    target,
-                    observer,
-                    declared=offer.declared,
-                    promised=offer.promised,
-                    origins=offer.files,
-                    allowed_unknown=allowed_unknown,
-                    partial=partial,
-                    threads=threads if offer.parallel else 1,
-                )
+            applied = _applied(
+                offer,
+                target,
+                observer,
+                loaders,
+                allowed_unknown=allowed_unknown,
+                partial=partial,
+                threads=threads,
+            )
     except LoadCancelledError as error:
         if applied is None:
             raise
@@ -232,6 +225,34 @@ def load(
         missing=applied.missing,
         read_bytes=applied.nbytes if offer.read_bytes is None else offer.read_bytes,
         sync_s=0.0 if offer.waited_s is None else offer.waited_s(),
+    )
+
+
+def _applied(
+    offer: Offer,
+    target: WeightTarget,
+    observer: LoadObserver,
+    loaders: Sequence[ModelLoader],
+    *,
+    allowed_unknown: Collection[str],
+    partial: bool,
+    threads: int,
+) -> Applied:
+    """Bring what is offered to the model's loaders where they take it in chunks, else to the target."""
+    if loaders and offer.chunk_tensors is not None:
+        if partial:
+            raise PartialFeedError
+        return feed_loaders(offer, loaders, target, observer, allowed_unknown=allowed_unknown)
+    return apply_tensors(
+        offer.tensors,
+        target,
+        observer,
+        declared=offer.declared,
+        promised=offer.promised,
+        origins=offer.files,
+        allowed_unknown=allowed_unknown,
+        partial=partial,
+        threads=threads if offer.parallel else 1,
     )
 
 
