@@ -25,6 +25,7 @@ import wsm
 from wsm.controller.errors import CommandRefusedError, RankFailedError
 from wsm.errors import WsmError
 from wsm.states.replay import replay
+from wsm.worker.errors import FlipFailedError
 
 SOURCE = f"{Path(wsm.__path__[0])}/"
 
@@ -111,6 +112,10 @@ def played(directory: Path, command: str, nth: int) -> MemoryRunsOut:
             sys.settrace(memory)
             try:
                 turn = lone.worker.poll()
+            except FlipFailedError:
+                return (
+                    memory  # inside the flip itself: what the rank holds is unknown, a new epoch restores it
+                )
             finally:
                 sys.settrace(before)
             if turn is not wsm.HOLD:

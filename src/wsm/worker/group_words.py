@@ -5,6 +5,8 @@ Between :mod:`wsm.signals` (memory) and :mod:`wsm.protocol` (rules): it knows ne
 
 from __future__ import annotations
 
+import contextlib
+
 from wsm.clock import Clock, SystemClock
 from wsm.protocol.rank_state import Move
 from wsm.protocol.view import View
@@ -87,10 +89,13 @@ class GroupWords:
             before = StatusWord.unpack(self.words[self.status])
             known = before.ready if before[:2] == status[:2] else 0
             self.words[self.status] = status.pack()
-            self.presence.told(self._clock.monotonic_ns())
-            # Nobody waits for DRAINING, PARKING or ACCEPTED, and a wake-up costs a context switch.
-            if status.ready > known or status.code >= StatusCode.PREPARED:
-                wake(self.segment, self.status)
+            # What others can read cannot be taken back: a shortage behind it must not cut the move short. A
+            # wake-up that is lost costs those who wait the rest of their pause.
+            with contextlib.suppress(MemoryError, OSError):
+                self.presence.told(self._clock.monotonic_ns())
+                # No process waits for DRAINING, PARKING or ACCEPTED, and a wake-up costs a context switch.
+                if status.ready > known or status.code >= StatusCode.PREPARED:
+                    wake(self.segment, self.status)
 
     def beat(self) -> None:
         """Show that this rank makes progress."""
