@@ -19,7 +19,7 @@ from wsm.exploration.probing import check_refusals
 from wsm.exploration.scope import Scope
 from wsm.exploration.search import Findings, explore
 from wsm.protocol import decide, epochs, park, phases, rank, restoring, takeover, votes
-from wsm.protocol.phases import Change, Event, Look, Outcome, When
+from wsm.protocol.phases import Effect, Event, Look, Outcome, When
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.protocol.takeover import Duty, Role
 from wsm.protocol.view import View
@@ -481,7 +481,7 @@ def hot_parking_takes_prepared_back():
     """Parking for a hot commit is said over PREPARED."""
 
     def says(row: Any) -> Any:
-        return replace(row, says=StatusCode.PARKING) if row.change is Change.STANDS else row
+        return replace(row, says=StatusCode.PARKING) if row.change is Effect.STANDS else row
 
     return {
         (phases, "ROWS"): {phase: tuple(map(says, rows)) for phase, rows in phases.ROWS.items()},

@@ -9,7 +9,7 @@ from small_world import explore, first_world
 
 from wsm.protocol import decide, park, phases
 from wsm.protocol import rank as protocol
-from wsm.protocol.phases import Change, Event, Look, Outcome, When
+from wsm.protocol.phases import Effect, Event, Look, Outcome, When
 from wsm.protocol.rank import status_word, without_command
 from wsm.protocol.rank_state import Move, Phase, Todo
 from wsm.signals.word import Operation, StatusCode
@@ -35,7 +35,7 @@ def deaf(patch, phase):
 def resume_at_once_on_abort(patch):
     """A rank that reads ABORT serves on, and waits for nobody."""
     at_once = {
-        phase: (Look(phase, (When.ABORTED,), Todo.KEEP, Phase.SETTLING, change=Change.UNTOUCHED), *rows)
+        phase: (Look(phase, (When.ABORTED,), Todo.KEEP, Phase.SETTLING, change=Effect.UNTOUCHED), *rows)
         for phase, rows in phases.ROWS.items()
         if phase in phases.ABORTABLE
     }

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from wsm.states import command_events
-from wsm.states.command_events import Asked, CacheChange, Ending, Request
+from wsm.states.command_events import Asked, CacheChange, Request, WayOut
 from wsm.states.joint import JointState, serving
 from wsm.states.vocabulary import ALL_TAGS, KVState, PlanName, Tag, WeightState
 
@@ -45,7 +45,7 @@ def finished(asked: Asked) -> JointState:
     return command_events.finish(asked, joint).joint
 
 
-def ends(ending: Ending) -> list[JointState]:
+def ends(ending: WayOut) -> list[JointState]:
     """Where a way out leads, whether or not its teardown succeeds."""
     joint = ending.course.joint
     if ending.plan is None:
@@ -94,7 +94,7 @@ def test_every_way_out_of_every_moment_ends_at_rest(asked: Asked) -> None:
 @pytest.mark.parametrize("asked", COMMANDS, ids=name)
 def test_a_command_that_has_not_begun_keeps_what_was_held(asked: Asked) -> None:
     if asked.before.weights is not W.FAULTED:
-        assert command_events.keep(asked, asked.before) == Ending(command_events.Course(asked.before))
+        assert command_events.keep(asked, asked.before) == WayOut(command_events.Course(asked.before))
     dropped = command_events.drop(asked, asked.before)
     assert all(joint.weights in (W.CLEARED, W.NORMAL, W.FAULTED) for joint in ends(dropped))
 

@@ -14,7 +14,7 @@ from wsm.exploration.probing import check_refusals
 from wsm.signals.word import Operation, StatusCode
 from wsm.states import command_events
 from wsm.states import joint as tables
-from wsm.states.command_events import Asked, CacheChange, Course, Ending, Request
+from wsm.states.command_events import Asked, CacheChange, Course, Request, WayOut
 from wsm.states.joint import JointState
 from wsm.states.vocabulary import KVEvent, KVState, PlanName, Tag, WeightState
 
@@ -234,7 +234,7 @@ def _asked(me: Participant, tags: int, *, drops: bool = False) -> Asked:
     return Asked(request, _TAGS[tags], before, begun=me.moved)
 
 
-def _ended(me: Participant, ending: Ending, *, teardown_fails: bool = False) -> tuple[Participant, bool]:
+def _ended(me: Participant, ending: WayOut, *, teardown_fails: bool = False) -> tuple[Participant, bool]:
     """Take a way out to its end; return whether the rank is FAULTED there."""
     me = _follow(me, ending.course)
     if ending.plan is None:

@@ -81,7 +81,7 @@ class When(enum.Enum):
     __hash__ = object.__hash__  # an enumeration's own is a function in Python; a rank asks thousands a second
 
 
-class Change(enum.Enum):
+class Effect(enum.Enum):
     """What else a rank remembers when it takes a row."""
 
     TAKES_COMMAND = "takes the command in"
@@ -128,7 +128,7 @@ class Look:
         The next phase; None: the same.
     says : StatusCode or None
         What the rank writes in its status word.
-    change : Change or None
+    change : Effect or None
         What else it remembers.
     broken : str
         The rule of the protocol that is broken if this row is ever taken; empty for all others.
@@ -139,7 +139,7 @@ class Look:
     todo: Todo
     to: Phase | None = None
     says: StatusCode | None = None
-    change: Change | None = None
+    change: Effect | None = None
     broken: str = ""
 
 
@@ -159,7 +159,7 @@ class Outcome:
         The next phase; IDLE forgets the command.
     says : StatusCode or None
         What the rank writes in its status word.
-    change : Change or None
+    change : Effect or None
         What else it remembers.
     """
 
@@ -168,10 +168,10 @@ class Outcome:
     when: tuple[When, ...]
     to: Phase
     says: StatusCode | None = None
-    change: Change | None = None
+    change: Effect | None = None
 
 
-_P, _W, _T, _E, _C, _S = Phase, When, Todo, Event, Change, StatusCode
+_P, _W, _T, _E, _C, _S = Phase, When, Todo, Event, Effect, StatusCode
 
 #: Phases that an ABORT ends. Not VOTING, see above, nor those in which the rank ends the command already.
 ABORTABLE = (_P.BEGINNING, _P.DRAINING, _P.PARKING, _P.WORKING, _P.PREPARED, _P.FAILED)
@@ -392,18 +392,18 @@ def changed(state: RankState, row: Look | Outcome, view: View | None) -> RankSta
     moved = state if row.to is None or row.to is Phase.IDLE else replace(state, phase=row.to)
     if row.change is None:
         return moved
-    if row.change is Change.TAKES_COMMAND and view is not None:
+    if row.change is Effect.TAKES_COMMAND and view is not None:
         return replace(moved, sequence=view.command.sequence, operation=view.command.operation)
     return _CHANGES[row.change](moved)
 
 
-_CHANGES: dict[Change, Callable[[RankState], RankState]] = {
-    Change.STANDS: lambda state: replace(state, parked=True),
-    Change.VOTES: lambda state: replace(state, ready=state.action + 1),
-    Change.ACCEPTS: lambda state: replace(state, accepted=True),
-    Change.TOUCHED: lambda state: replace(state, touched=True),
-    Change.UNTOUCHED: lambda state: replace(state, touched=False),
-    Change.NEXT_ACTION: lambda state: replace(state, action=state.action + 1),
+_CHANGES: dict[Effect, Callable[[RankState], RankState]] = {
+    Effect.STANDS: lambda state: replace(state, parked=True),
+    Effect.VOTES: lambda state: replace(state, ready=state.action + 1),
+    Effect.ACCEPTS: lambda state: replace(state, accepted=True),
+    Effect.TOUCHED: lambda state: replace(state, touched=True),
+    Effect.UNTOUCHED: lambda state: replace(state, touched=False),
+    Effect.NEXT_ACTION: lambda state: replace(state, action=state.action + 1),
 }
 
 #: :data:`LOOKS` by phase.

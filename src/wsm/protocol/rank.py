@@ -14,7 +14,7 @@ from dataclasses import replace
 from wsm.errors import InternalError
 from wsm.protocol import phases
 from wsm.protocol.errors import EpochUsedError, ProtocolViolationError
-from wsm.protocol.phases import Change, Event, Look, Outcome
+from wsm.protocol.phases import Effect, Event, Look, Outcome
 from wsm.protocol.rank_state import Move, Phase, RankState, Todo
 from wsm.protocol.view import View
 from wsm.signals.word import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
@@ -94,7 +94,7 @@ def advance(state: RankState, view: View) -> Move:
 def _written(moved: RankState, row: Look | Outcome, todo: Todo) -> Move:
     """Return the move of a row that was taken: what is remembered now, and the words that say so."""
     step = None
-    if row.change is Change.STANDS:
+    if row.change is Effect.STANDS:
         step = StepWord(moved.epoch, moved.sequence, StepKind.PARKED, moved.step)
     return Move(moved, todo, step, None if row.says is None else status_word(moved, row.says))
 

@@ -160,7 +160,7 @@ class Asked:
         return chosen(self.tags, weights, kv)
 
 
-class Ending(NamedTuple):
+class WayOut(NamedTuple):
     """A way out of a command.
 
     Parameters
@@ -257,41 +257,41 @@ def is_torn(joint: JointState) -> bool:
     return gone or joint.kv is KVState.CLEARING
 
 
-def keep(asked: Asked, joint: JointState) -> Ending:
+def keep(asked: Asked, joint: JointState) -> WayOut:
     """End an aborted command that touched no rank, after it was undone: hold what was held before."""
     if joint.weights is WeightState.FAULTED:
         return _drop_all(Course(joint))
     if not asked.begun:
-        return Ending(Course(joint))
+        return WayOut(Course(joint))
     course = Course(joint)
     if joint.weights in _AT_REST:
-        return Ending(_kv_as_before(asked, course))
+        return WayOut(_kv_as_before(asked, course))
     if joint.held:
         if joint.weights is WeightState.PREPARED:
             course = course.then(WeightEvent.ABORT, kept=True)
         course = _kv_as_before(asked, course)
         if course.joint.weights is WeightState.UPDATING:
             course = course.then(WeightEvent.ABORT, kept=True)
-        return Ending(course)
+        return WayOut(course)
     if asked.before.kv is not KVState.NORMAL:
         return _drop_all(course)
     # What an update has begun to load goes, the KV cache stays.
-    return Ending(_kv_as_before(asked, course).then(WeightEvent.ABORT), PlanName.DISCARD_WEIGHTS)
+    return WayOut(_kv_as_before(asked, course).then(WeightEvent.ABORT), PlanName.DISCARD_WEIGHTS)
 
 
-def drop(asked: Asked, joint: JointState) -> Ending:
+def drop(asked: Asked, joint: JointState) -> WayOut:
     """End an aborted command that touched some rank: hold nothing, or not the half that was to be cleared."""
     course, gives_back = Course(joint), asked.gives_back
     if gives_back == ALL_TAGS:
         return _drop_all(course)
     if asked.before.weights is WeightState.FAULTED:
-        return Ending(course, faulted=True)  # half a teardown repairs nothing
+        return WayOut(course, faulted=True)  # half a teardown repairs nothing
     return (
         _drop_half(course, takes_weights=Tag.WEIGHTS in gives_back) if gives_back else _drop_unknown(course)
     )
 
 
-def leave(joint: JointState) -> Ending:
+def leave(joint: JointState) -> WayOut:
     """Give back everything, since the epoch has ended."""
     return _drop_all(Course(joint))
 
@@ -342,36 +342,36 @@ def _kv_as_before(asked: Asked, course: Course) -> Course:
     return course
 
 
-def _drop_all(course: Course) -> Ending:
+def _drop_all(course: Course) -> WayOut:
     if course.joint == START:
-        return Ending(course)
+        return WayOut(course)
     course = _weights_leave(course)
     if course.joint.kv is not KVState.CLEARED:
         course = course.then(KVEvent.CLEAR)
-    return Ending(course, PlanName.DISCARD)
+    return WayOut(course, PlanName.DISCARD)
 
 
-def _drop_half(course: Course, *, takes_weights: bool) -> Ending:
+def _drop_half(course: Course, *, takes_weights: bool) -> WayOut:
     away = (
         course.joint.weights is WeightState.CLEARED if takes_weights else course.joint.kv is KVState.CLEARED
     )
     if away:
-        return Ending(course)
+        return WayOut(course)
     if not takes_weights:
-        return Ending(course.then(KVEvent.CLEAR), PlanName.DISCARD_KV_CACHE)
+        return WayOut(course.then(KVEvent.CLEAR), PlanName.DISCARD_KV_CACHE)
     course = _weights_leave(course)
     beside = course.joint.kv is KVState.NORMAL
-    return Ending(course, PlanName.DISCARD_HELD_WEIGHTS if beside else PlanName.DISCARD)
+    return WayOut(course, PlanName.DISCARD_HELD_WEIGHTS if beside else PlanName.DISCARD)
 
 
-def _drop_unknown(course: Course) -> Ending:
+def _drop_unknown(course: Course) -> WayOut:
     """Serve nothing, since keeping either half may be keeping what the other ranks have not."""
     if course.joint == START:
-        return Ending(course)
+        return WayOut(course)
     normal = course.joint.weights is WeightState.NORMAL
     course = course.then(WeightEvent.CLEAR if normal else KVEvent.CLEAR)
     cause = "the command's arguments cannot be read"
-    return Ending(course.then(WeightEvent.FAIL, cause=cause), faulted=True)
+    return WayOut(course.then(WeightEvent.FAIL, cause=cause), faulted=True)
 
 
 def _weights_leave(course: Course) -> Course:

@@ -19,7 +19,7 @@ from wsm.command import CommandArguments
 from wsm.errors import InternalError
 from wsm.report import RankReport
 from wsm.states import command_events
-from wsm.states.command_events import Asked, Ending, Request
+from wsm.states.command_events import Asked, Request, WayOut
 from wsm.states.joint import JointState
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVPolicy
@@ -242,7 +242,7 @@ class Execution:
         """
         return self._leave(command_events.drop)
 
-    def _leave(self, way_out: Callable[[Asked, JointState], Ending]) -> bool | None:
+    def _leave(self, way_out: Callable[[Asked, JointState], WayOut]) -> bool | None:
         self.doing = "discard"
         if self._teardown is None:
             ending = way_out(self._asked, self._life.joint)
