@@ -23,7 +23,7 @@ from campaign.rank_faults import finish, prepare
 from campaign.result import Result
 from wsm.controller.status import GroupStatus
 from wsm.signals.errors import RoleBusyError
-from wsm.signals.word import Operation
+from wsm.states.words import Operation
 
 #: What a controller passes in each operation that is played.
 POINTS = {

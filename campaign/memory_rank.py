@@ -34,8 +34,8 @@ from wsm.rollout.run_directory import CONFIG_FILE
 from wsm.rollout.sharding import shard_specs
 from wsm.signals.liveness import Life, Liveness
 from wsm.signals.segment import Segment
-from wsm.signals.word import CommandWord, StepWord
 from wsm.states.vocabulary import KVPolicy
+from wsm.states.words import CommandWord, StepWord
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.testing import InMemoryRunner
 from wsm.worker import HOLD, JOIN, Worker

@@ -26,9 +26,9 @@ from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
 from wsm.actions.weights import WatchedTarget
 from wsm.controller.group_view import GroupView
-from wsm.signals.word import CommandWord, CommittedWord
 from wsm.states import entry
 from wsm.states.journal import Journal, JournalEntry
+from wsm.states.words import CommandWord, CommittedWord
 from wsm.strategies.applier.staged_memory import StagedMemory
 from wsm.strategies.tensor import WeightTarget
 

@@ -1,7 +1,7 @@
 """Which model is checked within which bounds, and which seeded faults must be caught. Runs nothing.
 
 A check that is ``small`` takes seconds and belongs to the test suite; the others are for ``make models``.
-The reasons of a mutant name the rule that it drops, in the words of :mod:`wsm.protocol`.
+The reasons of a mutant name the rule that it drops, in the words of :mod:`wsm.states`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* What a group must hold once its epoch has ended, as src/wsm/protocol/epochs.py and src/wsm/controller/recovery.py have it.
+/* What a group must hold once its epoch has ended, as src/wsm/states/epochs.py and src/wsm/controller/recovery.py have it.
 
    SHOWS    that what is to be restored outlives whoever raises the epoch, and a second death before it is restored: all that a
             successor knows is in the words and in the arguments of the last command.

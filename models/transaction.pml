@@ -1,4 +1,4 @@
-/* A whole command on a whole group, as src/wsm/protocol/ has it: rank.py and phases.py, votes.py, decide.py, takeover.py, epochs.py.
+/* A whole command on a whole group, as src/wsm/states/ has it: rank.py and phases.py, votes.py, decide.py, takeover.py, epochs.py.
 
    SHOWS    that clear, update and hot update end with one outcome for the group, whatever fails, is refused, expires, raises
             inside a step or a flip, dies, or is taken over, and that nobody waits for ever. The labels in Rank are the names
@@ -105,7 +105,7 @@
 #define EPOCHS (RCRASH+BREAKS+1)
 #define SEQUENCES (CMDS+EPOCHS)
 
-/* signals/word.py: Operation, StatusCode, StepKind */
+/* states/words.py: Operation, StatusCode, StepKind */
 #define NONE 0
 #define CLEAR 1
 #define UPDATE 2
@@ -179,7 +179,7 @@ bool frozen, killed, gone;                             /* the controller is stop
 #define MAY_FAIL  (fails < FAILS)
 #define MAY_DIE   (rcrash < RCRASH)
 
-/* protocol/park.py */
+/* states/park.py */
 #ifdef M_STEP_WITHOUT_EPOCH
 #define SAME_EPOCH(j) true
 #else
@@ -201,7 +201,7 @@ bool frozen, killed, gone;                             /* the controller is stop
 #define BEHIND    (MAY_STEP && ANY_RANK(LATER))
 #define STANDS(j) (UNSEEN(j) && w_e[j] == e && w_q[j] == q && w_k[j] == PARKED && w_n[j] == n)
 
-/* protocol/votes.py */
+/* states/votes.py */
 #define MINE(j)   (t_e[j] == e && t_q[j] == q)
 #define READY(j)  (UNSEEN(j) && MINE(j) && t_r[j] >= 1)
 #define NEVER(j)  (MINE(j) && t_c[j] >= FAILED && t_r[j] < 1)
@@ -217,7 +217,7 @@ bool frozen, killed, gone;                             /* the controller is stop
 #endif
 #define SEE_STOPPED(j) SEE(j); any = any || TOUCHED(j)
 
-/* protocol/decide.py */
+/* states/decide.py */
 #define CURRENT(j) (t_e[j] == c_e && t_q[j] == c_q)
 #ifdef M_HELPER_NOT_ASKED
 #define PREPARES(j) (IS_OPEN && UNSEEN(j) && (j >= N || (CURRENT(j) && t_c[j] == PREPARED)))
@@ -344,7 +344,7 @@ end_stopped:                                            /* it may stay so for ev
 }
 
 #if ALONE
-/* A thread of a rank, or the supervisor: what protocol/takeover.py says of a command whose controller does not come back. */
+/* A thread of a rank, or the supervisor: what states/takeover.py says of a command whose controller does not come back. */
 #define UNPREPARED(j) (!(CURRENT(j) && t_c[j] == PREPARED))
 #define UNENDED(j) (!(CURRENT(j) && t_c[j] >= DONE_KEPT))
 #ifdef M_KEEPER_FORGETS_VERSION

@@ -2,7 +2,7 @@
 
 A worker embeds :class:`Worker` in its event loop; a :class:`Controller` anywhere on the host commands the
 group and gets a :class:`Receipt`. The state machines are in :mod:`wsm.states`, the words that the
-processes exchange in :mod:`wsm.signals`, the rules that they follow in :mod:`wsm.protocol`, the units of
+processes exchange in :mod:`wsm.signals`, the rules that they follow in :mod:`wsm.states`, the units of
 work in :mod:`wsm.actions`, the ways for weights to arrive in :mod:`wsm.strategies`.
 """
 

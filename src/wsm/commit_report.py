@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wsm.report import RankReport
 from wsm.signals.segment import Segment
-from wsm.signals.word import StatusCode
+from wsm.states.words import StatusCode
 
 
 def commit_report(segment: Segment, participant: int, sequence: int) -> RankReport | None:

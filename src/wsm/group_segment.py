@@ -10,8 +10,8 @@ from pathlib import Path
 
 from wsm import log
 from wsm.config import WsmConfig
-from wsm.protocol.epochs import first_epoch
 from wsm.signals.segment import Segment
+from wsm.states.epochs import first_epoch
 
 
 def own_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segment:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
-from wsm.protocol import phases
-from wsm.protocol.rank_state import Phase, Todo
+from wsm.states import phases
+from wsm.states.rank_state import Phase, Todo
 
 SMALL = ("--steps", 1, "--failures", 0, "--give-ups", 0, "--crashes", 0, "--controller-crashes", 0)
 

@@ -15,7 +15,7 @@ import sys
 import wsm
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
-from wsm.signals.word import CommandWord, CommittedWord
+from wsm.states.words import CommandWord, CommittedWord
 
 
 def die() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from wsm.controller.group_view import GroupView
-from wsm.protocol.epochs import next_epoch, restored_version
 from wsm.receipt import Outcome
+from wsm.states.epochs import next_epoch, restored_version
 from wsm.states.vocabulary import WeightState
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))

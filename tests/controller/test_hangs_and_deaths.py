@@ -7,7 +7,7 @@ from living_group import eventually
 
 from wsm.clock import ManualClock
 from wsm.controller.errors import ActionOverdueError, CommandTimeoutError, RankLostError
-from wsm.protocol.errors import CommandOpenError
+from wsm.states.errors import CommandOpenError
 
 pytestmark = pytest.mark.processes
 

@@ -9,9 +9,9 @@ import pytest
 from wsm.controller import outcome
 from wsm.controller.errors import CommandTimeoutError, RankFailedError, RankLostError
 from wsm.controller.outcome import Situation
-from wsm.protocol.view import View
 from wsm.report import FailureReport, RankReport
-from wsm.signals.word import CommandWord, CommittedWord, Operation, StepKind, StepWord
+from wsm.states.view import View
+from wsm.states.words import CommandWord, CommittedWord, Operation, StepKind, StepWord
 
 COMMAND = CommandWord(1, 2, Operation.ABORT)
 FAILURE = FailureReport(rank=0, action="restart_tp_group", error="OSError", message="no route", traceback="…")

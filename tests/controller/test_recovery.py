@@ -13,8 +13,8 @@ from wsm import Outcome
 from wsm.controller import opening
 from wsm.controller.errors import CommandRefusedError, RankAliveError, RankFailedError, RankLostError
 from wsm.errors import WsmError
-from wsm.protocol.errors import CommandOpenError
 from wsm.signals.errors import RoleBusyError
+from wsm.states.errors import CommandOpenError
 
 pytestmark = pytest.mark.processes
 

@@ -13,9 +13,9 @@ from living_group import eventually
 from wsm import Outcome
 from wsm.clock import ManualClock
 from wsm.controller.errors import CommandTimeoutError, CommandWithdrawnError, UnsettledError
-from wsm.protocol.errors import CommandOpenError
 from wsm.report import MAX_REPORT_BYTES
 from wsm.signals.errors import PayloadTooLargeError, RoleBusyError, SegmentClosedError
+from wsm.states.errors import CommandOpenError
 
 pytestmark = pytest.mark.processes
 

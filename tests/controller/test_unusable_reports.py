@@ -9,8 +9,8 @@ import pytest
 
 from wsm.controller.recovery import Recovery
 from wsm.controller.transaction import Transaction
-from wsm.protocol.errors import CommandOpenError
 from wsm.report import RankReport, ReportFormatError
+from wsm.states.errors import CommandOpenError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
 from lone_rank import LoneRank

@@ -10,15 +10,15 @@ from typing import NamedTuple
 
 import pytest
 
-from wsm.protocol import rank as protocol
-from wsm.protocol.decide import decision, is_over
-from wsm.protocol.rank import Move, RankState, Todo
-from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepWord
+from wsm.states import rank as protocol
+from wsm.states.decide import decision, is_over
 from wsm.states.diagram import sequences
 from wsm.states.diagram.dialogue import RANKS, Dialogue, Message, Participant, chosen
 from wsm.states.diagram.model import PlanSummary, by_name
 from wsm.states.errors import IllegalTransitionError
+from wsm.states.rank import Move, RankState, Todo
+from wsm.states.view import View
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepWord
 
 STATUS = re.compile(r"status ([A-Z_]+)(?: or ([A-Z_]+))?")
 DECISIONS = re.compile(r"command \(epoch, q, (\w+)\)")

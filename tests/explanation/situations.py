@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from wsm.explanation.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
 from wsm.report import FailureReport
-from wsm.signals.word import (
+from wsm.states.entry import ACTION_STARTED, COMMAND_ISSUED, TRANSITION, JournalEntry
+from wsm.states.words import (
     CommandWord,
     CommittedWord,
     Operation,
@@ -15,7 +16,6 @@ from wsm.signals.word import (
     StepKind,
     StepWord,
 )
-from wsm.states.entry import ACTION_STARTED, COMMAND_ISSUED, TRANSITION, JournalEntry
 
 LOAD = ActionFacts("load_weights", 600.0)
 RESTART = ActionFacts("restart_tp_group", 60.0)

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from situations import SITUATIONS
 
 from wsm.explanation import explain
-from wsm.signals.word import Operation
+from wsm.states.words import Operation
 
 TEXTS = Path(__file__).with_name("texts")
 

@@ -22,11 +22,11 @@ from wsm.exploration.moves import CONTROLLER, Move, Moves
 from wsm.exploration.participant import Participant, Place, Seen, read_command
 from wsm.exploration.scope import Scope
 from wsm.exploration.world import World, desk_of, everybody, first_worlds, participant
-from wsm.protocol import rank as protocol
-from wsm.protocol.rank_state import Todo
 from wsm.signals.segment import Segment
-from wsm.signals.word import CommandWord, CommittedWord, Operation
+from wsm.states import rank as protocol
 from wsm.states.machine import LifeCycle
+from wsm.states.rank_state import Todo
+from wsm.states.words import CommandWord, CommittedWord, Operation
 from wsm.testing import InMemoryRunner
 from wsm.worker.announced import AnnouncedVersion
 from wsm.worker.driver import RankDriver

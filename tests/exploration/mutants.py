@@ -1,7 +1,7 @@
 """Who notices a small fault in the protocol or its tables: the explorer, only the tests beside it, or nobody?
 
 ``python tests/exploration/mutants.py`` makes every fault of :mod:`mutations` in every module of
-``wsm.protocol`` and in the tables of ``wsm.states``, one at a time, and explores small groups with each. What
+``wsm.states`` and in the tables of ``wsm.states``, one at a time, and explores small groups with each. What
 the explorer misses is shown to the unit tests; what they miss as well is either no fault (a condition that
 another one implies, a default that nobody relies on) or a rule that nobody watches over. Run by hand, for it
 takes a while::
@@ -36,8 +36,8 @@ _ROOT = Path(__file__).resolve().parent.parent.parent
 _PACKAGE = _ROOT / "src" / "wsm"
 
 MODULES = (
-    *(f"wsm.protocol.{name}" for name in ("votes", "park", "view", "takeover", "decide", "epochs")),
-    *(f"wsm.protocol.{name}" for name in ("rank_state", "rank", "phases", "restoring")),
+    *(f"wsm.states.{name}" for name in ("votes", "park", "view", "takeover", "decide", "epochs")),
+    *(f"wsm.states.{name}" for name in ("rank_state", "rank", "phases", "restoring")),
     "wsm.states.joint",
     "wsm.states.table",
 )

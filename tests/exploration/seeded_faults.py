@@ -18,15 +18,14 @@ from wsm.exploration.participant import Participant
 from wsm.exploration.probing import check_refusals
 from wsm.exploration.scope import Scope
 from wsm.exploration.search import Findings, explore
-from wsm.protocol import decide, epochs, park, phases, rank, restoring, takeover, votes
-from wsm.protocol.phases import Effect, Event, Look, Outcome, When
-from wsm.protocol.rank_state import Move, Phase, RankState, Todo
-from wsm.protocol.takeover import Duty, Role
-from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, Operation, StatusCode, StepKind, StepWord
-from wsm.states import joint
+from wsm.states import decide, epochs, joint, park, phases, rank, restoring, takeover, votes
 from wsm.states.chart import Row
+from wsm.states.phases import Effect, Event, Look, Outcome, When
+from wsm.states.rank_state import Move, Phase, RankState, Todo
+from wsm.states.takeover import Duty, Role
+from wsm.states.view import View
 from wsm.states.vocabulary import KVEvent, KVState, WeightState
+from wsm.states.words import CommandWord, Operation, StatusCode, StepKind, StepWord
 
 #: A seed puts other functions in the place of real ones: (module, name) -> what stands there instead.
 Seed = Callable[[], dict[tuple[ModuleType, str], Any]]

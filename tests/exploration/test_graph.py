@@ -9,8 +9,8 @@ import pytest
 from wsm.exploration.errors import GraphTooLargeError
 from wsm.exploration.graph import violation, whole_graph
 from wsm.exploration.scope import Scope
-from wsm.protocol import phases
-from wsm.protocol.rank_state import Phase, Todo
+from wsm.states import phases
+from wsm.states.rank_state import Phase, Todo
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from wsm.exploration.errors import ScopeError
 from wsm.exploration.scope import Budget, Scope, Start
 from wsm.exploration.surveys import Survey
-from wsm.signals.word import Operation
+from wsm.states.words import Operation
 
 
 @pytest.mark.parametrize("scope", [Scope(), *Survey.DAILY.scopes, *Survey.DEEP.scopes], ids=Scope.as_text)

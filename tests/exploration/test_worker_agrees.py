@@ -8,7 +8,7 @@ import pytest
 from mirrored_group import LACKS, MirroredGroup
 
 from wsm.exploration.scope import Scope
-from wsm.signals.word import StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.words import StatusCode, StatusWord, StepKind, StepWord
 
 
 @pytest.mark.parametrize(

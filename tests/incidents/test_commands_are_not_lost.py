@@ -8,9 +8,9 @@ from living_group import eventually
 from wsm import Outcome
 from wsm.config import EngineWordsConfig
 from wsm.controller.errors import CommandTimeoutError, UnsettledError
-from wsm.protocol.errors import CommandOpenError
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.fastdeploy import EngineWordKind
+from wsm.states.errors import CommandOpenError
 from wsm.states.vocabulary import InFlightPolicy, WeightState
 
 pytestmark = pytest.mark.processes

@@ -9,7 +9,7 @@ from living_group import eventually
 from recovered_group import recovered
 
 from wsm.controller.errors import RankLostError
-from wsm.signals.word import CommandWord, Operation
+from wsm.states.words import CommandWord, Operation
 
 pytestmark = pytest.mark.processes
 

@@ -11,11 +11,11 @@ import collections
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from wsm.protocol import decide
-from wsm.protocol import rank as protocol
-from wsm.protocol.rank_state import Move, Phase, RankState, Todo
-from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states import decide
+from wsm.states import rank as protocol
+from wsm.states.rank_state import Move, Phase, RankState, Todo
+from wsm.states.view import View
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 FREE, IN_STEP, IN_ACTION = "free", "in step", "in action"
 PLAN = {Operation.CLEAR: (False,), Operation.UPDATE: (True, False), Operation.HOT_UPDATE: ()}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from words import says, view
 
-from wsm.protocol.decide import committed, decided, decision, is_over, next_command, waiting_on
-from wsm.protocol.errors import CommandOpenError
-from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode
+from wsm.states.decide import committed, decided, decision, is_over, next_command, waiting_on
+from wsm.states.errors import CommandOpenError
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode
 
 CLEAR, UPDATE, HOT = Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE
 COMMIT, ABORT = Operation.COMMIT, Operation.ABORT

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.protocol import epochs
-from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states import epochs
+from wsm.states.view import View
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 EPOCH = 3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from small_world import explore, first_world
 
-from wsm.signals.word import Operation
+from wsm.states.words import Operation
 
 CLEAR, UPDATE, HOT = Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE
 

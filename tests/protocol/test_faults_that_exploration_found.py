@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from wsm.protocol import rank as protocol
-from wsm.protocol.rank_state import Phase, RankState
-from wsm.signals.word import Operation, StatusCode, StepKind
+from wsm.states import rank as protocol
+from wsm.states.rank_state import Phase, RankState
+from wsm.states.words import Operation, StatusCode, StepKind
 
 
 def test_parking_for_a_hot_commit_does_not_take_prepared_back() -> None:

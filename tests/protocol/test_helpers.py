@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from wsm.protocol import rank as protocol
-from wsm.protocol.rank_state import Phase, RankState, Todo
-from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states import rank as protocol
+from wsm.states.rank_state import Phase, RankState, Todo
+from wsm.states.view import View
+from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 RANKS, HELPER = 2, 2
 RUNNING = StepWord(1, 0, StepKind.RUNNING, 5)

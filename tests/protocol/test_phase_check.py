@@ -9,11 +9,11 @@ import pytest
 
 from wsm.exploration.scope import Scope
 from wsm.exploration.search import explore
-from wsm.protocol import phases
-from wsm.protocol.phase_check import Tables, check_phases
-from wsm.protocol.phases import LOOKS, OUTCOMES, Event, Look, Outcome, When
-from wsm.protocol.rank_state import Phase, Todo
-from wsm.signals.word import StatusCode
+from wsm.states import phases
+from wsm.states.phase_check import Tables, check_phases
+from wsm.states.phases import LOOKS, OUTCOMES, Event, Look, Outcome, When
+from wsm.states.rank_state import Phase, Todo
+from wsm.states.words import StatusCode
 
 
 def without(phase: Phase, what: Todo | Event, *when: When) -> Tables:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from words import broken, parked, running, says, view
 
-from wsm.protocol import rank as protocol
-from wsm.protocol.errors import ProtocolViolationError
-from wsm.protocol.rank_state import Phase, RankState, Todo
-from wsm.signals.word import Operation, StatusCode, StepKind
+from wsm.states import rank as protocol
+from wsm.states.errors import ProtocolViolationError
+from wsm.states.rank_state import Phase, RankState, Todo
+from wsm.states.words import Operation, StatusCode, StepKind
 
 UPDATE, ABORT, COMMIT = Operation.UPDATE, Operation.ABORT, Operation.COMMIT
 SERVING = RankState(rank=0, epoch=1, step=3, done=4, holds=True, parked=False)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from wsm.protocol.restoring import Attempt, Repair, faulted, goal, next_attempt, next_repair
-from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.restoring import Attempt, Repair, faulted, goal, next_attempt, next_repair
+from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 
 def after(operation: Operation, *, sequence: int = 5, version: int | None = 7) -> View:

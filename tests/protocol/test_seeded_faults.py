@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import pytest
 from small_world import explore, first_world
 
-from wsm.protocol import decide, park, phases
-from wsm.protocol import rank as protocol
-from wsm.protocol.phases import Effect, Event, Look, Outcome, When
-from wsm.protocol.rank import status_word, without_command
-from wsm.protocol.rank_state import Move, Phase, Todo
-from wsm.signals.word import Operation, StatusCode
+from wsm.states import decide, park, phases
+from wsm.states import rank as protocol
+from wsm.states.phases import Effect, Event, Look, Outcome, When
+from wsm.states.rank import status_word, without_command
+from wsm.states.rank_state import Move, Phase, Todo
+from wsm.states.words import Operation, StatusCode
 
 CLEAR, UPDATE, HOT = Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from words import says, view
 
-from wsm.protocol.epochs import completed_commit, first_epoch, next_epoch
-from wsm.protocol.errors import EpochUsedError
-from wsm.protocol.rank import advance, join
-from wsm.protocol.rank_state import RankState, Todo
-from wsm.protocol.takeover import Inheritance, inherited
-from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.epochs import completed_commit, first_epoch, next_epoch
+from wsm.states.errors import EpochUsedError
+from wsm.states.rank import advance, join
+from wsm.states.rank_state import RankState, Todo
+from wsm.states.takeover import Inheritance, inherited
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 CLEAR, UPDATE, COMMIT, ABORT = Operation.CLEAR, Operation.UPDATE, Operation.COMMIT, Operation.ABORT
 RUNNING, PREPARED, DONE = StatusCode.RUNNING, StatusCode.PREPARED, StatusCode.DONE_COMMITTED

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from words import says, view
 
-from wsm.protocol.votes import all_ready, all_stopped, any_touched, never_ready
-from wsm.signals.word import Operation, StatusCode
+from wsm.states.votes import all_ready, all_stopped, any_touched, never_ready
+from wsm.states.words import Operation, StatusCode
 
 UPDATE, ABORT = Operation.UPDATE, Operation.ABORT
 RUNNING, FAILED, PREPARED = StatusCode.RUNNING, StatusCode.FAILED, StatusCode.PREPARED

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsm.signals.errors import FieldOverflowError, WordFormatError
-from wsm.signals.word import (
+from wsm.states.errors import FieldOverflowError, WordFormatError
+from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.words import (
     MAX_ACTION,
     MAX_EPOCH,
     MAX_SEQUENCE,
@@ -19,7 +20,6 @@ from wsm.signals.word import (
     StepKind,
     StepWord,
 )
-from wsm.states.vocabulary import KVState, WeightState
 
 epochs = st.integers(0, MAX_EPOCH)
 sequences = st.integers(0, MAX_SEQUENCE)

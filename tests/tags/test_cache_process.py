@@ -16,12 +16,12 @@ from wsm import EngineBridge, EngineWordsConfig, Outcome, Tag
 from wsm.config import ConfigurationError, config_from_mapping
 from wsm.controller.errors import CommandTimeoutError, RankFailedError, RankLostError
 from wsm.errors import GroupError
-from wsm.protocol.view import View
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.signals.word import CommandWord, Operation, StatusCode, StatusWord
 from wsm.states.entry import read_ndjson
 from wsm.states.replay import replay
+from wsm.states.view import View
 from wsm.states.vocabulary import KVState
+from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord
 from wsm.testing import InMemoryKVCache
 from wsm.worker.cache_word import CacheWords
 

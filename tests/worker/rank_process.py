@@ -28,7 +28,7 @@ from wsm.actions.surfaces import GroupKind
 from wsm.actions.verify import resident_digest
 from wsm.config import config_from_mapping
 from wsm.signals.liveness import Life, Liveness
-from wsm.signals.word import StepWord
+from wsm.states.words import StepWord
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.applier.staged_memory import StagedMemory
 from wsm.strategies.tensor import TensorSpec

@@ -14,7 +14,6 @@ import wsm
 from wsm import SERVE, ConfigurationError, Deadlines, WsmConfig
 from wsm.controller.errors import RankLostError
 from wsm.group_segment import own_group
-from wsm.protocol.errors import CommandOpenError, EpochUsedError
 from wsm.signals.errors import (
     ConfigurationDigestError,
     SegmentMissingError,
@@ -22,7 +21,8 @@ from wsm.signals.errors import (
     SlotTakenError,
 )
 from wsm.signals.segment import Segment
-from wsm.signals.word import CommandWord
+from wsm.states.errors import CommandOpenError, EpochUsedError
+from wsm.states.words import CommandWord
 from wsm.strategies.errors import UnknownStrategyError
 from wsm.testing import InMemoryRunner
 from wsm.worker.errors import WaitExpiredError

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import wsm
-from wsm.protocol.errors import EpochUsedError
+from wsm.states.errors import EpochUsedError
 from wsm.testing import InMemoryRunner
 
 #: Rank 1 attaches and is killed where it would store its words: never, or behind the first of them.

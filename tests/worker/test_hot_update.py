@@ -14,8 +14,8 @@ from wsm import HOLD, SERVE, InFlightPolicy, KVPolicy
 from wsm.actions.options import PlanOptions
 from wsm.actions.verify import resident_digest
 from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, RankFailedError
-from wsm.protocol.errors import CommandOpenError
 from wsm.signals.errors import RoleBusyError
+from wsm.states.errors import CommandOpenError
 from wsm.states.replay import replay
 from wsm.testing import InMemoryMemory, InMemoryRunner
 

@@ -214,9 +214,9 @@ def test_what_must_be_given_back_before_a_new_epoch_is_given_back_once_there_is_
 
     monkeypatch.setattr(lone.runner.weights, "release", scant)
     word = lone.segment.layout.command
-    command = wsm.signals.word.CommandWord.unpack(lone.segment.words[word])
-    lone.segment.words[word] = wsm.protocol.epochs.next_epoch(
-        wsm.protocol.view.View(command, [], [], None)
+    command = wsm.states.words.CommandWord.unpack(lone.segment.words[word])
+    lone.segment.words[word] = wsm.states.epochs.next_epoch(
+        wsm.states.view.View(command, [], [], None)
     ).pack()
     while lone.worker._driver.state.epoch == 1:
         assert lone.worker.poll() is wsm.HOLD

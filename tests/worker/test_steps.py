@@ -7,7 +7,7 @@ from living_group import eventually
 
 from wsm import HOLD, SERVE
 from wsm.controller.errors import CommandRefusedError, RankFailedError
-from wsm.signals.word import StepKind, StepWord
+from wsm.states.words import StepKind, StepWord
 from wsm.worker.errors import NotServingError, PermitExpiredError
 
 

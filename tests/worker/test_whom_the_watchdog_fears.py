@@ -16,9 +16,9 @@ from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind
 from wsm.clock import SystemClock
 from wsm.controller.abandoned import AbandonedCommands
-from wsm.protocol.rank_state import RankState
 from wsm.signals.segment import Segment
 from wsm.states import entry
+from wsm.states.rank_state import RankState
 from wsm.testing import InMemoryRunner
 from wsm.worker.group_words import GroupWords
 from wsm.worker.recording import Recorder

@@ -8,9 +8,9 @@ from wsm import HOLD, SERVE, Deadlines
 from wsm.clock import ManualClock
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.controller.group_view import GroupView
-from wsm.protocol.epochs import next_epoch
-from wsm.signals.word import CommandWord, Operation, StatusCode
+from wsm.states.epochs import next_epoch
 from wsm.states.replay import replay
+from wsm.states.words import CommandWord, Operation, StatusCode
 from wsm.worker.errors import TeardownFailedError
 
 

@@ -17,9 +17,9 @@ from wsm.cli.errors import NoSuchPathError, NothingKnownError, NotRereadableErro
 from wsm.cli.failures import WRONG_USAGE, CommandEndedError, wrong_usage
 from wsm.cli.groups import known_group
 from wsm.controller.group_view import GroupView
-from wsm.protocol.view import View
 from wsm.report import RankReport
 from wsm.signals.segment import Segment
+from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.strategies.applier.tensor_ledger import read_ledger
 from wsm.strategies.inventory import Inventory, TensorDigest, inventory_of_file, take_inventory

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from wsm.command import RequestIdError, TagsError, checked_request_id, parse_tags
-from wsm.signals.word import MAX_VERSION
 from wsm.states.vocabulary import Tag
+from wsm.states.words import MAX_VERSION
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only

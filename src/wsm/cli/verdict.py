@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from wsm.controller.held import words_for
 from wsm.controller.status import GroupStatus, RankStatus
-from wsm.signals.word import Operation
 from wsm.states.vocabulary import Tag
+from wsm.states.words import Operation
 
 
 def verdict(status: GroupStatus) -> str:

@@ -1,6 +1,6 @@
 """Ends a command whose controller does not come back, for its group's supervisor and ranks.
 
-What is owed to such a command is decided by :mod:`wsm.protocol.takeover`. This module finds out about the
+What is owed to such a command is decided by :mod:`wsm.states.takeover`. This module finds out about the
 controller role, counts the command's deadline, and writes: with the role, which proves that the controller
 is gone, a decision and the committed version; in the place of a controller that is only stopped, the one
 decision that is left. The role is held for a few words, never while ranks work; what follows a decision,
@@ -20,14 +20,13 @@ from wsm.command import CommandArguments
 from wsm.controller import outcome
 from wsm.controller.errors import ControllerStoppedError
 from wsm.controller.group_view import GroupView
-from wsm.protocol import decide, takeover
-from wsm.protocol.takeover import Duty, Role
-from wsm.protocol.view import View
 from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError, SegmentReplacedError
 from wsm.signals.segment import Segment
-from wsm.signals.word import StatusCode
-from wsm.states import entry
+from wsm.states import decide, entry, takeover
+from wsm.states.takeover import Duty, Role
+from wsm.states.view import View
+from wsm.states.words import StatusCode
 
 #: Seconds beyond a command's deadline in which a controller that is not seen to be stopped may decide it.
 _GRACE_S = 5.0

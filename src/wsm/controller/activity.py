@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from wsm.clock import Clock
 from wsm.controller.group_view import GroupView
 from wsm.declared_plans import DeclaredAction, DeclaredPlan, DeclaredPlansError
-from wsm.protocol.view import View
 from wsm.signals.presence import Doing
-from wsm.signals.word import Operation, StatusCode, StatusWord, StepKind, code_name
+from wsm.states.view import View
+from wsm.states.words import Operation, StatusCode, StatusWord, StepKind, code_name
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from wsm.controller.held import Held, held_by_all
 from wsm.controller.order import Order
 from wsm.controller.outcome import restorable
 from wsm.controller.status import read_status
-from wsm.protocol.view import View
 from wsm.receipt import Outcome, Receipt, named
-from wsm.signals.word import Operation, StatusCode
+from wsm.states.view import View
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
+from wsm.states.words import Operation, StatusCode
 
 
 def require_alive(group: GroupView, operation: Operation) -> None:

@@ -11,10 +11,9 @@ from wsm import log
 from wsm.clock import Clock
 from wsm.controller.activity import Hang, Overdue
 from wsm.controller.group_view import GroupView
-from wsm.protocol import decide
-from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, StatusCode, StatusWord
-from wsm.states import entry
+from wsm.states import decide, entry
+from wsm.states.view import View
+from wsm.states.words import CommandWord, StatusCode, StatusWord
 
 #: Longest time between two looks at processes and actions, in seconds; most deaths are told at once.
 LOOK_S = 0.02

@@ -21,8 +21,8 @@ from wsm.controller.pending import Pending
 from wsm.controller.status import GroupStatus, read_status
 from wsm.controller.transaction import SETTLE_S
 from wsm.receipt import Receipt
-from wsm.signals.word import Operation
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag, TransferMode
+from wsm.states.words import Operation
 
 _P = ParamSpec("_P")
 
@@ -124,7 +124,7 @@ class Controller:
 
         Raises
         ------
-        wsm.signals.errors.RoleBusyError, wsm.protocol.errors.CommandOpenError
+        wsm.signals.errors.RoleBusyError, wsm.states.errors.CommandOpenError
             If another command is under way. Nothing was written.
         wsm.command.TagsError
             If the tags are none. Nothing was written.

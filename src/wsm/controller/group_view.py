@@ -1,6 +1,6 @@
 """The controller's access to a group's segment: read a view, write the two words that are its own.
 
-Between :mod:`wsm.signals` (memory) and :mod:`wsm.protocol` (rules). Whoever writes here holds the
+Between :mod:`wsm.signals` (memory) and :mod:`wsm.states` (rules). Whoever writes here holds the
 controller role. Knows no states.
 """
 
@@ -17,8 +17,6 @@ from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
 from wsm.controller.journal import ControllerJournal
 from wsm.controller.participants import CacheProcess
 from wsm.declared_plans import PLANS_KIND, DeclaredPlans
-from wsm.protocol import epochs
-from wsm.protocol.view import View
 from wsm.report import FailureReport, RankReport
 from wsm.signals.alarm import Alarm
 from wsm.signals.death_watch import DeathWatch
@@ -28,7 +26,9 @@ from wsm.signals.lock import ControllerRole
 from wsm.signals.presence import Presence, read_presence
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import Watch, wait, wake
-from wsm.signals.word import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
+from wsm.states import epochs
+from wsm.states.view import View
+from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
 
 
 class Watches(NamedTuple):

@@ -25,14 +25,14 @@ from wsm.controller.pending import Pending
 from wsm.controller.status import read_status
 from wsm.controller.transaction import Transaction
 from wsm.errors import WsmError
-from wsm.protocol import decide
-from wsm.protocol.takeover import Inheritance, inherited
-from wsm.protocol.view import View
 from wsm.receipt import Receipt
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.lock_file import LockHold
-from wsm.signals.word import Operation
+from wsm.states import decide
+from wsm.states.takeover import Inheritance, inherited
+from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
+from wsm.states.words import Operation
 
 #: Seconds that a command which a dead controller left open may take to settle where the caller has no time.
 TAKEOVER_S = 1.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from wsm.command import CommandArguments
-from wsm.signals.word import Operation
+from wsm.states.words import Operation
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,12 @@ from wsm.controller.group_view import GroupView
 from wsm.controller.participants import who
 from wsm.controller.status import read_status
 from wsm.errors import WsmError
-from wsm.protocol.decide import committed, waiting_on
-from wsm.protocol.park import any_broken
-from wsm.protocol.view import View
 from wsm.report import STEP, WITHOUT_WEIGHTS, FailureReport, RankReport, ReportFormatError
-from wsm.signals.word import CommandWord, CommittedWord, StatusCode, StatusWord
+from wsm.states.decide import committed, waiting_on
+from wsm.states.park import any_broken
+from wsm.states.view import View
 from wsm.states.vocabulary import Tag
+from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord
 
 #: Errors that only repeat that another rank failed.
 _ECHOES = ("PeerNeverReadyError", "CommandAbortedError")

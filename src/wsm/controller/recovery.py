@@ -2,7 +2,7 @@
 
 For the owner of the group's processes: whoever calls this has killed and reaped what it replaces. The
 controller role is held from the moment before the epoch is raised until the group is restored, so that no
-other command can slip in between. What is restored is decided by :mod:`wsm.protocol.epochs`; who is started
+other command can slip in between. What is restored is decided by :mod:`wsm.states.epochs`; who is started
 when, by whoever owns the processes.
 """
 
@@ -25,16 +25,16 @@ from wsm.controller.group_view import GroupView
 from wsm.controller.pending import Pending
 from wsm.controller.transaction import SETTLE_S, Transaction
 from wsm.errors import InternalError
-from wsm.protocol import decide, epochs, restoring
-from wsm.protocol.restoring import Attempt, Repair
-from wsm.protocol.view import View
 from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import Life
 from wsm.signals.lock_file import LockHold
 from wsm.signals.segment import Segment
-from wsm.signals.word import CommandWord, Operation, StatusCode
+from wsm.states import decide, epochs, restoring
+from wsm.states.restoring import Attempt, Repair
+from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
+from wsm.states.words import CommandWord, Operation, StatusCode
 
 #: Longest wait between two looks at whether waiting is still wanted, in seconds.
 _LOOK_S = 0.05
@@ -246,7 +246,7 @@ class Recovery:
 
         Raises
         ------
-        RankLostError, wsm.protocol.errors.CommandOpenError
+        RankLostError, wsm.states.errors.CommandOpenError
             If a participant is gone again, or has not joined, or has not ended what was aborted. The role is
             kept.
         PlansDifferError
@@ -280,7 +280,7 @@ class Recovery:
 
         Raises
         ------
-        RankLostError, wsm.protocol.errors.CommandOpenError
+        RankLostError, wsm.states.errors.CommandOpenError
             If a participant is gone, or has not come to the end of the last command. The role is kept.
         """
         if self._hold is None:

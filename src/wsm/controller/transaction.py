@@ -1,6 +1,6 @@
 """One open command, from its word to its end.
 
-What to write is decided by :mod:`wsm.protocol.decide`; this module brings time, deaths and reports to it.
+What to write is decided by :mod:`wsm.states.decide`; this module brings time, deaths and reports to it.
 Whoever calls it holds the controller role; which thread that is, is :mod:`.driving`'s business.
 """
 
@@ -21,13 +21,12 @@ from wsm.controller.held import Held
 from wsm.controller.outcome import Situation
 from wsm.controller.status import read_status
 from wsm.errors import WsmError
-from wsm.protocol import decide
-from wsm.protocol.view import View
 from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
-from wsm.signals.word import CommandWord, Operation, StatusCode
-from wsm.states import entry
+from wsm.states import decide, entry
+from wsm.states.view import View
 from wsm.states.vocabulary import KVState, Tag, WeightState
+from wsm.states.words import CommandWord, Operation, StatusCode
 
 #: How long a decided command may take to be over on every rank before the caller is told, in seconds.
 SETTLE_S = 30.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from wsm.report import FailureReport
-from wsm.signals.word import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
 from wsm.states.entry import JournalEntry
+from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wsm.explanation.facts import GroupFacts, RankFacts
-from wsm.signals.word import CommandWord, Operation, StatusCode, StatusWord, StepKind, code_name
+from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, code_name
 
 
 @dataclass(frozen=True)

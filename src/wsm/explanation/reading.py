@@ -14,13 +14,13 @@ from wsm.declared_plans import PLANS_KIND, DeclaredAction, DeclaredPlan, Declare
 from wsm.errors import WsmError
 from wsm.explanation.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
 from wsm.report import FailureReport
-from wsm.signals.errors import WordFormatError
 from wsm.signals.identity import Occupant, is_stopped, read_occupant
 from wsm.signals.image import SegmentImage
 from wsm.signals.presence import Presence, read_presence
-from wsm.signals.word import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
 from wsm.states.entry import JournalEntry, read_ndjson
+from wsm.states.errors import WordFormatError
 from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
 
 _Word = TypeVar("_Word", CommandWord, CommittedWord, StatusWord, StepWord)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from wsm.explanation.facts import GroupFacts, RankFacts
 from wsm.explanation.ranks import named
-from wsm.signals.word import Operation, StatusCode, StepKind
+from wsm.states.words import Operation, StatusCode, StepKind
 
 #: A headline, and what to do.
 Verdict = tuple[str, tuple[str, ...]]

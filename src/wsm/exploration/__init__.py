@@ -4,7 +4,7 @@ A world is a group at one moment: the real packed words, what each process remem
 From each world every move is made that somebody could make: a rank that looks at the words and does what
 the protocol tells it, a controller that decides, a successor that takes over, and an adversary that kills,
 breaks, delays and gives up. After every move the rules of the group are checked. Nothing of the protocol is
-copied here: the moves call :mod:`wsm.protocol` and :func:`wsm.states.joint.step`, as the worker and the
+copied here: the moves call :mod:`wsm.states` and :func:`wsm.states.joint.step`, as the worker and the
 controller do.
 
 Read in this order:

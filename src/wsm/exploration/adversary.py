@@ -17,8 +17,8 @@ from wsm.exploration.participant import (
     step_word,
 )
 from wsm.exploration.work import BOTH
-from wsm.protocol.rank_state import RankState
 from wsm.states.joint import START
+from wsm.states.rank_state import RankState
 
 #: The kernel's lock makes this false; a seeded fault lets a successor believe a timeout instead.
 takes_over_from_the_living = False

@@ -15,10 +15,10 @@ from wsm.exploration.errors import broken_by
 from wsm.exploration.participant import read_command, read_status, read_step, status_word
 from wsm.exploration.scope import Budget
 from wsm.exploration.work import BOTH
-from wsm.protocol import epochs
-from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, CommittedWord, Operation
+from wsm.states import epochs
+from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.words import CommandWord, CommittedWord, Operation
 
 
 class DeskOutcome(NamedTuple):

@@ -24,9 +24,9 @@ from wsm.exploration.participant import (
 from wsm.exploration.scope import Budget
 from wsm.exploration.situation import Situation
 from wsm.exploration.storing import failed, store, tell
-from wsm.protocol import rank as protocol
-from wsm.protocol.errors import EpochUsedError
-from wsm.protocol.rank_state import Phase
+from wsm.states import rank as protocol
+from wsm.states.errors import EpochUsedError
+from wsm.states.rank_state import Phase
 
 
 def someone_is_gone(others: Sequence[Presence | Public], epoch: int, command: int) -> bool:

@@ -17,11 +17,11 @@ from wsm.exploration.desk import Desk
 from wsm.exploration.errors import broken_by
 from wsm.exploration.scope import Budget
 from wsm.exploration.work import BOTH, KV_CACHE, WEIGHTS
-from wsm.protocol import decide, epochs, restoring, takeover
-from wsm.protocol.errors import CommandOpenError
-from wsm.protocol.takeover import Duty, Role
-from wsm.signals.word import CommandWord, Operation
+from wsm.states import decide, epochs, restoring, takeover
+from wsm.states.errors import CommandOpenError
+from wsm.states.takeover import Duty, Role
 from wsm.states.vocabulary import WeightState
+from wsm.states.words import CommandWord, Operation
 
 
 def moves(desk: Desk, group: Group, affordable: frozenset[Budget]) -> list[DeskOutcome]:

@@ -24,10 +24,10 @@ from wsm.exploration.participant import (
 from wsm.exploration.scope import Budget
 from wsm.exploration.situation import Situation
 from wsm.exploration.storing import failed, store, tell
-from wsm.protocol import rank as protocol
-from wsm.protocol.rank_state import Move, Phase, RankState, Todo
-from wsm.signals.word import StatusCode
 from wsm.states import joint as tables
+from wsm.states import rank as protocol
+from wsm.states.rank_state import Move, Phase, RankState, Todo
+from wsm.states.words import StatusCode
 
 #: What needs nothing to be done, or what a process may well put off.
 _AT_ONCE = frozenset((Todo.LOOK, Todo.WAIT, Todo.SERVE, Todo.DRAIN))

@@ -20,9 +20,9 @@ from wsm.exploration.participant import (
     read_status,
     read_step,
 )
-from wsm.protocol.rank_state import Phase
-from wsm.signals.word import CommittedWord, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.rank_state import Phase
 from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.words import CommittedWord, StatusCode, StatusWord, StepKind, StepWord
 
 _NEVER = frozenset((Phase.FAILED, Phase.STOPPING, Phase.STOPPED, Phase.SETTLING))
 _AFTER_PREPARED = frozenset(

@@ -1,4 +1,4 @@
-"""What a participant is told to do, given what it reads: the real :func:`wsm.protocol.rank.advance`.
+"""What a participant is told to do, given what it reads: the real :func:`wsm.states.rank.advance`.
 
 Asked once per memory and words. Each memory is also shown commands of the past, and one that skips ahead: the
 first must move nobody, the second must be an error for all to see.
@@ -19,11 +19,11 @@ from wsm.exploration.participant import (
     status_word,
     step_word,
 )
-from wsm.protocol import rank as protocol
-from wsm.protocol.errors import ProtocolViolationError
-from wsm.protocol.rank_state import Move, Phase, RankState, Todo
-from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, Operation, StatusCode, StepKind
+from wsm.states import rank as protocol
+from wsm.states.errors import ProtocolViolationError
+from wsm.states.rank_state import Move, Phase, RankState, Todo
+from wsm.states.view import View
+from wsm.states.words import CommandWord, Operation, StatusCode, StepKind
 
 #: What participants say that are not whole any more, or may not be.
 _TOUCHED = frozenset((StatusCode.STOPPED_TOUCHED, StatusCode.DONE_CLEARED, StatusCode.DONE_FAULTED))

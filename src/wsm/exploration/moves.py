@@ -49,8 +49,8 @@ from wsm.exploration.participant import (
 from wsm.exploration.scope import Budget, Scope
 from wsm.exploration.situation import Situation
 from wsm.exploration.world import FIRST, World, affordable, desk_of, participant, spent
-from wsm.protocol import takeover
-from wsm.protocol.takeover import Duty, Role
+from wsm.states import takeover
+from wsm.states.takeover import Duty, Role
 
 CONTROLLER = -1
 

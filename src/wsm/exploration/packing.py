@@ -1,6 +1,6 @@
 """Dataclasses of small values as bytes and back, whatever their fields are.
 
-The explored worlds hold the protocol's own :class:`~wsm.protocol.rank_state.RankState`. It is packed by the
+The explored worlds hold the protocol's own :class:`~wsm.states.rank_state.RankState`. It is packed by the
 fields that it has, so that a field that is added to it becomes part of every world by itself, and a value
 that the bytes cannot hold is an error, never a world that is taken for another one.
 """

@@ -13,10 +13,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from wsm.exploration.packing import Packing
-from wsm.protocol.rank_state import Phase, RankState, Todo
-from wsm.signals.word import CommandWord, StatusWord, StepWord
 from wsm.states.joint import START, JointState
+from wsm.states.rank_state import Phase, RankState, Todo
 from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.words import CommandWord, StatusWord, StepWord
 
 
 class Place(enum.IntEnum):

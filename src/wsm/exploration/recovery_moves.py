@@ -2,7 +2,7 @@
 
 As :mod:`wsm.controller.recovery`, and :mod:`wsm.rollout` above it: what is open is decided, what the group
 must hold is stored, the epoch is raised; then an ordinary update brings it back, and is tried again while it
-fails. What follows when is asked of :mod:`wsm.protocol.restoring`.
+fails. What follows when is asked of :mod:`wsm.states.restoring`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from wsm.exploration import invariants
 from wsm.exploration.clerk import Clerk, serves
 from wsm.exploration.desk import Desk
 from wsm.exploration.scope import Budget
-from wsm.protocol import decide, epochs, restoring
-from wsm.protocol.restoring import Attempt
-from wsm.signals.word import Operation
+from wsm.states import decide, epochs, restoring
+from wsm.states.restoring import Attempt
+from wsm.states.words import Operation
 
 #: How many attempts to restore a group may fail in one epoch; a rollout reads it from its configuration.
 ATTEMPTS = 2

@@ -12,10 +12,10 @@ from wsm.exploration.invariants import holds_all
 from wsm.exploration.participant import Participant, Place, read_command, read_status, read_step
 from wsm.exploration.recovery_moves import ATTEMPTS
 from wsm.exploration.world import World, desk_of, everybody
-from wsm.protocol.rank_state import Phase
-from wsm.protocol.view import View
-from wsm.signals.word import CommittedWord, Operation, StatusCode, StepKind
+from wsm.states.rank_state import Phase
+from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
+from wsm.states.words import CommittedWord, Operation, StatusCode, StepKind
 
 _PREPARED = (StatusCode.PREPARED, StatusCode.DONE_COMMITTED)
 

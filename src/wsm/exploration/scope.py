@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from wsm.exploration.errors import ScopeError
-from wsm.signals.word import Operation
+from wsm.states.words import Operation
 
 
 class Budget(enum.IntEnum):

@@ -8,8 +8,8 @@ from dataclasses import replace
 from wsm.exploration import work
 from wsm.exploration.looking import Told, told
 from wsm.exploration.participant import Participant, Pending
-from wsm.protocol import rank as protocol
-from wsm.protocol.rank_state import Move, RankState, Todo
+from wsm.states import rank as protocol
+from wsm.states.rank_state import Move, RankState, Todo
 
 
 def store(me: Participant, answer: Told, *, fine: bool) -> Participant:

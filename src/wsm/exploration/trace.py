@@ -14,7 +14,7 @@ from wsm.exploration.moves import CONTROLLER, Move
 from wsm.exploration.participant import Participant, read_command, read_status, read_step
 from wsm.exploration.search import Violation
 from wsm.exploration.world import World, desk_of, everybody
-from wsm.signals.word import CommittedWord
+from wsm.states.words import CommittedWord
 
 WIDTH = 80
 

@@ -11,12 +11,12 @@ import enum
 from wsm.exploration.errors import RuleBrokenError
 from wsm.exploration.participant import Participant
 from wsm.exploration.probing import check_refusals
-from wsm.signals.word import Operation, StatusCode
 from wsm.states import command_events
 from wsm.states import joint as tables
 from wsm.states.command_events import Asked, CacheChange, Course, Request, WayOut
 from wsm.states.joint import JointState
 from wsm.states.vocabulary import KVEvent, KVState, PlanName, Tag, WeightState
+from wsm.states.words import Operation, StatusCode
 
 #: What a command is about.
 WEIGHTS, KV_CACHE = 1, 2

@@ -16,11 +16,11 @@ from wsm.exploration import participant as participants
 from wsm.exploration.desk import Desk
 from wsm.exploration.participant import COMMAND_WORD, Participant, Place, step_word
 from wsm.exploration.scope import Budget, Scope, Start
-from wsm.protocol.epochs import first_epoch
-from wsm.protocol.rank_state import RankState
-from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.epochs import first_epoch
 from wsm.states.joint import START, JointState
+from wsm.states.rank_state import RankState
 from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 World = tuple[bytes, ...]
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from wsm import log
 from wsm.controller.errors import RankLostError
 from wsm.controller.recovery import Recovery
-from wsm.protocol.errors import CommandOpenError
 from wsm.rollout.config import RolloutConfig
 from wsm.rollout.deaths import Death, RestartBudget
 from wsm.rollout.errors import RestartLimitError
@@ -25,6 +24,7 @@ from wsm.rollout.restoring import Restoration
 from wsm.rollout.run_directory import log_tail
 from wsm.shortage import described, shortage_of
 from wsm.signals.errors import RoleBusyError
+from wsm.states.errors import CommandOpenError
 from wsm.worker.sources import pins_for
 
 #: Longest time between two looks, in seconds. A death wakes at once, where the kernel has pidfds.

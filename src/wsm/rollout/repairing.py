@@ -15,9 +15,9 @@ from wsm import log
 from wsm.controller.errors import RankLostError
 from wsm.controller.recovery import Recovery
 from wsm.errors import WsmError
-from wsm.protocol.errors import CommandOpenError
-from wsm.protocol.restoring import Repair
 from wsm.rollout.config import RolloutConfig
+from wsm.states.errors import CommandOpenError
+from wsm.states.restoring import Repair
 
 #: Longest time between two looks at whether the wait for a receipt is wanted still, in seconds.
 _LOOK_S = 0.02

@@ -15,10 +15,10 @@ from wsm.controller import outcome
 from wsm.controller.errors import RankLostError
 from wsm.controller.recovery import Recovery
 from wsm.errors import WsmError
-from wsm.protocol.errors import CommandOpenError
-from wsm.protocol.restoring import Attempt
 from wsm.receipt import Receipt
 from wsm.rollout.config import RolloutConfig
+from wsm.states.errors import CommandOpenError
+from wsm.states.restoring import Attempt
 
 #: Longest time between two looks at whether the wait for a receipt is wanted still, in seconds.
 _LOOK_S = 0.02
@@ -77,7 +77,7 @@ class Restoration:
 
         Raises
         ------
-        RankLostError, wsm.protocol.errors.CommandOpenError
+        RankLostError, wsm.states.errors.CommandOpenError
             If a participant is gone again, or somebody has not come to the end of the last attempt.
         """
         if not self._recovery.take_role(0.0):

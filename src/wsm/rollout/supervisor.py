@@ -23,7 +23,6 @@ from wsm.controller.recovery import Recovery
 from wsm.ending import Ending, SignalReceived
 from wsm.errors import WsmError
 from wsm.group_segment import own_group
-from wsm.protocol.errors import CommandOpenError
 from wsm.receipt import Receipt
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.config import RolloutConfig
@@ -44,6 +43,7 @@ from wsm.shared_directory import ForeignPathError, remove_socket
 from wsm.signals.errors import EngineWordMissingError, RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.signals.segment import Segment
+from wsm.states.errors import CommandOpenError
 from wsm.states.vocabulary import WeightState
 from wsm.strategies.errors import VersionFileMissingError
 from wsm.strategies.files.version_file import read_version

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from wsm.signals.word import MAX_ACTION
+from wsm.states.words import MAX_ACTION
 
 _BEAT_AT = 1
 _TOLD_AT = 2

@@ -6,7 +6,7 @@ no futex for us. All three return at once if a word has changed already: the ker
 before it sleeps, so a wake-up between looking and sleeping is not lost.
 
 A futex compares 32 bits. Which half of a word changes with whatever somebody waits for is said in
-:mod:`wsm.signals.word`; the writer wakes that half.
+:mod:`wsm.states.words`; the writer wakes that half.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can be wrong with an event, a table, a journal or a drawing."""
+"""What can be wrong with an event, a word, a table, a journal or a drawing."""
 
 from __future__ import annotations
 
@@ -123,4 +123,72 @@ class GraphvizFailedError(InternalError):
             f"Graphviz could not draw {name}: {problem}; this is a bug in wsm's DOT text, please report it",
             name=name,
             problem=problem,
+        )
+
+
+class ProtocolViolationError(InternalError):
+    """A word says what the rules exclude: a bug, or a process that writes words it does not own."""
+
+    def __init__(self, *, rank: int | None, rule: str, seen: str) -> None:
+        who = "the controller" if rank is None else f"rank {rank}"
+        super().__init__(
+            f"{who} read {seen}, but {rule}; stop the group, keep its journals and report this",
+            rank=rank,
+            rule=rule,
+            seen=seen,
+        )
+
+
+class EpochUsedError(RefusedError):
+    """A process wants to join an epoch in which its slot was used by another process."""
+
+    def __init__(self, *, rank: int, epoch: int) -> None:
+        super().__init__(
+            f"rank {rank} was already taken in epoch {epoch}, and a replacement joins only an epoch "
+            "that its slot never used; restart the group",
+            rank=rank,
+            epoch=epoch,
+        )
+
+
+class CommandOpenError(RefusedError):
+    """The last command is not over on every rank; the next one must wait."""
+
+    retryable = True
+
+    def __init__(self, *, epoch: int, sequence: int, operation: str, waiting: dict[int, str]) -> None:
+        working = ", ".join(f"rank {rank}: {what}" for rank, what in waiting.items())
+        what = "not complete yet" if operation == "NONE" else f"still at command {sequence} ({operation})"
+        super().__init__(
+            f"the group is {what} in epoch {epoch} ({working}); "
+            "ask again when that is over, or look at 'wsm status'",
+            epoch=epoch,
+            sequence=sequence,
+            operation=operation,
+            waiting=waiting,
+        )
+
+
+class FieldOverflowError(BadInputError):
+    """A field of a word has grown past its width; wrapping would make an old word look new."""
+
+    def __init__(self, *, field: str, value: int, limit: int) -> None:
+        super().__init__(
+            f"{field} {value} does not fit its field (0..{limit}) and must not wrap; "
+            "restart the group, which begins at epoch 1 and sequence 0 again",
+            field=field,
+            value=value,
+            limit=limit,
+        )
+
+
+class WordFormatError(InternalError):
+    """A word holds a code that this build does not know: torn, overwritten, or of another build."""
+
+    def __init__(self, *, kind: str, word: int) -> None:
+        super().__init__(
+            f"the {kind} word {word:#018x} is none that this build of wsm writes; "
+            "check that all processes of the group run the same version of wsm",
+            kind=kind,
+            word=word,
         )

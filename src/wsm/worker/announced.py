@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wsm.protocol.rank_state import RankState
 from wsm.report import RankReport
 from wsm.signals.segment import Segment
-from wsm.signals.word import StatusCode
+from wsm.states.rank_state import RankState
+from wsm.states.words import StatusCode
 
 #: Returns the version that the source announces now.
 Find = Callable[[], int]

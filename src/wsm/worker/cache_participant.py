@@ -16,9 +16,9 @@ from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import KVCacheSurface, MemorySurface
 from wsm.clock import Clock, SystemClock
 from wsm.config import WsmConfig, load_config
-from wsm.protocol.rank_state import Phase
 from wsm.report import WITHOUT_WEIGHTS
 from wsm.states.journal import Journal
+from wsm.states.rank_state import Phase
 from wsm.states.vocabulary import KVPolicy, KVState
 from wsm.worker.attaching import attach_cache_process
 from wsm.worker.cache_surfaces import CacheSurfaces
@@ -55,7 +55,7 @@ class CacheParticipant:
         If the configuration has no such process, or does not fit the segment that is there.
     wsm.worker.errors.WaitExpiredError
         If no segment appeared in time. Blocks that long at most.
-    wsm.signals.errors.SlotTakenError, wsm.protocol.errors.EpochUsedError
+    wsm.signals.errors.SlotTakenError, wsm.states.errors.EpochUsedError
         If another process is, or was in this epoch, the KV-cache process.
     """
 
@@ -120,7 +120,7 @@ class CacheParticipant:
 
         Raises
         ------
-        wsm.protocol.errors.ProtocolViolationError
+        wsm.states.errors.ProtocolViolationError
             If the words contradict the rules; the group must be stopped.
         """
         self._engine_words.show(self.kv, self._words.view())

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wsm.config import EngineWordsConfig
-from wsm.protocol.view import View
 from wsm.signals.errors import EngineWordMissingError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
+from wsm.states.view import View
 from wsm.states.vocabulary import KVState
 
 _NORMAL, _UPDATING = int(KVState.NORMAL), int(KVState.UPDATING)

@@ -1,6 +1,6 @@
 """The slow path of a rank: look at the words, do one thing, tell the protocol what came of it.
 
-Between :mod:`wsm.protocol` (what next?), :mod:`.group_words` (words in and out) and :mod:`.execution` (the
+Between :mod:`wsm.states` (what next?), :mod:`.group_words` (words in and out) and :mod:`.execution` (the
 work of one command). It decides nothing itself and knows no action by name. Here are the ways in which a
 command goes on; how it fails is in :mod:`.failing`, how it ends in :mod:`.ending`, how steps are entered in
 :mod:`.stepping`. The embedding loop sees only :class:`wsm.worker.Worker`, which calls
@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable
 
 from wsm.clock import Clock
-from wsm.protocol import rank as protocol
-from wsm.protocol.phases import may_step
-from wsm.protocol.rank_state import Phase, RankState, Todo
-from wsm.protocol.view import View
 from wsm.shortage import shortage_of
-from wsm.signals.word import Operation, StatusCode, StepWord
+from wsm.states import rank as protocol
 from wsm.states.machine import LifeCycle
+from wsm.states.phases import may_step
+from wsm.states.rank_state import Phase, RankState, Todo
+from wsm.states.view import View
 from wsm.states.vocabulary import KVPolicy
+from wsm.states.words import Operation, StatusCode, StepWord
 from wsm.worker.ending import Ending
 from wsm.worker.execution_factory import ExecutionFactory
 from wsm.worker.failing import Failing

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from wsm.clock import Clock
 from wsm.commit_report import commit_report
-from wsm.protocol import rank as protocol
 from wsm.shortage import shortage_of
-from wsm.signals.word import StatusCode
+from wsm.states import rank as protocol
 from wsm.states.vocabulary import KVPolicy, WeightState
+from wsm.states.words import StatusCode
 from wsm.worker.errors import TeardownFailedError
 from wsm.worker.execution_factory import ExecutionFactory
 from wsm.worker.failing import Failing

@@ -22,12 +22,12 @@ from wsm.command import (
     VersionHeldError,
 )
 from wsm.commit_report import commit_report
-from wsm.protocol.rank_state import RankState
 from wsm.report import RankReport
-from wsm.signals.word import Operation
 from wsm.states.command_events import Request
 from wsm.states.machine import LifeCycle
+from wsm.states.rank_state import RankState
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
+from wsm.states.words import Operation
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker.announced import AnnouncedVersion

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wsm.protocol import rank as protocol
-from wsm.protocol.view import View
-from wsm.protocol.votes import never_ready
 from wsm.report import FailureReport
-from wsm.signals.word import StatusCode
+from wsm.states import rank as protocol
+from wsm.states.view import View
+from wsm.states.votes import never_ready
+from wsm.states.words import StatusCode
 from wsm.worker.errors import (
     ActionDeadlineError,
     ActionInterruptedError,

@@ -1,6 +1,6 @@
 """A rank's access to the group's segment: read a view, write its own words, wait for a change.
 
-Between :mod:`wsm.signals` (memory) and :mod:`wsm.protocol` (rules): it knows neither states nor actions.
+Between :mod:`wsm.signals` (memory) and :mod:`wsm.states` (rules): it knows neither states nor actions.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 
 from wsm.clock import Clock, SystemClock
-from wsm.protocol.rank_state import Move
-from wsm.protocol.view import View
 from wsm.signals.presence import PresenceWords
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import Watch, wait, wake
-from wsm.signals.word import CommandWord, CommittedWord, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.rank_state import Move
+from wsm.states.view import View
+from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepKind, StepWord
 
 
 class GroupWords:

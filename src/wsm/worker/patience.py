@@ -8,9 +8,9 @@ from __future__ import annotations
 from wsm.actions.request_surfaces import RequestSurface
 from wsm.clock import Clock
 from wsm.config import Deadlines
-from wsm.protocol.rank_state import Phase, RankState
-from wsm.protocol.view import View
-from wsm.signals.word import StepKind
+from wsm.states.rank_state import Phase, RankState
+from wsm.states.view import View
+from wsm.states.words import StepKind
 from wsm.worker.errors import WaitExpiredError
 from wsm.worker.execution import Execution
 

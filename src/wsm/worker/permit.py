@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import final
 
-from wsm.signals.word import MAX_STEP
+from wsm.states.words import MAX_STEP
 from wsm.worker.errors import PermitExpiredError
 
 #: Opens a step the slow way; returns the stored word, the version, and whether the next one is simple.

@@ -19,7 +19,6 @@ from wsm import log
 from wsm.clock import Clock
 from wsm.command import VersionHeldError
 from wsm.errors import WsmError
-from wsm.protocol.rank_state import Move
 from wsm.report import FailureReport
 from wsm.shared_directory import ForeignPathError, open_ours, open_to_append, trusted_in
 from wsm.shortage import described
@@ -27,6 +26,7 @@ from wsm.signals.ring import LineRing
 from wsm.states import entry
 from wsm.states.entry import JournalEntry, transition_entry
 from wsm.states.journal import Journal
+from wsm.states.rank_state import Move
 from wsm.states.record import TransitionRecord
 
 #: Characters of an error's message; an engine's own errors may quote whole tensors.

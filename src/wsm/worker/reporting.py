@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from wsm.commit_report import keep_commit
 from wsm.declared_plans import PLANS_KIND, DeclaredPlans
-from wsm.protocol.rank_state import RankState
 from wsm.report import FailureReport, RankReport
 from wsm.signals.segment import Segment
 from wsm.signals.slot import PayloadSlot
-from wsm.signals.word import StatusCode
+from wsm.states.rank_state import RankState
+from wsm.states.words import StatusCode
 
 
 class Reporter:

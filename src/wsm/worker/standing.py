@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from wsm.clock import Clock
 from wsm.errors import InternalError
-from wsm.protocol.rank_state import Move, RankState
-from wsm.signals.word import StepKind
 from wsm.states.machine import LifeCycle
+from wsm.states.rank_state import Move, RankState
+from wsm.states.words import StepKind
 from wsm.worker.execution import Execution
 from wsm.worker.group_words import GroupWords
 from wsm.worker.patience import Patience

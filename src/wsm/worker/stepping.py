@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from wsm.protocol import rank as protocol
-from wsm.protocol.rank_state import Phase
 from wsm.report import STEP
-from wsm.signals.word import StepKind, StepWord
+from wsm.states import rank as protocol
+from wsm.states.rank_state import Phase
+from wsm.states.words import StepKind, StepWord
 from wsm.worker.errors import NotServingError
 from wsm.worker.standing import Standing
 

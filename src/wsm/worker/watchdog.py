@@ -15,12 +15,12 @@ from typing import Protocol
 from wsm import log
 from wsm.actions.surfaces import InterruptibleGroups, ProcessGroupSurface
 from wsm.controller.abandoned import AbandonedCommands
-from wsm.protocol.rank_state import Phase, RankState
-from wsm.protocol.view import View
 from wsm.signals.death_watch import DeathWatch
-from wsm.signals.errors import WordFormatError
 from wsm.signals.liveness import Life, Liveness
-from wsm.signals.word import StatusCode
+from wsm.states.errors import WordFormatError
+from wsm.states.rank_state import Phase, RankState
+from wsm.states.view import View
+from wsm.states.words import StatusCode
 from wsm.worker.errors import ActionDeadlineError
 from wsm.worker.group_words import GroupWords
 from wsm.worker.recording import Recorder

@@ -25,13 +25,13 @@ from wsm.config import WsmConfig, load_config
 from wsm.controller import Controller, EngineBridge
 from wsm.controller.abandoned import AbandonedCommands
 from wsm.explanation import Explanation, GroupFacts, explain, read_facts
-from wsm.protocol.rank_state import Phase, Todo
 from wsm.shortage import shortage_of
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.image import SegmentImage
 from wsm.signals.ownership import CONTROLLER_BYTE
 from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
+from wsm.states.rank_state import Phase, Todo
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.worker.attaching import attach_rank
@@ -106,7 +106,7 @@ class Worker:
         If the configured strategy is none, or cannot be had.
     wsm.worker.errors.WaitExpiredError
         If no segment appeared in time. Blocks that long at most.
-    wsm.signals.errors.SlotTakenError, wsm.protocol.errors.EpochUsedError
+    wsm.signals.errors.SlotTakenError, wsm.states.errors.EpochUsedError
         If another process is, or was in this epoch, this rank.
     """
 
@@ -216,7 +216,7 @@ class Worker:
 
         Raises
         ------
-        wsm.protocol.errors.ProtocolViolationError
+        wsm.states.errors.ProtocolViolationError
             If the words contradict the rules; the group must be stopped.
         """
         memory = self._memory

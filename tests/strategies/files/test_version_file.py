@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wsm.signals.word import MAX_VERSION as MAX_VERSION_OF_THE_WORD
+from wsm.states.words import MAX_VERSION as MAX_VERSION_OF_THE_WORD
 from wsm.strategies import MAX_VERSION, errors, read_version, write_version
 from wsm.strategies.files.version_file import parse_version
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import enum
 
-from wsm.protocol.decide import decision, is_over
-from wsm.protocol.view import View
-from wsm.signals.word import Operation
+from wsm.states.decide import decision, is_over
+from wsm.states.view import View
+from wsm.states.words import Operation
 
 
 class Inheritance(enum.Enum):

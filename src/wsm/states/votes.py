@@ -6,8 +6,8 @@ the present words is enough, however late it comes.
 
 from __future__ import annotations
 
-from wsm.protocol.view import View
-from wsm.signals.word import StatusCode
+from wsm.states.view import View
+from wsm.states.words import StatusCode
 
 #: Codes after an ABORT that say "this rank's weights are not the old ones any more".
 _TOUCHED = frozenset((StatusCode.STOPPED_TOUCHED, StatusCode.DONE_CLEARED, StatusCode.DONE_FAULTED))

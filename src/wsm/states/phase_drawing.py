@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from wsm.protocol.phases import LOOKS, MEANINGS, OUTCOMES, Look, Outcome, When
-from wsm.protocol.rank_state import Phase, Todo
 from wsm.states.diagram.markdown import table
 from wsm.states.diagram.model import Arrow, Drawing, Node, NodeKind
+from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, Look, Outcome, When
+from wsm.states.rank_state import Phase, Todo
 
 #: Phases in which a rank waits for the words of others.
 _WAITING = frozenset({Phase.PARKING, Phase.VOTING, Phase.PREPARED, Phase.STAGED, Phase.FAILED, Phase.STOPPED})
 
 _PREFACE = """\
-Written by `wsm diagrams` from `wsm/protocol/phases.py`; do not edit it here. Whenever a rank has read the
+Written by `wsm diagrams` from `wsm/states/phases.py`; do not edit it here. Whenever a rank has read the
 words of its group, it takes the first row of its phase whose conditions all hold. When the thing to do is
 done, it takes the first row of what came of that. *Says* is the code in its status word. Before any row: a
 newer epoch makes the rank rejoin, a word of the past moves it nowhere, and a command that comes before the

@@ -7,9 +7,9 @@ command word, once, and is final.
 
 from __future__ import annotations
 
-from wsm.protocol.errors import CommandOpenError
-from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StatusWord
+from wsm.states.errors import CommandOpenError
+from wsm.states.view import View
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord
 
 _ABORT_OF = {
     Operation.CLEAR: Operation.ABORT,

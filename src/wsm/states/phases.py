@@ -23,7 +23,7 @@ one that touched its weights makes all of them drop theirs.
 commit; so DRAINING and PARKING have no deadline then.
 
 What holds before any row is looked at (a newer epoch, a word of the past, a command that comes too early) is
-in :func:`wsm.protocol.rank.advance`. Pure; knows no time, no actions, no weights.
+in :func:`wsm.states.rank.advance`. Pure; knows no time, no actions, no weights.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from wsm.errors import InternalError
-from wsm.protocol.park import all_stand, any_broken, is_behind
-from wsm.protocol.rank_state import Phase, RankState, Todo
-from wsm.protocol.view import View
-from wsm.protocol.votes import (
+from wsm.states.park import all_stand, any_broken, is_behind
+from wsm.states.rank_state import Phase, RankState, Todo
+from wsm.states.view import View
+from wsm.states.votes import (
     all_ready,
     all_stopped,
     any_accepted,
@@ -44,7 +44,7 @@ from wsm.protocol.votes import (
     any_touched,
     never_ready,
 )
-from wsm.signals.word import Operation, StatusCode
+from wsm.states.words import Operation, StatusCode
 
 
 class When(enum.Enum):

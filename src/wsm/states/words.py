@@ -25,7 +25,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from wsm.signals.errors import FieldOverflowError, WordFormatError
+from wsm.states.errors import FieldOverflowError, WordFormatError
 
 EPOCH_BITS = 11
 SEQUENCE_BITS = 16

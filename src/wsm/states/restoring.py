@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import enum
 
-from wsm.protocol import decide, epochs
-from wsm.protocol.view import View
+from wsm.states import decide, epochs
+from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from wsm.errors import InternalError
-from wsm.protocol import phases
-from wsm.protocol.errors import EpochUsedError, ProtocolViolationError
-from wsm.protocol.phases import Effect, Event, Look, Outcome
-from wsm.protocol.rank_state import Move, Phase, RankState, Todo
-from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states import phases
+from wsm.states.errors import EpochUsedError, ProtocolViolationError
+from wsm.states.phases import Effect, Event, Look, Outcome
+from wsm.states.rank_state import Move, Phase, RankState, Todo
+from wsm.states.view import View
+from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 _SETTLED = {
     StatusCode.DONE_KEPT: Event.KEPT,

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from wsm.protocol.decide import is_over
-from wsm.protocol.view import View
-from wsm.signals.word import CommandWord, CommittedWord, Operation, StatusCode, StepKind, StepWord
+from wsm.states.decide import is_over
+from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StepKind, StepWord
 
 _PREPARED = (StatusCode.PREPARED, StatusCode.DONE_COMMITTED)
 

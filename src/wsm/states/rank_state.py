@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from wsm.signals.word import Operation, StatusWord, StepWord
+from wsm.states.words import Operation, StatusWord, StepWord
 
 
 class Phase(enum.Enum):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from wsm.protocol.phases import (
+from wsm.states.check import Finding
+from wsm.states.phases import (
     ABORTABLE,
     HOT_ABORTABLE,
     LOOKS,
@@ -22,8 +23,7 @@ from wsm.protocol.phases import (
     Outcome,
     When,
 )
-from wsm.protocol.rank_state import Phase, Todo
-from wsm.states.check import Finding
+from wsm.states.rank_state import Phase, Todo
 
 #: What can come of each thing to do. What is not here is looked at again, or is a step, which moves no phase.
 EVENTS_OF: dict[Todo, frozenset[Event]] = {

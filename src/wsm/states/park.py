@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsm.signals.word import StepKind, StepWord
+from wsm.states.words import StepKind, StepWord
 
 
 def is_behind(steps: Sequence[StepWord], *, rank: int, epoch: int, step: int, sequence: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from wsm.signals.word import CommandWord, CommittedWord, StatusWord, StepWord
+from wsm.states.words import CommandWord, CommittedWord, StatusWord, StepWord
 
 
 @dataclass(frozen=True)
