@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "printable": set(),
     "command": CORE,
     "report": FOUNDATION,
-    "commit_report": FOUNDATION | {"signals", "report"},
+    "commit_report": FOUNDATION | {"states.words", "signals", "report"},
     "declared_plans": FOUNDATION,
     "explanation": FOUNDATION | {"states", "signals", "report", "command", "declared_plans"},
     "receipt": CORE | {"report"},

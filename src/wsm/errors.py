@@ -1,8 +1,8 @@
 """The roots of every error that wsm raises on purpose, split by who is at fault.
 
-Each error is a type of its own, keeps its context as attributes and says in its message what
-happened, where, and what to do. The concrete types live beside the code that raises them, in the
-``errors.py`` of each subpackage; this module knows only the four families.
+Every error has a stable `code`, keeps its context as attributes and says in its message what happened,
+where, and what to do. It is a type of its own where a caller does something different about it; everything
+else is one of the four families, told apart by its code.
 
 =====================  ====================================================================
 family                 meaning
@@ -16,6 +16,7 @@ family                 meaning
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from wsm.printable import printable
@@ -36,26 +37,39 @@ class WsmError(Exception):
     message : str
         What happened, where, and what to do; one line. What cannot be printed in it (a name with a line
         feed, an escape sequence) stands there escaped; `context` has it as it is.
+    code : str, optional
+        Which error of its family it is, in lower case with hyphens; without it, the name of the type is.
     **context : Any
         Facts that a program may want to act on. Each becomes an attribute and an entry of `context`.
 
     Attributes
     ----------
+    code : str
+        Which error it is; stays the same from release to release.
     context : dict of str to Any
         The same facts as a mapping, for logs and for JSON.
     """
 
+    code: str = "wsm"
     retryable: bool = False
 
-    def __init__(self, message: str, **context: Any) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Name the type: what is raised without a code of its own has the type's."""
+        super().__init_subclass__(**kwargs)
+        if "code" not in vars(cls):
+            cls.code = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__.removesuffix("Error")).lower()
+
+    def __init__(self, message: str, *, code: str | None = None, **context: Any) -> None:
         super().__init__(printable(_shortened(message)))
+        if code is not None:
+            self.code = code
         self.context = context
         for key, value in context.items():
             setattr(self, key, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without calling the constructors of subclasses, whose parameters differ."""
-        return _rebuild, (type(self), str(self), self.context)
+        return _rebuild, (type(self), str(self), self.code, self.context)
 
 
 def _shortened(message: str) -> str:
@@ -69,9 +83,9 @@ def _shortened(message: str) -> str:
     return f"{message[:_HEAD]} [... {left_out} characters ...] {message[-_TAIL:]}"
 
 
-def _rebuild(kind: type[WsmError], message: str, context: dict[str, Any]) -> WsmError:
+def _rebuild(kind: type[WsmError], message: str, code: str, context: dict[str, Any]) -> WsmError:
     error = kind.__new__(kind)
-    WsmError.__init__(error, message, **context)
+    WsmError.__init__(error, message, code=code, **context)
     return error
 
 

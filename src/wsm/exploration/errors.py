@@ -80,5 +80,5 @@ class SearcherEndedError(InternalError):
             f"process {searcher} of the search ended with code {code} before the search did; "
             "look at what it printed, or explore with one process",
             searcher=searcher,
-            code=code,
+            exit_code=code,
         )

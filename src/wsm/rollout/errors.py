@@ -316,6 +316,6 @@ class RankExitedError(GroupError):
         super().__init__(
             f"{who(rank)} {how}; the last it wrote: {last}; start the group again",
             rank=rank,
-            code=code,
+            exit_code=code,
             log=log,
         )

@@ -46,7 +46,7 @@ class EngineStartError(RefusedError):
             host=host,
             protocol=protocol,
             device=device,
-            code=code,
+            engine_code=code,
         )
 
 
@@ -71,7 +71,7 @@ class MemoryRegistrationError(RefusedError):
             f"the transfer engine does not register {nbytes} bytes (code {code}); with RDMA look at the "
             "limit of locked memory (ulimit -l)",
             nbytes=nbytes,
-            code=code,
+            engine_code=code,
         )
 
 
