@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wsm.states.entry import read_ndjson
 from wsm.states.errors import JournalFormatError
+from wsm.states.journal import read_ndjson
 from wsm.states.replay import replay
 
 

@@ -26,7 +26,7 @@ from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
 from wsm.actions.weights import WatchedTarget
 from wsm.controller.group_view import GroupView
-from wsm.states import entry
+from wsm.states import journal as kinds
 from wsm.states.journal import Journal, JournalEntry
 from wsm.states.words import CommandWord, CommittedWord
 from wsm.strategies.applier.staged_memory import StagedMemory
@@ -195,15 +195,15 @@ def trap_controller() -> Trap:
 def point_of(found: JournalEntry) -> str:
     """Name the line of a journal."""
     facts = found.facts
-    if found.kind == entry.TRANSITION:
+    if found.kind == kinds.TRANSITION:
         return f"transition:{facts['machine']}.{facts['dest']}"
-    if found.kind == entry.WORD_WRITTEN:
+    if found.kind == kinds.WORD_WRITTEN:
         return f"word:{facts['code']}"
     what = facts.get("name", facts.get("operation", ""))
     kind = {
-        entry.ACTION_STARTED: "started",
-        entry.ACTION_FINISHED: "finished",
-        entry.ACTION_UNDONE: "undone",
+        kinds.ACTION_STARTED: "started",
+        kinds.ACTION_FINISHED: "finished",
+        kinds.ACTION_UNDONE: "undone",
     }.get(found.kind, found.kind)
     return f"{kind}:{what}" if what else kind
 

@@ -9,7 +9,7 @@ from wsm.config import config_from_mapping
 from wsm.config_reading import ConfigurationError
 from wsm.errors import WsmError
 from wsm.rollout.config import rollout_config_from_mapping
-from wsm.states.entry import read_ndjson, transition_entry
+from wsm.states.journal import read_ndjson, transition_entry
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import WeightEvent
 from wsm.strategies.messages import zmtp

@@ -6,9 +6,9 @@ import pytest
 from command_line import Run
 from commanded_group import LivingGroup
 
-from wsm.cli.journal_text import Story
-from wsm.states import entry as kinds
-from wsm.states.entry import JournalEntry
+from wsm.cli.journal import Story
+from wsm.states import journal as kinds
+from wsm.states.journal import JournalEntry
 
 SECOND = 1_000_000_000
 

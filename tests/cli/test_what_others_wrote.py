@@ -17,7 +17,7 @@ import wsm.cli
 from wsm import log
 from wsm.errors import WsmError
 from wsm.printable import printable, printable_json, printable_lines
-from wsm.states.entry import JournalEntry
+from wsm.states.journal import JournalEntry
 from wsm.strategies import TensorSpec, publish_snapshot
 
 #: A name that ends the line, goes on with one of its own, clears the screen, and turns the letters round.

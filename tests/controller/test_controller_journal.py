@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from wsm.controller.errors import RankFailedError, RankLostError
-from wsm.states import entry
-from wsm.states.entry import read_ndjson
+from wsm.states import journal as kinds
+from wsm.states.journal import read_ndjson
 from wsm.states.replay import replay
 
 pytestmark = pytest.mark.processes
@@ -27,20 +27,20 @@ def test_a_command_is_told_from_its_word_to_its_end_and_the_tables_allow_it(grou
             controller.update(1)
         told = entries_of(journals)
         assert [(one.kind, one.sequence) for one in told] == [
-            (entry.COMMAND_ISSUED, 2),
-            (entry.DECISION, 2),
-            (entry.COMMAND_OVER, 2),
-            (entry.COMMAND_ISSUED, 3),
-            (entry.DECISION, 3),
-            (entry.COMMAND_OVER, 3),
+            (kinds.COMMAND_ISSUED, 2),
+            (kinds.DECISION, 2),
+            (kinds.COMMAND_OVER, 2),
+            (kinds.COMMAND_ISSUED, 3),
+            (kinds.DECISION, 3),
+            (kinds.COMMAND_OVER, 3),
         ]
         assert told[0].facts == {"operation": "UPDATE", "request_id": "nightly"}
-        assert [one.facts["operation"] for one in told if one.kind == entry.DECISION] == ["COMMIT", "ABORT"]
+        assert [one.facts["operation"] for one in told if one.kind == kinds.DECISION] == ["COMMIT", "ABORT"]
         assert "rank 1" in told[-1].facts["outcome"]
         assert replay(told).impossible is None
         plain.update(2)  # without a directory it stands in the segment alone
         ring = [one.kind for one in read_ndjson(segment_of(group).controller_journal.lines())]
-        assert ring.count(entry.COMMAND_ISSUED) == 4
+        assert ring.count(kinds.COMMAND_ISSUED) == 4
         assert len(entries_of(journals)) == 6
 
 
@@ -53,7 +53,7 @@ def test_a_lost_rank_is_written_down_with_its_number(group, tmp_path):
         group.programs[1].kill()
         with pytest.raises(RankLostError):
             pending.result(60)
-        assert [one.facts for one in entries_of(journals) if one.kind == entry.RANK_LOST] == [{"lost": 1}]
+        assert [one.facts for one in entries_of(journals) if one.kind == kinds.RANK_LOST] == [{"lost": 1}]
 
 
 def test_a_journal_that_cannot_be_written_stops_no_command(group, tmp_path):

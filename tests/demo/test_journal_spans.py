@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from wsm.demo.journal_spans import journal_spans
 from wsm.demo.timeline import Span
-from wsm.states import entry as kinds
-from wsm.states.entry import JournalEntry, transition_entry
+from wsm.states import journal as kinds
+from wsm.states.journal import JournalEntry, transition_entry
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVEvent, WeightEvent
 

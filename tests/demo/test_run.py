@@ -27,7 +27,7 @@ from wsm.ending import Ending
 from wsm.receipt import Outcome, Receipt
 from wsm.report import RankReport
 from wsm.rollout.errors import ModelShapeError
-from wsm.states.entry import JournalEntry
+from wsm.states.journal import JournalEntry
 from wsm.states.replay import replay
 
 PATIENCE_S = 60.0

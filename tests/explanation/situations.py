@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from wsm.explanation.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
 from wsm.report import FailureReport
-from wsm.states.entry import ACTION_STARTED, COMMAND_ISSUED, TRANSITION, JournalEntry
+from wsm.states.journal import ACTION_STARTED, COMMAND_ISSUED, TRANSITION, JournalEntry
 from wsm.states.words import (
     CommandWord,
     CommittedWord,

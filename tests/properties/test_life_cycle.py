@@ -11,11 +11,9 @@ import itertools
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from wsm.states.entry import read_ndjson, transition_entry
 from wsm.states.errors import IllegalTransitionError
-from wsm.states.journal import Journal
+from wsm.states.journal import Journal, TransitionRecord, read_ndjson, transition_entry
 from wsm.states.machine import LifeCycle
-from wsm.states.record import TransitionRecord
 from wsm.states.replay import replay
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
@@ -128,7 +126,7 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
             assert self.serves is None
 
     def teardown(self) -> None:
-        entries = read_ndjson(self.journal.to_ndjson().splitlines(keepends=True))
+        entries = read_ndjson([f"{entry.to_line()}\n" for entry in self.journal])
         assert entries == list(self.journal)
         assert [entry.facts["dest"] for entry in entries] == [record.dest for record in self.records]
         result = replay(entries)

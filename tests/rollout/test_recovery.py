@@ -28,7 +28,7 @@ from wsm.rollout.run_directory import run_directory_path
 from wsm.rollout.sharding import initial_state, shard
 from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states.entry import read_ndjson
+from wsm.states.journal import read_ndjson
 from wsm.states.replay import replay
 from wsm.states.vocabulary import WeightState
 from wsm.strategies import publish_snapshot

@@ -9,8 +9,8 @@ import pytest
 from wsm.states.chart import Event, Guard
 from wsm.states.explore import explore
 from wsm.states.joint import START, JointState
+from wsm.states.journal import TransitionRecord
 from wsm.states.machine import LifeCycle
-from wsm.states.record import TransitionRecord
 
 Move = tuple[Event, bool, bool]  # event, kept, kv_kept
 Fire = Callable[..., TransitionRecord]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from wsm.states import entry as entry_module
-from wsm.states.entry import KINDS, SCHEMA, JournalEntry, read_ndjson, transition_entry
+from wsm.states import journal as journal_module
 from wsm.states.errors import JournalCapacityError, JournalFormatError
-from wsm.states.journal import Journal
+from wsm.states.journal import KINDS, SCHEMA, Journal, JournalEntry, read_ndjson, transition_entry
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVEvent, WeightEvent
 
@@ -26,6 +24,8 @@ ENTRIES = [
     JournalEntry("started", 17, 1_700_000_000_000_000_017, -1, 0, 0),
 ]
 
+TEXT = "".join(f"{entry.to_line()}\n" for entry in ENTRIES)
+
 
 def filled(journal: Journal) -> Journal:
     for entry in ENTRIES:
@@ -39,7 +39,7 @@ def line(**changes: object) -> str:
 
 
 def test_what_is_exported_is_read_back_as_it_was() -> None:
-    text = filled(Journal()).to_ndjson()
+    text = TEXT
     assert read_ndjson(text.splitlines(keepends=True)) == ENTRIES
     assert text.count("\n") == len(ENTRIES), "one line per entry, whatever is in it"
 
@@ -54,24 +54,6 @@ def test_only_the_last_entries_are_kept_and_the_others_are_counted() -> None:
 def test_a_journal_that_could_hold_nothing_is_refused(capacity: int) -> None:
     with pytest.raises(JournalCapacityError, match="capacity of 1 or more"):
         Journal(capacity=capacity)
-
-
-def test_the_sink_sees_every_entry_even_those_that_leave(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.ndjson"
-    with path.open("w") as file:
-        filled(Journal(capacity=1, sink=lambda text: print(text, file=file)))
-    with path.open() as lines:
-        assert read_ndjson(lines) == ENTRIES
-
-
-def test_a_sink_that_fails_is_heard_and_costs_no_entry() -> None:
-    def full(_: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    journal = Journal(sink=full)
-    with pytest.raises(OSError, match="No space left"):
-        journal.append(ENTRIES[0])
-    assert list(journal) == ENTRIES[:1]
 
 
 def test_a_journal_may_grow_while_it_is_read() -> None:
@@ -113,18 +95,18 @@ def test_the_entry_of_a_transition_carries_its_record() -> None:
 
 
 def test_what_a_killed_process_left_of_its_last_line_is_skipped() -> None:
-    text = filled(Journal()).to_ndjson()
+    text = TEXT
     torn = text + ENTRIES[0].to_line()[:40]
     assert read_ndjson(torn.splitlines(keepends=True)) == ENTRIES
 
 
 def test_a_whole_last_line_without_its_line_feed_is_read() -> None:
-    text = filled(Journal()).to_ndjson().rstrip("\n")
+    text = TEXT.rstrip("\n")
     assert read_ndjson(text.split("\n")) == ENTRIES
 
 
 def test_a_broken_line_before_the_end_is_an_error_also_where_line_feeds_were_stripped() -> None:
-    text = filled(Journal()).to_ndjson()
+    text = TEXT
     lines = text.splitlines()
     lines[2] = lines[2][:-1]
     with pytest.raises(JournalFormatError, match="line 3 of the journal"):
@@ -161,4 +143,4 @@ def test_a_line_that_is_no_entry_names_itself_and_its_problem(text: str, problem
 
 
 def test_the_documentation_names_every_kind() -> None:
-    assert all(f"``{kind}``" in str(entry_module.__doc__) for kind in KINDS)
+    assert all(f"``{kind}``" in str(journal_module.__doc__) for kind in KINDS)

@@ -19,8 +19,8 @@ from wsm.states.errors import (
     MachineDisagreesError,
 )
 from wsm.states.joint import START, JointState, step
+from wsm.states.journal import TransitionRecord
 from wsm.states.machine import LifeCycle
-from wsm.states.record import TransitionRecord
 from wsm.states.table import CHARTS
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 

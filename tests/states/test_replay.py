@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from wsm.states.entry import JournalEntry, transition_entry
 from wsm.states.joint import START, JointState
+from wsm.states.journal import JournalEntry, TransitionRecord, transition_entry
 from wsm.states.machine import LifeCycle
-from wsm.states.record import TransitionRecord
 from wsm.states.replay import replay
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 

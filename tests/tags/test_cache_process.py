@@ -17,7 +17,7 @@ from wsm.config import ConfigurationError, config_from_mapping
 from wsm.controller.errors import CommandTimeoutError, RankFailedError, RankLostError
 from wsm.errors import GroupError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
-from wsm.states.entry import read_ndjson
+from wsm.states.journal import read_ndjson
 from wsm.states.replay import replay
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState

@@ -17,7 +17,7 @@ import rank_process
 
 import wsm
 from tests.forkserver import WITHOUT_PADDLE, ForkServer
-from wsm.states.entry import read_ndjson
+from wsm.states.journal import read_ndjson
 from wsm.states.replay import replay
 from wsm.strategies import PublishReport, publish_snapshot
 from wsm.strategies.tensor import TensorSpec

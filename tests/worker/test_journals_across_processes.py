@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wsm.clock import SystemClock
-from wsm.states.entry import read_ndjson
+from wsm.states.journal import read_ndjson
 from wsm.states.replay import replay
 from wsm.worker.recording import Recorder
 

@@ -12,8 +12,8 @@ from living_group import Program, eventually
 import wsm
 from tests.forkserver import WITH_PADDLE
 from wsm.controller.errors import ActionOverdueError, RankLostError
-from wsm.states import entry
-from wsm.states.entry import read_ndjson
+from wsm.states import journal as kinds
+from wsm.states.journal import read_ndjson
 
 pytestmark = [pytest.mark.paddle, pytest.mark.processes]
 
@@ -39,7 +39,7 @@ class GlooGroup:
 
     def interruptions(self, rank: int) -> list[str]:
         with (self.directory / "journals" / f"rank{rank}.ndjson").open() as lines:
-            return [one.facts["message"] for one in read_ndjson(lines) if one.kind == entry.INTERRUPTED]
+            return [one.facts["message"] for one in read_ndjson(lines) if one.kind == kinds.INTERRUPTED]
 
     def close(self) -> None:
         self.controller.close()

@@ -17,7 +17,7 @@ from wsm.actions.surfaces import GroupKind
 from wsm.clock import SystemClock
 from wsm.controller.abandoned import AbandonedCommands
 from wsm.signals.segment import Segment
-from wsm.states import entry
+from wsm.states import journal as kinds
 from wsm.states.rank_state import RankState
 from wsm.testing import InMemoryRunner
 from wsm.worker.group_words import GroupWords
@@ -105,5 +105,5 @@ def test_a_dead_peer_breaks_them_and_a_dead_helper_does_not(segment, tmp_path):
     peer.communicate()
     eventually(lambda: groups.interrupted)
     watchdog.close()
-    told = [one.facts["message"] for one in recorder.journal if one.kind == entry.INTERRUPTED]
+    told = [one.facts["message"] for one in recorder.journal if one.kind == kinds.INTERRUPTED]
     assert told == ["the process of rank 1 is gone"]

@@ -13,7 +13,7 @@ module                    responsible for
 :mod:`.rollout`           ``wsm rollout``
 :mod:`.demo`              ``wsm demo``
 :mod:`.snapshots`         ``wsm inspect``, ``wsm convert``
-:mod:`.journal`           ``wsm journal``, with :mod:`.journal_text`
+:mod:`.journal`           ``wsm journal``
 :mod:`.diagrams`          ``wsm diagrams``
 ========================  =============================================================================
 

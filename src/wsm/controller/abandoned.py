@@ -23,7 +23,8 @@ from wsm.controller.group_view import GroupView
 from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError, SegmentReplacedError
 from wsm.signals.segment import Segment
-from wsm.states import decide, entry, takeover
+from wsm.states import decide, takeover
+from wsm.states import journal as kinds
 from wsm.states.takeover import Duty, Role
 from wsm.states.view import View
 from wsm.states.words import StatusCode
@@ -217,5 +218,5 @@ def decide_undecided(group: GroupView) -> View:
         log.COMMAND_DECIDED, epoch=command.epoch, sequence=command.sequence, decision=word.name
     )
     group.write_command(decide.decided(view, word))
-    group.journal.note(entry.DECISION, command, operation=word.name)
+    group.journal.note(kinds.DECISION, command, operation=word.name)
     return group.view()

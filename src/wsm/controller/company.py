@@ -11,7 +11,8 @@ from wsm import log
 from wsm.clock import Clock
 from wsm.controller.activity import Hang, Overdue
 from wsm.controller.group_view import GroupView
-from wsm.states import decide, entry
+from wsm.states import decide
+from wsm.states import journal as kinds
 from wsm.states.view import View
 from wsm.states.words import CommandWord, StatusCode, StatusWord
 
@@ -60,7 +61,7 @@ class Company:
         for rank in self.lost:
             if rank not in before:
                 self._log.error(log.RANK_LOST, rank=rank, pid=self._group.pid(rank))
-                self._group.journal.note(entry.RANK_LOST, self._command, lost=rank)
+                self._group.journal.note(kinds.RANK_LOST, self._command, lost=rank)
         known = {(hang.rank, hang.action) for hang in self.hangs}
         self.hangs = self._overdue.look(view)
         for hang in self.hangs:

@@ -16,7 +16,7 @@ from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.shared_directory import ForeignPathError, open_to_append
 from wsm.signals.ring import LineRing
-from wsm.states.entry import CONTROLLER, JournalEntry
+from wsm.states.journal import CONTROLLER, JournalEntry
 from wsm.states.words import CommandWord
 
 #: Name of the file in the journal directory.

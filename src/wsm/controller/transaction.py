@@ -23,7 +23,8 @@ from wsm.controller.status import read_status
 from wsm.errors import WsmError
 from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
-from wsm.states import decide, entry
+from wsm.states import decide
+from wsm.states import journal as kinds
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, Tag, WeightState
 from wsm.states.words import CommandWord, Operation, StatusCode
@@ -111,7 +112,7 @@ class Transaction:
             As :meth:`wsm.Controller.update`.
         """
         self._log.info(log.COMMAND_ISSUED, operation=self._command.operation.name)
-        self._note(entry.COMMAND_ISSUED, operation=self._command.operation.name, request_id=self.request_id)
+        self._note(kinds.COMMAND_ISSUED, operation=self._command.operation.name, request_id=self.request_id)
         return self._drive()
 
     def complete(self) -> None:
@@ -177,7 +178,7 @@ class Transaction:
         self._decided_ns = self._clock.monotonic_ns()
         self._log.info(log.COMMAND_DECIDED, decision=word.name)
         self._group.write_command(decide.decided(view, word))
-        self._note(entry.DECISION, operation=word.name)
+        self._note(kinds.DECISION, operation=word.name)
         return True
 
     def _write_committed(self, view: View) -> bool:
@@ -257,7 +258,7 @@ class Transaction:
         )
         if not outcome.found_held(error):
             self._log.error(log.COMMAND_FAILED, error=str(error))
-        self._note(entry.COMMAND_OVER, outcome=str(error))
+        self._note(kinds.COMMAND_OVER, outcome=str(error))
         return error
 
     def _receipt(self, how: Outcome, code: StatusCode) -> Receipt:
@@ -287,7 +288,7 @@ class Transaction:
             restorable=outcome.restorable(found),
         )
         self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
-        self._note(entry.COMMAND_OVER, outcome=receipt.sentence())
+        self._note(kinds.COMMAND_OVER, outcome=receipt.sentence())
         return receipt
 
     def _staging_s(self) -> float:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from wsm.demo.timeline import Span
-from wsm.states import entry as kinds
-from wsm.states.entry import JournalEntry
+from wsm.states import journal as kinds
+from wsm.states.journal import JournalEntry
 from wsm.states.vocabulary import KVState, WeightState
 
 _LANES = {"weights": "weights", "kv": "kv_cache"}

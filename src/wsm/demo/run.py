@@ -19,7 +19,7 @@ from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings
 from wsm.demo.timeline import Span, extent
 from wsm.demo.trace import write_trace
 from wsm.ending import Ending
-from wsm.states.entry import JournalEntry, read_ndjson
+from wsm.states.journal import JournalEntry, read_ndjson
 from wsm.states.replay import replay
 
 REPORT_FILE = "report.json"

@@ -12,8 +12,8 @@ from wsm.explanation.facts import FailureFacts, GroupFacts, RankFacts
 from wsm.explanation.ranks import Wait, rank_sentence, wait_of
 from wsm.explanation.verdicts import serves, verdict
 from wsm.printable import printable
-from wsm.states import entry as kinds
-from wsm.states.entry import CONTROLLER, JournalEntry
+from wsm.states import journal as kinds
+from wsm.states.journal import CONTROLLER, JournalEntry
 
 #: How wide the text is.
 COLUMNS = 80

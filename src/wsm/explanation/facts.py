@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from wsm.report import FailureReport
-from wsm.states.entry import JournalEntry
+from wsm.states.journal import JournalEntry
 from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
 
 

@@ -17,8 +17,8 @@ from wsm.report import FailureReport
 from wsm.signals.identity import Occupant, is_stopped, read_occupant
 from wsm.signals.image import SegmentImage
 from wsm.signals.presence import Presence, read_presence
-from wsm.states.entry import JournalEntry, read_ndjson
 from wsm.states.errors import WordFormatError
+from wsm.states.journal import JournalEntry, read_ndjson
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
 

@@ -24,15 +24,14 @@ module                  answers
 :mod:`.takeover`        what a successor does with what a dead controller left
 :mod:`.epochs`          how a group gets a new incarnation, and who may join it
 :mod:`.restoring`       what is it owed then, and when is that tried again or given up?
-:mod:`.journal`         what happened? The bounded record
+:mod:`.journal`         what happened? Entries, their lines of JSON, and the bounded record
 :mod:`.replay`          can it have happened? A journal held against the tables
 :mod:`.check`           are the tables of weights and KV cache sound? :mod:`.phase_check`: is the third one?
 :mod:`.diagram`         what do they look like? Mermaid, DOT and the review table
 ======================  ==========================================================================
 
 Beside them: :mod:`.chart` (the shape of a table), :mod:`.phase_drawing` (the third table as a picture and
-a page), :mod:`.record` (one transition), :mod:`.entry` (one line of a journal), :mod:`.explore` (every joint
-state), :mod:`.rank_history` (the rules of replay), :mod:`.errors`.
+a page), :mod:`.explore` (every joint state), :mod:`.errors`.
 
 The rules of the group were model-checked before they were written (park and vote, aborts, deadlines,
 crashes of ranks and of the controller). Three of them carry everything else:

@@ -23,11 +23,9 @@ from wsm.report import FailureReport
 from wsm.shared_directory import ForeignPathError, open_ours, open_to_append, trusted_in
 from wsm.shortage import described
 from wsm.signals.ring import LineRing
-from wsm.states import entry
-from wsm.states.entry import JournalEntry, transition_entry
-from wsm.states.journal import Journal
+from wsm.states import journal as kinds
+from wsm.states.journal import Journal, JournalEntry, TransitionRecord, transition_entry
 from wsm.states.rank_state import Move
-from wsm.states.record import TransitionRecord
 
 #: Characters of an error's message; an engine's own errors may quote whole tensors.
 _MAX_MESSAGE = 2 * 1024
@@ -85,7 +83,7 @@ class Recorder:
             # Line buffered: a line is in the kernel's hands, and survives this process, once it is written.
             self._file = os.fdopen(open_to_append(path), "a", buffering=1, encoding="utf-8")
         self.journal = Journal()
-        self._note(entry.STARTED, pid=os.getpid())
+        self._note(kinds.STARTED, pid=os.getpid())
 
     def keep_in(self, ring: LineRing) -> None:
         """From now on keep the last entries in the segment, those of this process so far included."""
@@ -97,7 +95,7 @@ class Recorder:
     def command_seen(self, epoch: int, sequence: int, operation: str) -> None:
         """A new command was read."""
         self._epoch, self._sequence = epoch, sequence
-        self._note(entry.COMMAND_SEEN, operation=operation)
+        self._note(kinds.COMMAND_SEEN, operation=operation)
         self._log.info(log.COMMAND_SEEN, epoch=epoch, sequence=sequence, operation=operation)
 
     @_never_raises
@@ -117,39 +115,39 @@ class Recorder:
     @_never_raises
     def action_started(self, name: str) -> None:
         """An action begins."""
-        self._note(entry.ACTION_STARTED, name=name)
+        self._note(kinds.ACTION_STARTED, name=name)
         self._log.debug(log.ACTION_STARTED, action=name)
 
     @_never_raises
     def action_finished(self, name: str, seconds: float) -> None:
         """An action is done, and probed."""
-        self._note(entry.ACTION_FINISHED, name=name, seconds=seconds)
+        self._note(kinds.ACTION_FINISHED, name=name, seconds=seconds)
         self._log.debug(log.ACTION_FINISHED, action=name, seconds=seconds)
 
     @_never_raises
     def action_failed(self, name: str, error: BaseException) -> None:
         """An action, its probe or its undo raised."""
         message = (str(error) or described(error))[:_MAX_MESSAGE]
-        self._note(entry.ACTION_FAILED, name=name, error=type(error).__name__, message=message)
+        self._note(kinds.ACTION_FAILED, name=name, error=type(error).__name__, message=message)
         self._log.error(log.ACTION_FAILED, action=name, error=message)
 
     @_never_raises
     def action_undone(self, name: str) -> None:
         """An action was taken back."""
-        self._note(entry.ACTION_UNDONE, name=name)
+        self._note(kinds.ACTION_UNDONE, name=name)
         self._log.info(log.ACTION_UNDONE, action=name)
 
     @_never_raises
     def served(self, epoch: int, sequence: int, version: int) -> None:
         """From here on steps run with this version."""
         self._epoch, self._sequence = epoch, sequence
-        self._note(entry.SERVED_VERSION, version=version)
+        self._note(kinds.SERVED_VERSION, version=version)
 
     @_never_raises
     def command_failed(self, epoch: int, sequence: int, failure: FailureReport) -> None:
         """The rank says FAILED or REFUSED."""
         self._epoch, self._sequence = epoch, sequence
-        self._note(entry.COMMAND_FAILED, action=failure.action, error=failure.error, message=failure.message)
+        self._note(kinds.COMMAND_FAILED, action=failure.action, error=failure.error, message=failure.message)
         tell = self._log.info if failure.error in _NO_FAULTS else self._log.error
         tell(log.COMMAND_FAILED, epoch=epoch, sequence=sequence, action=failure.action, error=failure.message)
 
@@ -157,7 +155,7 @@ class Recorder:
     def wait_expired(self, epoch: int, sequence: int, error: WsmError) -> None:
         """A wait has passed its deadline."""
         self._epoch, self._sequence = epoch, sequence
-        self._note(entry.WAIT_EXPIRED, message=str(error))
+        self._note(kinds.WAIT_EXPIRED, message=str(error))
         self._log.warning(log.DEADLINE_EXPIRED, epoch=epoch, sequence=sequence, error=str(error))
 
     @_never_raises
@@ -166,7 +164,7 @@ class Recorder:
 
         Called by another thread, so it leaves alone what the loop's own entries belong to.
         """
-        self._keep(self._entry(entry.INTERRUPTED, epoch, sequence, {"message": why}))
+        self._keep(self._entry(kinds.INTERRUPTED, epoch, sequence, {"message": why}))
         self._log.warning(log.GROUPS_INTERRUPTED, epoch=epoch, sequence=sequence, why=why)
 
     @_never_raises
@@ -174,7 +172,7 @@ class Recorder:
         """A step raised."""
         self._epoch = epoch
         message = (str(error) or described(error))[:_MAX_MESSAGE]
-        self._note(entry.STEP_BROKEN, step=step, error=type(error).__name__, message=message)
+        self._note(kinds.STEP_BROKEN, step=step, error=type(error).__name__, message=message)
         self._log.error(log.STEP_BROKEN, epoch=epoch, step=step, error=message)
 
     @_never_raises
@@ -184,14 +182,14 @@ class Recorder:
             status = move.status
             self._epoch, self._sequence = status.epoch, status.sequence
             self._note(
-                entry.WORD_WRITTEN,
+                kinds.WORD_WRITTEN,
                 word="status",
                 code=status.code.name,
                 action=status.action,
                 ready=status.ready,
             )
         elif move.step is not None:
-            self._note(entry.WORD_WRITTEN, word="step", code=move.step.kind.name, step=move.step.step)
+            self._note(kinds.WORD_WRITTEN, word="step", code=move.step.kind.name, step=move.step.step)
 
     @_never_raises
     def cut_short(self, error: BaseException) -> None:
@@ -242,7 +240,7 @@ class Recorder:
                 return
             line = new.to_line()  # once: what is written here is written while the rank does not serve
             self._write_line(line)
-            if self._ring is not None and new.kind != entry.WORD_WRITTEN:
+            if self._ring is not None and new.kind != kinds.WORD_WRITTEN:
                 self._ring.append(line)
 
     def _write_line(self, line: str) -> None:
