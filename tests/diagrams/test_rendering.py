@@ -99,10 +99,13 @@ def test_every_line_of_the_review_table_says_what_happens_on_failure(rendered: d
     assert all(on_failure.values())
     assert on_failure["NORMAL", "clear", ""] == "fail → FAULTED"
     assert on_failure["NORMAL", "update", ""] == (
-        "fail → UPDATING; then abort [kept] → NORMAL or abort [dropped] → CLEARING"
+        "the rank stays and says FAILED; then abort [kept] → NORMAL or abort [dropped] → CLEARING"
     )
     # An update of nothing has nothing to keep.
-    assert on_failure["CLEARED", "update", ""] == "fail → UPDATING; then abort [dropped] → CLEARING"
+    assert (
+        on_failure["CLEARED", "update", ""]
+        == "the rank stays and says FAILED; then abort [dropped] → CLEARING"
+    )
     assert on_failure["UPDATING", "prepared", ""].startswith("nothing is left that can fail")
     assert on_failure["NORMAL", "commit", ""] == "nothing changes; legal here: clear, update, fail, lost"
 

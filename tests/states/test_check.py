@@ -73,8 +73,8 @@ FAULTS: dict[str, tuple[Chart, str]] = {
         "gap between guards: weights NORMAL abort",
     ),
     "an event that nothing takes": (
-        replace(KV_CHART, rows=tuple(row for row in KV_CHART.rows if row.event is not KVEvent.FAIL)),
-        "unused event: kv FAIL",
+        replace(WEIGHT_CHART, rows=tuple(row for row in WEIGHT_CHART.rows if row.event is not E.FAIL)),
+        "unused event: weights FAIL",
     ),
     "a state without an explanation": (
         replace(WEIGHT_CHART, meanings={}),
@@ -94,7 +94,7 @@ FAULTS: dict[str, tuple[Chart, str]] = {
         "no success: weights CLEARING",
     ),
     "work that cannot fail": (
-        without(WEIGHT_CHART, W.UPDATING, E.FAIL),
+        without(WEIGHT_CHART, W.UPDATING, E.ABORT),
         "no failure: weights UPDATING",
     ),
     "a decision that something else ends": (

@@ -91,6 +91,13 @@ def test_every_way_out_of_every_moment_ends_at_rest(asked: Asked) -> None:
             assert (kept.weights, kept.kv) == asked.before[:2]
 
 
+@pytest.mark.parametrize("asked", LEGAL, ids=name)
+def test_a_failure_moves_weights_that_are_being_given_back_and_nothing_else(asked: Asked) -> None:
+    for joint in moments(asked):
+        after = command_events.fail(joint).joint
+        assert after == (joint._replace(weights=W.FAULTED) if joint.weights is W.CLEARING else joint)
+
+
 @pytest.mark.parametrize("asked", COMMANDS, ids=name)
 def test_a_command_that_has_not_begun_keeps_what_was_held(asked: Asked) -> None:
     if asked.before.weights is not W.FAULTED:

@@ -170,7 +170,6 @@ def test_blocks_are_whole_again_when_the_old_weights_are_kept(
 ) -> None:
     bring_to_serving(fire)
     fire(WeightEvent.UPDATE, kv_kept=False)
-    fire(WeightEvent.FAIL)
     assert life.joint.kv_stale
     fire(WeightEvent.ABORT, kept=True)
     assert life.serving

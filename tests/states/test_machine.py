@@ -237,7 +237,7 @@ def test_what_an_observer_raises_reaches_the_caller_and_hides_nothing_from_the_o
     assert life.weights is WeightState.UPDATING, "the transition stands"
     assert [record.dest for record in seen] == ["UPDATING"]
     with pytest.raises(type(error)):
-        fire_into(life, WeightEvent.FAIL)
+        fire_into(life, WeightEvent.ABORT)
     assert len(seen) == 2, "an observer that raised must not end the delivery for good"
 
 

@@ -64,7 +64,6 @@ class Rank:
         self.fire(WeightEvent.UPDATE)
         self.note("action_started", name="load_weights")
         self.note("action_failed", name="load_weights", error="OSError", message="gone")
-        self.fire(WeightEvent.FAIL)
         self.note("action_failed", name="undo_load_weights", error="OSError", message="gone too")
         self.fire(WeightEvent.ABORT, kept=True)
 

@@ -19,23 +19,23 @@ from wsm.states.table import KV_CHART, KV_TABLE, WEIGHT_CHART, WEIGHT_TABLE
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
 WEIGHTS = """
-| state    | clear    | cleared | update   | prepared | commit | fail     | abort             | lost    |
-| -------- | -------- | ------- | -------- | -------- | ------ | -------- | ----------------- | ------- |
-| NORMAL   | CLEARING | -       | UPDATING | -        | -      | FAULTED  | -                 | CLEARED |
-| CLEARING | -        | CLEARED | -        | -        | -      | FAULTED  | CLEARING          | CLEARED |
-| CLEARED  | CLEARED  | -       | UPDATING | -        | -      | FAULTED  | CLEARED           | CLEARED |
-| UPDATING | -        | -       | -        | PREPARED | -      | UPDATING | NORMAL / CLEARING | CLEARED |
-| PREPARED | -        | -       | -        | -        | NORMAL | -        | NORMAL / CLEARING | CLEARED |
-| FAULTED  | CLEARING | -       | -        | -        | -      | -        | FAULTED           | CLEARED |
+| state    | clear    | cleared | update   | prepared | commit | fail    | abort             | lost    |
+| -------- | -------- | ------- | -------- | -------- | ------ | ------- | ----------------- | ------- |
+| NORMAL   | CLEARING | -       | UPDATING | -        | -      | FAULTED | -                 | CLEARED |
+| CLEARING | -        | CLEARED | -        | -        | -      | FAULTED | CLEARING          | CLEARED |
+| CLEARED  | CLEARED  | -       | UPDATING | -        | -      | FAULTED | CLEARED           | CLEARED |
+| UPDATING | -        | -       | -        | PREPARED | -      | -       | NORMAL / CLEARING | CLEARED |
+| PREPARED | -        | -       | -        | -        | NORMAL | -       | NORMAL / CLEARING | CLEARED |
+| FAULTED  | CLEARING | -       | -        | -        | -      | -       | FAULTED           | CLEARED |
 """
 
 KV_CACHE = """
-| state    | clear    | cleared | update   | rebuilt | fail     | lost    |
-| -------- | -------- | ------- | -------- | ------- | -------- | ------- |
-| NORMAL   | CLEARING | -       | UPDATING | -       | -        | CLEARED |
-| CLEARING | CLEARING | CLEARED | -        | -       | CLEARING | CLEARED |
-| CLEARED  | CLEARED  | -       | UPDATING | -       | -        | CLEARED |
-| UPDATING | CLEARING | -       | -        | NORMAL  | CLEARING | CLEARED |
+| state    | clear    | cleared | update   | rebuilt | lost    |
+| -------- | -------- | ------- | -------- | ------- | ------- |
+| NORMAL   | CLEARING | -       | UPDATING | -       | CLEARED |
+| CLEARING | CLEARING | CLEARED | -        | -       | CLEARED |
+| CLEARED  | CLEARED  | -       | UPDATING | -       | CLEARED |
+| UPDATING | CLEARING | -       | -        | NORMAL  | CLEARED |
 """
 
 

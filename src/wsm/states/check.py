@@ -17,8 +17,8 @@ from wsm.states.joint import FORBIDDEN, START, serving
 from wsm.states.machine import ChartMachine, Edge
 from wsm.states.table import CHARTS
 
-#: Values of the events that a working state must take besides its success.
-_FAIL, _ABORT, _COMMIT, _LOST = "fail", "abort", "commit", "lost"
+#: Values of the events that end a decision, and everything.
+_ABORT, _COMMIT, _LOST = "abort", "commit", "lost"
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def _work_succeeds_or_fails(chart: Chart) -> Iterator[Finding]:
         taken = {row.event for row in chart.rows if row.source is state}
         if success not in taken:
             yield _found("no success", chart, state, f"work is done there and {success.value!r} has no row")
-        if not any(event.value == _FAIL for event in taken):
-            yield _found("no failure", chart, state, f"work is done there and {_FAIL!r} has no row")
+        if not {event.value for event in taken} - {success.value, _LOST}:
+            yield _found("no failure", chart, state, "work is done there, and no row ends it when it fails")
 
 
 def _decisions_decide(chart: Chart) -> Iterator[Finding]:

@@ -246,9 +246,13 @@ def commit(joint: JointState) -> Course:
 
 
 def fail(joint: JointState, cause: str = "") -> Course:
-    """Take in that the command failed; a KV cache that was to go alone stays CLEARING until the decision."""
+    """Take in that the command failed: a teardown of the weights leaves them FAULTED, all else moves nothing.
+
+    What failed is said by the phase (:mod:`wsm.states.phases`) and its word; the decision leads out of it.
+    A KV cache that was to go alone stays CLEARING until then.
+    """
     course = Course(joint)
-    return course.then(WeightEvent.FAIL, cause=cause) if joint.weights in _AT_WORK else course
+    return course.then(WeightEvent.FAIL, cause=cause) if joint.weights is WeightState.CLEARING else course
 
 
 def is_torn(joint: JointState) -> bool:

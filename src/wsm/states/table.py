@@ -16,12 +16,13 @@ The worker runs the plan outside of the machine, one action per turn, and brings
 event (``cleared``, ``prepared``, ``rebuilt``, ``fail``). So a plan that raises half-way leaves no machine
 half-way.
 
-**Failure has one outcome per group.** A rank that fails while it loads stays in UPDATING and says so: it
-must not choose between its old weights and none, because its peers might choose otherwise. The group's
-decision arrives as ``abort`` and brings the outcome with it: *kept*, if no rank touched its weights and this
-rank held a version, or *dropped*. Dropping is a visible teardown through CLEARING, since it can fail like
-any other. A teardown that fails ends in FAULTED: nobody knows what is still held, so nothing may serve, and
-the way out is to clear again; teardowns are idempotent.
+**Failure has one outcome per group.** An update that fails on a rank moves neither machine: the rank says
+FAILED, which is a phase of the command (:mod:`.phases`) and its word, and must not choose between its old
+weights and none, because its peers might choose otherwise. The group's decision arrives as ``abort`` and
+brings the outcome with it: *kept*, if no rank touched its weights and this rank held a version, or *dropped*.
+Dropping is a visible teardown through CLEARING, since it can fail like any other. A teardown that fails ends
+in FAULTED (``fail``): what is still held is unknown, so nothing may serve, and the way out is to clear again;
+teardowns are idempotent. The KV cache has no ``fail``: where its teardown fails the weights carry the fault.
 
 **Clearing twice is no error.** CLEARED takes ``clear`` and stays, so that one FAULTED rank is repaired by
 clearing the whole group.
@@ -30,7 +31,7 @@ clearing the whole group.
 the weights' machine where it is, NORMAL or CLEARED; one about the weights leaves the KV cache's. What is
 NORMAL beside something CLEARED is held and does not serve. A clear of one half that fails on one rank is
 gone on with on every rank, that half and no other. A teardown of the KV cache that fails even then takes the
-weights to FAULTED all the same: FAULTED says that nobody knows what is held.
+weights to FAULTED all the same: FAULTED says that it is unknown what is held.
 
 **A new epoch ends everything.** ``lost`` leads from every state to CLEARED: what a rank held belonged to an
 incarnation of the group that is gone.
@@ -98,7 +99,6 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         ),
     ),
     Row(_W.UPDATING, _E.PREPARED, _W.PREPARED, note="all that can fail is done and verified"),
-    Row(_W.UPDATING, _E.FAIL, _W.UPDATING, note="FAILED is published; the outcome is the group's"),
     Row(_W.UPDATING, _E.ABORT, _W.NORMAL, Guard.KEPT, note="what was begun is undone; as before the command"),
     Row(
         _W.UPDATING,
@@ -160,7 +160,6 @@ KV_TABLE: tuple[Row, ...] = (
         note="asked again: release is idempotent",
         plans=(PlanName.DISCARD_KV_CACHE,),
     ),
-    Row(_K.CLEARING, _F.FAIL, _K.CLEARING, note="the weights' machine carries the fault"),
     Row(_K.CLEARED, _F.CLEAR, _K.CLEARED, note="nothing to do"),
     Row(
         _K.CLEARED,
@@ -171,7 +170,6 @@ KV_TABLE: tuple[Row, ...] = (
     ),
     Row(_K.NORMAL, _F.UPDATE, _K.UPDATING, note="blocks of the old weights are forgotten, memory is kept"),
     Row(_K.UPDATING, _F.REBUILT, _K.NORMAL, note="a cache without blocks of other weights stands"),
-    Row(_K.UPDATING, _F.FAIL, _K.CLEARING, note="what was built is given back"),
     Row(_K.UPDATING, _F.CLEAR, _K.CLEARING, note="the command is being dropped"),
     *(Row(state, _F.LOST, _K.CLEARED, note="a new epoch: nothing is held") for state in _K),
 )
@@ -186,7 +184,7 @@ WEIGHT_CHART = Chart(
         _W.NORMAL: "holds a committed version, verified; serves beside a KV cache that is NORMAL too",
         _W.CLEARING: "gives its memory back",
         _W.CLEARED: "holds no weights; a new process starts here",
-        _W.UPDATING: "loads and verifies, or has failed and waits for the group's decision",
+        _W.UPDATING: "loads and verifies; ends by prepared or by the group's decision",
         _W.PREPARED: "new weights are verified; only a decision or a new epoch counts",
         _W.FAULTED: "a teardown failed; serves nothing until it is cleared",
     },

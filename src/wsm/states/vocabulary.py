@@ -65,7 +65,6 @@ class KVEvent(enum.Enum):
     CLEARED = "cleared"
     UPDATE = "update"
     REBUILT = "rebuilt"
-    FAIL = "fail"
     LOST = "lost"
 
 

@@ -93,9 +93,8 @@ def _on_failure(chart: Chart, row: Row) -> str:
     if row.dest not in chart.working:
         return "no work begins"
     failure = _ways(chart, row, "fail")
-    decided_later = any(each.event.value == "fail" and each.dest is row.dest for each in _onward(chart, row))
-    decision = _ways(chart, row, "abort") if decided_later else ""
-    return f"{failure}; then {decision}" if decision else failure
+    decision = _ways(chart, row, "abort") or _ways(chart, row, "clear")
+    return failure or f"the rank stays and says FAILED; then {decision}"
 
 
 def _onward(chart: Chart, row: Row) -> Iterator[Row]:

@@ -201,13 +201,12 @@ def _failed_clear(begun: JointState, plans: Plans) -> tuple[Item, ...]:
 
 
 def _aborted_update(begun: JointState, plans: Plans) -> tuple[Item, ...]:
-    failed, fail = walk(begun, WeightEvent.FAIL)
-    _, dropped = walk(failed, WeightEvent.ABORT, WeightEvent.CLEARED)
+    _, dropped = walk(begun, WeightEvent.ABORT, WeightEvent.CLEARED)
     _, from_normal = walk(_SERVING, WeightEvent.UPDATE)
     in_place, _ = walk(_SERVING, WeightEvent.UPDATE)
     _, kept = walk(in_place, WeightEvent.ABORT, kept=True)
     return (
-        Note((_R1,), ("an action raised", *fail)),
+        Note((_R1,), ("an action raised", "weights stay UPDATING")),
         Message(_R1, _W, "status FAILED, cause in its payload slot"),
         told("FAILED"),
         Message(_C, _W, "command (epoch, q, ABORT)"),
