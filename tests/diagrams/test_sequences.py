@@ -16,6 +16,7 @@ from wsm.states.diagram import sequences
 from wsm.states.diagram.dialogue import RANKS, Dialogue, Message, Participant, chosen
 from wsm.states.diagram.model import PlanSummary, by_name
 from wsm.states.errors import IllegalTransitionError
+from wsm.states.phases import Event, Happened
 from wsm.states.rank import Move, RankState, Todo
 from wsm.states.view import View
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepWord
@@ -70,29 +71,27 @@ class Group:
         self.take(rank, move)
         answer = self.answers().get(move.todo)
         if answer is not None:
-            self.take(rank, answer(self.states[rank]))
+            self.take(rank, protocol.take_in(self.states[rank], answer(self.states[rank])))
 
-    def answers(self) -> dict[Todo, Callable[[RankState], Move]]:
+    def answers(self) -> dict[Todo, Callable[[RankState], Happened]]:
         return {
-            Todo.BEGIN: lambda state: protocol.began(state, self.collective),
-            Todo.DRAIN: protocol.drained,
-            Todo.ACCEPT: protocol.accepted,
+            Todo.BEGIN: lambda _state: Happened(Event.BEGAN, collective=self.collective),
+            Todo.DRAIN: lambda _state: Happened(Event.DRAINED),
+            Todo.ACCEPT: lambda _state: Happened(Event.ACCEPTED),
             Todo.RUN: self.act,
-            Todo.FORSAKEN: protocol.failed,
-            Todo.FINISH: protocol.finished,
-            Todo.STAGE: lambda state: (
-                protocol.failed(state) if self.is_failing(state) else protocol.staged(state)
-            ),
-            Todo.COMMIT: protocol.committed,
-            Todo.UNDO: lambda state: protocol.stopped(state, touched=self.is_touched(state)),
-            Todo.KEEP: lambda state: protocol.settled(state, StatusCode.DONE_KEPT),
-            Todo.DROP: lambda state: protocol.settled(state, StatusCode.DONE_CLEARED),
+            Todo.FORSAKEN: lambda _state: Happened(Event.FAILED),
+            Todo.FINISH: lambda _state: Happened(Event.FINISHED),
+            Todo.STAGE: lambda state: Happened(Event.FAILED if self.is_failing(state) else Event.STAGED),
+            Todo.COMMIT: lambda _state: Happened(Event.COMMITTED),
+            Todo.UNDO: lambda state: Happened(Event.STOPPED, touched=self.is_touched(state)),
+            Todo.KEEP: lambda _state: Happened(Event.KEPT),
+            Todo.DROP: lambda _state: Happened(Event.CLEARED),
         }
 
-    def act(self, state: RankState) -> Move:
+    def act(self, state: RankState) -> Happened:
         if self.is_failing(state) and state.action == len(self.collective) - 1:
-            return protocol.failed(state, touched=self.fails == "touched")
-        return protocol.action_finished(state, touched=False)
+            return Happened(Event.FAILED, touched=self.fails == "touched")
+        return Happened(Event.ACTION_DONE)
 
     def is_failing(self, state: RankState) -> bool:
         return state.rank == 1 and self.fails != ""

@@ -20,7 +20,7 @@ from wsm.exploration.scope import Scope
 from wsm.exploration.search import Findings, explore
 from wsm.states import decide, epochs, joint, park, phases, rank, restoring, takeover, votes
 from wsm.states.chart import Row
-from wsm.states.phases import Effect, Event, Look, Outcome, When
+from wsm.states.phases import Effect, Event, Happened, Look, Outcome, When
 from wsm.states.rank_state import Move, Phase, RankState, Todo
 from wsm.states.takeover import Duty, Role
 from wsm.states.view import View
@@ -115,15 +115,15 @@ def abort_resume():
 @fault("operations=clear steps=1 failures=1 starts=serving", of_model=True)
 def deadline_unpark():
     """A parked rank whose deadline expires walks away."""
-    real = rank.failed
+    real = rank.take_in
 
-    def failed(state: RankState, *, touched: bool = False) -> Move:
-        move = real(state, touched=touched)
-        if state.phase is Phase.PARKING:
+    def take_in(state: RankState, happened: Happened) -> Move:
+        move = real(state, happened)
+        if happened.event is Event.FAILED and state.phase is Phase.PARKING:
             return replace(move, state=rank.without_command(state))
         return move
 
-    return {(rank, "failed"): failed}
+    return {(rank, "take_in"): take_in}
 
 
 @fault("operations=update steps=0 failures=1 starts=serving", of_model=True)
@@ -443,13 +443,15 @@ def busy_ranks_miss_the_epoch():
 @fault("operations=update steps=1 failures=1 starts=serving")
 def dropped_weights_count_as_held():
     """A rank that has dropped its weights goes on as if it held them."""
-    real = rank.settled
+    real = rank.take_in
 
-    def settled(state: RankState, code: StatusCode) -> Move:
-        move = real(state, code)
+    def take_in(state: RankState, happened: Happened) -> Move:
+        move = real(state, happened)
+        if happened.event is not Event.CLEARED:
+            return move
         return replace(move, state=replace(move.state, holds=state.holds))
 
-    return {(rank, "settled"): settled}
+    return {(rank, "take_in"): take_in}
 
 
 @fault("operations=update steps=0 starts=cleared")
@@ -707,13 +709,8 @@ def a_command_between_two_attempts_is_undone():
 @fault("operations=clear,update commands=2 steps=1 halves=True starts=serving")
 def half_a_rank_steps():
     """A commit that leaves one half away counts as one that brings all a step needs."""
-    real = rank.committed
-
-    def committed(state: RankState, *, serves: bool = True) -> Move:
-        del serves
-        return real(state)
-
-    return {(rank, "committed"): committed}
+    real = rank.take_in
+    return {(rank, "take_in"): lambda state, happened: real(state, replace(happened, serves=True))}
 
 
 @fault("operations=update steps=0 halves=True rank_crashes=1 starts=cleared")

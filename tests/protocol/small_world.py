@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from wsm.states import decide
 from wsm.states import rank as protocol
+from wsm.states.phases import Event, Happened
 from wsm.states.rank_state import Move, Phase, RankState, Todo
 from wsm.states.view import View
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
@@ -173,7 +174,12 @@ def deadline(world: World, r: int) -> Found:
     state = world.actors[r].state
     if not world.fails or state.phase is Phase.IDLE or not protocol.may_fail(state):
         return []
-    return [("deadline", apply(replace(world, fails=world.fails - 1), r, protocol.failed(state)))]
+    return [
+        (
+            "deadline",
+            apply(replace(world, fails=world.fails - 1), r, protocol.take_in(state, Happened(Event.FAILED))),
+        )
+    ]
 
 
 def outcomes(world: World, r: int, actor: Actor) -> Found:
@@ -182,11 +188,12 @@ def outcomes(world: World, r: int, actor: Actor) -> Found:
     touches = TOUCHING.get(state.operation) == state.action
     world = replace(world, actors=put(world.actors, r, actor))
     version = None if touches else actor.version
-    found = [("action", apply(world, r, protocol.action_finished(state, touched=touches), version=version))]
+    done = protocol.take_in(state, Happened(Event.ACTION_DONE, touched=touches))
+    found = [("action", apply(world, r, done, version=version))]
     if world.fails:
         less = replace(world, fails=world.fails - 1)
-        failed = apply(less, r, protocol.failed(state, touched=touches), version=version)
-        found.append(("action fails", failed))
+        failed = protocol.take_in(state, Happened(Event.FAILED, touched=touches))
+        found.append(("action fails", apply(less, r, failed, version=version)))
     return found
 
 
@@ -200,8 +207,9 @@ def stepping(world: World, r: int) -> Found:
 def begin(world: World, r: int) -> Found:
     state = world.actors[r].state
     if not state.holds and state.operation is Operation.HOT_UPDATE:
-        return [("refuse", apply(world, r, protocol.refused(state)))]
-    return [("begin", apply(world, r, protocol.began(state, PLAN[state.operation])))]
+        return [("refuse", apply(world, r, protocol.take_in(state, Happened(Event.REFUSED))))]
+    began = Happened(Event.BEGAN, collective=PLAN[state.operation])
+    return [("begin", apply(world, r, protocol.take_in(state, began)))]
 
 
 def run(world: World, r: int) -> Found:
@@ -217,24 +225,27 @@ def run(world: World, r: int) -> Found:
 def commit(world: World, r: int) -> Found:
     command = CommandWord.unpack(world.command)
     assert command.operation.is_commit, "a rank committed what was not decided"
-    move = protocol.committed(world.actors[r].state)
+    move = protocol.take_in(world.actors[r].state, Happened(Event.COMMITTED))
     return [("commit", apply(world, r, move, version=command.sequence + 1))]
 
 
 def keep(world: World, r: int) -> Found:
     state = world.actors[r].state
     assert not state.touched, "a rank kept weights that it had touched"
-    return [("keep", apply(world, r, protocol.settled(state, StatusCode.DONE_KEPT)))]
+    return [("keep", apply(world, r, protocol.take_in(state, Happened(Event.KEPT))))]
 
 
 def drop(world: World, r: int) -> Found:
-    move = protocol.settled(world.actors[r].state, StatusCode.DONE_CLEARED)
+    move = protocol.take_in(world.actors[r].state, Happened(Event.CLEARED))
     return [("drop", apply(world, r, move, version=None))]
 
 
-def told(name: str) -> Callable[[World, int], Found]:
-    """What the rank did needs no more than to be taken in by the protocol's function of that name."""
-    return lambda world, r: [(name, apply(world, r, getattr(protocol, name)(world.actors[r].state)))]
+def told(event: Event) -> Callable[[World, int], Found]:
+    """What the rank did needs no more than to be taken in."""
+    happened = Happened(event)
+    return lambda world, r: [
+        (event.value, apply(world, r, protocol.take_in(world.actors[r].state, happened)))
+    ]
 
 
 DEEDS: dict[Todo, Callable[[World, int], Found]] = {
@@ -243,16 +254,14 @@ DEEDS: dict[Todo, Callable[[World, int], Found]] = {
     Todo.JOIN: lambda world, r: [("join", enter_step(world, r))],
     Todo.SERVE: lambda world, r: [("serve", world), *stepping(world, r)],
     Todo.BEGIN: begin,
-    Todo.DRAIN: lambda world, r: [*told("drained")(world, r), *stepping(world, r)],
-    Todo.ACCEPT: told("accepted"),
+    Todo.DRAIN: lambda world, r: [*told(Event.DRAINED)(world, r), *stepping(world, r)],
+    Todo.ACCEPT: told(Event.ACCEPTED),
     Todo.RUN: run,
-    Todo.FORSAKEN: told("failed"),
-    Todo.FINISH: told("finished"),
-    Todo.STAGE: told("staged"),
+    Todo.FORSAKEN: told(Event.FAILED),
+    Todo.FINISH: told(Event.FINISHED),
+    Todo.STAGE: told(Event.STAGED),
     Todo.COMMIT: commit,
-    Todo.UNDO: lambda world, r: [
-        ("stop", apply(world, r, protocol.stopped(world.actors[r].state, touched=False)))
-    ],
+    Todo.UNDO: told(Event.STOPPED),
     Todo.KEEP: keep,
     Todo.DROP: drop,
 }
@@ -260,7 +269,7 @@ DEEDS: dict[Todo, Callable[[World, int], Found]] = {
 
 def enter_step(world: World, r: int) -> World:
     actor = world.actors[r]
-    move = protocol.entered(actor.state)
+    move = protocol.take_in(actor.state, Happened(Event.ENTERED))
     assert actor.version is not None, "a rank served without weights"
     for step, version in world.served:
         assert step != move.state.step or version == actor.version, "one step, two versions"

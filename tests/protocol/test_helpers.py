@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from wsm.states import rank as protocol
+from wsm.states.phases import Event, Happened
 from wsm.states.rank_state import Phase, RankState, Todo
 from wsm.states.view import View
 from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
@@ -31,7 +32,7 @@ def joined() -> RankState:
 def begun(operation: Operation) -> RankState:
     answer = protocol.advance(joined(), view_of(operation, *[StatusCode.DRAINING] * 3))
     assert answer.todo is Todo.BEGIN
-    return protocol.began(answer.state, (True, False)).state
+    return protocol.take_in(answer.state, Happened(Event.BEGAN, collective=(True, False))).state
 
 
 def test_a_helper_waits_until_a_rank_shows_that_all_ranks_stand() -> None:
@@ -54,7 +55,7 @@ def test_a_vote_of_a_rank_that_failed_later_shows_it_too() -> None:
 def test_a_helper_follows_a_hot_commit_only_when_a_rank_serves_the_new_version() -> None:
     state = begun(Operation.HOT_UPDATE)
     assert state.phase is Phase.STAGING
-    state = protocol.staged(state).state
+    state = protocol.take_in(state, Happened(Event.STAGED)).state
     parking = protocol.advance(state, view_of(Operation.HOT_COMMIT, *[StatusCode.PREPARED] * 3))
     assert parking.state.phase is Phase.PARKING
     prepared = view_of(Operation.HOT_COMMIT, *[StatusCode.PREPARED] * 3)
@@ -75,6 +76,7 @@ def test_a_helper_never_serves_and_never_joins_a_step(holds: bool) -> None:
 
 
 def test_a_helper_stays_one_from_command_to_command() -> None:
-    state = protocol.committed(replace(begun(Operation.UPDATE), phase=Phase.COMMITTING)).state
+    committing = replace(begun(Operation.UPDATE), phase=Phase.COMMITTING)
+    state = protocol.take_in(committing, Happened(Event.COMMITTED)).state
     assert not state.steps
     assert state.phase is Phase.IDLE

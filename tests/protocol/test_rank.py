@@ -9,6 +9,7 @@ from words import broken, parked, running, says, view
 
 from wsm.states import rank as protocol
 from wsm.states.errors import ProtocolViolationError
+from wsm.states.phases import Event, Happened
 from wsm.states.rank_state import Phase, RankState, Todo
 from wsm.states.words import Operation, StatusCode, StepKind
 
@@ -51,7 +52,7 @@ def test_a_broken_rank_never_says_that_it_stands(phase):
 
 
 def test_a_step_that_raises_is_told_with_its_number():
-    move = protocol.broke(protocol.entered(SERVING).state)
+    move = protocol.take_in(protocol.take_in(SERVING, Happened(Event.ENTERED)).state, Happened(Event.BROKE))
     assert move.step is not None
     assert (move.step.kind, move.step.step, move.step.sequence) == (StepKind.BROKEN, 4, 4)
     assert move.state.broken
@@ -62,7 +63,7 @@ def test_every_action_is_announced_before_it_runs():
     assert first.todo is Todo.RUN
     assert first.status is not None
     assert (first.status.code, first.status.action, first.status.ready) == (StatusCode.RUNNING, 0, 0)
-    second = protocol.action_finished(first.state, touched=False).state
+    second = protocol.take_in(first.state, Happened(Event.ACTION_DONE)).state
     vote = look(second, UPDATE)
     assert vote.todo is Todo.LOOK
     assert vote.status is not None
@@ -111,5 +112,6 @@ def test_an_abort_of_a_command_that_this_rank_never_saw_stops_it_all_the_same():
 
 
 def test_what_is_remembered_of_a_command_ends_with_it():
-    done = protocol.committed(replace(WORKING, phase=Phase.COMMITTING, action=2, ready=2)).state
+    committing = replace(WORKING, phase=Phase.COMMITTING, action=2, ready=2)
+    done = protocol.take_in(committing, Happened(Event.COMMITTED)).state
     assert done == replace(SERVING, done=5)

@@ -44,15 +44,15 @@ def resume_at_once_on_abort(patch):
 
 def a_deadline_ends_parked(patch):
     """A rank that is tired of waiting for the others says FAILED and walks away."""
-    honest = protocol.failed
+    honest = protocol.take_in
 
-    def walk_away(state, *, touched=False):
-        move = honest(state, touched=touched)
-        if state.phase is not Phase.PARKING:
+    def walk_away(state, happened):
+        move = honest(state, happened)
+        if happened.event is not Event.FAILED or state.phase is not Phase.PARKING:
             return move
         return Move(without_command(state), Todo.LOOK, status=move.status)
 
-    patch.setattr(protocol, "failed", walk_away)
+    patch.setattr(protocol, "take_in", walk_away)
 
 
 def a_deadline_after_prepared(patch):
@@ -142,24 +142,28 @@ def a_hot_commit_flips_at_once(patch):
 
 def failing_hides_the_vote(patch):
     """The word that says FAILED does not repeat the vote that was given before it."""
-    honest = protocol.failed
+    honest = protocol.take_in
 
-    def hide(state, *, touched=False):
-        move = honest(state, touched=touched)
+    def hide(state, happened):
+        move = honest(state, happened)
+        if happened.event is not Event.FAILED:
+            return move
         return replace(move, status=status_word(replace(state, ready=0), StatusCode.FAILED))
 
-    patch.setattr(protocol, "failed", hide)
+    patch.setattr(protocol, "take_in", hide)
 
 
 def a_command_may_be_done_twice(patch):
     """A rank that is done with a command takes it for a new one."""
-    honest = protocol.finished
+    honest = protocol.take_in
 
-    def forget(state):
-        move = honest(state)
-        return replace(move, state=replace(move.state, done=move.state.done - 1)) if state.done == 0 else move
+    def forget(state, happened):
+        move = honest(state, happened)
+        if happened.event is not Event.FINISHED or state.done != 0:
+            return move
+        return replace(move, state=replace(move.state, done=move.state.done - 1))
 
-    patch.setattr(protocol, "finished", forget)
+    patch.setattr(protocol, "take_in", forget)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from wsm.exploration.situation import Situation
 from wsm.exploration.storing import failed, store, tell
 from wsm.states import rank as protocol
 from wsm.states.errors import EpochUsedError
+from wsm.states.phases import Event
 from wsm.states.rank_state import Phase
 
 
@@ -65,7 +66,7 @@ def inside_a_step(me: Participant, situation: Situation, ranks: Sequence[Presenc
 
 def _broken(me: Participant, situation: Situation) -> Participant:
     """Say that the step raised; a command that waits for this rank to stand fails with it."""
-    me = tell(me, protocol.broke, fine=situation.fine)
+    me = tell(me, Event.BROKE, fine=situation.fine)
     waits = me.state.phase is not Phase.IDLE and protocol.may_fail(me.state)
     return failed(me, fine=situation.fine) if waits else me
 

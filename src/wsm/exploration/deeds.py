@@ -26,8 +26,8 @@ from wsm.exploration.situation import Situation
 from wsm.exploration.storing import failed, store, tell
 from wsm.states import joint as tables
 from wsm.states import rank as protocol
-from wsm.states.rank_state import Move, Phase, RankState, Todo
-from wsm.states.words import StatusCode
+from wsm.states.phases import Event, Happened
+from wsm.states.rank_state import Phase, Todo
 
 #: What needs nothing to be done, or what a process may well put off.
 _AT_ONCE = frozenset((Todo.LOOK, Todo.WAIT, Todo.SERVE, Todo.DRAIN))
@@ -93,7 +93,7 @@ class Doer:
         elif todo is Todo.JOIN:
             self.add(f"joins step {me.state.step + 1}", lambda: self._enter(me))
         elif todo is Todo.DRAIN:
-            self.add("has drained", lambda: self._tell(me, protocol.drained))
+            self.add("has drained", lambda: self._tell(me, Event.DRAINED))
             if me.state.phase is Phase.DRAINING and me.state.holds and not me.state.broken:
                 self.add("has work left", lambda: self._begin_step(me), Budget.STEPS)
         elif todo in _DEEDS:
@@ -133,7 +133,7 @@ class Doer:
         return me._replace(pending=Pending(Todo.JOIN)) if self._situation.fine else self._enter(me)
 
     def _enter(self, me: Participant) -> Participant:
-        move = protocol.entered(me.state)
+        move = protocol.take_in(me.state, Happened(Event.ENTERED))
         if not me.state.holds or me.state.accepted or me.state.broken:
             raise RuleBrokenError(
                 rule="only a rank that holds weights, has not accepted and is not broken may step",
@@ -170,9 +170,9 @@ class Doer:
         def begin() -> Participant:
             ready = work.set_up(me, self._situation.tags)
             if not work.is_legal(ready):
-                return self._tell(me, protocol.refused)
+                return self._tell(me, Event.REFUSED)
             plan = work.plan_of(ready, long_plans=self._situation.long_plans)
-            return self._tell(ready, lambda state: protocol.began(state, plan))
+            return self._tell(ready, Event.BEGAN, collective=plan)
 
         self.add("begins", begin)
         self.add_failure("fails to begin", me)
@@ -184,7 +184,7 @@ class Doer:
         def accept() -> Participant:
             invariants.check_accepts_once(me)
             begun = work.accept(me)._replace(ran=me.state.sequence, entered_action=0)
-            return self._tell(begun, protocol.accepted)
+            return self._tell(begun, Event.ACCEPTED)
 
         self.add("accepts", accept)
 
@@ -205,7 +205,7 @@ class Doer:
 
     def finish(self, me: Participant) -> None:
         """Let it say that all which can fail is done."""
-        self.add("finishes its plan", lambda: self._tell(work.finish(me), protocol.finished))
+        self.add("finishes its plan", lambda: self._tell(work.finish(me), Event.FINISHED))
 
     def stage(self, me: Participant) -> None:
         """Let it stage weights beside the ones that it serves."""
@@ -219,7 +219,7 @@ class Doer:
             self.add("has work beside the staging", lambda: self._begin_step(me), Budget.STEPS)
 
     def _stage(self, me: Participant, version: int) -> Participant:
-        return self._tell(work.load_beside(me, version), protocol.staged)
+        return self._tell(work.load_beside(me, version), Event.STAGED)
 
     def commit(self, me: Participant) -> None:
         """Let it serve what was decided."""
@@ -238,30 +238,27 @@ class Doer:
                 after = me._replace(ran=me.state.sequence, entered_action=0)
             committed = work.commit(after)
             serves = tables.serving(committed.joint.weights, committed.joint.kv)
-            return self._tell(committed, lambda state: protocol.committed(state, serves=serves))
+            return self._tell(committed, Event.COMMITTED, serves=serves)
 
         self.add("commits", commit)
         if me.state.operation.is_hot and me.state.steps:
             # Nobody knows what it holds now, and it never tries again: only a new epoch leads out.
-            word = told(protocol.broke(me.state))
             self.add(
                 "breaks in the flip",
-                lambda: store(work.break_flip(me), word, fine=self._situation.fine),
+                lambda: self._tell(work.break_flip(me), Event.BROKE),
                 Budget.BROKEN_STEPS,
             )
 
     def undo(self, me: Participant) -> None:
         """Let it stop and take back what it can."""
         after = work.undo(me)
-        self.add(
-            "stops", lambda: self._tell(after, lambda state: protocol.stopped(state, touched=after.torn))
-        )
+        self.add("stops", lambda: self._tell(after, Event.STOPPED, touched=after.torn))
         if me.began and not after.torn:
             # Whatever an undo raises, the rank counts as touched; until it accepts, its weights are whole.
             torn = work.tear_off(me) if me.state.accepted else me._replace(torn=True)
             self.add(
                 "fails to undo",
-                lambda: self._tell(torn, lambda state: protocol.stopped(state, touched=True)),
+                lambda: self._tell(torn, Event.STOPPED, touched=True),
                 Budget.FAILURES,
             )
 
@@ -280,15 +277,24 @@ class Doer:
             Budget.FAILURES,
         )
 
-    def _settled(self, ended: tuple[Participant, StatusCode]) -> Participant:
-        me, code = ended
-        return self._tell(me, lambda state: protocol.settled(state, code))
+    def _settled(self, ended: tuple[Participant, Event]) -> Participant:
+        return self._tell(*ended)
 
     def _finish_action(self, me: Participant) -> Participant:
-        return self._tell(me, lambda state: protocol.action_finished(state, touched=me.torn))
+        return self._tell(me, Event.ACTION_DONE, touched=me.torn)
 
-    def _tell(self, me: Participant, protocol_function: Callable[[RankState], Move]) -> Participant:
-        return tell(me, protocol_function, fine=self._situation.fine)
+    def _tell(
+        self,
+        me: Participant,
+        event: Event,
+        *,
+        collective: tuple[bool, ...] = (),
+        touched: bool = False,
+        serves: bool = True,
+    ) -> Participant:
+        return tell(
+            me, event, fine=self._situation.fine, collective=collective, touched=touched, serves=serves
+        )
 
 
 _DEEDS: dict[Todo, Callable[[Doer, Participant], None]] = {

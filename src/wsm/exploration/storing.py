@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from wsm.exploration import work
 from wsm.exploration.looking import Told, told
 from wsm.exploration.participant import Participant, Pending
 from wsm.states import rank as protocol
-from wsm.states.rank_state import Move, RankState, Todo
+from wsm.states.phases import Event, Happened
+from wsm.states.rank_state import Todo
 
 
 def store(me: Participant, answer: Told, *, fine: bool) -> Participant:
@@ -20,13 +18,22 @@ def store(me: Participant, answer: Told, *, fine: bool) -> Participant:
     return me._replace(step=answer.step or me.step, status=answer.status or me.status)
 
 
-def tell(me: Participant, protocol_function: Callable[[RankState], Move], *, fine: bool) -> Participant:
-    """Tell the protocol what came of something, with the machines' present codes."""
-    state = replace(me.state, weights=int(me.joint.weights), kv=int(me.joint.kv))
-    return store(me, told(protocol_function(state)), fine=fine)
+def tell(
+    me: Participant,
+    event: Event,
+    *,
+    fine: bool,
+    collective: tuple[bool, ...] = (),
+    touched: bool = False,
+    serves: bool = True,
+) -> Participant:
+    """Tell the protocol what happened, with the machines' present codes."""
+    weights, kv = int(me.joint.weights), int(me.joint.kv)
+    happened = Happened(event, weights, kv, collective=collective, touched=touched, serves=serves)
+    return store(me, told(protocol.take_in(me.state, happened)), fine=fine)
 
 
 def failed(me: Participant, *, fine: bool) -> Participant:
     """Tell machines and protocol that the command failed here."""
     me = work.fail(me)
-    return tell(me, lambda state: protocol.failed(state, touched=me.torn), fine=fine)
+    return tell(me, Event.FAILED, touched=me.torn, fine=fine)

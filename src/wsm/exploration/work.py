@@ -15,8 +15,9 @@ from wsm.states import command_events
 from wsm.states import joint as tables
 from wsm.states.command_events import Asked, CacheChange, Course, Request, WayOut
 from wsm.states.joint import JointState
+from wsm.states.phases import Event
 from wsm.states.vocabulary import KVEvent, KVState, PlanName, Tag, WeightState
-from wsm.states.words import Operation, StatusCode
+from wsm.states.words import Operation
 
 #: What a command is about.
 WEIGHTS, KV_CACHE = 1, 2
@@ -185,7 +186,7 @@ def undo(me: Participant) -> Participant:
     return me if me.torn else me._replace(staged=0)
 
 
-def keep(me: Participant) -> tuple[Participant, StatusCode]:
+def keep(me: Participant) -> tuple[Participant, Event]:
     """End an aborted command as if it had not been; where nothing was held, hold nothing again."""
     ending = command_events.keep(_asked(me, me.tags), me.joint)
     if any(fired.event is KVEvent.CLEARED for fired in ending.course.fired):
@@ -196,16 +197,16 @@ def keep(me: Participant) -> tuple[Participant, StatusCode]:
             rule="only weights that no rank touched are kept",
             seen=f"it keeps version {me.version} and holds {me.content}",
         )
-    return _settled(me), StatusCode.DONE_KEPT
+    return _settled(me), Event.KEPT
 
 
 def drop(
     me: Participant, gives_back: int = BOTH, *, teardown_fails: bool = False
-) -> tuple[Participant, StatusCode]:
+) -> tuple[Participant, Event]:
     """End an aborted command holding nothing of what goes; FAULTED if the teardown fails."""
     ending = command_events.drop(_asked(me, gives_back, drops=True), me.joint)
     me, faulted = _ended(me, ending, teardown_fails=teardown_fails)
-    return _settled(me), StatusCode.DONE_FAULTED if faulted else StatusCode.DONE_CLEARED
+    return _settled(me), Event.FAULTED if faulted else Event.CLEARED
 
 
 def given_back(me: Participant, tags: int, *, clears_half: bool) -> int:

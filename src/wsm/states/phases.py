@@ -110,6 +110,38 @@ class Event(enum.Enum):
     FAULTED = "the teardown failed"
     FAILED = "failed"
     EXPIRED = "its deadline passed"
+    # of the steps; they have no row: a rank stays in its phase
+    ENTERED = "enters a step"
+    BROKE = "its step raised"
+
+
+@dataclass(frozen=True)
+class Happened:
+    """What came of a thing to do, as :func:`wsm.states.rank.take_in` takes it: a plain value, like a view.
+
+    Parameters
+    ----------
+    event : Event
+        What came of it.
+    weights, kv : int or None
+        Signed codes of the state machines by then; None: as they were.
+    collective : tuple of bool
+        BEGAN: one per action of the plan, whether it needs a vote.
+    touched : bool
+        ACTION_DONE, FAILED, STOPPED: whether this rank's weights are no longer the old ones.
+    serves : bool
+        COMMITTED: whether nothing is missing that a step needs.
+    step : int
+        ENTERED: the number of the step, where several were entered since; 0: the next one.
+    """
+
+    event: Event
+    weights: int | None = None
+    kv: int | None = None
+    collective: tuple[bool, ...] = ()
+    touched: bool = False
+    serves: bool = True
+    step: int = 0
 
 
 @dataclass(frozen=True)

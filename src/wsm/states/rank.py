@@ -1,10 +1,10 @@
 """A rank's side of every command, as a pure state machine over the words it reads.
 
-:func:`advance` looks at a view and says what to do; the functions below it take in what came of that
-(``began``, ``drained``, ``action_finished`` ...). Both walk the tables of :mod:`.phases`. Each returns a
-:class:`Move`: the new state, the words to write (the step word first, then the status word), and the next
-thing to do. Nothing here knows what an action is or what a weight is; the shell fires the state machines of
-:mod:`wsm.states`.
+Two inputs, both plain values: :func:`advance` looks at a :class:`View` and says what to do, :func:`take_in`
+takes in what :class:`Happened`, the end of that thing to do or a step. Both walk the tables of
+:mod:`.phases`. Each returns a :class:`Move`: the new state, the words to write (the step word first, then the
+status word), and the next thing to do. Nothing here knows what an action is or what a weight is; the shell
+fires the state machines of :mod:`wsm.states`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,10 @@ from dataclasses import replace
 from wsm.errors import InternalError
 from wsm.states import phases
 from wsm.states.errors import EpochUsedError, ProtocolViolationError
-from wsm.states.phases import Effect, Event, Look, Outcome
+from wsm.states.phases import Effect, Event, Happened, Look, Outcome
 from wsm.states.rank_state import Move, Phase, RankState, Todo
 from wsm.states.view import View
 from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
-
-_SETTLED = {
-    StatusCode.DONE_KEPT: Event.KEPT,
-    StatusCode.DONE_CLEARED: Event.CLEARED,
-    StatusCode.DONE_FAULTED: Event.FAULTED,
-}
 
 
 def join(rank: int, command: CommandWord, step: StepWord, status: StatusWord, *, steps: bool = True) -> Move:
@@ -99,8 +93,21 @@ def _written(moved: RankState, row: Look | Outcome, todo: Todo) -> Move:
     return Move(moved, todo, step, None if row.says is None else status_word(moved, row.says))
 
 
-def _take_in(state: RankState, event: Event, *, holds: bool = False) -> Move:
-    """Take in what came of the thing to do; `holds`: for an event that ends the command."""
+def take_in(state: RankState, happened: Happened) -> Move:
+    """Take in what came of a thing to do: the row of its event, or of a step its own word.
+
+    Raises
+    ------
+    InternalError
+        If nothing of the kind can happen in the phase of `state`.
+    """
+    event, state = happened.event, _told(state, happened)
+    if event is Event.ENTERED:
+        moved = replace(state, step=happened.step or state.step + 1, parked=False)
+        return Move(moved, Todo.LOOK, StepWord(state.epoch, state.done, StepKind.RUNNING, moved.step))
+    if event is Event.BROKE:
+        word = StepWord(state.epoch, state.done, StepKind.BROKEN, state.step)
+        return Move(replace(state, broken=True), Todo.LOOK, word)
     row = phases.find_outcome(state, event)
     if row is None:
         raise InternalError(f"rank {state.rank} heard {event.name} in {state.phase.name}, which has no row")
@@ -109,37 +116,8 @@ def _take_in(state: RankState, event: Event, *, holds: bool = False) -> Move:
         return _written(moved, row, Todo.LOOK)
     # The last word about a command carries its number and its votes, which are forgotten behind it.
     said = None if row.says is None else status_word(moved, row.says)
+    holds = (event is Event.COMMITTED and happened.serves) or (event is Event.KEPT and state.holds)
     return Move(replace(without_command(moved), holds=holds), Todo.LOOK, status=said)
-
-
-def began(state: RankState, collective: tuple[bool, ...]) -> Move:
-    """Take in that the command is legal here; `collective` says which actions of its plan need a vote."""
-    return _take_in(replace(state, collective=collective), Event.BEGAN)
-
-
-def refused(state: RankState) -> Move:
-    """Take in that the command is illegal here; the group will abort it and nothing has changed."""
-    return _take_in(state, Event.REFUSED)
-
-
-def drained(state: RankState) -> Move:
-    """Take in that the in-flight policy is satisfied and every launched step has retired."""
-    return _take_in(state, Event.DRAINED)
-
-
-def accepted(state: RankState) -> Move:
-    """Take in that the transition has begun: the state machines have left their old state."""
-    return _take_in(state, Event.ACCEPTED)
-
-
-def action_finished(state: RankState, *, touched: bool) -> Move:
-    """Take in that the current action is done."""
-    return _take_in(replace(state, touched=state.touched or touched), Event.ACTION_DONE)
-
-
-def finished(state: RankState) -> Move:
-    """Take in that everything which can fail is behind the rank: PREPARED, or DONE_CLEARED for a clear."""
-    return _take_in(state, Event.FINISHED)
 
 
 def may_fail(state: RankState) -> bool:
@@ -151,41 +129,15 @@ def may_fail(state: RankState) -> bool:
     return phases.find_outcome(state, Event.EXPIRED) is not None
 
 
-def failed(state: RankState, *, touched: bool = False) -> Move:
-    """Take in that an action, the drain or a deadline failed. The rank stays where it is."""
-    return _take_in(replace(state, touched=state.touched or touched), Event.FAILED)
-
-
-def staged(state: RankState) -> Move:
-    """Take in that the new weights are verified beside the old ones."""
-    return _take_in(state, Event.STAGED)
-
-
-def committed(state: RankState, *, serves: bool = True) -> Move:
-    """Take in that this rank has what was asked for; `serves`: and nothing that a step needs is missing."""
-    return _take_in(state, Event.COMMITTED, holds=serves)
-
-
-def stopped(state: RankState, *, touched: bool) -> Move:
-    """Take in that the rank has stopped and undone what it could; `touched`: its weights are not whole."""
-    return _take_in(replace(state, touched=state.touched or touched), Event.STOPPED)
-
-
-def settled(state: RankState, code: StatusCode) -> Move:
-    """Take in how the rank ended: DONE_KEPT, DONE_CLEARED or DONE_FAULTED."""
-    return _take_in(state, _SETTLED[code], holds=state.holds and code is StatusCode.DONE_KEPT)
-
-
-def entered(state: RankState) -> Move:
-    """Enter the next step: the word to store before the first collective of it."""
-    moved = replace(state, step=state.step + 1, parked=False)
-    return Move(moved, Todo.LOOK, StepWord(state.epoch, state.done, StepKind.RUNNING, moved.step))
-
-
-def broke(state: RankState) -> Move:
-    """Take in that the step raised: nobody knows which collectives of it were run."""
-    moved = replace(state, broken=True)
-    return Move(moved, Todo.LOOK, StepWord(state.epoch, state.done, StepKind.BROKEN, state.step))
+def _told(state: RankState, happened: Happened) -> RankState:
+    """Return what the rank remembers with what it is told beside the event."""
+    weights = state.weights if happened.weights is None else happened.weights
+    kv = state.kv if happened.kv is None else happened.kv
+    touched = state.touched or happened.touched
+    collective = happened.collective if happened.event is Event.BEGAN else state.collective
+    if (weights, kv, touched, collective) == (state.weights, state.kv, state.touched, state.collective):
+        return state
+    return replace(state, weights=weights, kv=kv, touched=touched, collective=collective)
 
 
 def status_word(state: RankState, code: StatusCode) -> StatusWord:

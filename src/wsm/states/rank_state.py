@@ -31,24 +31,24 @@ class Phase(enum.Enum):
 
 
 class Todo(enum.Enum):
-    """The next thing to do, and in brackets the function that takes in what came of it."""
+    """The next thing to do, and in brackets the events that can come of it."""
 
-    SERVE = "serve"  # a step may be entered if there is work [entered]
-    JOIN = "join"  # the next step must be entered: others are in it [entered]
+    SERVE = "serve"  # a step may be entered if there is work [ENTERED]
+    JOIN = "join"  # the next step must be entered: others are in it [ENTERED]
     WAIT = "wait"  # until a word changes
     LOOK = "look"  # something was written: read the words again
     REJOIN = "rejoin"  # a new epoch has begun [join]
-    BEGIN = "begin"  # read the command's arguments, check that it is legal here [began, refused]
-    DRAIN = "drain"  # serve on, without admitting [drained, failed]
-    ACCEPT = "accept"  # all stand at the same boundary: the transition begins [accepted]
-    RUN = "run"  # action number state.action [action_finished, failed]
-    FORSAKEN = "forsaken"  # a peer will never be ready for this collective action [failed]
-    FINISH = "finish"  # the plan is done: report it [finished]
-    STAGE = "stage"  # stage the new weights beside the old ones, and serve [staged, failed]
-    COMMIT = "commit"  # serve the new version [committed]
-    UNDO = "undo"  # stop, take back what can be taken back [stopped]
-    KEEP = "keep"  # aborted, nobody touched anything: as before the command [settled]
-    DROP = "drop"  # aborted, somebody touched: hold no weights [settled]
+    BEGIN = "begin"  # read the command's arguments, check that it is legal here [BEGAN, REFUSED]
+    DRAIN = "drain"  # serve on, without admitting [DRAINED, FAILED]
+    ACCEPT = "accept"  # all stand at the same boundary: the transition begins [ACCEPTED, FAILED]
+    RUN = "run"  # action number state.action [ACTION_DONE, FAILED]
+    FORSAKEN = "forsaken"  # a peer will never be ready for this collective action [FAILED]
+    FINISH = "finish"  # the plan is done: report it [FINISHED]
+    STAGE = "stage"  # stage the new weights beside the old ones, and serve [STAGED, FAILED]
+    COMMIT = "commit"  # serve the new version [COMMITTED]
+    UNDO = "undo"  # stop, take back what can be taken back [STOPPED]
+    KEEP = "keep"  # aborted, nobody touched anything: as before the command [KEPT]
+    DROP = "drop"  # aborted, somebody touched: hold no weights [CLEARED, FAULTED]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from wsm.clock import Clock
 from wsm.shortage import shortage_of
 from wsm.states import rank as protocol
 from wsm.states.machine import LifeCycle
-from wsm.states.phases import may_step
+from wsm.states.phases import Event, may_step
 from wsm.states.rank_state import Phase, RankState, Todo
 from wsm.states.view import View
 from wsm.states.vocabulary import KVPolicy
@@ -206,7 +206,7 @@ class RankDriver:
         except Exception as error:  # noqa: BLE001 - whatever it is: the command is refused, with its cause
             self._failing.refuse(error)
             return
-        standing.take(protocol.began(standing.shown(), collective))
+        standing.take_in(Event.BEGAN, collective=collective)
 
     def _drain(self, view: View) -> Todo:
         """Serve on until the in-flight policy is satisfied, then park."""
@@ -221,7 +221,7 @@ class RankDriver:
             self._failing.fail(standing.at_work.doing, error)
             return Todo.LOOK
         if settled:
-            standing.take(protocol.drained(standing.shown()))
+            standing.take_in(Event.DRAINED)
             return Todo.LOOK
         self._failing.expire(view)
         serves = standing.state.phase is Phase.DRAINING and may_step(standing.state, view)
@@ -237,7 +237,7 @@ class RankDriver:
             return Todo.LOOK
         if staged:
             self._reporter.reached(standing.state, StatusCode.PREPARED, standing.at_work.report())
-            standing.take(protocol.staged(standing.shown()))
+            standing.take_in(Event.STAGED)
             return Todo.LOOK
         return Todo.SERVE if may_step(standing.state, view) else Todo.WAIT
 
@@ -260,7 +260,7 @@ class RankDriver:
         except Exception as error:  # noqa: BLE001 - an illegal transition is this command's failure
             self._failing.fail(standing.at_work.doing, error)
             return
-        standing.take(protocol.accepted(standing.shown()))
+        standing.take_in(Event.ACCEPTED)
 
     def _run(self, _view: View) -> None:
         standing = self._standing
@@ -270,7 +270,7 @@ class RankDriver:
         except Exception as error:  # noqa: BLE001 - whatever an action raises fails the command
             self._failing.failed_action(error)
             return
-        standing.take(protocol.action_finished(standing.shown(), touched=execution.touched))
+        standing.take_in(Event.ACTION_DONE, touched=execution.touched)
 
     def _finish(self, _view: View) -> None:
         """Report, then say that everything which can fail is behind this rank."""
@@ -284,6 +284,6 @@ class RankDriver:
             holding.settled(self.life, blocks_kept=report.facts.get("kv_policy") == KVPolicy.KEEP.value)
             standing.version = holding.version
         self._reporter.reached(standing.state, done, report)
-        standing.take(protocol.finished(standing.shown()))
+        standing.take_in(Event.FINISHED)
         if done is StatusCode.DONE_CLEARED:
             standing.execution = None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from wsm.clock import Clock
 from wsm.commit_report import commit_report
 from wsm.shortage import shortage_of
-from wsm.states import rank as protocol
+from wsm.states.phases import Event
 from wsm.states.vocabulary import KVPolicy, WeightState
 from wsm.states.words import StatusCode
 from wsm.worker.errors import TeardownFailedError
@@ -121,7 +121,7 @@ class Ending:
         self._executions.holding.committed(report)
         pause_s = standing.pause.end() if serves else standing.pause.so_far()
         self._reporter.reached(standing.state, StatusCode.DONE_COMMITTED, replace(report, pause_s=pause_s))
-        standing.take(protocol.committed(standing.shown(), serves=serves))
+        standing.take_in(Event.COMMITTED, serves=serves)
         standing.execution = None
         if serves and standing.version is not None:
             standing.recorder.served(standing.state.epoch, standing.state.done, standing.version)
@@ -136,7 +136,7 @@ class Ending:
         """Stop, and take back what can be taken back."""
         standing = self._standing
         touched = standing.execution.undo() if standing.execution is not None else False
-        standing.take(protocol.stopped(standing.shown(), touched=touched))
+        standing.take_in(Event.STOPPED, touched=touched)
 
     def settle(self) -> None:
         """Bring an aborted command to the end that the group has found; a teardown takes several calls."""
@@ -151,9 +151,8 @@ class Ending:
         kept = dropping and execution.report().facts.get("kv_policy") == KVPolicy.KEEP.value
         self._executions.holding.settled(standing.life, blocks_kept=kept)
         standing.version = self._executions.holding.version
-        ended = StatusCode.DONE_CLEARED if dropping else StatusCode.DONE_KEPT
-        code = ended if done else StatusCode.DONE_FAULTED
-        standing.take(protocol.settled(standing.shown(), code))
+        ended = Event.CLEARED if dropping else Event.KEPT
+        standing.take_in(ended if done else Event.FAULTED)
         standing.execution = None
         self._keep_what_is_committed()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from wsm.report import FailureReport
 from wsm.states import rank as protocol
+from wsm.states.phases import Event
 from wsm.states.view import View
 from wsm.states.votes import never_ready
 from wsm.states.words import StatusCode
@@ -71,7 +72,7 @@ class Failing:
         """Report why the command cannot even begin here, then say REFUSED."""
         self._unsaid = lambda: self.refuse(error)
         self._report("begin", error, StatusCode.REFUSED)
-        self._standing.take(protocol.refused(self._standing.shown()))
+        self._standing.take_in(Event.REFUSED)
         self._unsaid = None
 
     def fail(self, doing: str, error: BaseException) -> None:
@@ -83,7 +84,7 @@ class Failing:
         if execution is not None:
             execution.fail(f"{doing}: {failure.message}")
             touched = execution.touched
-        self._standing.take(protocol.failed(self._standing.shown(), touched=touched))
+        self._standing.take_in(Event.FAILED, touched=touched)
         self._unsaid = None
 
     def broke_in_flip(self, error: BaseException) -> None:
@@ -101,7 +102,7 @@ class Failing:
         doing = standing.at_work.doing
         failure = self._report(doing, error, StatusCode.FAILED)
         standing.at_work.fail(f"{doing}: {failure.message}")
-        standing.take(protocol.broke(standing.state))
+        standing.take_in(Event.BROKE)
         raise FlipFailedError(rank=standing.state.rank, action=doing, cause=failure.message) from error
 
     def failed_action(self, error: Exception) -> None:
@@ -117,7 +118,7 @@ class Failing:
             ended = ActionInterruptedError(
                 rank=rank, action=action, why=why, deadline_s=self._watch.deadline_s
             )
-            standing.take(protocol.broke(standing.state))
+            standing.take_in(Event.BROKE)
         elif isinstance(error, ActionDeadlineError):
             ended = None
         elif ended is None and standing.words.called_off(standing.state.epoch):

@@ -6,11 +6,11 @@ Shared by the parts of :mod:`.driver`: steps (:mod:`.stepping`), failures (:mod:
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from wsm.clock import Clock
 from wsm.errors import InternalError
+from wsm.states import rank as protocol
 from wsm.states.machine import LifeCycle
+from wsm.states.phases import Event, Happened
 from wsm.states.rank_state import Move, RankState
 from wsm.states.words import StepKind
 from wsm.worker.execution import Execution
@@ -94,6 +94,18 @@ class Standing:
         if move.status is not None or (move.step is not None and move.step.kind is not StepKind.RUNNING):
             self.recorder.wrote(move)
 
-    def shown(self) -> RankState:
-        """Return the state with the machines' present codes, for the next status word."""
-        return replace(self.state, weights=int(self.life.weights), kv=int(self.life.kv))
+    def take_in(
+        self,
+        event: Event,
+        *,
+        collective: tuple[bool, ...] = (),
+        touched: bool = False,
+        serves: bool = True,
+        step: int = 0,
+    ) -> None:
+        """Tell the protocol what happened, with the machines' present codes, and take what follows."""
+        weights, kv = int(self.life.weights), int(self.life.kv)
+        happened = Happened(
+            event, weights, kv, collective=collective, touched=touched, serves=serves, step=step
+        )
+        self.take(protocol.take_in(self.state, happened))

@@ -6,10 +6,10 @@ Only where the last turn allowed it, with a verified version in hand. Knows no c
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from wsm.report import STEP
 from wsm.states import rank as protocol
+from wsm.states.phases import Event
 from wsm.states.rank_state import Phase
 from wsm.states.words import StepKind, StepWord
 from wsm.worker.errors import NotServingError
@@ -51,21 +51,20 @@ class Stepping:
             raise NotServingError(
                 rank=state.rank, why=f"the last poll() did not say so ({state.phase.value})"
             )
-        move = protocol.entered(state)
         standing.may_enter = False
         standing.stepped = True
-        standing.take(move)
-        return StepWord(state.epoch, state.done, StepKind.RUNNING, move.state.step).pack(), version
+        standing.take_in(Event.ENTERED)
+        return StepWord(state.epoch, state.done, StepKind.RUNNING, standing.state.step).pack(), version
 
     def stepped_to(self, step: int) -> None:
         """Take in that steps up to number `step` were opened without this object."""
         self._standing.stepped = True
-        self._standing.state = replace(self._standing.state, step=step, parked=False)
+        self._standing.take_in(Event.ENTERED, step=step)
 
     def broke(self, error: BaseException) -> None:
         """Store BROKEN: the step raised, so nobody knows which of its collectives were run."""
         standing = self._standing
-        standing.take(protocol.broke(standing.state))
+        standing.take_in(Event.BROKE)
         standing.recorder.step_broken(standing.state.epoch, standing.state.step, error)
         if standing.state.phase is not Phase.IDLE and protocol.may_fail(standing.state):
             self._fail(STEP, error)
