@@ -5,6 +5,7 @@ The owner is whoever starts the group: a supervisor, or rank 0 where there is no
 
 from __future__ import annotations
 
+import json
 import uuid
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from wsm import log
 from wsm.config import WsmConfig
 from wsm.signals.segment import Segment
 from wsm.states.epochs import first_epoch
+
+#: Key of the owner's settings in their slot; they say the same for as long as the segment lives.
+_SETTINGS_KEY = (1, 0, 1)
 
 
 def own_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segment:
@@ -41,6 +45,20 @@ def own_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segm
     )
     if segment.words[segment.layout.command] == 0:
         segment.words[segment.layout.command] = first_epoch().pack()
+    # Every controller finds the group's journals by this; paths are those of this host.
+    journals = config.journal_directory
+    settings = {"journal_directory": None if journals is None else str(Path(journals).absolute())}
+    segment.settings.write_over(*_SETTINGS_KEY, json.dumps(settings).encode())
     event = log.SEGMENT_ADOPTED if segment.adopted else log.SEGMENT_CREATED
     log.logger("group", group=config.name).info(event, path=str(segment.path), run_id=segment.run_id)
     return segment
+
+
+def journal_directory_of(segment: Segment) -> Path | None:
+    """Return where a group keeps its journals; None if it keeps none, or its owner said nothing."""
+    data = segment.settings.read(*_SETTINGS_KEY)
+    try:
+        found = None if data is None else json.loads(data)["journal_directory"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return Path(found) if isinstance(found, str) and found else None

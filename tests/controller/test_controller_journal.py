@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from recovered_group import recovered
 
 from wsm.controller.errors import RankFailedError, RankLostError
 from wsm.states import journal as kinds
@@ -38,7 +39,7 @@ def test_a_command_is_told_from_its_word_to_its_end_and_the_tables_allow_it(grou
         assert [one.facts["operation"] for one in told if one.kind == kinds.DECISION] == ["COMMIT", "ABORT"]
         assert "rank 1" in told[-1].facts["outcome"]
         assert replay(told).impossible is None
-        plain.update(2)  # without a directory it stands in the segment alone
+        plain.update(2)  # beside the journals of the ranks, and in the segment
         ring = [one.kind for one in read_ndjson(segment_of(group).controller_journal.lines())]
         assert ring.count(kinds.COMMAND_ISSUED) == 4
         assert len(entries_of(journals)) == 6
@@ -60,6 +61,39 @@ def test_a_journal_that_cannot_be_written_stops_no_command(group, tmp_path):
     (tmp_path / "file").touch()
     with group.boot(), group.controller(journal_directory=tmp_path / "file" / "below") as controller:
         assert controller.clear().outcome.value == "cleared"
+
+
+def test_a_recovery_is_told_beside_the_journals_of_the_ranks(make_group):
+    with recovered(make_group()) as kept:
+        kept.group.boot()
+        kept.kill(1)
+        kept.recover(1)
+        told = entries_of(kept.group.directory / "journals")
+    issued = [one.facts["request_id"] for one in told if one.kind == kinds.COMMAND_ISSUED]
+    assert issued[-1] == "recovery-epoch-2"
+
+
+def test_every_controller_of_a_group_finds_the_journals_that_its_owner_named(group):
+    """A terminal knows the segment alone; what it commands is told beside the ranks' journals."""
+    group.publish(2)
+    with group.boot() as controller:
+        controller.update(2, request_id="by the terminal")
+        told = entries_of(group.directory / "journals")
+        assert "by the terminal" in [one.facts.get("request_id") for one in told]
+        assert [one.kind for one in told[-3:]] == [kinds.COMMAND_ISSUED, kinds.DECISION, kinds.COMMAND_OVER]
+
+
+def test_a_command_and_its_decision_carry_the_time_before_any_rank_could_see_them(group):
+    group.publish(2)
+    with group.boot() as controller:
+        controller.update(2)
+        said = read_ndjson((group.directory / "journals" / "rank0.ndjson").read_text().splitlines())
+        told = entries_of(group.directory / "journals")
+    sequence = told[-1].sequence
+    at = {one.kind: one.at_ns for one in told if one.sequence == sequence}
+    first = min(one.at_ns for one in said if one.sequence == sequence)
+    last = max(one.at_ns for one in said if one.kind == kinds.TRANSITION and one.sequence == sequence)
+    assert at[kinds.COMMAND_ISSUED] < first < at[kinds.DECISION] < last
 
 
 def segment_of(group):

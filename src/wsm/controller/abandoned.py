@@ -24,7 +24,6 @@ from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError, SegmentReplacedError
 from wsm.signals.segment import Segment
 from wsm.states import decide, takeover
-from wsm.states import journal as kinds
 from wsm.states.takeover import Duty, Role
 from wsm.states.view import View
 from wsm.states.words import StatusCode
@@ -177,7 +176,7 @@ class AbandonedCommands:
             due = decide.decision(view, agree=False, give_up=True)
             if takeover.duty(view, role, expired=False) is not Duty.ABORT or due is None:
                 return
-            self._group.write_command(decide.decided(view, due))
+            self._group.decide(decide.decided(view, due))
         pid = self._group.role.holder()
         self._tell(watched, log.CONTROLLER_STALLED, pid=pid, decision=due.name)
 
@@ -217,6 +216,5 @@ def decide_undecided(group: GroupView) -> View:
     log.logger("controller").info(
         log.COMMAND_DECIDED, epoch=command.epoch, sequence=command.sequence, decision=word.name
     )
-    group.write_command(decide.decided(view, word))
-    group.journal.note(kinds.DECISION, command, operation=word.name)
+    group.decide(decide.decided(view, word))
     return group.view()

@@ -65,8 +65,8 @@ class Controller:
     directory : path or None
         Where the segment lies; ``/dev/shm`` by default.
     journal_directory : path or None
-        Where ``controller.ndjson`` is appended to, beside the ranks' journals; None: the last lines of all
-        controllers stand in the segment alone.
+        Where ``controller.ndjson`` is appended to; None: beside the ranks' journals, where the group's
+        configuration names a directory for them. The last lines of all controllers stand in the segment, too.
 
     Raises
     ------

@@ -17,6 +17,7 @@ from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
 from wsm.controller.journal import ControllerJournal
 from wsm.controller.participants import CacheProcess
 from wsm.declared_plans import PLANS_KIND, DeclaredPlans
+from wsm.group_segment import journal_directory_of
 from wsm.report import FailureReport, RankReport
 from wsm.signals.alarm import Alarm
 from wsm.signals.death_watch import DeathWatch
@@ -27,6 +28,7 @@ from wsm.signals.presence import Presence, read_presence
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import Watch, wait, wake
 from wsm.states import epochs
+from wsm.states import journal as kinds
 from wsm.states.view import View
 from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
 
@@ -46,7 +48,8 @@ class GroupView:
     segment : Segment
         Attached.
     journal_directory : path or None
-        Where ``controller.ndjson`` is appended to; None: the last lines stand in the segment alone.
+        Where ``controller.ndjson`` is appended to; None: beside the ranks' journals, as the segment's owner
+        said. Where that said nothing, the last lines stand in the segment alone.
 
     Attributes
     ----------
@@ -62,7 +65,9 @@ class GroupView:
     def __init__(self, segment: Segment, journal_directory: str | Path | None = None) -> None:
         self.role = ControllerRole(segment)
         self._segment = segment
-        self._journal = ControllerJournal(segment.controller_journal, journal_directory)
+        self._journal = ControllerJournal(
+            segment.controller_journal, journal_directory or journal_directory_of(segment)
+        )
         self._layout = segment.layout
         self._liveness = Liveness(segment)
         self._watching = threading.Lock()  # a transaction's thread and callers of status() look at once
@@ -180,13 +185,27 @@ class GroupView:
             except SlotReusedError:
                 command = command._replace(sequence=command.sequence + 1)
             else:
+                begun = self.journal.moment()
                 self.write_command(command)
+                self.journal.note(
+                    kinds.COMMAND_ISSUED,
+                    command,
+                    begun,
+                    operation=command.operation.name,
+                    request_id=arguments.request_id,
+                )
                 return command
 
     def write_command(self, command: CommandWord) -> None:
         """Store the command word and wake everybody who waits for it."""
         self.segment.words[self._layout.command] = command.pack()
         wake(self.segment, self._layout.command)
+
+    def decide(self, command: CommandWord) -> None:
+        """Store a decision, wake everybody who waits for it, and write it down with the time before that."""
+        decided = self.journal.moment()
+        self.write_command(command)
+        self.journal.note(kinds.DECISION, command, decided, operation=command.operation.name)
 
     def write_committed(self, committed: CommittedWord) -> None:
         """Store the committed-version word."""

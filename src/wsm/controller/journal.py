@@ -45,13 +45,18 @@ class ControllerJournal:
         self._path = None if directory is None else Path(directory) / FILE_NAME
         self._clock = clock or SystemClock()
 
-    def note(self, kind: str, command: CommandWord, **facts: Any) -> None:
-        """Write one entry."""
+    def moment(self) -> tuple[int, int]:
+        """Return the time now, for an entry that is written once what it tells of can be seen by others."""
+        return self._clock.monotonic_ns(), self._clock.wall_ns()
+
+    def note(self, kind: str, command: CommandWord, at: tuple[int, int] | None = None, **facts: Any) -> None:
+        """Write one entry; `at` is its :meth:`moment`, by default now."""
+        at_ns, wall_ns = at or self.moment()
         shown = {key: fact[:_MAX_TEXT] if isinstance(fact, str) else fact for key, fact in facts.items()}
         line = JournalEntry(
             kind=kind,
-            at_ns=self._clock.monotonic_ns(),
-            wall_ns=self._clock.wall_ns(),
+            at_ns=at_ns,
+            wall_ns=wall_ns,
             rank=CONTROLLER,
             epoch=command.epoch,
             sequence=command.sequence,

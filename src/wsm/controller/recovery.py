@@ -71,7 +71,9 @@ class Recovery:
     """
 
     def __init__(self, segment: Segment, *, clock: Clock | None = None) -> None:
+        self._segment = segment
         self._group = GroupView(segment)
+        segment.supervise(begins=True)
         self._abandoned = AbandonedCommands(segment, who="the owner of the group", clock=clock)
         self._clock = clock or SystemClock()
         self._hold: LockHold | None = None
@@ -322,6 +324,8 @@ class Recovery:
         """Give the role back and let go of the processes that are watched."""
         self.release()
         self._abandoned.close()
+        if not self._segment.is_closed and not self._segment.is_truncated():
+            self._segment.supervise(begins=False)
         self._group.close()
 
     def _write_goal(self, view: View) -> int | None:

@@ -112,7 +112,6 @@ class Transaction:
             As :meth:`wsm.Controller.update`.
         """
         self._log.info(log.COMMAND_ISSUED, operation=self._command.operation.name)
-        self._note(kinds.COMMAND_ISSUED, operation=self._command.operation.name, request_id=self.request_id)
         return self._drive()
 
     def complete(self) -> None:
@@ -177,8 +176,7 @@ class Transaction:
             self._situation = self._seen(view)
         self._decided_ns = self._clock.monotonic_ns()
         self._log.info(log.COMMAND_DECIDED, decision=word.name)
-        self._group.write_command(decide.decided(view, word))
-        self._note(kinds.DECISION, operation=word.name)
+        self._group.decide(decide.decided(view, word))
         return True
 
     def _write_committed(self, view: View) -> bool:

@@ -98,6 +98,12 @@ class SegmentImage:
         occupant = read_occupant(self.words, self.layout.owner)
         return occupant.identity if occupant is not None and occupant.present else None
 
+    @property
+    def supervisor(self) -> ProcessIdentity | None:
+        """Which process replaced ranks that were lost; None if none did."""
+        occupant = read_occupant(self.words, self.layout.supervisor)
+        return occupant.identity if occupant is not None and occupant.present else None
+
     def arguments(self, sequence: int) -> PayloadSlot:
         """Slot for the arguments of a command; only to be read."""
         return PayloadSlot(self._copy, self.layout.arguments[sequence % len(self.layout.arguments)])

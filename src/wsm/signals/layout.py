@@ -4,11 +4,11 @@
 bytes              content
 =================  =============================================================================
 0 .. 255           constant header (:mod:`wsm.signals.header`)
-256 .. 319         who owns the segment (:mod:`wsm.signals.identity`)
+256 .. 319         who owns the segment, and who replaces its ranks (:mod:`wsm.signals.identity`)
 320 ..             one 64-byte line per word: command, committed, then per participant who it is
                    and its status, step and heartbeat words
-next page ..       payload slots of 16 KiB: two for arguments, then per participant a report, what it
-                   committed last, an error and its plans
+next page ..       payload slots of 16 KiB: two for arguments, one for the owner's settings, then per
+                   participant a report, what it committed last, an error and its plans
 behind them        rings of 64 KiB for the last journal lines: one per participant, one for controllers
 =================  =============================================================================
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from wsm.signals.errors import SegmentShapeError
 
 #: Grows with every change of what is where, or of what a word or a byte of the lock file means.
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 
 LINE_BYTES = 64
 WORD_BYTES = 8
@@ -38,6 +38,8 @@ MAX_WORLD_SIZE = 1024
 MAX_HELPERS = 64
 
 _ARGUMENT_SLOTS = 2
+_GROUP_SLOTS = _ARGUMENT_SLOTS + 1
+_SUPERVISOR_OFFSET = 4  # words behind the owner's record, in the same line
 _LINES_PER_PARTICIPANT = 4
 _SLOTS_PER_PARTICIPANT = 4
 
@@ -50,12 +52,14 @@ class Layout:
     ----------
     world_size, helpers, participants : int
         Ranks, participants without steps, and their sum. Helpers are numbered after the ranks.
-    owner, command, committed : int
-        Index of the owner's record and of the words.
+    owner, supervisor, command, committed : int
+        Index of the records of the owner, of the process that replaces ranks, and of the words.
     occupant, status, step, heartbeat : tuple of int
         One index per participant. A helper has a step word too, which nobody writes.
     arguments : tuple of int
         Byte offsets of the two slots for command arguments.
+    settings : int
+        Byte offset of the slot for what the owner says of the whole group.
     report, last_commit, error, plans : tuple of int
         Byte offsets of the slots of each participant.
     journal : tuple of int
@@ -68,6 +72,7 @@ class Layout:
     helpers: int
     participants: int
     owner: int
+    supervisor: int
     command: int
     committed: int
     occupant: tuple[int, ...]
@@ -75,6 +80,7 @@ class Layout:
     step: tuple[int, ...]
     heartbeat: tuple[int, ...]
     arguments: tuple[int, ...]
+    settings: int
     report: tuple[int, ...]
     last_commit: tuple[int, ...]
     error: tuple[int, ...]
@@ -105,17 +111,18 @@ def layout_of(world_size: int, helpers: int = 0) -> Layout:
         for place in range(_LINES_PER_PARTICIPANT)
     )
     slots_begin = -(-end_line * LINE_BYTES // PAGE_BYTES) * PAGE_BYTES
-    rings_begin = slots_begin + (_ARGUMENT_SLOTS + _SLOTS_PER_PARTICIPANT * participants) * SLOT_BYTES
+    rings_begin = slots_begin + (_GROUP_SLOTS + _SLOTS_PER_PARTICIPANT * participants) * SLOT_BYTES
     total_bytes = rings_begin + (participants + 1) * RING_BYTES
     slots = tuple(range(slots_begin, rings_begin, SLOT_BYTES))
     report, last_commit, error, plans = (
-        slots[begin : begin + participants] for begin in range(_ARGUMENT_SLOTS, len(slots), participants)
+        slots[begin : begin + participants] for begin in range(_GROUP_SLOTS, len(slots), participants)
     )
     return Layout(
         world_size=world_size,
         helpers=helpers,
         participants=participants,
         owner=_word_of(owner_line),
+        supervisor=_word_of(owner_line) + _SUPERVISOR_OFFSET,
         command=_word_of(command_line),
         committed=_word_of(committed_line),
         occupant=occupant,
@@ -123,6 +130,7 @@ def layout_of(world_size: int, helpers: int = 0) -> Layout:
         step=step,
         heartbeat=heartbeat,
         arguments=slots[:_ARGUMENT_SLOTS],
+        settings=slots[_ARGUMENT_SLOTS],
         report=report,
         last_commit=last_commit,
         error=error,

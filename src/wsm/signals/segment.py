@@ -55,6 +55,8 @@ class Segment:
         Whether this process took the segment over from a dead owner.
     lock_file : LockFile
         The byte locks of the group.
+    settings : PayloadSlot
+        What the owner says of the whole group; written by the owner alone.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Segment:
         self._arguments, self._reports, self._commits, self._errors, self._plans = (
             tuple(PayloadSlot(memory, offset) for offset in offsets) for offsets in slots
         )
+        self.settings = PayloadSlot(memory, layout.settings)
         self._rings = tuple(LineRing(memory, offset) for offset in self.layout.journal)
 
     @classmethod
@@ -210,6 +213,18 @@ class Segment:
         """Who owns the segment now, dead or alive; None if the owner left it in good order."""
         occupant = read_occupant(self.words, self.layout.owner)
         return occupant.identity if occupant is not None and occupant.present else None
+
+    @property
+    def supervisor(self) -> ProcessIdentity | None:
+        """Which process replaces ranks that are lost, dead or alive; None if none does, or any more."""
+        occupant = read_occupant(self.words, self.layout.supervisor)
+        return occupant.identity if occupant is not None and occupant.present else None
+
+    def supervise(self, *, begins: bool) -> None:
+        """Say that this process replaces ranks from now on, or that it does so no more."""
+        me = ProcessIdentity.current()
+        if begins or self.supervisor == me:
+            write_occupant(self.words, self.layout.supervisor, Occupant(me, present=begins))
 
     @property
     def is_owner(self) -> bool:
