@@ -18,7 +18,7 @@ from bench.rank_process import LockStep, run_serving
 from wsm import Worker, WsmConfig, log
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.base import ActionContext
-from wsm.actions.verify import resident_digest
+from wsm.actions.measuring import resident_digest
 from wsm.strategies.tensor import WeightTarget
 from wsm.testing import InMemoryRunner
 

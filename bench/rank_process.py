@@ -20,7 +20,7 @@ from typing import Any
 from bench.environment import parent_lives
 from wsm import HOLD, JOIN, Worker, WsmConfig
 from wsm.actions.base import ActionContext
-from wsm.actions.verify import resident_digest
+from wsm.actions.measuring import resident_digest
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 from wsm.testing import InMemoryRunner
 

@@ -7,7 +7,7 @@ from functools import wraps
 from typing import Any
 
 from campaign.points import Trap, trap_rank, trap_writes
-from wsm.actions.backends.paddle_staging import PaddleStaging
+from wsm.actions.backends._paddle_staging import PaddleStaging
 from wsm.rollout import worker_process
 from wsm.rollout.parallel import Communicator
 

@@ -22,9 +22,9 @@ from typing import Any
 from campaign.environment import DIRECTORY_VARIABLE
 from campaign.fault import Act, Fault, Fired, OrderBook
 from campaign.line_points import LINE, LineCounter
+from wsm.actions._weights import WatchedTarget
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
-from wsm.actions.weights import WatchedTarget
 from wsm.controller.group_view import GroupView
 from wsm.states import journal as kinds
 from wsm.states.journal import Journal, JournalEntry

@@ -119,7 +119,7 @@ class ForkServer:
 
 
 #: For programs that compute nothing, and for those that meet on Gloo.
-WITHOUT_PADDLE = ForkServer("wsm", "wsm.actions.verify", "wsm.testing")
+WITHOUT_PADDLE = ForkServer("wsm", "wsm.actions.measuring", "wsm.testing")
 WITH_PADDLE = ForkServer(
     "wsm",
     "wsm.testing",

@@ -31,7 +31,6 @@ PLACE = {"shared_directory", "own_descriptor"}
 #: Modules that open names otherwise, by the reason why nobody can have put something else there.
 ELSEWHERE = {
     "files of the kernel": {
-        "actions.backends.available_memory",
         "actions.backends.paddle_memory",
         "signals.identity",
     },
@@ -76,7 +75,7 @@ ELSEWHERE = {
         "rollout.worker_process",
     },
     "ports, which have no names": {
-        "actions.backends.store_sockets",
+        "actions.backends._gloo_sockets",
         "strategies.messages.listener",
     },
     "record locks, and the last name, of files that the place has opened": {

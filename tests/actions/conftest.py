@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from wsm.actions.base import ActionContext
+from wsm.actions.base import ActionContext, Plan
+from wsm.actions.measuring import resident_digest
 from wsm.actions.options import PlanOptions
-from wsm.actions.sequence import Plan
 from wsm.actions.surfaces import GroupKind
-from wsm.actions.verify import resident_digest
 from wsm.strategies.applier.staged_memory import StagedMemory
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 

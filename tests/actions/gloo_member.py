@@ -16,11 +16,11 @@ from typing import Any
 import paddle
 from paddle import distributed
 
+from wsm.actions._groups import RESTART_ORDER, SHUT_DOWN_ORDER, RestartGroup, ShutDownGroup
 from wsm.actions.backends.errors import GroupDownError, GroupStillHeldError
 from wsm.actions.backends.paddle_groups import PaddleGlooGroups
 from wsm.actions.backends.rendezvous import FileRendezvous
 from wsm.actions.base import ActionContext
-from wsm.actions.process_groups import RESTART_ORDER, SHUT_DOWN_ORDER, RestartGroup, ShutDownGroup
 from wsm.actions.surfaces import GroupKind
 from wsm.errors import WsmError
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wsm.actions.backends.device_groups import DeviceGroups
 from wsm.actions.backends.errors import CallMissingError, GroupDownError
-from wsm.actions.backends.fastdeploy import FastDeployGraphs, FastDeployRequests
-from wsm.actions.backends.fastdeploy_runner import FastDeployRunner
+from wsm.actions.backends.fastdeploy import FastDeployGraphs, FastDeployRequests, FastDeployRunner
+from wsm.actions.backends.paddle_groups import DeviceGroups
 from wsm.actions.backends.paddle_memory import DeviceMemory
 from wsm.actions.errors import PlanOptionsError
 from wsm.actions.options import PlanOptions

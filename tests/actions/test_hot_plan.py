@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import pytest
 
 from wsm.actions import names
-from wsm.actions.cuda_graphs import CaptureMainGraphs
+from wsm.actions._graphs import CaptureMainGraphs
+from wsm.actions._weights import (
+    RESERVE_BYTES,
+    FlipWeights,
+    MakeFlipReady,
+    PlanStagingMemory,
+    StageWeights,
+    VerifyStaged,
+)
 from wsm.actions.errors import (
     PlanOrderError,
     PostconditionError,
@@ -16,14 +24,10 @@ from wsm.actions.errors import (
     StagingUnsupportedError,
     StorageMovedError,
 )
-from wsm.actions.flipping import FlipWeights
+from wsm.actions.measuring import AddressContract, resident_digest
 from wsm.actions.options import PlanOptions
 from wsm.actions.order import check_order
 from wsm.actions.plan import derive_plans
-from wsm.actions.staging import MakeFlipReady, StageWeights, VerifyStaged
-from wsm.actions.staging_memory import RESERVE_BYTES, PlanStagingMemory
-from wsm.actions.verify import resident_digest
-from wsm.actions.weights import AddressContract
 from wsm.strategies.tensor import TensorReleasedError
 
 SHARD_BYTES = 64 * 256 * 4 + 256 * 64 * 2

@@ -10,16 +10,12 @@ from typing import Any
 
 import pytest
 
-from wsm.actions.auxiliary import ReleaseAuxiliaryCache
-from wsm.actions.backends.available_memory import available_bytes
-from wsm.actions.backends.paddle_memory import HostMemory
+from wsm.actions._caches import ReleaseAuxiliaryCache, ReleaseKVCache
+from wsm.actions._verify import DeclareCleared, VerifyCleared
+from wsm.actions._weights import PlanStagingMemory, ReleaseWeights
+from wsm.actions.backends.paddle_memory import HostMemory, available_bytes
 from wsm.actions.errors import PostconditionError
-from wsm.actions.kv_cache import ReleaseKVCache
 from wsm.actions.measuring import MemoryDrop, MemoryProof
-from wsm.actions.publication import DeclareCleared
-from wsm.actions.staging_memory import PlanStagingMemory
-from wsm.actions.verify import VerifyCleared
-from wsm.actions.weights import ReleaseWeights
 from wsm.receipt import Outcome, Receipt
 from wsm.report import RankReport
 

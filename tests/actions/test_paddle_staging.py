@@ -6,13 +6,12 @@ import numpy as np
 import paddle
 import pytest
 
-from wsm.actions.backends.available_memory import available_bytes
 from wsm.actions.backends.device_weights import DeviceWeights
 from wsm.actions.backends.errors import AdoptionError, TensorChangedError
-from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
+from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory, available_bytes
 from wsm.actions.backends.paddle_weights import PaddleWeights
-from wsm.actions.staging_surface import AvailableMemory, StageableWeights
-from wsm.actions.verify import resident_digest
+from wsm.actions.measuring import resident_digest
+from wsm.actions.surfaces import AvailableMemory, StageableWeights
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.errors import DigestMismatchError
 from wsm.strategies.load import load

@@ -9,15 +9,14 @@ import numpy as np
 import paddle
 import pytest
 
+from wsm.actions._verify import VerifyLoaded
 from wsm.actions.backends.errors import AdoptionError, TensorChangedError, UnsupportedTensorError
 from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.errors import PostconditionError, StorageMovedError
-from wsm.actions.measuring import MemoryDrop
+from wsm.actions.measuring import AddressContract, MemoryDrop, resident_digest
 from wsm.actions.plan import PlanOptions, derive_plans
 from wsm.actions.surfaces import WeightSurface
-from wsm.actions.verify import VerifyLoaded, resident_digest
-from wsm.actions.weights import AddressContract
 from wsm.errors import BadInputError
 from wsm.strategies.tensor import TensorReleasedError
 

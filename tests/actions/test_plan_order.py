@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 
 from wsm.actions import names
-from wsm.actions.deepep import ClearDeepEPBuffer
+from wsm.actions._groups import ClearDeepEPBuffer, ShutDownGroup
 from wsm.actions.errors import PlanOrderError
 from wsm.actions.order import BEFORE, check_order
 from wsm.actions.plan import PlanOptions, derive_plans
-from wsm.actions.process_groups import ShutDownGroup
 from wsm.actions.surfaces import GroupKind
 from wsm.states.vocabulary import PlanName
 

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.actions.auxiliary import ForgetAuxiliaryCache, RebuildAuxiliaryCache, ReleaseAuxiliaryCache
-from wsm.actions.cuda_graphs import CaptureDraftGraphs, CaptureMainGraphs, DropDraftGraphs, DropMainGraphs
-from wsm.actions.deepep import ClearDeepEPBuffer, RecreateDeepEPBuffer
+from wsm.actions._caches import (
+    ForgetAuxiliaryCache,
+    ForgetKVCache,
+    RebuildAuxiliaryCache,
+    RebuildKVCache,
+    ReleaseAuxiliaryCache,
+    ReleaseKVCache,
+)
+from wsm.actions._graphs import CaptureDraftGraphs, CaptureMainGraphs, DropDraftGraphs, DropMainGraphs
+from wsm.actions._groups import ClearDeepEPBuffer, RecreateDeepEPBuffer, RestartGroup, ShutDownGroup
+from wsm.actions._requests import (
+    ForgetRoutingReplay,
+    ResetInputs,
+    ResumeAdmitting,
+    ResumeRoutingReplay,
+    SettleRequests,
+    StopAdmitting,
+)
+from wsm.actions._verify import DeclareCleared, DeclarePrepared, VerifyCleared, VerifyLoaded
+from wsm.actions._weights import LoadWeights, ReleaseWeights, WatchedTarget
 from wsm.actions.errors import (
     PostconditionError,
     PreconditionError,
     StorageMovedError,
     SurfaceMissingError,
 )
-from wsm.actions.kv_cache import ForgetKVCache, RebuildKVCache, ReleaseKVCache
-from wsm.actions.measuring import MemoryDrop, MemoryProof
-from wsm.actions.process_groups import RestartGroup, ShutDownGroup
-from wsm.actions.publication import DeclareCleared, DeclarePrepared
-from wsm.actions.requests import ResetInputs, ResumeAdmitting, SettleRequests, StopAdmitting
-from wsm.actions.routing_replay import ForgetRoutingReplay, ResumeRoutingReplay
+from wsm.actions.measuring import AddressContract, MemoryDrop, MemoryProof, resident_digest
 from wsm.actions.surfaces import GroupKind
-from wsm.actions.verify import VerifyCleared, VerifyLoaded, resident_digest
-from wsm.actions.weights import AddressContract, LoadWeights, ReleaseWeights, WatchedTarget
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from wsm.actions.backends.store_sockets import (
+from wsm.actions.backends._gloo_sockets import (
     StoreDeadline,
     disable_nagle,
     reserve_port,

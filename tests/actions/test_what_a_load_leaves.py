@@ -9,7 +9,7 @@ import pytest
 from wsm.actions.backends.device_weights import DeviceWeights
 from wsm.actions.backends.errors import UnsupportedTensorError
 from wsm.actions.backends.paddle_weights import PaddleWeights
-from wsm.actions.verify import resident_digest
+from wsm.actions.measuring import resident_digest
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, load, publish_snapshot
 from wsm.strategies.errors import CoverageError, ShapeMismatchError
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from wsm.actions import names
-from wsm.actions.base import Action, ActionContext, SteppedAction
-from wsm.actions.sequence import Plan, Plans
+from wsm.actions.base import Action, ActionContext, Plan, Plans, SteppedAction
 from wsm.clock import ManualClock
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.config import Deadlines

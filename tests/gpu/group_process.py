@@ -15,9 +15,8 @@ import paddle
 from paddle import distributed
 
 from tests.gpu.devices import Cpu, Device, Gpu
-from wsm.actions.backends.device_groups import DeviceGroups
 from wsm.actions.backends.errors import GroupDownError
-from wsm.actions.backends.paddle_groups import PaddleGlooGroups
+from wsm.actions.backends.paddle_groups import DeviceGroups, PaddleGlooGroups
 from wsm.actions.backends.rendezvous import FileRendezvous
 from wsm.actions.surfaces import GroupKind
 

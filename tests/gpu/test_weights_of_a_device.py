@@ -13,8 +13,7 @@ from tests.gpu.devices import Device
 from wsm.actions.backends.device_weights import DeviceWeights
 from wsm.actions.backends.paddle_bytes import second_owner
 from wsm.actions.errors import StorageMovedError
-from wsm.actions.verify import resident_digest
-from wsm.actions.weights import AddressContract
+from wsm.actions.measuring import AddressContract, resident_digest
 from wsm.strategies import MemoryTarget, SnapshotSource, load, publish_snapshot
 from wsm.strategies.digest import digest_of, shard_digest
 

@@ -127,8 +127,8 @@ def test_states_of_tests_have_float8_where_paddle_has_it() -> None:
 
 
 def test_groups_that_cannot_be_restarted_are_refused_by_the_name_of_the_missing_call() -> None:
-    from wsm.actions.backends.device_groups import DeviceGroups  # noqa: PLC0415 - needs paddle first
     from wsm.actions.backends.errors import CallMissingError  # noqa: PLC0415 - needs paddle first
+    from wsm.actions.backends.paddle_groups import DeviceGroups  # noqa: PLC0415 - needs paddle first
 
     lacks = resolved("paddle.distributed.shutdown_process_group") is MISSING
     assert lacks == (GPU_2_6 in this_build())

@@ -17,11 +17,10 @@ from strict_engine import KINDS, StrictEngine
 
 import wsm
 from wsm.actions.errors import PlanOrderError
+from wsm.actions.measuring import AddressContract, resident_digest
 from wsm.actions.options import PlanOptions
 from wsm.actions.order import check_order
 from wsm.actions.plan import derive_plans
-from wsm.actions.verify import resident_digest
-from wsm.actions.weights import AddressContract
 from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, RankFailedError
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies.applier.memory_target import MemoryTarget

@@ -18,7 +18,7 @@ import pytest
 
 import wsm
 from wsm import HOLD, JOIN, InFlightPolicy, Outcome
-from wsm.actions.verify import resident_digest
+from wsm.actions.measuring import resident_digest
 from wsm.clock import ManualClock
 from wsm.controller.abandoned import AbandonedCommands
 from wsm.controller.driving import Drive

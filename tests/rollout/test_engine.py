@@ -9,8 +9,8 @@ import paddle
 import pytest
 from engine_parts import load
 
-from wsm.actions import request_surfaces, surfaces
-from wsm.actions.kv_cache import carry_over
+from wsm.actions import surfaces
+from wsm.actions._caches import carry_over
 from wsm.rollout.engine import EngineOptions, Limits
 from wsm.rollout.errors import (
     CacheReleasedError,
@@ -295,7 +295,7 @@ def test_the_runner_has_every_surface_that_actions_know(engine):
     expected = {
         "weights": surfaces.WeightSurface,
         "memory": surfaces.MemorySurface,
-        "requests": request_surfaces.HoldingRequestSurface,
+        "requests": surfaces.HoldingRequestSurface,
         "kv_cache": surfaces.KeepingKVCacheSurface,
         "graphs": surfaces.GraphSurface,
         "deepep": surfaces.DeepEPSurface,

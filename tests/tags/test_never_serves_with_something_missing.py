@@ -13,7 +13,7 @@ from lone_rank import LoneRank, load
 
 import wsm
 from wsm import KVPolicy, Tag
-from wsm.actions.verify import resident_digest
+from wsm.actions.measuring import resident_digest
 from wsm.errors import WsmError
 from wsm.states.replay import replay
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from wsm.actions.backends.device_groups import DeviceGroups
 from wsm.actions.backends.device_weights import DeviceWeights
-from wsm.actions.backends.fastdeploy_runner import FastDeployRunner
-from wsm.actions.backends.paddle_groups import PaddleGlooGroups
+from wsm.actions.backends.fastdeploy import FastDeployRunner
+from wsm.actions.backends.paddle_groups import DeviceGroups, PaddleGlooGroups
 from wsm.actions.backends.paddle_memory import DeviceMemory, HostMemory
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.backends.rendezvous import FileRendezvous, Rendezvous
-from wsm.actions.staging_surface import AvailableMemory, StageableWeights
-from wsm.actions.surfaces import MemorySurface, ProcessGroupSurface, Runner, WeightSurface
-from wsm.actions.weights import AddressedWeights
+from wsm.actions.measuring import AddressedWeights
+from wsm.actions.surfaces import (
+    AvailableMemory,
+    MemorySurface,
+    ProcessGroupSurface,
+    Runner,
+    StageableWeights,
+    WeightSurface,
+)
 from wsm.strategies.applier.memory_target import MemoryTarget
 
 

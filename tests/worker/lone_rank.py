@@ -7,7 +7,7 @@ from typing import Any
 
 import wsm
 from wsm.actions.base import ActionContext
-from wsm.actions.verify import resident_digest
+from wsm.actions.measuring import resident_digest
 from wsm.controller import Pending
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 from wsm.testing import InMemoryRunner

@@ -24,8 +24,8 @@ from typing import TextIO
 
 import wsm
 from wsm.actions.backends.paddle_memory import HostMemory
+from wsm.actions.measuring import resident_digest
 from wsm.actions.surfaces import GroupKind
-from wsm.actions.verify import resident_digest
 from wsm.config import config_from_mapping
 from wsm.signals.liveness import Life, Liveness
 from wsm.states.words import StepWord

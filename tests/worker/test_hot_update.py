@@ -11,8 +11,8 @@ from steered_load import SteeredLoad
 import wsm
 import wsm.worker.errors
 from wsm import HOLD, SERVE, InFlightPolicy, KVPolicy
+from wsm.actions.measuring import resident_digest
 from wsm.actions.options import PlanOptions
-from wsm.actions.verify import resident_digest
 from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, RankFailedError
 from wsm.signals.errors import RoleBusyError
 from wsm.states.errors import CommandOpenError

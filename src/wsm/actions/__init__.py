@@ -1,22 +1,38 @@
 """Units of work in a transition, the plans made of them, and the surfaces of an engine that they act on.
 
-Knows units, not words and not states. Read in this order:
+Knows units, not words and not states. What an engine or an action of one's own imports is exported here, and
+lies in the public modules:
 
-=====================  ==================================================================================
-module                 answers
-=====================  ==================================================================================
-:mod:`.surfaces`       what must an engine offer?
-:mod:`.base`           what is an action, and what may it know?
-:mod:`.names`          which actions are there?
-:mod:`.sequence`       what is a plan, and what does the worker do with it?
-:mod:`.options`        which facts about an engine decide its plans?
-:mod:`.plan`           which actions does an engine need for each transition?
-:mod:`.order`          which order must plans have, and why?
-=====================  ==================================================================================
+==================  =====================================================================================
+module              answers
+==================  =====================================================================================
+:mod:`.surfaces`    what must an engine offer?
+:mod:`.base`        what is an action, what may it know, and what is a plan of actions?
+:mod:`.names`       which actions has wsm?
+:mod:`.addition`    how does an action of an engine's own get into the plans?
+:mod:`.options`     which facts about an engine decide its plans?
+:mod:`.plan`        which actions does an engine need for each transition?
+:mod:`.order`       which order must plans have, and why?
+:mod:`.measuring`   what is measured of an engine?
+:mod:`.errors`      what can go wrong?
+:mod:`.backends`    which real engines are fitted already?
+==================  =====================================================================================
 
-The actions, by what they act on: :mod:`.requests`, :mod:`.cuda_graphs`, :mod:`.deepep`,
-:mod:`.process_groups`, :mod:`.weights`, :mod:`.staging` (with :mod:`.staging_memory`, on
-:mod:`.staging_surface`), :mod:`.flipping`, :mod:`.kv_cache`, :mod:`.auxiliary`, :mod:`.memory`,
-:mod:`.routing_replay`, :mod:`.verify` (with :mod:`.measuring`) and :mod:`.publication`. Real engines are
-behind :mod:`.backends`.
+The actions themselves are private, by what they act on: :mod:`._requests`, :mod:`._graphs`,
+:mod:`._groups`, :mod:`._weights`, :mod:`._caches` and :mod:`._verify`.
 """
+
+from wsm.actions.addition import Addition
+from wsm.actions.base import Action, ActionContext, Plan, SteppedAction
+from wsm.actions.options import PlanOptions
+from wsm.actions.plan import derive_plans
+
+__all__ = [
+    "Action",
+    "ActionContext",
+    "Addition",
+    "Plan",
+    "PlanOptions",
+    "SteppedAction",
+    "derive_plans",
+]

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from wsm.actions import names
-from wsm.actions.base import Action
+from wsm.actions.base import Action, Plan
 from wsm.actions.errors import PlanOptionsError
-from wsm.actions.sequence import Plan
 from wsm.states.halves import CHANGES, DISCARDS, Half
 from wsm.states.vocabulary import PlanName, Tag
 

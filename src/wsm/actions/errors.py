@@ -65,7 +65,7 @@ class StagingUnsupportedError(NoRoomError):
     def __init__(self, *, weights: str) -> None:
         super().__init__(
             f"the weight surface {weights} cannot stage a second version; nothing was changed: "
-            "update without --hot, or give the surface a stage() method (wsm.actions.staging_surface)",
+            "update without --hot, or give the surface a stage() method (wsm.actions.surfaces)",
             weights=weights,
         )
 

@@ -1,4 +1,4 @@
-"""What counts as proof that memory is free.
+"""What is measured of an engine: its memory, the bytes of its tensors, and where these lie.
 
 A release is believed when the resident bytes fell, not when a call returned (slime#579, miles#86).
 A measurement proves, and never decides whether memory is given back: where it cannot be taken (no descriptor
@@ -8,14 +8,23 @@ goes on. Knows no engine.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from wsm.actions.base import ActionContext
-from wsm.actions.staging_surface import AvailableMemory
+from wsm.actions.errors import StorageMovedError
+from wsm.actions.surfaces import AvailableMemory
 from wsm.shortage import described
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.tensor import TensorSpec, WeightTarget
 
 #: Fact of a command in which a measurement could not be taken: why.
 NOT_MEASURED = "not_measured"
+
+
+#: Computes the digest of all bytes that a target holds, calling the second argument now and then.
+ResidentDigest = Callable[[WeightTarget, Callable[[], None]], str]
 
 
 def resident_bytes(context: ActionContext) -> int | None:
@@ -108,3 +117,73 @@ class MemoryProof:
     def proven(self) -> None:
         """Forget earlier failures: the memory is free."""
         self._ceiling = None
+
+
+def resident_digest(weights: WeightTarget, progress: Callable[[], None]) -> str:
+    """Read every tensor in memory and return the shard's digest, as manifests and load reports have it.
+
+    Parameters
+    ----------
+    weights : WeightTarget
+        Holds every tensor.
+    progress : callable
+        Called after each tensor.
+    """
+    return shard_digest(resident_tensors(weights, progress))
+
+
+def resident_tensors(weights: WeightTarget, progress: Callable[[], None]) -> Iterator[tuple[TensorSpec, str]]:
+    """Read every tensor in memory; iterate over them with their digests. As :func:`resident_digest`."""
+    for name, spec in weights.specs().items():
+        yield spec, digest_of(weights.readable(name))
+        progress()
+
+
+@runtime_checkable
+class AddressedWeights(Protocol):
+    """Weights that can say where their bytes lie."""
+
+    def addresses(self) -> Mapping[str, int]:
+        """Device address of the first byte of every held tensor, by name."""
+        ...
+
+
+class AddressContract:
+    """Where the tensors lay when something captured their addresses (CUDA graphs, registered memory).
+
+    Reloading that rebinds a captured tensor makes replays read freed memory (vllm#48941); the contract
+    turns that into an error before the new version is offered for commit. Weights that do not
+    implement :class:`AddressedWeights` are not watched.
+    """
+
+    def __init__(self) -> None:
+        self._captured: dict[str, int] = {}
+
+    def record(self, weights: object, names: Collection[str] | None = None) -> None:
+        """Remember where these tensors lie now; None: all of them."""
+        now = weights.addresses() if isinstance(weights, AddressedWeights) else {}
+        self._captured = {name: at for name, at in now.items() if names is None or name in names}
+
+    @property
+    def captured(self) -> frozenset[str]:
+        """Names of the tensors that must stay where they are."""
+        return frozenset(self._captured)
+
+    def forget(self) -> None:
+        """Nothing is captured any more; tensors may move. Idempotent."""
+        self._captured = {}
+
+    def check(self, weights: object) -> None:
+        """Compare with where everything lies now.
+
+        Raises
+        ------
+        StorageMovedError
+            If a captured tensor lies elsewhere, or nowhere.
+        """
+        if not self._captured:
+            return
+        now = weights.addresses() if isinstance(weights, AddressedWeights) else {}
+        moved = sorted(name for name, address in self._captured.items() if now.get(name) != address)
+        if moved:
+            raise StorageMovedError(tensors=moved[:5], total=len(moved))

@@ -11,17 +11,16 @@ from dataclasses import dataclass, field, replace
 from wsm.actions import names
 from wsm.actions.addition import Addition
 from wsm.actions.errors import PlanOptionsError
-from wsm.actions.measuring import MemoryDrop
-from wsm.actions.request_surfaces import FreezingRequestSurface, HoldingRequestSurface
+from wsm.actions.measuring import AddressContract, MemoryDrop, ResidentDigest, resident_digest
 from wsm.actions.surfaces import (
     AbandonableBuffer,
     AbandonableGroups,
+    FreezingRequestSurface,
     GroupKind,
+    HoldingRequestSurface,
     KeepingKVCacheSurface,
     Runner,
 )
-from wsm.actions.verify import ResidentDigest, resident_digest
-from wsm.actions.weights import AddressContract
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
 
@@ -217,7 +216,7 @@ class PlanOptions:
             raise PlanOptionsError(
                 option="in_flight_policies",
                 value=sorted(policy.value for policy in self.in_flight_policies),
-                allowed="keep needs requests.freeze(), see wsm.actions.request_surfaces",
+                allowed="keep needs requests.freeze(), see wsm.actions.surfaces",
             )
         caches = (runner.kv_cache, *(auxiliary.kv_cache for auxiliary in runner.auxiliaries))
         can_hold = isinstance(runner.requests, HoldingRequestSurface) and all(

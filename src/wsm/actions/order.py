@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wsm.actions import names
+from wsm.actions.base import Plan, Plans
 from wsm.actions.errors import PlanOrderError
-from wsm.actions.sequence import Plan, Plans
 from wsm.states.halves import DISCARDS
 from wsm.states.vocabulary import PlanName
 

@@ -1,25 +1,61 @@
-"""Plans derived from a configuration: which steps an engine needs for each transition, in which order.
+"""Plans composed of parts: which steps an engine needs for each transition, in which order.
 
 Responsible for presence: a step that a configuration does not need, or that a change of one half only
 (:mod:`wsm.states.halves`) leaves out, is absent, never skipped at run time. The order written here is
 checked against the declared rules (:mod:`wsm.actions.order`) every time. It knows no words, and runs nothing.
+
+First the plans, then the parts: runs of steps that always go together, in one order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from wsm.actions import hot_plan, parts
+from wsm.actions._caches import (
+    EmptyAllocatorCache,
+    ForgetAuxiliaryCache,
+    ForgetKVCache,
+    RebuildAuxiliaryCache,
+    RebuildKVCache,
+    ReleaseAuxiliaryCache,
+    ReleaseKVCache,
+    ResetAuxiliaryInputs,
+)
+from wsm.actions._graphs import CaptureDraftGraphs, CaptureMainGraphs, DropDraftGraphs, DropMainGraphs
+from wsm.actions._groups import (
+    RESTART_ORDER,
+    SHUT_DOWN_ORDER,
+    AbandonDeepEPBuffer,
+    AbandonGroups,
+    ClearDeepEPBuffer,
+    RecreateDeepEPBuffer,
+    RestartGroup,
+    ShutDownGroup,
+)
+from wsm.actions._requests import (
+    ForgetRoutingReplay,
+    LoseRequests,
+    ResetInputs,
+    ResumeAdmitting,
+    ResumeRoutingReplay,
+    SettleRequests,
+    StopAdmitting,
+)
+from wsm.actions._verify import DeclareCleared, DeclarePrepared, DeclareStaged, VerifyCleared, VerifyLoaded
+from wsm.actions._weights import (
+    FlipWeights,
+    LoadWeights,
+    MakeFlipReady,
+    PlanStagingMemory,
+    ReleaseWeights,
+    StageWeights,
+    VerifyStaged,
+)
 from wsm.actions.addition import with_additions
-from wsm.actions.base import Action
+from wsm.actions.base import Action, Plan, Plans
 from wsm.actions.measuring import MemoryProof
-from wsm.actions.memory import EmptyAllocatorCache
 from wsm.actions.options import PlanOptions
 from wsm.actions.order import check_order
-from wsm.actions.publication import DeclareCleared, DeclarePrepared
-from wsm.actions.requests import ResumeAdmitting, StopAdmitting
-from wsm.actions.sequence import Plan, Plans
-from wsm.actions.verify import VerifyCleared
 from wsm.states.halves import CHANGES, DISCARDS, Change, Half
 from wsm.states.vocabulary import KVPolicy, PlanName
 
@@ -72,8 +108,8 @@ def _commanded(name: PlanName, options: PlanOptions, change: Change, proof: Memo
 
 
 def _hot(options: PlanOptions) -> Plan:
-    staging = tuple(hot_plan.staging(options))
-    actions = iter((*staging, *hot_plan.flip(options)))
+    staging = tuple(_staging(options))
+    actions = iter((*staging, *_flip(options)))
     resumes = () if options.cache_only else (ResumeAdmitting(),)
     return _plan(
         PlanName.HOT,
@@ -81,7 +117,7 @@ def _hot(options: PlanOptions) -> Plan:
         actions,
         options.kv_policies,
         resumes,
-        admission=tuple(hot_plan.admission(options)),
+        admission=tuple(_admission(options)),
         staged=len(staging),
     )
 
@@ -119,58 +155,197 @@ def _plan(
 
 def _clear(options: PlanOptions, change: Change, proof: MemoryProof) -> Iterator[Action]:
     weights_go = change.weights is Half.GOES
-    yield from parts.settle(options)
+    yield from _settle(options)
     if Half.AWAY not in change:  # what stands on both went with the first of them
-        yield from parts.forget_records_and_graphs(options)
+        yield from _forget_records_and_graphs(options)
     if weights_go:
-        yield from parts.clear_buffer(options)
-        yield from parts.release_weights(options)
+        yield from _clear_buffer(options)
+        yield from _release_weights(options)
     if change.kv is Half.GOES:
-        yield from parts.release_caches(options)
+        yield from _release_caches(options)
     if change.kv is Half.STAYS:
-        yield from parts.forget_blocks(options, weights_go=True)
+        yield from _forget_blocks(options, weights_go=True)
     yield EmptyAllocatorCache()
     if weights_go:
-        yield from parts.shut_down_groups(options)
+        yield from _shut_down_groups(options)
     yield VerifyCleared(proof, change.gone)
     yield DeclareCleared()
 
 
 def _update(options: PlanOptions, change: Change) -> Iterator[Action]:
     if change.weights is Half.COMES:
-        yield from parts.restart_groups(options)
+        yield from _restart_groups(options)
     if change.weights is Half.REPLACED:
-        yield from parts.settle(options, may_hold=True)
+        yield from _settle(options, may_hold=True)
         if change.kv is Half.STAYS:
-            yield from parts.forget_records_and_graphs(options)
+            yield from _forget_records_and_graphs(options)
     if change.loads:
-        yield from parts.load_weights(options)
+        yield from _load_weights(options)
     if change.loads or change.serves:
-        yield from parts.reset_inputs(options)
+        yield from _reset_inputs(options)
     if change.kv is Half.STAYS:
-        yield from parts.forget_blocks(options)
+        yield from _forget_blocks(options)
     if change.kv is Half.COMES:
-        yield from parts.rebuild_caches(options)
+        yield from _rebuild_caches(options)
     if change.serves:
-        yield from parts.make_ready(options)
+        yield from _make_ready(options)
     yield DeclarePrepared(has_weights=change.weights is not Half.AWAY and not options.cache_only)
 
 
 def _discard(options: PlanOptions, change: Change, proof: MemoryProof, *, served: bool) -> Iterator[Action]:
-    yield from parts.settle(options, break_off_drain=True)
+    yield from _settle(options, break_off_drain=True)
     if served:  # what stands on both is there only where both were
-        yield from parts.forget_records_and_graphs(options)
+        yield from _forget_records_and_graphs(options)
     if change.weights is Half.GOES:
-        yield from parts.release_weights(options)
+        yield from _release_weights(options)
     if change.kv is Half.GOES:
-        yield from parts.release_caches(options)
+        yield from _release_caches(options)
     elif served:
-        yield from parts.forget_blocks(options, weights_go=True)
+        yield from _forget_blocks(options, weights_go=True)
     yield EmptyAllocatorCache()
     yield VerifyCleared(proof, change.gone)
     yield DeclareCleared()
 
 
 def _rejoin(options: PlanOptions) -> Iterator[Action]:
-    yield from parts.lose_requests(options)
-    yield from parts.abandon_groups(options)
+    yield from _lose_requests(options)
+    yield from _abandon_groups(options)
+
+
+def _settle(
+    options: PlanOptions, *, break_off_drain: bool = False, may_hold: bool = False
+) -> Iterator[Action]:
+    """End or freeze what still runs."""
+    if not options.cache_only:
+        yield SettleRequests(break_off_drain=break_off_drain, may_hold=may_hold)
+
+
+def _forget_records_and_graphs(options: PlanOptions) -> Iterator[Action]:
+    """Drop what stands on weights and KV cache together."""
+    if options.routing_replay:
+        yield ForgetRoutingReplay()
+    if options.has_graphs:
+        yield DropMainGraphs(
+            capture_is_collective=options.capture_is_collective, contract=options.address_contract
+        )
+    if options.has_draft_graphs:
+        yield DropDraftGraphs(capture_is_collective=options.capture_is_collective)
+
+
+def _make_ready(options: PlanOptions) -> Iterator[Action]:
+    """Bring back what stands on weights and KV cache together."""
+    if options.has_graphs:
+        yield CaptureMainGraphs(
+            capture_is_collective=options.capture_is_collective, contract=options.address_contract
+        )
+    if options.has_draft_graphs:
+        yield CaptureDraftGraphs(capture_is_collective=options.capture_is_collective)
+    if options.routing_replay:
+        yield ResumeRoutingReplay()
+
+
+def _clear_buffer(options: PlanOptions) -> Iterator[Action]:
+    """Destroy the DeepEP buffer."""
+    if options.has_deepep:
+        yield ClearDeepEPBuffer()
+
+
+def _shut_down_groups(options: PlanOptions) -> Iterator[Action]:
+    """Shut the communicators down, where a clear does that."""
+    if options.shut_down_groups:
+        yield from (ShutDownGroup(kind) for kind in SHUT_DOWN_ORDER if kind in options.group_kinds)
+
+
+def _restart_groups(options: PlanOptions) -> Iterator[Action]:
+    """Restart what a clear has shut down or an epoch's end has broken, and the buffer that lives on it."""
+    if options.shut_down_groups or options.rejoins:
+        yield from (RestartGroup(kind) for kind in RESTART_ORDER if kind in options.group_kinds)
+    if options.has_deepep:
+        yield RecreateDeepEPBuffer()
+
+
+def _lose_requests(options: PlanOptions) -> Iterator[Action]:
+    """Tell clients that a rank was lost."""
+    if not options.cache_only:
+        yield LoseRequests()
+
+
+def _abandon_groups(options: PlanOptions) -> Iterator[Action]:
+    """Let go alone of what broke with a peer, the buffer before the groups that it lives on."""
+    if options.has_deepep:
+        yield AbandonDeepEPBuffer()
+    if options.group_kinds:
+        yield AbandonGroups()
+
+
+def _release_weights(options: PlanOptions) -> Iterator[Action]:
+    """Free the weights."""
+    if not options.cache_only:
+        yield ReleaseWeights()
+
+
+def _load_weights(options: PlanOptions) -> Iterator[Action]:
+    """Load and verify the weights."""
+    if not options.cache_only:
+        yield LoadWeights()
+        yield VerifyLoaded(options.resident_digest, options.address_contract)
+
+
+def _reset_inputs(options: PlanOptions) -> Iterator[Action]:
+    """Forget what the last batch left."""
+    if not options.cache_only:
+        yield ResetInputs()
+    if options.auxiliaries:
+        yield ResetAuxiliaryInputs()
+
+
+def _release_caches(options: PlanOptions) -> Iterator[Action]:
+    """Free the KV caches."""
+    if options.auxiliaries and options.has_kv:
+        yield ReleaseAuxiliaryCache()
+    if options.has_kv:
+        yield ReleaseKVCache()
+
+
+def _rebuild_caches(options: PlanOptions) -> Iterator[Action]:
+    """Allocate empty KV caches."""
+    if options.auxiliaries and options.has_kv:
+        yield RebuildAuxiliaryCache()
+    if options.has_kv:
+        yield RebuildKVCache()
+
+
+def _forget_blocks(options: PlanOptions, *, weights_go: bool = False) -> Iterator[Action]:
+    """Empty the KV caches that stay, as the KV policy says."""
+    if options.auxiliaries and options.has_kv:
+        yield ForgetAuxiliaryCache(weights_go=weights_go)
+    if options.has_kv:
+        yield ForgetKVCache(weights_go=weights_go)
+
+
+def _admission(options: PlanOptions) -> Iterator[Action]:
+    """See that a second version fits, before anything else."""
+    if not options.cache_only:
+        yield PlanStagingMemory()
+
+
+def _staging(options: PlanOptions) -> Iterator[Action]:
+    """Stage, verify and make ready, all beside the loop that serves."""
+    if not options.cache_only:
+        yield StageWeights()
+        yield VerifyStaged(options.resident_digest)
+        yield MakeFlipReady(options.address_contract)
+    yield DeclareStaged(has_weights=not options.cache_only)
+
+
+def _flip(options: PlanOptions) -> Iterator[Action]:
+    """Let the staged version take the served one's place, and see to what the old one left behind."""
+    yield from _settle(options, may_hold=True)
+    if options.routing_replay:
+        yield ForgetRoutingReplay()
+    if not options.cache_only:
+        yield FlipWeights(options.address_contract)
+    yield from _reset_inputs(options)
+    yield from _forget_blocks(options)
+    if options.routing_replay:
+        yield ResumeRoutingReplay()

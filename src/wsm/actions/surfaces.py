@@ -3,7 +3,9 @@
 An action never sees an engine, only these surfaces; FastDeploy's objects are fitted to them by
 :mod:`wsm.actions.backends.fastdeploy`, the reference rollout group implements each of them itself.
 A surface that an engine does not have is ``None`` on its :class:`Runner`, and the plan then has no
-step for it. Nothing here imports paddle or knows about words, states or commands.
+step for it. Requests have four optional surfaces beside the one that every engine has; weights that can hold
+a second version beside the served one have one for hot updates, and an engine without it is refused those.
+Nothing here imports paddle or knows about words, states or commands.
 
 "Collective" in a docstring means: every rank of the group must make the call, or all who made it wait.
 """
@@ -15,7 +17,6 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol, TypeVar, runtime_checkable
 
 from wsm.actions.errors import SurfaceMissingError
-from wsm.actions.request_surfaces import RequestSurface
 from wsm.strategies.tensor import WeightTarget
 
 _Surface = TypeVar("_Surface")
@@ -51,7 +52,7 @@ class NamingGraphs(GraphSurface, Protocol):
     """Graphs that say which tensors they use; a hot update then copies those alone into place.
 
     Without it they may use any: all are copied while the group stands still, unless an
-    :class:`wsm.actions.weights.AddressContract` says which.
+    :class:`wsm.actions.measuring.AddressContract` says which.
     """
 
     def captured_tensors(self) -> Collection[str]:
@@ -317,3 +318,143 @@ def require(surface: _Surface | None, *, name: str, action: str) -> _Surface:
     if surface is None:
         raise SurfaceMissingError(action=action, surface=name)
     return surface
+
+
+@runtime_checkable
+class RequestSurface(Protocol):
+    """The scheduler of one rank, as far as a weight change concerns it."""
+
+    def stop_admitting(self) -> None:
+        """Admit no new request until :meth:`resume_admitting`; queued ones wait. Idempotent."""
+        ...
+
+    def resume_admitting(self) -> None:
+        """Admit requests again. Idempotent."""
+        ...
+
+    def in_flight(self) -> int:
+        """Count the live requests that hold a slot (never stale markers: FastDeploy#7825)."""
+        ...
+
+    def abort_all(self) -> int:
+        """End every running request now, answer it with what it has so far; return how many."""
+        ...
+
+    def reset_inputs(self) -> None:
+        """Forget every cached input tensor of the last batch (FastDeploy#7744). Idempotent."""
+        ...
+
+
+@runtime_checkable
+class FreezingRequestSurface(RequestSurface, Protocol):
+    """A scheduler that can set running requests aside and go on with them later.
+
+    Needed for ``InFlightPolicy.KEEP``, which is refused before anything is touched where it is not there.
+    """
+
+    def freeze(self) -> int:
+        """Take every running request off its slot and blocks, to be prefilled anew; return how many."""
+        ...
+
+
+@runtime_checkable
+class HoldingRequestSurface(FreezingRequestSurface, Protocol):
+    """A scheduler that can set running requests aside together with their KV blocks.
+
+    Needed for ``KVPolicy.KEEP_IN_FLIGHT``; used under ``KVPolicy.KEEP`` where it is there.
+    """
+
+    def hold(self) -> int:
+        """Take every running request off its slot, with its blocks; return how many.
+
+        :meth:`resume_admitting` puts them back. Whoever's blocks were forgotten meanwhile is prefilled anew.
+        """
+        ...
+
+
+@runtime_checkable
+class KnownAdmission(RequestSurface, Protocol):
+    """A scheduler that can say whether it admits requests. Of one that cannot, it is believed."""
+
+    def is_admitting(self) -> bool:
+        """Whether new requests are admitted now."""
+        ...
+
+
+@runtime_checkable
+class LosableRequests(RequestSurface, Protocol):
+    """A scheduler that can tell its clients that a rank was lost. One that cannot answers as for an abort."""
+
+    def lose_all(self) -> int:
+        """Answer every running request with an error that says "ask again"; return how many."""
+        ...
+
+
+class StagedWeights(WeightTarget, Protocol):
+    """One version that is being staged beside the served one; also the target of its load.
+
+    Loaded, made ready and given back by a thread beside the one that serves, flipped by the one that serves;
+    never by both at a time. Until :meth:`flip` it must not write to what is served, nor let go of it.
+    """
+
+    def make_ready(self, captured: frozenset[str]) -> None:
+        """Do and check everything that can fail, so that :meth:`flip` cannot.
+
+        Parameters
+        ----------
+        captured : frozenset of str
+            Names of tensors whose addresses must stay what they are: their bytes are copied, while the
+            others change their memory.
+
+        Raises
+        ------
+        Exception
+            If the flip would not succeed. The served version is untouched.
+        """
+        ...
+
+    def is_ready(self) -> bool:
+        """Whether :meth:`make_ready` has succeeded, so that a flip would flip every tensor."""
+        ...
+
+    def flip(self) -> None:
+        """Make the staged version the served one. Takes a time that does not depend on how large it is.
+
+        Except for captured tensors, whose bytes are copied. What served before stays in memory, unreachable,
+        until :meth:`give_back`, since letting it go takes time.
+        """
+        ...
+
+    def unflipped(self) -> str | None:
+        """Look whether :meth:`flip` was done: return the first tensor that serves something else.
+
+        Asked after the flip, inside the pause: a look at each address, not at the bytes.
+        """
+        ...
+
+    def give_back(self) -> int:
+        """Let go of the memory that does not serve, tensor by tensor; return its bytes. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class StageableWeights(Protocol):
+    """Weights that can be staged."""
+
+    def stage(self) -> StagedWeights:
+        """Begin another version; takes no memory yet."""
+        ...
+
+
+@runtime_checkable
+class AvailableMemory(Protocol):
+    """Memory that can say how much of it may still be taken."""
+
+    @property
+    def shared_by_ranks(self) -> bool:
+        """Whether all ranks of the node draw on it, as they do on the host's; not so on a device each."""
+        ...
+
+    def available_bytes(self) -> int | None:
+        """Bytes that can be taken now without taking them from somebody else; None if that is not known."""
+        ...

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from wsm.actions.backends.available_memory import available_bytes
+from wsm.actions.backends.paddle_memory import available_bytes
 from wsm.cli.configuration import read_config
 from wsm.cli.failures import CommandEndedError, wrong_usage
 from wsm.cli.options import Version, json_option

@@ -1,6 +1,6 @@
 """Continuous batching on rank 0: who is admitted, what the next step computes, who is finished.
 
-A :class:`wsm.actions.request_surfaces.HoldingRequestSurface`. Blocks for the longest possible sequence of a
+A :class:`wsm.actions.surfaces.HoldingRequestSurface`. Blocks for the longest possible sequence of a
 request are held from admission on, so a running request never has to be pushed out for want of memory. The
 other ranks have a scheduler for the surface; it is always empty, since rank 0 tells them what to compute.
 """

@@ -20,8 +20,8 @@ from typing import Any
 from wsm import log
 from wsm.actions.backends.paddle_groups import PaddleGlooGroups
 from wsm.actions.backends.rendezvous import FileRendezvous
+from wsm.actions.measuring import AddressContract
 from wsm.actions.options import PlanOptions
-from wsm.actions.weights import AddressContract
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
 from wsm.rollout.process_life import Stop, end_with
 from wsm.rollout.request_service import RequestService

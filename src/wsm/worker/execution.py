@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from wsm.actions.base import Action, ActionContext
-from wsm.actions.sequence import Plan, Plans
+from wsm.actions.base import Action, ActionContext, Plan, Plans
 from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.errors import InternalError

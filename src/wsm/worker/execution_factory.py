@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from wsm.actions.base import ActionContext
-from wsm.actions.sequence import Plans
+from wsm.actions.base import ActionContext, Plans
 from wsm.actions.surfaces import Runner
 from wsm.clock import Clock
 from wsm.command import (

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from wsm.actions import measuring
-from wsm.actions.backends.available_memory import available_bytes
+from wsm.actions.backends.paddle_memory import available_bytes
 from wsm.actions.base import ActionContext
-from wsm.actions.staging_surface import AvailableMemory
+from wsm.actions.surfaces import AvailableMemory
 from wsm.command import PartialUpdateRefusedError
 from wsm.errors import WsmError
 from wsm.strategies.applier.admission import MemoryNeed

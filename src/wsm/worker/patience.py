@@ -5,7 +5,7 @@ Knows phases and deadlines; what an expired wait leads to is the protocol's matt
 
 from __future__ import annotations
 
-from wsm.actions.request_surfaces import RequestSurface
+from wsm.actions.surfaces import RequestSurface
 from wsm.clock import Clock
 from wsm.config import Deadlines
 from wsm.states.rank_state import Phase, RankState

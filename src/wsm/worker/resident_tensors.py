@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from wsm.actions.measuring import resident_digest, resident_tensors
 from wsm.actions.options import PlanOptions
-from wsm.actions.verify import resident_digest, resident_tensors
 from wsm.strategies.applier.tensor_ledger import keep_ledger
 from wsm.strategies.tensor import WeightTarget
 

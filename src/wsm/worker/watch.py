@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wsm.actions.base import Action
-from wsm.actions.sequence import Plan, Plans
+from wsm.actions.base import Action, Plan, Plans
 from wsm.clock import Clock
 from wsm.declared_plans import DeclaredAction, DeclaredPlan, DeclaredPlans
 from wsm.errors import WsmError

@@ -1,1 +1,17 @@
-"""Surfaces for real engines. The only place below the rollout group where paddle is imported, lazily."""
+"""The surfaces over real engines: paddle's tensors, memory and communicators, and FastDeploy's objects.
+
+=======================  ===================================================================================
+module                   behind it
+=======================  ===================================================================================
+:mod:`.fastdeploy`       FastDeploy's model runner, proposer, buffers and scheduler
+:mod:`.paddle_weights`   parameters of paddle layers in host memory; :mod:`._paddle_staging`, a second version
+:mod:`.device_weights`   parameters of paddle layers in device memory, and a second version of them
+:mod:`.paddle_memory`    what a process occupies, on the host and on a GPU, and what it may still take
+:mod:`.paddle_groups`    communicators: Gloo's (with :mod:`._gloo_sockets`) and those of devices
+:mod:`.rendezvous`       where the members of a group find each other
+:mod:`.paddle_bytes`     a tensor's memory as bytes, the same on every build of paddle
+:mod:`.errors`           what can go wrong
+=======================  ===================================================================================
+
+Nothing is imported here, since each brings paddle.
+"""

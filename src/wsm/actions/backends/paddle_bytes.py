@@ -4,6 +4,9 @@ Responsible for the calls that differ. Paddle 2.6 has no ``__dlpack__`` and copi
 capsule, and views by DLPack are read-only before numpy 2; so views go by address here and adopted memory by
 the constructor behind ``paddle.to_tensor``, both measured alike on paddlepaddle-gpu 2.6.2 and paddlepaddle
 3.3.1. It must not know models or names, and it checks no place: a view of device memory cannot be read.
+
+Numpy knows neither bfloat16 nor float8, and paddle's DLPack refuses both, so their bytes travel as integers
+of the same width.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from wsm.actions.backends.carriers import carrier_name
-from wsm.strategies.paddle_dtypes import paddle_name
+from wsm.actions.backends.errors import UnsupportedTensorError
+from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 
 
 class _Held:
@@ -108,3 +111,28 @@ def _as_vector(scalar: Any) -> Any:
     vector = paddle.empty([1], dtype=scalar.dtype)
     scalar._share_buffer_to(vector)
     return vector
+
+
+#: Paddle dtypes that DLPack refuses, and the one that carries their bytes.
+_CARRIERS = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e5m2": "int8"}
+
+
+def safetensors_name(tensor: Any, *, name: str) -> str:
+    """Return a paddle tensor's dtype under safetensors' name.
+
+    Raises
+    ------
+    UnsupportedTensorError
+        If it has none; `name` says which tensor it was.
+    """
+    found = paddle_name(tensor)
+    if found not in PADDLE_DTYPES:
+        raise UnsupportedTensorError(
+            tensor=name, found=f"of dtype {found}", supported=", ".join(PADDLE_DTYPES)
+        )
+    return PADDLE_DTYPES[found]
+
+
+def carrier_name(paddle_dtype: str) -> str:
+    """Return the dtype, known to numpy and paddle alike, that carries the bytes of `paddle_dtype`."""
+    return _CARRIERS.get(paddle_dtype, paddle_dtype)

@@ -1,13 +1,18 @@
-"""Communicators on Gloo that can really be destroyed and created again.
+"""Paddle's communicators: on Gloo, destroyed and created again, and on devices, shut down and restarted.
 
-Responsible for the one recipe that works on paddle 3.3: no ``init_parallel_env`` (its world can
-never be made twice), a fresh store per creation (a second group on one store may meet the addresses
-of the first), group ids that are never used twice. It must not know when groups go or come.
+Responsible for the one recipe that works on paddle 3.3: no ``init_parallel_env`` (its world can never be
+made twice), a fresh store per creation (a second group on one store may meet the addresses of the first),
+group ids that are never used twice. It must not know when groups go or come.
 
-``destroy`` of paddle's C++ map drops that map's references to all groups together. It ends only those
-that nobody else holds: the groups that stay up are held here, go on working through that reference,
-and so one kind can be shut down alone. Collectives addressed by ring id instead of by group object,
-as in static graphs, would lose their groups; this backend is for eager execution.
+``destroy`` of paddle's C++ map drops that map's references to all groups together. It ends only those that
+nobody else holds: the groups that stay up are held here, go on working through that reference, and so one
+kind can be shut down alone. Collectives addressed by ring id instead of by group object, as in static
+graphs, would lose their groups; this backend is for eager execution.
+
+:class:`DeviceGroups` holds communicators that paddle can shut down and restart itself (NCCL), by the calls
+that FastDeploy makes. It asks for those calls before anything begins: builds differ, and a group without
+``shutdown`` (Gloo) fails in the middle of a clear (FastDeploy#7951). The engine created those groups, and
+they stay the same objects.
 """
 
 from __future__ import annotations
@@ -22,15 +27,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wsm.actions.backends._gloo_sockets import StoreDeadline, cut, reserve_port, tcp_sockets, without_nagle
 from wsm.actions.backends.errors import (
+    CallMissingError,
     GroupCreationError,
     GroupDownError,
     GroupMembershipError,
     GroupStillHeldError,
 )
-from wsm.actions.backends.gloo_sockets import cut, tcp_sockets
 from wsm.actions.backends.rendezvous import Endpoint, Rendezvous
-from wsm.actions.backends.store_sockets import StoreDeadline, reserve_port, without_nagle
 from wsm.actions.surfaces import GroupKind
 
 #: Descriptors that one creation may need beside 2 to 4 per member that stay open for good.
@@ -278,3 +283,92 @@ def _holders(held: Any) -> list[str]:
         elif referrer.f_globals is not globals():
             found.add(f"a local variable of {referrer.f_code.co_name}()")
     return sorted(found) or ["something outside Python"]
+
+
+_CALLS = ("barrier", "shutdown_process_group", "restart_process_group")
+
+
+class DeviceGroups:
+    """One rank's communicators as a :class:`wsm.actions.surfaces.ProcessGroupSurface`.
+
+    Parameters
+    ----------
+    groups : mapping of GroupKind to paddle.distributed group
+        In the order of creation, all up.
+    distributed : module, optional
+        What stands for ``paddle.distributed``, which is taken if not given.
+
+    Raises
+    ------
+    CallMissingError
+        If this build of paddle, or one of the groups, cannot be shut down.
+    """
+
+    def __init__(self, groups: Mapping[GroupKind, Any], distributed: Any = None) -> None:
+        self._distributed = _paddle_distributed() if distributed is None else distributed
+        for call in _CALLS:
+            if not hasattr(self._distributed, call):
+                raise CallMissingError(
+                    owner="paddle.distributed",
+                    call=call,
+                    needed_for="shutting groups down and restarting them",
+                )
+        for kind, group in groups.items():
+            if not hasattr(group.process_group, "shutdown"):
+                raise CallMissingError(
+                    owner=f"the {kind.value} group ({type(group.process_group).__name__})",
+                    call="shutdown",
+                    needed_for="shutting it down; PaddleGlooGroups is the backend for Gloo, and it",
+                )
+        self._groups = dict(groups)
+        self._up = set(groups)
+
+    def kinds(self) -> Sequence[GroupKind]:
+        """The kinds that this rank belongs to, in the order in which they are created."""
+        return tuple(self._groups)
+
+    def alive(self, kind: GroupKind) -> bool:
+        """Whether the communicator can be used."""
+        return kind in self._up
+
+    def group(self, kind: GroupKind) -> Any:
+        """Return the group, None while it is shut down."""
+        return self._groups[kind] if kind in self._up else None
+
+    def barrier(self, kind: GroupKind) -> None:
+        """Wait for all members. Collective.
+
+        Raises
+        ------
+        GroupDownError
+            If the communicator is down: a barrier on it would hang.
+        """
+        if kind not in self._up:
+            raise GroupDownError(kind=kind.value)
+        self._distributed.barrier(self._groups[kind])
+
+    def shut_down(self, kind: GroupKind) -> None:
+        """Free what the communicator holds. Collective. Idempotent."""
+        if kind in self._up:
+            self._distributed.shutdown_process_group(self._groups[kind])
+            self._up.discard(kind)
+
+    def restart(self, kind: GroupKind, *, incarnation: str) -> None:  # noqa: ARG002 - NCCL meets by itself
+        """Bring the same group back. Collective. Idempotent.
+
+        Parameters
+        ----------
+        kind : GroupKind
+            One of :meth:`kinds`.
+        incarnation : str
+            Not needed: paddle keeps the rendezvous of a group that it restarts.
+        """
+        if kind not in self._up:
+            self._distributed.restart_process_group(self._groups[kind])
+            self._up.add(kind)
+
+
+def _paddle_distributed() -> Any:
+    from paddle import distributed  # noqa: PLC0415 - a second of import time for workers only
+
+    return distributed

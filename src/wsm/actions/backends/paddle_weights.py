@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from wsm.actions.backends import paddle_bytes
-from wsm.actions.backends.carriers import carrier_name, safetensors_name
+from wsm.actions.backends._paddle_staging import PaddleStaging
 from wsm.actions.backends.errors import AdoptionError, TensorChangedError, UnsupportedTensorError
-from wsm.actions.backends.paddle_staging import PaddleStaging
+from wsm.actions.backends.paddle_bytes import carrier_name, safetensors_name
 from wsm.strategies.paddle_dtypes import paddle_name
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 from wsm.strategies.transposing import in_source_order, swapped_shape

@@ -164,7 +164,7 @@ class StepLike(Protocol):
 
 
 class PlanLike(Protocol):
-    """What is read of a plan; :class:`wsm.actions.sequence.Plan` is one."""
+    """What is read of a plan; :class:`wsm.actions.base.Plan` is one."""
 
     @property
     def name(self) -> str:

@@ -1,8 +1,10 @@
-"""The sockets of one TCPStore inside this process: a port for it, its latency, its deadline.
+"""The sockets that Gloo and its store open in this process: port, latency, deadline, and how they are cut.
 
-Paddle opens these sockets and hands out neither a descriptor nor a timeout, so they are found by the
-store's port among the descriptors of this process. No other socket is touched. Nothing here knows
-what travels through a store.
+Paddle opens these sockets and hands out neither a descriptor nor a timeout, so a store's are found by its
+port among the descriptors of this process, and a communicator's are those that appeared while it was made.
+Gloo has no call that ends a blocked collective; one whose connections are shut down raises within
+milliseconds (measured on paddle 3.3). Sockets are remembered by inode: a descriptor's number may name
+something else by the time it matters. Nothing here knows what travels through them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -147,3 +149,40 @@ def _peer(connection: socket.socket) -> tuple[str, int] | None:
     except OSError:  # listening: it has no peer
         return None
     return address, port
+
+
+def tcp_sockets() -> dict[int, int]:
+    """Return the descriptor of every TCP socket of this process, by inode."""
+    return dict(_tcp_sockets())
+
+
+def _tcp_sockets() -> Iterator[tuple[int, int]]:
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile, or no socket
+            descriptor = int(entry.name)
+            status = os.fstat(descriptor)
+            if not stat.S_ISSOCK(status.st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+                if duplicate.family in (socket.AF_INET, socket.AF_INET6) and (
+                    duplicate.type == socket.SOCK_STREAM
+                ):
+                    yield status.st_ino, descriptor
+
+
+def cut(inodes: Collection[int]) -> int:
+    """Shut the sockets down that are still open; whoever waits for one of them raises. Return how many."""
+    count = 0
+    for inode, descriptor in tcp_sockets().items():
+        if inode in inodes:
+            with contextlib.suppress(OSError):  # closed meanwhile, or not connected any more
+                count += _cut_one(inode, descriptor)
+    return count
+
+
+def _cut_one(inode: int, descriptor: int) -> bool:
+    with socket.socket(fileno=os.dup(descriptor)) as duplicate:
+        if os.fstat(duplicate.fileno()).st_ino != inode:
+            return False
+        duplicate.shutdown(socket.SHUT_RDWR)
+        return True

@@ -55,7 +55,7 @@ class ServedTensors(Protocol):
 
 
 class PaddleStaging:
-    """A :class:`wsm.actions.staging_surface.StagedWeights` for parameters in host memory.
+    """A :class:`wsm.actions.surfaces.StagedWeights` for parameters in host memory.
 
     Parameters
     ----------

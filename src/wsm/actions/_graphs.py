@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext
 from wsm.actions.errors import PostconditionError
+from wsm.actions.measuring import AddressContract
 from wsm.actions.surfaces import GraphSurface, NamingGraphs, require
-from wsm.actions.weights import AddressContract
 
 
 def _main(context: ActionContext, action: str) -> Iterator[GraphSurface]:

@@ -1,9 +1,9 @@
 """What becomes of the requests around a weight change: stop, settle by policy, forget inputs, go on.
 
-Responsible for the three in-flight policies and for nothing else. It must not know why requests
-are stopped, nor touch weights or caches. Admission ends before the rank parks, since a drained
-scheduler has to step; whatever ends or freezes a request waits until the command is accepted, so
-that a refused command has cost nobody an answer.
+Responsible for the three in-flight policies, and for the records of expert choices (routing replay, R3)
+that must not outlive their requests (FastDeploy#6569). It must not know why requests are stopped, nor touch
+weights or caches. Admission ends before the rank parks, since a drained scheduler has to step; a request is
+ended or frozen only after the command was accepted, so that a refused command has cost no answer.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, SteppedAction
 from wsm.actions.errors import PostconditionError, PreconditionError, SurfaceMissingError
-from wsm.actions.request_surfaces import (
+from wsm.actions.surfaces import (
     FreezingRequestSurface,
     HoldingRequestSurface,
     KnownAdmission,
     LosableRequests,
+    RoutingReplaySurface,
+    require,
 )
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
@@ -156,3 +158,31 @@ class ResetInputs(Action):
     def run(self, context: ActionContext) -> None:
         """Reset the inputs of the main model. Local."""
         context.runner.requests.reset_inputs()
+
+
+def _replay(context: ActionContext, action: str) -> RoutingReplaySurface:
+    return require(context.runner.routing_replay, name="routing_replay", action=action)
+
+
+class ForgetRoutingReplay(Action):
+    """Forget the records of all requests, except under KEEP, whose requests go on and still own theirs."""
+
+    name = names.FORGET_ROUTING_REPLAY
+    purpose = "forget routing records of ended requests"
+
+    def run(self, context: ActionContext) -> None:
+        """Forget. Local."""
+        replay = _replay(context, self.name)
+        if context.in_flight is not InFlightPolicy.KEEP:
+            replay.clear_all_requests()
+
+
+class ResumeRoutingReplay(Action):
+    """Go on recording, once the model is whole again (FastDeploy#6604)."""
+
+    name = names.RESUME_ROUTING_REPLAY
+    purpose = "go on recording expert choices"
+
+    def run(self, context: ActionContext) -> None:
+        """Resume. Local."""
+        _replay(context, self.name).resume()
