@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from wsm.states.explore import EPOCH_EVENTS, explore, reachable_without_a_new_epoch
+from wsm.states.check import EPOCH_EVENTS, explore, reachable_without_a_new_epoch
 from wsm.states.joint import FORBIDDEN, START
 from wsm.states.machine import LifeCycle
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART

@@ -19,9 +19,9 @@ from wsm.exploration.probing import check_refusals
 from wsm.exploration.scope import Scope
 from wsm.exploration.search import Findings, explore
 from wsm.states import decide, epochs, joint, park, phases, rank, restoring, takeover, votes
-from wsm.states.chart import Row
 from wsm.states.phases import Effect, Event, Happened, Look, Outcome, When
 from wsm.states.rank_state import Move, Phase, RankState, Todo
+from wsm.states.table import Row
 from wsm.states.takeover import Duty, Role
 from wsm.states.view import View
 from wsm.states.vocabulary import KVEvent, KVState, WeightState

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from wsm.states.chart import Event, Guard
-from wsm.states.explore import explore
+from wsm.states.check import explore
 from wsm.states.joint import START, JointState
 from wsm.states.journal import TransitionRecord
 from wsm.states.machine import LifeCycle
+from wsm.states.table import Event, Guard
 
 Move = tuple[Event, bool, bool]  # event, kept, kv_kept
 Fire = Callable[..., TransitionRecord]

@@ -10,11 +10,9 @@ import pytest
 
 from wsm.states import check as check_module
 from wsm.states import machine as machine_module
-from wsm.states.chart import Chart, Guard, Row
-from wsm.states.check import check_chart, check_joint, check_tables
-from wsm.states.explore import explore
+from wsm.states.check import check_chart, check_joint, check_tables, explore
 from wsm.states.joint import NEEDS, JointState
-from wsm.states.table import KV_CHART, WEIGHT_CHART
+from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Guard, Row
 from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
 
 W, E = WeightState, WeightEvent
@@ -134,9 +132,26 @@ def test_a_seeded_fault_is_found(chart: Chart, expected: str) -> None:
     assert any(finding.startswith(expected) for finding in found), found
 
 
+#: Those of the third table, whose seeded faults are in test_phase_check.py.
+OF_PHASES = {
+    "no answer",
+    "unexplained phase",
+    "row that is never taken",
+    "no outcome",
+    "idle outcome",
+    "trap",
+    "unreachable phase",
+    "broken promise",
+    "abort",
+    "last word",
+    "condition",
+    "unused condition",
+}
+
+
 def test_every_check_has_a_seeded_fault() -> None:
     source = Path(check_module.__file__).read_text()
-    checks = set(re.findall(r'(?:_found|Finding)\(\s*"([^"]+)"', source))
+    checks = set(re.findall(r'(?:_found|_in_phase|Finding)\(\s*"([^"]+)"', source)) - OF_PHASES
     seeded = {expected.partition(":")[0] for _, expected in FAULTS.values()}
     seeded_below = {"name collision", "machine", "joint pair", "joint dead end"}
     assert checks == seeded | seeded_below

@@ -11,7 +11,6 @@ import pytest
 from transitions import Machine
 
 from wsm.states import machine as machine_module
-from wsm.states.chart import Event, Guard
 from wsm.states.errors import (
     ConcurrentFireError,
     FlagError,
@@ -21,7 +20,7 @@ from wsm.states.errors import (
 from wsm.states.joint import START, JointState, step
 from wsm.states.journal import TransitionRecord
 from wsm.states.machine import LifeCycle
-from wsm.states.table import CHARTS
+from wsm.states.table import CHARTS, Event, Guard
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
 

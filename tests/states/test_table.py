@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
-from wsm.states.chart import Chart, Event
 from wsm.states.errors import IllegalTransitionError, JointRuleError
 from wsm.states.joint import JointState
 from wsm.states.machine import LifeCycle
-from wsm.states.table import KV_CHART, KV_TABLE, WEIGHT_CHART, WEIGHT_TABLE
+from wsm.states.table import KV_CHART, KV_TABLE, WEIGHT_CHART, WEIGHT_TABLE, Chart, Event
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
 WEIGHTS = """

@@ -13,9 +13,8 @@ from wsm.actions.surfaces import GroupKind
 from wsm.cli.errors import DiagramsDifferError, TablesFaultyError
 from wsm.cli.printing import show
 from wsm.cli.teaching_command import TeachingCommand
-from wsm.states.check import check_tables
+from wsm.states.check import check_phases, check_tables
 from wsm.states.diagram import compare, render_all, summarise, write, write_svg
-from wsm.states.phase_check import check_phases
 from wsm.states.phase_drawing import phase_drawing, phase_page
 
 #: Where a clone of wsm has the files; an installed wheel has none.

@@ -11,9 +11,9 @@ from itertools import product
 
 from wsm.exploration.errors import RuleBrokenError
 from wsm.states import joint as tables
-from wsm.states.chart import Event
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.joint import JointState
+from wsm.states.table import Event
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
 _EVENTS: tuple[Event, ...] = (*WeightEvent, *KVEvent)

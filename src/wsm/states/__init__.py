@@ -26,12 +26,11 @@ module                  answers
 :mod:`.restoring`       what is it owed then, and when is that tried again or given up?
 :mod:`.journal`         what happened? Entries, their lines of JSON, and the bounded record
 :mod:`.replay`          can it have happened? A journal held against the tables
-:mod:`.check`           are the tables of weights and KV cache sound? :mod:`.phase_check`: is the third one?
+:mod:`.check`           are the three tables sound?
 :mod:`.diagram`         what do they look like? Mermaid, DOT and the review table
 ======================  ==========================================================================
 
-Beside them: :mod:`.chart` (the shape of a table), :mod:`.phase_drawing` (the third table as a picture and
-a page), :mod:`.explore` (every joint state), :mod:`.errors`.
+Beside them: :mod:`.phase_drawing` (the third table as a picture and a page), :mod:`.errors`.
 
 The rules of the group were model-checked before they were written (park and vote, aborts, deadlines,
 crashes of ranks and of the controller). Three of them carry everything else:

@@ -1,21 +1,41 @@
-"""Static checks of the tables: faults that `transitions` would show at run time, if at all.
+"""Static checks of the three tables: faults that `transitions` would show at run time, if at all.
 
 It accepts unknown states, rows that can never be taken, events that collide with a model's methods, and
-states without a way out. Each check here takes a chart and yields findings, so that the tests can seed a
-fault and see it found. Run by the tests and by ``wsm diagrams --check``; nothing is checked when a worker
-starts, since the tables cannot change between a release and its start.
+states without a way out. Each check takes tables and yields findings, so that the tests can seed a fault and
+see it found. Run by the tests and by ``wsm diagrams --check``; nothing is checked when a worker starts, since
+the tables cannot change between a release and its start.
+
+The checks of weights and KV cache together go through every joint state that one rank can be in
+(:func:`explore`): a few dozen states, milliseconds. What ranks do to each other is the protocol's, and is
+explored elsewhere.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
-from wsm.states.chart import Chart, Event, Region, Row, State
-from wsm.states.explore import JointEdge, explore, reachable_without_a_new_epoch, states_of
-from wsm.states.joint import FORBIDDEN, START, serving
+from wsm.states import phases
+from wsm.states.errors import IllegalTransitionError
+from wsm.states.joint import FORBIDDEN, START, JointState, serving, step
 from wsm.states.machine import ChartMachine, Edge
-from wsm.states.table import CHARTS
+from wsm.states.phases import (
+    ABORTABLE,
+    HOT_ABORTABLE,
+    LOOKS,
+    MEANINGS,
+    OF_THE_RANK,
+    OF_THE_WORDS,
+    OUTCOMES,
+    Look,
+    Outcome,
+    When,
+)
+from wsm.states.rank_state import Phase, Todo
+from wsm.states.table import CHARTS, Chart, Event, Region, Row, State
+from wsm.states.vocabulary import KVEvent, WeightEvent
 
 #: Values of the events that end a decision, and everything.
 _ABORT, _COMMIT, _LOST = "abort", "commit", "lost"
@@ -210,4 +230,260 @@ _CHECKS: tuple[Callable[[Chart], Iterator[Finding]], ...] = (
     _work_has_a_plan,
     _no_event_is_a_method,
     _the_machine_is_the_table,
+)
+
+
+EVENTS: tuple[Event, ...] = (*WeightEvent, *KVEvent)
+
+#: Ends what a rank held because its group's incarnation ended; no way of working.
+EPOCH_EVENTS: frozenset[Event] = frozenset({WeightEvent.LOST, KVEvent.LOST})
+
+
+@dataclass(frozen=True)
+class JointEdge:
+    """One way from a joint state to another.
+
+    Parameters
+    ----------
+    source, dest : JointState
+        From where to where.
+    row : Row
+        The row of the table that it takes.
+    kv_kept : bool
+        The KV policy under which it leads there.
+    """
+
+    source: JointState
+    row: Row
+    dest: JointState
+    kv_kept: bool
+
+
+def outgoing(joint: JointState) -> Iterator[JointEdge]:
+    """Iterate over everything that can happen in a joint state, for all flags that an event can carry."""
+    found: set[JointEdge] = set()
+    for event, kept, kv_kept in product(EVENTS, (True, False), (True, False)):
+        try:
+            row, after = step(joint, event, kept=kept, kv_kept=kv_kept)
+        except IllegalTransitionError:
+            continue
+        edge = JointEdge(joint, row, after, kv_kept or event is not WeightEvent.UPDATE)
+        if edge not in found:
+            found.add(edge)
+            yield edge
+
+
+def explore(start: JointState = START) -> tuple[JointEdge, ...]:
+    """Return every edge that can be reached, nearest first; always in the same order."""
+    edges: list[JointEdge] = []
+    seen, waiting = {start}, deque([start])
+    while waiting:
+        for edge in outgoing(waiting.popleft()):
+            edges.append(edge)
+            if edge.dest not in seen:
+                seen.add(edge.dest)
+                waiting.append(edge.dest)
+    return tuple(edges)
+
+
+def states_of(edges: Iterable[JointEdge]) -> tuple[JointState, ...]:
+    """Return every joint state that the edges touch, once, in their order."""
+    return tuple(dict.fromkeys(state for edge in edges for state in (edge.source, edge.dest)))
+
+
+def reachable_without_a_new_epoch(edges: Iterable[JointEdge], start: JointState) -> frozenset[JointState]:
+    """Return the joint states that lie ahead of `start` if no epoch ends."""
+    onward: dict[JointState, list[JointState]] = {}
+    for edge in edges:
+        if edge.row.event not in EPOCH_EVENTS:
+            onward.setdefault(edge.source, []).append(edge.dest)
+    seen, waiting = {start}, [start]
+    while waiting:
+        for state in onward.get(waiting.pop(), ()):
+            if state not in seen:
+                seen.add(state)
+                waiting.append(state)
+    return frozenset(seen)
+
+
+#: What can come of each thing to do. What is not here is looked at again, or is a step, which moves no phase.
+EVENTS_OF: dict[Todo, frozenset[phases.Event]] = {
+    Todo.BEGIN: frozenset({phases.Event.BEGAN, phases.Event.REFUSED}),
+    Todo.DRAIN: frozenset({phases.Event.DRAINED, phases.Event.FAILED}),
+    Todo.ACCEPT: frozenset({phases.Event.ACCEPTED, phases.Event.FAILED}),
+    Todo.RUN: frozenset({phases.Event.ACTION_DONE, phases.Event.FAILED}),
+    Todo.FORSAKEN: frozenset({phases.Event.FAILED}),
+    Todo.FINISH: frozenset({phases.Event.FINISHED, phases.Event.FAILED}),
+    Todo.STAGE: frozenset({phases.Event.STAGED, phases.Event.FAILED}),
+    Todo.COMMIT: frozenset({phases.Event.COMMITTED}),
+    Todo.UNDO: frozenset({phases.Event.STOPPED}),
+    Todo.KEEP: frozenset({phases.Event.KEPT, phases.Event.FAULTED}),
+    Todo.DROP: frozenset({phases.Event.CLEARED, phases.Event.FAULTED}),
+}
+
+#: Phases in which something was promised to the group, with the events that would break the promise.
+PROMISES: dict[Phase, frozenset[phases.Event]] = {
+    Phase.VOTING: frozenset({phases.Event.EXPIRED}),
+    Phase.PREPARED: frozenset({phases.Event.EXPIRED, phases.Event.FAILED}),
+    Phase.STAGED: frozenset({phases.Event.EXPIRED, phases.Event.FAILED}),
+    Phase.COMMITTING: frozenset({phases.Event.EXPIRED, phases.Event.FAILED}),
+    Phase.STOPPED: frozenset({phases.Event.EXPIRED, phases.Event.FAILED}),
+}
+
+
+@dataclass(frozen=True)
+class PhaseTables:
+    """Both tables, as they are checked together.
+
+    Parameters
+    ----------
+    looks : sequence of Look
+        In the order in which they are asked.
+    outcomes : sequence of Outcome
+        In the order in which they are asked.
+    """
+
+    looks: Sequence[Look] = LOOKS
+    outcomes: Sequence[Outcome] = OUTCOMES
+
+    @property
+    def rows(self) -> list[Look | Outcome]:
+        """All rows."""
+        return [*self.looks, *self.outcomes]
+
+
+def check_phases(tables: PhaseTables | None = None) -> list[Finding]:
+    """Run every check; an empty list is good news."""
+    tables = tables or PhaseTables()
+    return [finding for check in _PHASE_CHECKS for finding in check(tables)]
+
+
+def _every_phase_has_an_answer(tables: PhaseTables) -> Iterator[Finding]:
+    for phase in Phase:
+        rows = [row for row in tables.looks if row.phase is phase]
+        if not rows or rows[-1].when:
+            yield _in_phase("no answer", phase, "its last row has conditions, so a look may find nothing")
+        if phase not in MEANINGS:
+            yield _in_phase("unexplained phase", phase, "it has no meaning in one line")
+
+
+def _every_row_can_be_taken(tables: PhaseTables) -> Iterator[Finding]:
+    for table in (tables.looks, tables.outcomes):
+        asked: list[tuple[Phase, phases.Event | None, frozenset[When]]] = []
+        for row in table:
+            event = row.event if isinstance(row, Outcome) else None
+            when = frozenset(row.when)
+            if any((row.phase, event) == earlier[:2] and earlier[2] <= when for earlier in asked):
+                yield _in_phase("row that is never taken", row.phase, f"an earlier row hides {_name(row)}")
+            asked.append((row.phase, event, when))
+
+
+def _every_thing_to_do_has_its_outcomes(tables: PhaseTables) -> Iterator[Finding]:
+    known = {(row.phase, row.event) for row in tables.outcomes}
+    told: set[tuple[Phase, phases.Event]] = set()
+    for row in tables.looks:
+        phase = row.to or row.phase
+        told |= {(phase, event) for event in EVENTS_OF.get(row.todo, ())}
+    # A deadline passes without a thing to do, and is told as a failure.
+    told |= {(row.phase, phases.Event.FAILED) for row in tables.outcomes if row.event is phases.Event.EXPIRED}
+    for phase, event in sorted(told - known, key=str):
+        yield _in_phase("no outcome", phase, f"{event.name} may come of what is done there, and has no row")
+    for phase, event in sorted(told & known, key=str):
+        if [row for row in tables.outcomes if (row.phase, row.event) == (phase, event)][-1].when:
+            yield _in_phase("no outcome", phase, f"the last row of {event.name} has conditions")
+    for phase, event in sorted(known - told, key=str):
+        if event is not phases.Event.EXPIRED:
+            yield _in_phase("idle outcome", phase, f"nothing that is done there leads to {event.name}")
+
+
+def _idle_is_reached_from_everywhere(tables: PhaseTables) -> Iterator[Finding]:
+    edges = {(row.phase, row.to) for row in tables.rows if row.to is not None}
+    for phase in Phase:
+        if phase is Phase.IDLE:
+            continue
+        if Phase.IDLE not in _ahead(phase, edges):
+            yield _in_phase("trap", phase, "no way leads back to IDLE but a new epoch")
+        if phase not in _ahead(Phase.IDLE, edges):
+            yield _in_phase("unreachable phase", phase, "no way leads there from IDLE")
+
+
+def _ahead(start: Phase, edges: set[tuple[Phase, Phase]]) -> set[Phase]:
+    seen: set[Phase] = set()
+    waiting = [start]
+    while waiting:
+        here = waiting.pop()
+        for source, dest in edges:
+            if source is here and dest not in seen:
+                seen.add(dest)
+                waiting.append(dest)
+    return seen
+
+
+def _promises_are_kept(tables: PhaseTables) -> Iterator[Finding]:
+    for row in tables.outcomes:
+        if row.event in PROMISES.get(row.phase, ()):
+            yield _in_phase("broken promise", row.phase, f"{row.event.name} must not end it")
+
+
+def _an_abort_comes_first(tables: PhaseTables) -> Iterator[Finding]:
+    for phase in Phase:
+        wanted = [When.HOT_ABORTED] * (phase in HOT_ABORTABLE) + [When.ABORTED] * (phase in ABORTABLE)
+        rows = [row for row in tables.looks if row.phase is phase]
+        first = [row.when[0] for row in rows[: len(wanted)] if len(row.when) == 1]
+        heard = {each for row in rows for each in row.when} & {When.ABORTED, When.HOT_ABORTED}
+        if phase is not Phase.IDLE and (first != wanted or heard != set(wanted)):
+            names = ", ".join(each.name for each in wanted) or "no ABORT"
+            yield _in_phase("abort", phase, f"it must ask for {names} before all else")
+
+
+def _ends_say_so(tables: PhaseTables) -> Iterator[Finding]:
+    for row in tables.outcomes:
+        terminal = row.says is not None and row.says.is_terminal
+        if (row.to is Phase.IDLE) is not terminal:
+            yield _in_phase(
+                "last word",
+                row.phase,
+                f"{_name(row)} says {row.says and row.says.name} and goes to {row.to.name}",
+            )
+
+
+def _conditions_are_known(tables: PhaseTables) -> Iterator[Finding]:
+    for condition in When:
+        if (condition in OF_THE_RANK) is (condition in OF_THE_WORDS):
+            yield Finding(
+                "condition",
+                condition.name,
+                "it must be about the rank or about the words, not both or neither",
+            )
+    for row in tables.outcomes:
+        for condition in row.when:
+            if condition not in OF_THE_RANK:
+                yield _in_phase(
+                    "condition", row.phase, f"{_name(row)} depends on {condition.name}, which needs words"
+                )
+    used = {condition for row in tables.rows for condition in row.when}
+    for condition in When:
+        if condition not in used:
+            yield Finding("unused condition", condition.name, "no row has it")
+
+
+def _name(row: Look | Outcome) -> str:
+    conditions = ", ".join(condition.name for condition in row.when) or "always"
+    what = row.todo.name if isinstance(row, Look) else row.event.name
+    return f"{what} ({conditions})"
+
+
+def _in_phase(check: str, phase: Phase, problem: str) -> Finding:
+    return Finding(check, f"phase {phase.name}", problem)
+
+
+_PHASE_CHECKS: tuple[Callable[[PhaseTables], Iterator[Finding]], ...] = (
+    _every_phase_has_an_answer,
+    _every_row_can_be_taken,
+    _every_thing_to_do_has_its_outcomes,
+    _idle_is_reached_from_everywhere,
+    _promises_are_kept,
+    _an_abort_comes_first,
+    _ends_say_so,
+    _conditions_are_known,
 )

@@ -28,10 +28,10 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wsm.states.chart import Event
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.halves import plan_to_clear, plan_to_update
 from wsm.states.joint import START, JointState, serving, step
+from wsm.states.table import Event
 from wsm.states.vocabulary import (
     ALL_TAGS,
     KVEvent,

@@ -27,9 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wsm.states.chart import Chart, Event, Guard, Region, Row, State
 from wsm.states.errors import FlagError, IllegalTransitionError, JointRuleError
-from wsm.states.table import KV_CHART, WEIGHT_CHART
+from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, Region, Row, State
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
 
@@ -226,7 +225,7 @@ def step(
     event : Event
         What happens.
     kept : bool
-        For ``abort``: the group's outcome, see :class:`wsm.states.chart.Guard`.
+        For ``abort``: the group's outcome, see :class:`wsm.states.table.Guard`.
     kv_kept : bool
         For ``update`` of the weights: the command's KV policy, see :func:`follow`.
 

@@ -29,11 +29,10 @@ from typing import Any, NamedTuple
 from transitions import Machine, MachineError
 
 from wsm.states import joint
-from wsm.states.chart import Chart, Event, Guard, Row, State
 from wsm.states.errors import ConcurrentFireError, IllegalTransitionError, MachineDisagreesError
 from wsm.states.joint import JointState
 from wsm.states.journal import TransitionRecord
-from wsm.states.table import KV_CHART, WEIGHT_CHART
+from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, Row, State
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
 Observer = Callable[[TransitionRecord], None]

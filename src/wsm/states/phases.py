@@ -6,7 +6,7 @@ Two tables, and nothing else decides. :data:`LOOKS` is asked whenever the rank h
 group: of the rows of its phase, the first whose conditions all hold says what to do, which phase comes next,
 and which code the rank writes. :data:`OUTCOMES` is asked when the thing to do has been done: it says what the
 rank writes about that, and where it is then. :mod:`.rank` walks both; the static checks
-(:mod:`.phase_check`), the diagram and the seeded faults of the explorer are made from the same rows.
+(:mod:`.check`), the diagram and the seeded faults of the explorer are made from the same rows.
 
 **A phase that waits for others ends by a word.** PREPARED ends by a decision or a new epoch; so do PARKING
 once the rank stands, STAGED, and FAILED. A deadline makes a rank say FAILED (the rows of EXPIRED), and the

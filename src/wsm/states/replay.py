@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from wsm.states import journal as kinds
-from wsm.states.chart import Chart, Event, Guard, State
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.joint import START, JointState, serving, step
 from wsm.states.journal import STARTED, JournalEntry
-from wsm.states.table import CHARTS
+from wsm.states.table import CHARTS, Chart, Event, Guard, State
 from wsm.states.vocabulary import KVState, WeightEvent, WeightState
 
 _CHARTS: dict[str, Chart] = {chart.region.value: chart for chart in CHARTS}

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from wsm.states.chart import Chart, Region, Row, State
+from wsm.states.check import EPOCH_EVENTS, JointEdge, explore, reachable_without_a_new_epoch
 from wsm.states.diagram.model import Arrow, Drawing, Node, NodeKind, PlanSummary
-from wsm.states.explore import EPOCH_EVENTS, JointEdge, explore, reachable_without_a_new_epoch
 from wsm.states.joint import START, JointState, serving
-from wsm.states.table import KV_CHART, WEIGHT_CHART
+from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Region, Row, State
 from wsm.states.vocabulary import WHOLE_PLANS, KVState, PlanName, WeightState
 
 _TITLES = {Region.WEIGHTS: "Weights of one rank", Region.KV: "KV cache of one rank"}

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from wsm.states.chart import Chart, Event, Guard, Region, Row, State
+from wsm.states.check import EPOCH_EVENTS, JointEdge, explore, reachable_without_a_new_epoch, states_of
 from wsm.states.diagram.model import PlanSummary
-from wsm.states.explore import EPOCH_EVENTS, JointEdge, explore, reachable_without_a_new_epoch, states_of
 from wsm.states.joint import FORBIDDEN, NEEDS, NOTHING_HELD, STALE, START, Need, chart_of, serving
-from wsm.states.table import KV_CHART, WEIGHT_CHART
+from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, Region, Row, State
 from wsm.states.vocabulary import PlanName, WeightEvent, WeightState
 
 _PREFACE = """\

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsm.states.chart import Event
 from wsm.states.diagram.dialogue import RANKS, Block, Branch, Item, Message, Note, Participant
 from wsm.states.diagram.model import PlanSummary, StepSummary
 from wsm.states.joint import JointState, step
+from wsm.states.table import Event
 from wsm.states.vocabulary import WeightEvent
 
 _A, _C, _W = Participant.CALLER, Participant.CONTROLLER, Participant.WORDS

@@ -10,28 +10,28 @@ import pytest
 from wsm.exploration.scope import Scope
 from wsm.exploration.search import explore
 from wsm.states import phases
-from wsm.states.phase_check import Tables, check_phases
+from wsm.states.check import PhaseTables, check_phases
 from wsm.states.phases import LOOKS, OUTCOMES, Event, Look, Outcome, When
 from wsm.states.rank_state import Phase, Todo
 from wsm.states.words import StatusCode
 
 
-def without(phase: Phase, what: Todo | Event, *when: When) -> Tables:
+def without(phase: Phase, what: Todo | Event, *when: When) -> PhaseTables:
     """The tables without one row."""
     looks = [row for row in LOOKS if (row.phase, row.todo, row.when) != (phase, what, when)]
     outcomes = [row for row in OUTCOMES if (row.phase, row.event, row.when) != (phase, what, when)]
     assert len(looks) + len(outcomes) == len(LOOKS) + len(OUTCOMES) - 1
-    return Tables(looks, outcomes)
+    return PhaseTables(looks, outcomes)
 
 
 def test_the_tables_are_sound() -> None:
     assert check_phases() == []
 
 
-FAULTS: dict[str, tuple[Tables, str]] = {
+FAULTS: dict[str, tuple[PhaseTables, str]] = {
     "a phase may find no row": (without(Phase.STAGED, Todo.WAIT), "no answer: phase STAGED"),
     "a row behind one that always holds": (
-        Tables(
+        PhaseTables(
             looks=[
                 *LOOKS,
                 Look(Phase.PREPARED, (When.BROKEN,), Todo.WAIT),
@@ -53,7 +53,7 @@ FAULTS: dict[str, tuple[Tables, str]] = {
         "abort: phase FAILED: it must ask for HOT_ABORTED, ABORTED before all else",
     ),
     "a vote that an ABORT ends": (
-        Tables(
+        PhaseTables(
             looks=[
                 Look(Phase.VOTING, (When.HOT_ABORTED,), Todo.KEEP, Phase.SETTLING),
                 Look(Phase.VOTING, (When.ABORTED,), Todo.UNDO, Phase.STOPPING),
@@ -63,13 +63,13 @@ FAULTS: dict[str, tuple[Tables, str]] = {
         "abort: phase VOTING: it must ask for no ABORT",
     ),
     "a deadline that ends PREPARED": (
-        Tables(
+        PhaseTables(
             outcomes=[*OUTCOMES, Outcome(Phase.PREPARED, Event.EXPIRED, (), Phase.FAILED, StatusCode.FAILED)]
         ),
         "broken promise: phase PREPARED: EXPIRED",
     ),
     "an end that no participant can read": (
-        Tables(
+        PhaseTables(
             outcomes=[
                 replace(row, says=StatusCode.STOPPED_TOUCHED) if row.event is Event.CLEARED else row
                 for row in OUTCOMES
@@ -78,18 +78,20 @@ FAULTS: dict[str, tuple[Tables, str]] = {
         "last word: phase SETTLING",
     ),
     "an outcome that depends on others": (
-        Tables(outcomes=[Outcome(Phase.STAGING, Event.STAGED, (When.BEHIND,), Phase.STAGED), *OUTCOMES]),
+        PhaseTables(outcomes=[Outcome(Phase.STAGING, Event.STAGED, (When.BEHIND,), Phase.STAGED), *OUTCOMES]),
         "condition: phase STAGING: STAGED (BEHIND)",
     ),
     "a trap": (
-        Tables(looks=[replace(row, to=Phase.STOPPING) if row.to is Phase.SETTLING else row for row in LOOKS]),
+        PhaseTables(
+            looks=[replace(row, to=Phase.STOPPING) if row.to is Phase.SETTLING else row for row in LOOKS]
+        ),
         "trap: phase STOPPED",
     ),
 }
 
 
 @pytest.mark.parametrize(("tables", "message"), FAULTS.values(), ids=FAULTS)
-def test_each_fault_of_a_table_is_found(tables: Tables, message: str) -> None:
+def test_each_fault_of_a_table_is_found(tables: PhaseTables, message: str) -> None:
     findings = [str(finding) for finding in check_phases(tables)]
     assert any(message in finding for finding in findings), findings
 
