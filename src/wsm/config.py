@@ -237,7 +237,7 @@ class WsmConfig(OwnSections):
         ------
         ConfigurationError
             If a section of its own is of another type, or lacks what it needs.
-        wsm.errors.WsmError
+        WsmError
             If there is no such strategy, as :func:`wsm.strategies.registry.strategy_called`.
         """
         read = sections_read(self.strategy, strategy_called(self.strategy))
@@ -301,7 +301,7 @@ def load_config(path: str | Path) -> WsmConfig:
     ------
     ConfigurationError
         If the file cannot be read, is not a mapping, or holds an unknown, missing or ill-typed value.
-    wsm.strategies.errors.StrategyImportError, NotAStrategyError, StrategyTakenError
+    BadInputError, RefusedError
         If it names a strategy that a package announces, and that cannot be had.
     """
     return config_from_mapping(read_mapping(path), where=str(path))
@@ -332,7 +332,7 @@ def config_from_mapping(content: Mapping[str, Any], *, where: str = "mapping") -
 
     Raises
     ------
-    wsm.errors.WsmError
+    WsmError
         As :func:`load_config`.
     """
     nested = {**OWN_SECTIONS, "deadlines": Deadlines, "engine_words": EngineWordsConfig}

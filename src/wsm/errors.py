@@ -1,4 +1,4 @@
-"""The roots of every error that wsm raises on purpose, split by who is at fault.
+"""Every error that a caller of wsm can branch on: the roots, split by who is at fault, and the public types.
 
 Every error has a stable `code`, keeps its context as attributes and says in its message what happened,
 where, and what to do. It is a type of its own where a caller does something different about it; everything
@@ -12,14 +12,134 @@ family                 meaning
 :class:`GroupError`    a rank, an action or a deadline of the group failed
 :class:`InternalError` wsm broke one of its own rules: a bug in wsm, please report it
 =====================  ====================================================================
+
+The public types are defined where they are raised, found here and in :mod:`wsm` (:data:`PUBLIC`), and listed
+with their codes and attributes in docs/errors.md.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wsm.printable import printable
+
+if TYPE_CHECKING:
+    from wsm.actions.errors import PostconditionError, PreconditionError
+    from wsm.config_reading import ConfigurationError
+    from wsm.controller.errors import (
+        ActionOverdueError,
+        CommandRefusedError,
+        CommandTimeoutError,
+        CommandWithdrawnError,
+        EpochEndedError,
+        MixedGroupError,
+        RankFailedError,
+        RankLostError,
+        UnsettledError,
+    )
+    from wsm.shared_directory import ForeignPathError
+    from wsm.signals.errors import RoleBusyError, SegmentMissingError, SegmentTruncatedError, SlotTakenError
+    from wsm.states.errors import CommandOpenError, EpochUsedError
+    from wsm.strategies.delta.errors import DeltaBaseError
+    from wsm.strategies.errors import (
+        DigestMismatchError,
+        LoadCancelledError,
+        PublisherBusyError,
+        SnapshotNotFoundError,
+        StorageError,
+        TensorReleasedError,
+        UnreadableFileError,
+        VersionExistsError,
+        VersionMismatchError,
+    )
+    from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerSilentError
+    from wsm.worker.errors import FlipFailedError, NotServingError
+
+__all__ = [
+    "PUBLIC",
+    "ActionOverdueError",
+    "BadInputError",
+    "CommandOpenError",
+    "CommandRefusedError",
+    "CommandTimeoutError",
+    "CommandWithdrawnError",
+    "ConfigurationError",
+    "DeltaBaseError",
+    "DigestMismatchError",
+    "EpochEndedError",
+    "EpochUsedError",
+    "FlipFailedError",
+    "ForeignPathError",
+    "GroupError",
+    "InternalError",
+    "LoadCancelledError",
+    "MixedGroupError",
+    "NoRoomError",
+    "NotServingError",
+    "PeerDiedError",
+    "PeerFailedError",
+    "PeerSilentError",
+    "PostconditionError",
+    "PreconditionError",
+    "PublisherBusyError",
+    "RankFailedError",
+    "RankLostError",
+    "RefusedError",
+    "RoleBusyError",
+    "SegmentMissingError",
+    "SegmentTruncatedError",
+    "SlotTakenError",
+    "SnapshotNotFoundError",
+    "StorageError",
+    "TensorReleasedError",
+    "UnreadableFileError",
+    "UnsettledError",
+    "VersionExistsError",
+    "VersionMismatchError",
+    "WsmError",
+    "error_name",
+]
+
+#: The module of each public type that is not a family, imported when the name is first asked for: the modules
+#: that define them need this one.
+PUBLIC = {
+    "ActionOverdueError": "wsm.controller.errors",
+    "CommandOpenError": "wsm.states.errors",
+    "CommandRefusedError": "wsm.controller.errors",
+    "CommandTimeoutError": "wsm.controller.errors",
+    "CommandWithdrawnError": "wsm.controller.errors",
+    "ConfigurationError": "wsm.config_reading",
+    "DeltaBaseError": "wsm.strategies.delta.errors",
+    "DigestMismatchError": "wsm.strategies.errors",
+    "EpochEndedError": "wsm.controller.errors",
+    "EpochUsedError": "wsm.states.errors",
+    "FlipFailedError": "wsm.worker.errors",
+    "ForeignPathError": "wsm.shared_directory",
+    "LoadCancelledError": "wsm.strategies.errors",
+    "MixedGroupError": "wsm.controller.errors",
+    "NotServingError": "wsm.worker.errors",
+    "PeerDiedError": "wsm.strategies.messages.errors",
+    "PeerFailedError": "wsm.strategies.messages.errors",
+    "PeerSilentError": "wsm.strategies.messages.errors",
+    "PostconditionError": "wsm.actions.errors",
+    "PreconditionError": "wsm.actions.errors",
+    "PublisherBusyError": "wsm.strategies.errors",
+    "RankFailedError": "wsm.controller.errors",
+    "RankLostError": "wsm.controller.errors",
+    "RoleBusyError": "wsm.signals.errors",
+    "SegmentMissingError": "wsm.signals.errors",
+    "SegmentTruncatedError": "wsm.signals.errors",
+    "SlotTakenError": "wsm.signals.errors",
+    "SnapshotNotFoundError": "wsm.strategies.errors",
+    "StorageError": "wsm.strategies.errors",
+    "TensorReleasedError": "wsm.strategies.errors",
+    "UnreadableFileError": "wsm.strategies.errors",
+    "UnsettledError": "wsm.controller.errors",
+    "VersionExistsError": "wsm.strategies.errors",
+    "VersionMismatchError": "wsm.strategies.errors",
+}
 
 # A message goes into logs, terminals and reports of a few KiB.
 _MAX_MESSAGE = 8000
@@ -89,6 +209,14 @@ def _rebuild(kind: type[WsmError], message: str, code: str, context: dict[str, A
     return error
 
 
+def error_name(error: BaseException) -> str:
+    """Return what a report, a journal or a message to another process calls `error`.
+
+    That is the code of an error of wsm, and the type of any other.
+    """
+    return error.code if isinstance(error, WsmError) else type(error).__name__
+
+
 class RefusedError(WsmError):
     """A request that cannot be carried out in the present state. Nothing was changed."""
 
@@ -107,3 +235,12 @@ class GroupError(WsmError):
 
 class InternalError(WsmError):
     """One of wsm's own rules was broken: a bug in wsm, not in the caller."""
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> type[WsmError]:
+        """Import the module that defines the public type `name`."""
+        if name not in PUBLIC:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(PUBLIC[name]), name)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from wsm.errors import BadInputError, NoRoomError, WsmError
+from wsm.errors import BadInputError, NoRoomError, WsmError, error_name
 from wsm.shortage import described, remedy
 
 #: Fact of a participant that holds a KV cache and no weights; its report says nothing about a version.
@@ -132,7 +132,7 @@ class FailureReport:
     action : str
         The action or the stage (``begin``, ``drain``, ``park`` ...) that failed.
     error, message : str
-        Type and text of the cause.
+        Code (of an error of wsm) or type, and text of the cause.
     traceback : str
         The remote traceback, its end where it was too long.
     no_room : bool
@@ -159,7 +159,7 @@ class FailureReport:
         return cls(
             rank,
             action,
-            type(error).__name__,
+            error_name(error),
             message[:_MAX_MESSAGE],
             lines[-_MAX_TRACEBACK:],
             no_room=isinstance(error, NoRoomError),

@@ -45,7 +45,7 @@ def test_a_policy_that_cannot_be_honoured_is_refused_and_nothing_changes(make_gr
         group.programs[0].tell("submit 1000000")
         with pytest.raises(CommandRefusedError, match="KV policy 'keep'") as caught:
             controller.update(2, kv_policy=KVPolicy.KEEP)
-        assert caught.value.error == "PolicyRefusedError"
+        assert caught.value.error == "policy-refused"
         assert "serves version 1" in caught.value.group
         assert_serves_on(group, controller)
         group.programs[0].tell("say")
@@ -61,7 +61,7 @@ def test_a_version_that_does_not_exist_leaves_the_old_one_on_all_ranks(make_grou
         with pytest.raises(RankFailedError, match="serves version 1") as caught:
             controller.update(404)
         assert caught.value.action == "load_weights"
-        assert caught.value.error == "SnapshotNotFoundError"
+        assert caught.value.error == "snapshot-not-found"
         assert "load_version" in caught.value.remote_traceback
         assert_serves_on(group, controller)
         assert_takes_a_good_update(group, controller)
@@ -104,7 +104,7 @@ def test_a_shard_that_turns_out_corrupt_half_way_clears_all_ranks(make_group):
     with group.boot() as controller:
         with pytest.raises(RankFailedError, match="is CLEARED") as caught:
             controller.update(2)
-        assert (caught.value.rank, caught.value.error) == (1, "DigestMismatchError")
+        assert (caught.value.rank, caught.value.error) == (1, "digest-mismatch")
         assert_takes_a_good_update(group, controller)
 
 
@@ -225,7 +225,7 @@ def test_the_error_names_the_rank_that_failed_and_not_the_one_that_was_stopped(g
         group.revoke(0, "write")
         with pytest.raises(RankFailedError, match="is CLEARED") as caught:
             pending.result()
-        assert (caught.value.rank, caught.value.error) == (1, "SnapshotNotFoundError")
+        assert (caught.value.rank, caught.value.error) == (1, "snapshot-not-found")
         assert set(caught.value.others) == {0}
         assert "decided to abort" in caught.value.others[0]
 

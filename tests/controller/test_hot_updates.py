@@ -153,7 +153,7 @@ def test_too_little_memory_is_refused_with_both_numbers_and_nothing_happened(ser
     group, controller = serving(available_bytes=SCANT)
     with pytest.raises(CommandRefusedError, match="hot update was refused by rank 0") as caught:
         controller.update(2, hot=True)
-    assert caught.value.error == "StagingMemoryError"
+    assert caught.value.error == "staging-memory"
     assert "serves version 1" in caught.value.group
     group.await_steps()
     group.stop()
@@ -180,7 +180,7 @@ def test_memory_that_runs_out_in_the_middle_of_staging_costs_nothing_but_the_upd
     group.order(1, "stage", "exhaust")
     with pytest.raises(RankFailedError, match="memory ran out on rank 1 in stage_weights") as caught:
         controller.update(2, hot=True)
-    assert (caught.value.error, caught.value.no_room) == ("StagingExhaustedError", True)
+    assert (caught.value.error, caught.value.no_room) == ("staging-exhausted", True)
     assert "the group serves version 1" in caught.value.group
     assert "MemoryError" in caught.value.remote_traceback
     group.revoke(1, "stage")

@@ -233,7 +233,7 @@ def test_vllm_48941_and_sglang_18085_a_load_that_moves_captured_weights_is_not_o
                 contract.record(runner.weights)
         with pytest.raises(RankFailedError, match="verify_loaded") as caught:
             pending.result()
-        assert caught.value.error == "StorageMovedError"
+        assert caught.value.error == "storage-moved"
         assert controller.status().state == "CLEARED"
 
 

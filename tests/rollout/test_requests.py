@@ -118,14 +118,14 @@ def test_stats_count_tokens_by_version(client):
 def test_a_request_that_cannot_be_is_refused_and_the_connection_goes_on(client, prompts, options, named):
     with pytest.raises(GenerationRefusedError, match=named) as caught:
         client.generate(prompts, **{"max_tokens": 4, **options})
-    assert caught.value.error == "RequestError"
+    assert caught.value.error == "request"
     assert client.generate([[1]], 1)[0].tokens == (9,)
 
 
 def test_a_call_that_does_not_fit_the_queue_is_refused_whole(leader, client):
     with pytest.raises(GenerationRefusedError, match="room for 8") as caught:
         client.generate([[1]] * 9, 1)
-    assert caught.value.error == "QueueFullError"
+    assert caught.value.error == "queue-full"
     assert client.stats()["waiting"] == 0
 
 
@@ -143,7 +143,7 @@ def test_an_unknown_message_is_answered_with_an_error(client, message):
     client._socket.sendall(encode({"id": 77, **message}))
     answer = client.receive(5)
     assert answer["id"] == 77
-    assert answer["error"]["type"] == "RequestError"
+    assert answer["error"]["type"] == "request"
 
 
 JSON = st.recursive(

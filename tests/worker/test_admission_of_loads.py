@@ -41,7 +41,7 @@ def test_an_update_after_a_clear_waits_for_memory(lone):
     lone.runner.memory.left = BYTES - 1
     with pytest.raises(RankFailedError, match=f"'fill' takes {BYTES} bytes") as caught:
         lone.update(1)
-    assert caught.value.context["error"] == "LoadMemoryError"
+    assert caught.value.context["error"] == "load-memory"
     assert list(lone.runner.weights.held()) == []
     assert lone.worker.weights is WeightState.CLEARED
     lone.runner.memory.left = BYTES

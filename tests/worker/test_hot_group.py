@@ -65,7 +65,7 @@ def test_a_bit_that_flipped_in_a_published_file_is_found_while_the_old_version_s
     damaged.write_bytes(content)
     with pytest.raises(RankFailedError, match="rank 1 in stage_weights") as caught:
         controller.update(2, hot=True)
-    assert caught.value.error == "DigestMismatchError"
+    assert caught.value.error == "digest-mismatch"
     group.await_steps()
     assert {version for _, version, _ in group.steps_of(1)} == {1}
     group.publish(2, seed="written again")

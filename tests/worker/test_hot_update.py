@@ -197,7 +197,7 @@ def test_a_staging_past_its_deadline_fails_by_name_and_holds_up_only_hot_updates
     assert step(rank) == 1
     with pytest.raises(CommandRefusedError, match="an earlier one hangs") as refused:
         rank.update(2, hot=True)
-    assert refused.value.error == "StagingUnfinishedError"
+    assert refused.value.error == "staging-unfinished"
     steered.release()
     assert rank.update(4).version == 4  # in place it goes on all the same
     poll_until(rank, lambda: "wsm-stager-0" not in alive())
@@ -224,7 +224,7 @@ def test_a_version_that_does_not_fit_beside_the_other_is_refused_before_anything
     steered.threads.clear()
     with pytest.raises(CommandRefusedError, match="staging needs 288 bytes") as caught:
         rank.update(2, hot=True)
-    assert caught.value.error == "StagingMemoryError"
+    assert caught.value.error == "staging-memory"
     assert "67109151 are available" in str(caught.value)
     assert not steered.threads
     assert step(rank) == 1
@@ -244,7 +244,7 @@ def test_weights_that_cannot_be_staged_are_refused_hot_and_updated_in_place(make
     rank.update(1)
     with pytest.raises(CommandRefusedError, match="cannot stage") as caught:
         rank.update(2, hot=True)
-    assert caught.value.error == "StagingUnsupportedError"
+    assert caught.value.error == "staging-unsupported"
     assert step(rank) == 1
 
 

@@ -82,7 +82,7 @@ def test_a_drain_that_outlasts_the_ranks_own_deadline_fails_and_changes_nothing(
         group.programs[0].tell("later 1000")
         with pytest.raises(RankFailedError, match="1 requests to finish") as caught:
             pending.result()
-        assert (caught.value.rank, caught.value.error) == (0, "WaitExpiredError")
+        assert (caught.value.rank, caught.value.error) == (0, "wait-expired")
         group.await_steps()
         group.assert_steps_are_pure([1])
         assert len(state(group)["running"]) == 1

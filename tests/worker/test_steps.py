@@ -94,7 +94,7 @@ def test_a_step_that_raises_breaks_the_rank_for_the_rest_of_the_epoch(lone):
     lone.run(pending)
     with pytest.raises(CommandRefusedError, match="step 1 raised on rank 0") as caught:
         pending.result()
-    assert caught.value.error == "StepBrokenError"
+    assert caught.value.error == "step-broken"
     assert step_word(lone).kind is StepKind.BROKEN
     assert lone.controller.status().serving is False
     assert lone.worker.version == 1

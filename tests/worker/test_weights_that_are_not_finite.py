@@ -45,7 +45,7 @@ def test_nan_where_it_is_forbidden_never_serves_and_a_good_version_does(lone, pu
     publish(2, np.nan)
     with pytest.raises(RankFailedError, match=r"'weight' .* is not finite from element 63 on") as caught:
         lone.update(2, hot=hot)
-    assert caught.value.context["error"] == "NotFiniteError"
+    assert caught.value.context["error"] == "not-finite"
     if hot:
         assert held(lone) == good
         assert lone.worker.version == 1

@@ -87,7 +87,7 @@ def test_arguments_that_make_no_sense_are_refused_and_nothing_changes(lone, writ
     word = write(Operation.UPDATE, data)
     poll_until(lone, StatusCode.REFUSED)
     report, refused = failure(lone, word)
-    assert (refused, report.error) == (True, "CommandArgumentsError")
+    assert (refused, report.error) == (True, "command-arguments")
     abort(lone, word)
 
 
@@ -101,7 +101,7 @@ def test_arguments_that_never_come_fail_the_command_by_its_deadline(make_lone):
         view.write_command(word)
         poll_until(lone, StatusCode.FAILED)
         report, refused = failure(lone, word)
-        assert (refused, report.error) == (False, "WaitExpiredError")
+        assert (refused, report.error) == (False, "wait-expired")
         abort(lone, word)
     view.close()
 

@@ -70,8 +70,10 @@ class Controller:
 
     Raises
     ------
-    wsm.signals.errors.SegmentMissingError
-        If there is no such group. Other errors of :meth:`wsm.signals.segment.Segment.attach` likewise.
+    SegmentMissingError
+        If there is no such group.
+    RefusedError, BadInputError
+        If its segment is another user's, of another build of wsm, or damaged.
     """
 
     def __init__(
@@ -124,9 +126,9 @@ class Controller:
 
         Raises
         ------
-        wsm.signals.errors.RoleBusyError, wsm.states.errors.CommandOpenError
+        RoleBusyError, CommandOpenError
             If another command is under way. Nothing was written.
-        wsm.command.TagsError
+        BadInputError
             If the tags are none. Nothing was written.
         MixedGroupError
             If only one half is to go, and the ranks hold different things. Nothing was written.
@@ -205,19 +207,18 @@ class Controller:
 
         Raises
         ------
-        wsm.command.PartialUpdateRefusedError
-            If a partial update would rely on weights that do not serve, or is to be hot. Nothing was written.
-        NothingServedError, HotFallbackError, UnknownTransferModeError
-            If a hot update cannot be one, or its fallback or the mode is unknown. Nothing was written.
-        wsm.command.TagsError, TagsContradictError
-            If the tags are none, or do not go with the other arguments. Nothing was written.
+        BadInputError
+            If `version`, the tags, the fallback or the mode is none, or the tags do not go with the other
+            arguments. Nothing was written.
+        RefusedError
+            If a partial update would rely on weights that do not serve or is to be hot (code
+            ``partial-update-refused``), or nothing serves that a hot update could replace (code
+            ``nothing-served``). Nothing was written.
         MixedGroupError
             If the ranks hold different things. Nothing was changed.
-        wsm.strategies.errors.VersionNumberError
-            If `version` is none. Nothing was changed.
-        ManifestMismatchError
-            If the ranks prepared different weights; the command was aborted.
-        wsm.errors.WsmError
+        GroupError
+            If the ranks prepared different weights (code ``manifest-mismatch``); the command was aborted.
+        WsmError
             As :meth:`clear`.
         """
         return self.begin_update(
@@ -312,7 +313,7 @@ class Controller:
 
         Raises
         ------
-        wsm.signals.errors.SegmentClosedError
+        RefusedError
             If this controller was closed.
         """
         self._access.begin_use()

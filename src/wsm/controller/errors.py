@@ -99,7 +99,7 @@ class ActionOverdueError(RankFailedError):
             operation=operation,
             rank=rank,
             action=action,
-            error="ActionOverdueError",
+            error="action-overdue",
             cause=cause,
             no_room=False,
             seconds=seconds,

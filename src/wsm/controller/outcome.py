@@ -28,10 +28,10 @@ from wsm.states.vocabulary import Tag
 from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord
 
 #: Errors that only repeat that another rank failed.
-_ECHOES = ("PeerNeverReadyError", "CommandAbortedError")
+_ECHOES = ("peer-never-ready", "command-aborted")
 
 #: Errors of a rank that waited for another one: told only where that one has nothing to tell.
-_WAITS = ("ActionInterruptedError", "WaitExpiredError")
+_WAITS = ("action-interrupted", "wait-expired")
 
 
 def reports(group: GroupView, command: CommandWord, code: StatusCode) -> list[RankReport] | None:

@@ -209,12 +209,12 @@ class Recovery:
 
         Raises
         ------
-        wsm.signals.errors.RoleBusyError
+        RoleBusyError
             If another controller still has the role, or a process stays where it was about to decide in the
             place of a stopped one. No epoch was written; ask again.
-        RankAliveError
+        RefusedError
             If a process of `gone` lives. Nothing was written.
-        wsm.signals.errors.FieldOverflowError
+        BadInputError
             If there are no more epochs; the group must be started anew.
         """
         if self._hold is None:
@@ -248,10 +248,10 @@ class Recovery:
 
         Raises
         ------
-        RankLostError, wsm.states.errors.CommandOpenError
+        RankLostError, CommandOpenError
             If a participant is gone again, or has not joined, or has not ended what was aborted. The role is
             kept.
-        PlansDifferError
+        RefusedError
             If a replacement derived other plans than its peers. The role is kept.
         """
         if self._hold is None:
@@ -282,7 +282,7 @@ class Recovery:
 
         Raises
         ------
-        RankLostError, wsm.states.errors.CommandOpenError
+        RankLostError, CommandOpenError
             If a participant is gone, or has not come to the end of the last command. The role is kept.
         """
         if self._hold is None:

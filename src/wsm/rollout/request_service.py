@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wsm.errors import WsmError
+from wsm.errors import WsmError, error_name
 from wsm.rollout.errors import QueueFullError, RequestError, RequestsLostError
 from wsm.rollout.frames import Message
 from wsm.rollout.request import Generation, Request
@@ -97,7 +97,7 @@ class RequestService:
             else:
                 raise RequestError(field="op", reason="must be generate, cancel or stats")
         except WsmError as error:
-            problem = {"type": type(error).__name__, "message": str(error), "retryable": error.retryable}
+            problem = {"type": error_name(error), "message": str(error), "retryable": error.retryable}
             self._socket.send(connection, {"id": call_id, "error": problem})
 
     def _generate(self, connection: Connection, call_id: int, message: Message) -> None:

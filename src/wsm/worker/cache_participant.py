@@ -51,11 +51,11 @@ class CacheParticipant:
 
     Raises
     ------
-    wsm.config.ConfigurationError
+    ConfigurationError
         If the configuration has no such process, or does not fit the segment that is there.
-    wsm.worker.errors.WaitExpiredError
+    GroupError
         If no segment appeared in time. Blocks that long at most.
-    wsm.signals.errors.SlotTakenError, wsm.states.errors.EpochUsedError
+    SlotTakenError, EpochUsedError
         If another process is, or was in this epoch, the KV-cache process.
     """
 
@@ -120,7 +120,7 @@ class CacheParticipant:
 
         Raises
         ------
-        wsm.states.errors.ProtocolViolationError
+        InternalError
             If the words contradict the rules; the group must be stopped.
         """
         self._engine_words.show(self.kv, self._words.view())

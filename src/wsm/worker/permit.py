@@ -77,7 +77,7 @@ class StepPermit:
 
         Raises
         ------
-        PermitExpiredError
+        RefusedError
             If the ``with`` block has been left.
         """
         if not self._open:

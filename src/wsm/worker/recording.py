@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TextIO
 from wsm import log
 from wsm.clock import Clock
 from wsm.command import VersionHeldError
-from wsm.errors import WsmError
+from wsm.errors import WsmError, error_name
 from wsm.report import FailureReport
 from wsm.shared_directory import ForeignPathError, open_ours, open_to_append, trusted_in
 from wsm.shortage import described
@@ -128,7 +128,7 @@ class Recorder:
     def action_failed(self, name: str, error: BaseException) -> None:
         """An action, its probe or its undo raised."""
         message = (str(error) or described(error))[:_MAX_MESSAGE]
-        self._note(kinds.ACTION_FAILED, name=name, error=type(error).__name__, message=message)
+        self._note(kinds.ACTION_FAILED, name=name, error=error_name(error), message=message)
         self._log.error(log.ACTION_FAILED, action=name, error=message)
 
     @_never_raises
@@ -172,7 +172,7 @@ class Recorder:
         """A step raised."""
         self._epoch = epoch
         message = (str(error) or described(error))[:_MAX_MESSAGE]
-        self._note(kinds.STEP_BROKEN, step=step, error=type(error).__name__, message=message)
+        self._note(kinds.STEP_BROKEN, step=step, error=error_name(error), message=message)
         self._log.error(log.STEP_BROKEN, epoch=epoch, step=step, error=message)
 
     @_never_raises

@@ -98,15 +98,15 @@ class Worker:
 
     Raises
     ------
-    wsm.config.ConfigurationError
+    ConfigurationError
         If the configuration does not fit the segment that is there.
-    wsm.actions.errors.PlanOptionsError
+    BadInputError
         If `plan_options` promise what the runner cannot do, or contradict the configuration.
-    wsm.strategies.errors.UnknownStrategyError, StrategyImportError
+    BadInputError, RefusedError
         If the configured strategy is none, or cannot be had.
-    wsm.worker.errors.WaitExpiredError
+    GroupError
         If no segment appeared in time. Blocks that long at most.
-    wsm.signals.errors.SlotTakenError, wsm.states.errors.EpochUsedError
+    SlotTakenError, EpochUsedError
         If another process is, or was in this epoch, this rank.
     """
 
@@ -216,7 +216,7 @@ class Worker:
 
         Raises
         ------
-        wsm.states.errors.ProtocolViolationError
+        InternalError
             If the words contradict the rules; the group must be stopped.
         """
         memory = self._memory
