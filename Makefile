@@ -109,8 +109,8 @@ models: $(STAMP)
 	@$(BIN)/python -m models $(ARGUMENTS)
 
 explore: $(STAMP)
-	@$(BIN)/python tests/exploration/seeded_faults.py
-	@$(BIN)/wsm explore --survey deep $(ARGUMENTS)
+	@$(BIN)/python -m tests.exploration.seeded_faults
+	@$(BIN)/python -m explorer --survey deep $(ARGUMENTS)
 
 campaign: $(STAMP)
 	@$(BIN)/python -m campaign $(ARGUMENTS)
@@ -125,4 +125,4 @@ diagrams: $(STAMP)
 
 clean:
 	rm -rf $(VENV) $(GPU_WHEEL) demo-out fuzz-out bench.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests bench campaign fuzz models -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench campaign explorer fuzz models -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -33,7 +33,6 @@ COMMANDS = {
     "--help": "Change the weights of running inference workers",
     "status": "",
     "diagrams --check": "the tables are sound",
-    "explore --commands 1 --steps 0 --failures 0 --give-ups 0 --crashes 0 --controller-crashes 0": "worlds",
     "digest snapshots": "rank 0",
 }
 

@@ -41,7 +41,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ending": set(),
     "states": FOUNDATION,
     "signals": FOUNDATION | {"states"},
-    "exploration": FOUNDATION | {"states", "signals"},
     "strategies": CORE | {"config_reading", "yaml_reading"},
     "actions": CORE
     | {"states.halves"}
@@ -148,8 +147,7 @@ def allowed_for(part: str) -> set[str]:
         return EVERYTHING_BELOW_THE_SHELLS | SHELLS
     if part in APPLICATIONS:
         below = set(APPLICATIONS[: APPLICATIONS.index(part) + 1])
-        tools = {"exploration"} if part == "cli" else set()
-        return EVERYTHING_BELOW_THE_SHELLS | SHELLS | below | tools
+        return EVERYTHING_BELOW_THE_SHELLS | SHELLS | below
     pytest.fail(f"wsm.{part} is no part that the design knows; give it a place in tests/test_layering.py")
 
 

@@ -35,13 +35,11 @@ ELSEWHERE = {
         "signals.identity",
     },
     "files that the user names, read or written as any program does": {
-        "cli.explore",
         "cli.journal",
         "demo.loop",
         "demo.report",
         "demo.run",
         "demo.trace",
-        "exploration.scenario",
         "states.diagram.files",
         "states.diagram.svg",
         "strategies.snapshot.convert",

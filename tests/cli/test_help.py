@@ -23,7 +23,6 @@ COMMANDS = (
     "verify",
     "journal",
     "diagrams",
-    "explore",
 )
 HEAVY = ("paddle", "matplotlib", "numpy", "rich.live", "rich.progress", "wsm.rollout", "wsm.demo")
 

@@ -11,16 +11,16 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from explorer.looking import Reading
+from explorer.moves import CONTROLLER, Move, Moves
+from explorer.participant import Participant, Place, Seen, read_command
+from explorer.scope import Scope
+from explorer.world import World, desk_of, everybody, first_worlds, participant
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, Plan, Plans, SteppedAction
 from wsm.clock import ManualClock
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.config import Deadlines
-from wsm.exploration.looking import Reading
-from wsm.exploration.moves import CONTROLLER, Move, Moves
-from wsm.exploration.participant import Participant, Place, Seen, read_command
-from wsm.exploration.scope import Scope
-from wsm.exploration.world import World, desk_of, everybody, first_worlds, participant
 from wsm.signals.segment import Segment
 from wsm.states import rank as protocol
 from wsm.states.machine import LifeCycle

@@ -33,6 +33,7 @@ from typing import NamedTuple
 from mutations import Mutation, mutations
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(_ROOT))  # for explorer/, which stands beside the tests
 _PACKAGE = _ROOT / "src" / "wsm"
 
 MODULES = (
@@ -137,7 +138,7 @@ class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def _explore_here(module: str, source: str, scopes: Sequence[str], graphs: Sequence[str]) -> Verdict:
     sys.meta_path.insert(0, _Instead(module, source))
     _import_nothing_else()
-    search, graph = (importlib.import_module(f"wsm.exploration.{name}") for name in ("search", "graph"))
+    search, graph = (importlib.import_module(f"explorer.{name}") for name in ("search", "graph"))
     scope_of = search.Scope.from_text
     for text in scopes:
         found = search.explore(scope_of(text), limit=_MOST_WORLDS)
@@ -153,7 +154,7 @@ def _explore_here(module: str, source: str, scopes: Sequence[str], graphs: Seque
 
 
 def _import_nothing_else() -> None:
-    """Let `wsm.exploration` be imported without all that `wsm` itself brings along."""
+    """Let `explorer` be imported without all that `wsm` itself brings along."""
     package = types.ModuleType("wsm")
     package.__path__ = [str(_PACKAGE)]
     sys.modules["wsm"] = package

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from wsm.exploration import adversary, work
-from wsm.exploration.participant import Participant
-from wsm.exploration.probing import check_refusals
-from wsm.exploration.scope import Scope
-from wsm.exploration.search import Findings, explore
+from explorer import adversary, work
+from explorer.participant import Participant
+from explorer.probing import check_refusals
+from explorer.scope import Scope
+from explorer.search import Findings, explore
 from wsm.states import decide, epochs, joint, park, phases, rank, restoring, takeover, votes
 from wsm.states.phases import Effect, Event, Happened, Look, Outcome, When
 from wsm.states.rank_state import Move, Phase, RankState, Todo

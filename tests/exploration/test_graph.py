@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from wsm.exploration.errors import GraphTooLargeError
-from wsm.exploration.graph import violation, whole_graph
-from wsm.exploration.scope import Scope
+from explorer.errors import GraphTooLargeError
+from explorer.graph import violation, whole_graph
+from explorer.scope import Scope
 from wsm.states import phases
 from wsm.states.rank_state import Phase, Todo
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from seeded_faults import FAULTS, hunt, seeded
 
-from wsm.exploration import scenario, trace
-from wsm.exploration.errors import ScenarioError
+from explorer import scenario, trace
+from explorer.errors import ScenarioError
 
 NO_DUMMY = next(fault for fault in FAULTS if fault.name == "no_dummy")
 
 DIALOGUE = """\
-# wsm scenario: `wsm explore --replay FILE` goes this way again.
+# wsm scenario: `python -m explorer --replay FILE` goes this way again.
 scope: operations=clear starts=serving
 start: 1
 broken: rank 0 waits while parking for ever

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.exploration.errors import ScopeError
-from wsm.exploration.scope import Budget, Scope, Start
-from wsm.exploration.surveys import Survey
+from explorer.errors import ScopeError
+from explorer.scope import Budget, Scope, Start
+from explorer.surveys import Survey
 from wsm.states.words import Operation
 
 

@@ -8,14 +8,14 @@ import sys
 import pytest
 from seeded_faults import FAULTS, seeded
 
-from wsm.exploration import partitioned
-from wsm.exploration import world as worlds
-from wsm.exploration.errors import SearcherEndedError
-from wsm.exploration.moves import Moves
-from wsm.exploration.partitioned import explore_on
-from wsm.exploration.scope import Scope
-from wsm.exploration.search import explore
-from wsm.exploration.world import Symmetry, fingerprint, first_worlds
+from explorer import partitioned
+from explorer import world as worlds
+from explorer.errors import SearcherEndedError
+from explorer.moves import Moves
+from explorer.partitioned import explore_on
+from explorer.scope import Scope
+from explorer.search import explore
+from explorer.world import Symmetry, fingerprint, first_worlds
 
 
 def test_ranks_without_names_are_at_most_halved_and_break_the_same_rules() -> None:
@@ -91,11 +91,11 @@ def test_a_process_that_ends_early_is_named_and_the_others_are_ended(monkeypatch
     monkeypatch.setattr(partitioned.sys, "executable", "/bin/false")
     with pytest.raises(SearcherEndedError) as ended:
         explore_on(2, Scope())
-    assert ended.value.code == 1
+    assert ended.value.exit_code == 1
 
 
 @pytest.mark.processes
 def test_a_process_of_a_search_ends_with_its_orders() -> None:
-    program = [sys.executable, "-m", "wsm.exploration.partition"]
+    program = [sys.executable, "-m", "explorer.partition"]
     done = subprocess.run(program, input="", text=True, capture_output=True, timeout=30, check=True)
     assert done.stdout == ""

@@ -7,10 +7,10 @@ import contextlib
 import pytest
 from seeded_faults import FAULTS, Fault, hunt, seeded
 
-from wsm.exploration import scenario
-from wsm.exploration.errors import ScenarioError
-from wsm.exploration.scope import Scope
-from wsm.exploration.search import explore
+from explorer import scenario
+from explorer.errors import ScenarioError
+from explorer.scope import Scope
+from explorer.search import explore
 
 #: Far more than any of them needs; a way of this length is no example of anything.
 LONGEST_WAY = 60

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.exploration.partitioned import explore_on
-from wsm.exploration.surveys import Survey
-from wsm.exploration.trace import render
+from explorer.partitioned import explore_on
+from explorer.surveys import Survey
+from explorer.trace import render
 
 MILLION = 1_000_000
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mirrored_group import LACKS, MirroredGroup
 
-from wsm.exploration.scope import Scope
+from explorer.scope import Scope
 from wsm.states.words import StatusCode, StatusWord, StepKind, StepWord
 
 

@@ -23,13 +23,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from wsm.exploration import scenario
-from wsm.exploration.errors import ScenarioError
-from wsm.exploration.moves import Move, Moves
-from wsm.exploration.rest import objection
-from wsm.exploration.scope import Scope
-from wsm.exploration.search import Violation
-from wsm.exploration.world import first_worlds
+from explorer import scenario
+from explorer.errors import ScenarioError
+from explorer.moves import Move, Moves
+from explorer.rest import objection
+from explorer.scope import Scope
+from explorer.search import Violation
+from explorer.world import first_worlds
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "exploration"))
 from seeded_faults import FAULTS, seeded

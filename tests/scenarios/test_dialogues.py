@@ -1,7 +1,7 @@
 """Every dialogue here can be held on the protocol of this build, word by word, and ends as it says.
 
 A dialogue says who does what at the margin, and what the words say then behind it. Files in this folder are
-written by hand, by ``wsm explore --save`` and by failed property tests; only the margin has to be written.
+written by hand, by ``python -m explorer --save`` and by failed property tests; only the margin is needed.
 ``python tests/scenarios/test_dialogues.py`` writes the rest anew: read the difference before keeping it.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from wsm.exploration import scenario
+from explorer import scenario
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.glob("*.txt"))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from wsm.exploration.scope import Scope
-from wsm.exploration.search import explore
+from explorer.scope import Scope
+from explorer.search import explore
 from wsm.states import phases
 from wsm.states.check import PhaseTables, check_phases
 from wsm.states.phases import LOOKS, OUTCOMES, Event, Look, Outcome, When

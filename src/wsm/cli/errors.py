@@ -96,16 +96,6 @@ class TablesFaultyError(InternalError):
         )
 
 
-class RuleBrokenInExplorationError(InternalError):
-    """An exploration found an order of events that breaks a rule of the group."""
-
-    def __init__(self, *, rule: str, moves: int, file: str | None) -> None:
-        kept = f"'wsm explore --replay {file}' goes there again" if file else "--save FILE keeps the way"
-        super().__init__(
-            f"a rule is broken after {moves} moves: {rule}; {kept}", rule=rule, moves=moves, file=file
-        )
-
-
 class NoSuchPathError(BadInputError):
     """Nothing lies where a command was pointed at."""
 

@@ -33,7 +33,6 @@ _COMMANDS: Final = {
     "verify": LazyCommand("wsm.cli.digests", "verify", "Hold bytes against the digests promised for them."),
     "journal": LazyCommand("wsm.cli.journal", "journal", "Read journals, and hold them against the tables."),
     "diagrams": LazyCommand("wsm.cli.diagrams", "diagrams", "Draw the state machines from their tables."),
-    "explore": LazyCommand("wsm.cli.explore", "explore", "Try every order of events of a small group."),
 }
 
 #: Commands that speak through the log even if nobody asked for it: they run until they are stopped.

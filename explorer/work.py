@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import enum
 
-from wsm.exploration.errors import RuleBrokenError
-from wsm.exploration.participant import Participant
-from wsm.exploration.probing import check_refusals
+from explorer.errors import RuleBrokenError
+from explorer.participant import Participant
+from explorer.probing import check_refusals
 from wsm.states import command_events
 from wsm.states import joint as tables
 from wsm.states.command_events import Asked, CacheChange, Course, Request, WayOut

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wsm.exploration import invariants
-from wsm.exploration.clerk import Clerk, serves
-from wsm.exploration.desk import Desk
-from wsm.exploration.scope import Budget
+from explorer import invariants
+from explorer.clerk import Clerk, serves
+from explorer.desk import Desk
+from explorer.scope import Budget
 from wsm.states import decide, epochs, restoring
 from wsm.states.restoring import Attempt
 from wsm.states.words import Operation

@@ -6,7 +6,7 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-from wsm.exploration.participant import Seen
+from explorer.participant import Seen
 
 
 class Desk(NamedTuple):
@@ -38,7 +38,7 @@ class Desk(NamedTuple):
     pending_before : bool
         As `before`, of the word that is not written yet.
     tags : int
-        What the command's arguments say it is about, as in :mod:`wsm.exploration.work`.
+        What the command's arguments say it is about, as in :mod:`explorer.work`.
     pending_tags : int
         As `tags`, of the word that is not written yet.
     clears_half : bool

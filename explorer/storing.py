@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from wsm.exploration import work
-from wsm.exploration.looking import Told, told
-from wsm.exploration.participant import Participant, Pending
+from explorer import work
+from explorer.looking import Told, told
+from explorer.participant import Participant, Pending
 from wsm.states import rank as protocol
 from wsm.states.phases import Event, Happened
 from wsm.states.rank_state import Todo

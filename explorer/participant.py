@@ -12,7 +12,7 @@ import struct
 from functools import lru_cache
 from typing import NamedTuple
 
-from wsm.exploration.packing import Packing
+from explorer.packing import Packing
 from wsm.states.joint import START, JointState
 from wsm.states.rank_state import Phase, RankState, Todo
 from wsm.states.vocabulary import KVState, WeightState

@@ -6,8 +6,8 @@ spends a budget.
 
 from __future__ import annotations
 
-from wsm.exploration.desk import Desk
-from wsm.exploration.participant import (
+from explorer.desk import Desk
+from explorer.participant import (
     COMMAND_WORD,
     Participant,
     Pending,
@@ -16,7 +16,7 @@ from wsm.exploration.participant import (
     status_word,
     step_word,
 )
-from wsm.exploration.work import BOTH
+from explorer.work import BOTH
 from wsm.states.joint import START
 from wsm.states.rank_state import RankState
 

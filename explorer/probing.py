@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import product
 
-from wsm.exploration.errors import RuleBrokenError
+from explorer.errors import RuleBrokenError
 from wsm.states import joint as tables
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.joint import JointState

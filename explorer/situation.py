@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wsm.exploration.participant import Entered
-from wsm.exploration.scope import Budget
+from explorer.participant import Entered
+from explorer.scope import Budget
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Situation:
     entered : tuple of Entered
         Who is in which step; empty where nobody can enter one.
     fine, long_plans : bool
-        As in :class:`wsm.exploration.scope.Scope`.
+        As in :class:`explorer.scope.Scope`.
     affordable : frozenset of Budget
         What may still go wrong.
     overdue : bool

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsm.exploration import invariants, work
-from wsm.exploration.deeds import Doer
-from wsm.exploration.looking import told
-from wsm.exploration.outcomes import Outcome
-from wsm.exploration.participant import (
+from explorer import invariants, work
+from explorer.deeds import Doer
+from explorer.looking import told
+from explorer.outcomes import Outcome
+from explorer.participant import (
     Participant,
     Place,
     Presence,
@@ -21,9 +21,9 @@ from wsm.exploration.participant import (
     read_status,
     read_step,
 )
-from wsm.exploration.scope import Budget
-from wsm.exploration.situation import Situation
-from wsm.exploration.storing import failed, store, tell
+from explorer.scope import Budget
+from explorer.situation import Situation
+from explorer.storing import failed, store, tell
 from wsm.states import rank as protocol
 from wsm.states.errors import EpochUsedError
 from wsm.states.phases import Event

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from wsm.exploration.errors import RuleBrokenError, broken_by
-from wsm.exploration.participant import (
+from explorer.errors import RuleBrokenError, broken_by
+from explorer.participant import (
     COMMAND_WORD,
     Seen,
     read_command,

@@ -11,25 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from wsm.exploration import (
+from explorer import (
     adversary,
     company,
     controller_moves,
     deeds,
 )
-from wsm.exploration import (
+from explorer import (
     desk as desks,
 )
-from wsm.exploration import (
+from explorer import (
     participant as participants,
 )
-from wsm.exploration.clerk import Group, Visible
-from wsm.exploration.deeds import STEPPING
-from wsm.exploration.desk import Desk
-from wsm.exploration.errors import broken_by
-from wsm.exploration.looking import Reading, Told, look
-from wsm.exploration.outcomes import Outcome
-from wsm.exploration.participant import (
+from explorer.clerk import Group, Visible
+from explorer.deeds import STEPPING
+from explorer.desk import Desk
+from explorer.errors import broken_by
+from explorer.looking import Reading, Told, look
+from explorer.outcomes import Outcome
+from explorer.participant import (
     ENTERED_BYTES,
     PRESENCE_BYTES,
     PUBLIC_BYTES,
@@ -46,9 +46,9 @@ from wsm.exploration.participant import (
     read_public,
     read_words,
 )
-from wsm.exploration.scope import Budget, Scope
-from wsm.exploration.situation import Situation
-from wsm.exploration.world import FIRST, World, affordable, desk_of, participant, spent
+from explorer.scope import Budget, Scope
+from explorer.situation import Situation
+from explorer.world import FIRST, World, affordable, desk_of, participant, spent
 from wsm.states import takeover
 from wsm.states.takeover import Duty, Role
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from wsm.exploration import adversary, recovery_moves
-from wsm.exploration.adversary import controller_killed
-from wsm.exploration.clerk import Arguments, Clerk, DeskOutcome, Group, serves
-from wsm.exploration.desk import Desk
-from wsm.exploration.errors import broken_by
-from wsm.exploration.scope import Budget
-from wsm.exploration.work import BOTH, KV_CACHE, WEIGHTS
+from explorer import adversary, recovery_moves
+from explorer.adversary import controller_killed
+from explorer.clerk import Arguments, Clerk, DeskOutcome, Group, serves
+from explorer.desk import Desk
+from explorer.errors import broken_by
+from explorer.scope import Budget
+from explorer.work import BOTH, KV_CACHE, WEIGHTS
 from wsm.states import decide, epochs, restoring, takeover
 from wsm.states.errors import CommandOpenError
 from wsm.states.takeover import Duty, Role

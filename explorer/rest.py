@@ -1,17 +1,17 @@
 """What a group must look like when nothing moves any more, unless somebody from outside makes it.
 
-That every world comes to rest is another question (:mod:`wsm.exploration.graph`); that it rests well is asked
+That every world comes to rest is another question (:mod:`explorer.graph`); that it rests well is asked
 of every world that rests. Together they say that no group hangs.
 """
 
 from __future__ import annotations
 
-from wsm.exploration.clerk import all_ended
-from wsm.exploration.desk import Desk
-from wsm.exploration.invariants import holds_all
-from wsm.exploration.participant import Participant, Place, read_command, read_status, read_step
-from wsm.exploration.recovery_moves import ATTEMPTS
-from wsm.exploration.world import World, desk_of, everybody
+from explorer.clerk import all_ended
+from explorer.desk import Desk
+from explorer.invariants import holds_all
+from explorer.participant import Participant, Place, read_command, read_status, read_step
+from explorer.recovery_moves import ATTEMPTS
+from explorer.world import World, desk_of, everybody
 from wsm.states.rank_state import Phase
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState

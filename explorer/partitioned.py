@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from wsm.exploration.errors import SearcherEndedError
-from wsm.exploration.scope import Scope
-from wsm.exploration.search import Broken, Findings, explore, shortest_way
+from explorer.errors import SearcherEndedError
+from explorer.scope import Scope
+from explorer.search import Broken, Findings, explore, shortest_way
 
 _END_S = 2.0
 
@@ -30,7 +30,7 @@ def explore_on(
     limit: int | None = None,
     progress: Callable[[Findings], None] | None = None,
 ) -> Findings:
-    """Explore on several processes; as :func:`wsm.exploration.search.explore`, with one it is that.
+    """Explore on several processes; as :func:`explorer.search.explore`, with one it is that.
 
     Raises
     ------
@@ -70,7 +70,7 @@ class _Searcher:
     def __init__(self, number: int, links: dict[int, socket.socket]) -> None:
         self._number = number
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "wsm.exploration.partition"],
+            [sys.executable, "-m", "explorer.partition"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

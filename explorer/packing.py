@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Generic, TypeVar, get_type_hints
 
-from wsm.exploration.errors import UnpackableError
+from explorer.errors import UnpackableError
 
 Value = TypeVar("Value")
 

@@ -1,16 +1,16 @@
 """What must hold after every move. Each rule is a sentence; whoever breaks it gets a RuleBrokenError.
 
 Rules about one word, one step or one action are asked where the move is made; what a world must look
-like when nothing moves any more is in :mod:`wsm.exploration.rest`.
+like when nothing moves any more is in :mod:`explorer.rest`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsm.exploration.desk import Desk
-from wsm.exploration.errors import RuleBrokenError
-from wsm.exploration.participant import (
+from explorer.desk import Desk
+from explorer.errors import RuleBrokenError
+from explorer.participant import (
     Entered,
     Participant,
     Place,

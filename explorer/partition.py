@@ -1,6 +1,6 @@
 """One process of a partitioned search: it owns the worlds whose fingerprints fall to it.
 
-``python -m wsm.exploration.partition``, started by :mod:`.partitioned`. It takes orders as JSON lines on
+``python -m explorer.partition``, started by :mod:`.partitioned`. It takes orders as JSON lines on
 standard input and answers each with one on standard output; worlds that it reaches and that fall to
 another process go to that one through a socket, as plain bytes.
 
@@ -23,10 +23,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from wsm.exploration.moves import Moves
-from wsm.exploration.scope import Scope
-from wsm.exploration.search import ROOT, Known, expand
-from wsm.exploration.world import Symmetry, World, fingerprint, first_worlds
+from explorer.moves import Moves
+from explorer.scope import Scope
+from explorer.search import ROOT, Known, expand
+from explorer.world import Symmetry, World, fingerprint, first_worlds
 
 _LENGTH = struct.Struct("<Q")
 _MOST_AT_ONCE = 1 << 20

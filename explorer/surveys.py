@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from wsm.exploration.scope import Scope
+from explorer.scope import Scope
 
 
 def _scopes(*texts: str) -> tuple[Scope, ...]:

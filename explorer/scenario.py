@@ -2,7 +2,7 @@
 
 ::
 
-    # wsm scenario: `wsm explore --replay FILE` goes this way again.
+    # wsm scenario: `python -m explorer --replay FILE` goes this way again.
     scope: operations=clear steps=1
     start: 1
     broken: nothing
@@ -26,15 +26,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from wsm.exploration.errors import ScenarioError, ScopeError
-from wsm.exploration.moves import Move, Moves
-from wsm.exploration.rest import objection
-from wsm.exploration.scope import Scope
-from wsm.exploration.search import Violation
-from wsm.exploration.trace import actor_name, changes, standing
-from wsm.exploration.world import World, first_worlds
+from explorer.errors import ScenarioError, ScopeError
+from explorer.moves import Move, Moves
+from explorer.rest import objection
+from explorer.scope import Scope
+from explorer.search import Violation
+from explorer.trace import actor_name, changes, standing
+from explorer.world import World, first_worlds
 
-_HEAD = "wsm scenario: `wsm explore --replay FILE` goes this way again."
+_HEAD = "wsm scenario: `python -m explorer --replay FILE` goes this way again."
 _FIELDS = ("scope", "start", "broken")
 _END = "at the end:"
 _NOTHING = "nothing"

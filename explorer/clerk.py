@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wsm.exploration import invariants
-from wsm.exploration.desk import Desk
-from wsm.exploration.errors import broken_by
-from wsm.exploration.participant import read_command, read_status, read_step, status_word
-from wsm.exploration.scope import Budget
-from wsm.exploration.work import BOTH
+from explorer import invariants
+from explorer.desk import Desk
+from explorer.errors import broken_by
+from explorer.participant import read_command, read_status, read_step, status_word
+from explorer.scope import Budget
+from explorer.work import BOTH
 from wsm.states import epochs
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState
@@ -22,7 +22,7 @@ from wsm.states.words import CommandWord, CommittedWord, Operation
 
 
 class DeskOutcome(NamedTuple):
-    """One move of the controller; as :class:`wsm.exploration.outcomes.Outcome`."""
+    """One move of the controller; as :class:`explorer.outcomes.Outcome`."""
 
     label: str
     after: Desk | None

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wsm.exploration import invariants, work
-from wsm.exploration.errors import RuleBrokenError
-from wsm.exploration.looking import Told, told
-from wsm.exploration.outcomes import Outcome, Outcomes
-from wsm.exploration.participant import (
+from explorer import invariants, work
+from explorer.errors import RuleBrokenError
+from explorer.looking import Told, told
+from explorer.outcomes import Outcome, Outcomes
+from explorer.participant import (
     COMMAND_WORD,
     Participant,
     Pending,
@@ -21,9 +21,9 @@ from wsm.exploration.participant import (
     read_status,
     read_step,
 )
-from wsm.exploration.scope import Budget
-from wsm.exploration.situation import Situation
-from wsm.exploration.storing import failed, store, tell
+from explorer.scope import Budget
+from explorer.situation import Situation
+from explorer.storing import failed, store, tell
 from wsm.states import joint as tables
 from wsm.states import rank as protocol
 from wsm.states.phases import Event, Happened

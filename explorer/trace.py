@@ -9,11 +9,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from wsm.exploration.desk import Desk
-from wsm.exploration.moves import CONTROLLER, Move
-from wsm.exploration.participant import Participant, read_command, read_status, read_step
-from wsm.exploration.search import Violation
-from wsm.exploration.world import World, desk_of, everybody
+from explorer.desk import Desk
+from explorer.moves import CONTROLLER, Move
+from explorer.participant import Participant, read_command, read_status, read_step
+from explorer.search import Violation
+from explorer.world import World, desk_of, everybody
 from wsm.states.words import CommittedWord
 
 WIDTH = 80

@@ -11,11 +11,11 @@ from functools import lru_cache
 
 import xxhash
 
-from wsm.exploration import desk as desks
-from wsm.exploration import participant as participants
-from wsm.exploration.desk import Desk
-from wsm.exploration.participant import COMMAND_WORD, Participant, Place, step_word
-from wsm.exploration.scope import Budget, Scope, Start
+from explorer import desk as desks
+from explorer import participant as participants
+from explorer.desk import Desk
+from explorer.participant import COMMAND_WORD, Participant, Place, step_word
+from explorer.scope import Budget, Scope, Start
 from wsm.states.epochs import first_epoch
 from wsm.states.joint import START, JointState
 from wsm.states.rank_state import RankState

@@ -4,7 +4,7 @@ For small bounds: every world and every move is kept. Only moves that happen by 
 must come to rest without anybody giving up, dying or asking for more.
 
 * No circle: a circle of moves that happen by themselves is a livelock, however fair the scheduler is.
-* No world without a way to rest. Together with :func:`wsm.exploration.rest.objection`, which is asked of
+* No world without a way to rest. Together with :func:`explorer.rest.objection`, which is asked of
   every world that rests: every world can still reach NORMAL, CLEARED or FAULTED on all ranks.
 """
 
@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from wsm.exploration.errors import GraphTooLargeError
-from wsm.exploration.moves import Moves
-from wsm.exploration.rest import objection
-from wsm.exploration.scope import Budget, Scope
-from wsm.exploration.search import ROOT, Broken, Violation, shortest_way
-from wsm.exploration.world import Symmetry, World, fingerprint, first_worlds
+from explorer.errors import GraphTooLargeError
+from explorer.moves import Moves
+from explorer.rest import objection
+from explorer.scope import Budget, Scope
+from explorer.search import ROOT, Broken, Violation, shortest_way
+from explorer.world import Symmetry, World, fingerprint, first_worlds
 
 #: What goes wrong, if it may.
 _STRIKES = tuple(budget for budget in Budget if budget not in (Budget.COMMANDS, Budget.STEPS))

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from wsm.exploration.moves import Move, Moves
-from wsm.exploration.rest import objection
-from wsm.exploration.scope import Scope
-from wsm.exploration.world import Symmetry, World, fingerprint, first_worlds
+from explorer.moves import Move, Moves
+from explorer.rest import objection
+from explorer.scope import Scope
+from explorer.world import Symmetry, World, fingerprint, first_worlds
 
 #: The parent of a first world; no fingerprint is 0 but for one chance in 2**64.
 ROOT = 0

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from wsm.exploration.errors import ScopeError
+from explorer.errors import ScopeError
 from wsm.states.words import Operation
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from wsm.exploration.errors import broken_by
-from wsm.exploration.invariants import check_words
-from wsm.exploration.participant import Participant
-from wsm.exploration.scope import Budget
+from explorer.errors import broken_by
+from explorer.invariants import check_words
+from explorer.participant import Participant
+from explorer.scope import Budget
 
 
 class Outcome(NamedTuple):
