@@ -31,11 +31,11 @@ from campaign.played_config import played_config, publish_version
 from campaign.step_audit import StepAudit
 from campaign.token_audit import TokenAudit
 from wsm import Controller
-from wsm.controller.participants import who
 from wsm.controller.status import GroupStatus
 from wsm.errors import WsmError
 from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.states.vocabulary import KVPolicy
+from wsm.status.facts import who
 
 _STANDING = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 _LOOK_S = 0.002

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": FOUNDATION,
     "commit_report": FOUNDATION | {"states.words", "signals", "report"},
     "declared_plans": FOUNDATION,
-    "explanation": FOUNDATION | {"states", "signals", "report", "command", "declared_plans"},
+    "status": FOUNDATION | {"states", "signals", "report", "command", "declared_plans"},
     "receipt": CORE | {"report"},
 }
 #: What each package of strategies may import from the others; the modules beside them are open to all but
@@ -86,7 +86,7 @@ EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "report",
     "commit_report",
     "declared_plans",
-    "explanation",
+    "status",
     "receipt",
 }
 APPLICATIONS = ("rollout", "demo", "cli")

@@ -13,13 +13,13 @@ from living_group import Program, eventually
 from wsm import Outcome
 from wsm.cli.verdict import verdict
 from wsm.command import CommandArguments, CommandArgumentsError
-from wsm.explanation import explain, read_facts
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.image import SegmentImage
 from wsm.signals.lock import ControllerRole
 from wsm.signals.ownership import CONTROLLER_BYTE
 from wsm.signals.segment import Segment
 from wsm.states.errors import CommandOpenError
+from wsm.status import explain, read_facts
 
 pytestmark = pytest.mark.processes
 

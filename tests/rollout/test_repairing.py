@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from wsm.controller.errors import RankFailedError
-from wsm.explanation import explain, read_facts
 from wsm.rollout.config import RecoveryConfig, RolloutConfig
 from wsm.rollout.repairing import Repairs
 from wsm.rollout.restoring import Restoration
 from wsm.signals.image import SegmentImage
+from wsm.status import explain, read_facts
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
 from living_group import LivingGroup, eventually

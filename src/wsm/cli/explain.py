@@ -13,13 +13,13 @@ from wsm.cli.options import json_option
 from wsm.cli.printing import show_json, show_text
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.errors import WsmError
-from wsm.explanation import Explanation, GroupFacts, explain, facts_of_file, read_facts
-from wsm.explanation.explanation import TRANSITIONS
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.image import SegmentImage
 from wsm.signals.lock_file import open_lock_file
 from wsm.signals.names import lock_path, segment_path
 from wsm.signals.ownership import CONTROLLER_BYTE
+from wsm.status import Explanation, GroupFacts, explain, facts_of_file, read_facts
+from wsm.status.text import TRANSITIONS
 
 
 @click.command(

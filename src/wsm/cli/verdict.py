@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from wsm.controller.held import words_for
 from wsm.controller.status import GroupStatus, RankStatus
 from wsm.states.vocabulary import Tag
 from wsm.states.words import Operation
+from wsm.status.facts import words_for
 
 
 def verdict(status: GroupStatus) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from wsm.controller.errors import MixedGroupError, PlansDifferError, RankLostError
 from wsm.controller.group_view import GroupView
-from wsm.controller.held import Held, held_by_all
 from wsm.controller.order import Order
 from wsm.controller.outcome import restorable
 from wsm.controller.status import read_status
@@ -15,6 +14,7 @@ from wsm.receipt import Outcome, Receipt, named
 from wsm.states.view import View
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
 from wsm.states.words import Operation, StatusCode
+from wsm.status.facts import Held, held_by_all
 
 
 def require_alive(group: GroupView, operation: Operation) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from wsm.controller.participants import who, whose_processes
 from wsm.errors import BadInputError, GroupError, RefusedError
+from wsm.status.facts import who, whose_processes
 
 
 class CommandRefusedError(RefusedError):

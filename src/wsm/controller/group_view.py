@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
 from wsm.controller.journal import ControllerJournal
-from wsm.controller.participants import CacheProcess
 from wsm.declared_plans import PLANS_KIND, DeclaredPlans
 from wsm.group_segment import journal_directory_of
 from wsm.report import FailureReport, RankReport
@@ -31,6 +30,7 @@ from wsm.states import epochs
 from wsm.states import journal as kinds
 from wsm.states.view import View
 from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
+from wsm.status.facts import CacheProcess
 
 
 class Watches(NamedTuple):

@@ -18,9 +18,7 @@ from wsm.controller.access import GroupAccess
 from wsm.controller.driving import Drive
 from wsm.controller.engine_words import TakenWords, leave_words, take_words
 from wsm.controller.errors import CommandWithdrawnError
-from wsm.controller.held import Held
 from wsm.controller.order import Order
-from wsm.controller.participants import who
 from wsm.controller.pending import Pending
 from wsm.controller.status import read_status
 from wsm.controller.transaction import Transaction
@@ -33,6 +31,7 @@ from wsm.states.takeover import Inheritance, inherited
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.states.words import Operation
+from wsm.status.facts import Held, who
 
 #: Seconds that a command which a dead controller left open may take to settle where the caller has no time.
 TAKEOVER_S = 1.0

@@ -17,7 +17,6 @@ from wsm.controller.errors import (
     RankLostError,
 )
 from wsm.controller.group_view import GroupView
-from wsm.controller.participants import who
 from wsm.controller.status import read_status
 from wsm.errors import WsmError
 from wsm.report import STEP, WITHOUT_WEIGHTS, FailureReport, RankReport, ReportFormatError
@@ -26,6 +25,7 @@ from wsm.states.park import any_broken
 from wsm.states.view import View
 from wsm.states.vocabulary import Tag
 from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord
+from wsm.status.facts import who
 
 #: Errors that only repeat that another rank failed.
 _ECHOES = ("peer-never-ready", "command-aborted")

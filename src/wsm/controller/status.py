@@ -9,11 +9,11 @@ from typing import Any
 
 from wsm.controller.activity import action_inside
 from wsm.controller.group_view import GroupView
-from wsm.controller.held import Held, held_by_all, words_for
 from wsm.receipt import named
 from wsm.states.decide import is_over
 from wsm.states.vocabulary import KVState, Tag, WeightState
 from wsm.states.words import Operation, code_name
+from wsm.status.facts import Held, held_by_all, words_for
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from wsm.controller import outcome
 from wsm.controller.company import LOOK_S, Company
 from wsm.controller.errors import EpochEndedError, UnsettledError
 from wsm.controller.group_view import GroupView
-from wsm.controller.held import Held
 from wsm.controller.outcome import Situation
 from wsm.controller.status import read_status
 from wsm.errors import WsmError
@@ -28,6 +27,7 @@ from wsm.states import journal as kinds
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, Tag, WeightState
 from wsm.states.words import CommandWord, Operation, StatusCode
+from wsm.status.facts import Held
 
 #: How long a decided command may take to be over on every rank before the caller is told, in seconds.
 SETTLE_S = 30.0

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from wsm.actions.surfaces import GroupKind
 from wsm.config import WsmConfig, config_from_mapping
 from wsm.config_reading import option_fault, read_yaml
-from wsm.controller.participants import CacheProcess
 from wsm.rollout.engine import EngineOptions, Limits
 from wsm.rollout.errors import RolloutConfigError
 from wsm.rollout.run_directory import SNAPSHOT_DIRECTORY, run_directory_path
 from wsm.rollout.shape import ModelShape
+from wsm.status.facts import CacheProcess
 from wsm.strategies.registry import strategy_called
 
 _SECTIONS = ("group", "model", "engine", "load", "recovery", "seed")

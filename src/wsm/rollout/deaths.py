@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wsm.controller.participants import who
 from wsm.rollout.config import RecoveryConfig
+from wsm.status.facts import who
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from wsm.controller.participants import who
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
+from wsm.status.facts import who
 
 
 class ModelShapeError(BadInputError):

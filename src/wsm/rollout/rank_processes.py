@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from wsm import log
-from wsm.controller.participants import CacheProcess
 from wsm.rollout.run_directory import bound_log, log_path, rotate_log
+from wsm.status.facts import CacheProcess
 
 #: What the KV-cache process runs.
 CACHE_MODULE = "wsm.rollout.cache_process"

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from wsm.controller.participants import CacheProcess
 from wsm.shared_directory import make_private_directory, remove_directory
 from wsm.signals.names import segment_path
+from wsm.status.facts import CacheProcess
 
 CONFIG_FILE: Final = "config.json"
 RENDEZVOUS_DIRECTORY: Final = "rendezvous"

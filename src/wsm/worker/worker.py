@@ -24,7 +24,6 @@ from wsm.clock import Clock, SystemClock
 from wsm.config import WsmConfig, load_config
 from wsm.controller import Controller, EngineBridge
 from wsm.controller.abandoned import AbandonedCommands
-from wsm.explanation import Explanation, GroupFacts, explain, read_facts
 from wsm.shortage import shortage_of
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.image import SegmentImage
@@ -33,6 +32,7 @@ from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
 from wsm.states.rank_state import Phase, Todo
 from wsm.states.vocabulary import KVState, WeightState
+from wsm.status import Explanation, GroupFacts, explain, read_facts
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.worker.attaching import attach_rank
 from wsm.worker.driver import IDLE_WAIT_S

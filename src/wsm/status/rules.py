@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from wsm.explanation.facts import GroupFacts, RankFacts
-from wsm.explanation.ranks import named
 from wsm.states.words import Operation, StatusCode, StepKind
+from wsm.status.facts import GroupFacts, RankFacts, named
 
 #: A headline, and what to do.
 Verdict = tuple[str, tuple[str, ...]]

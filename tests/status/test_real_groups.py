@@ -10,9 +10,9 @@ import pytest
 from living_group import eventually
 
 import wsm
-from wsm.explanation import explain, facts_of_file
 from wsm.signals.layout import LAYOUT_VERSION
 from wsm.signals.names import segment_path
+from wsm.status import explain, facts_of_file
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,6 @@ from typing import TypeVar
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.declared_plans import PLANS_KIND, DeclaredAction, DeclaredPlan, DeclaredPlans
 from wsm.errors import WsmError
-from wsm.explanation.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
 from wsm.report import FailureReport
 from wsm.signals.identity import Occupant, is_stopped, read_occupant
 from wsm.signals.image import SegmentImage
@@ -21,6 +20,7 @@ from wsm.states.errors import WordFormatError
 from wsm.states.journal import JournalEntry, read_ndjson
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
+from wsm.status.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
 
 _Word = TypeVar("_Word", CommandWord, CommittedWord, StatusWord, StepWord)
 

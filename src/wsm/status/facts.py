@@ -1,11 +1,15 @@
-"""What is known about a group at one moment, as plain values. Whoever collects it is :mod:`.reading`."""
+"""What is known about a group at one moment, as plain values, and what its participants are called. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from wsm.report import FailureReport
+from wsm.states.joint import serving
 from wsm.states.journal import JournalEntry
+from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState, sentence_of
 from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
 
 
@@ -149,3 +153,81 @@ class GroupFacts:
     owner_lives: bool = False
     ranks: tuple[RankFacts, ...] = ()
     journal: tuple[JournalEntry, ...] = ()
+
+
+class Held(NamedTuple):
+    """Where the weights and the KV cache of one rank are, or of all of them.
+
+    Parameters
+    ----------
+    weights : WeightState
+        The weights.
+    kv : KVState
+        The KV cache.
+    """
+
+    weights: WeightState
+    kv: KVState
+
+    def __str__(self) -> str:
+        return f"{self.weights.name}, KV cache {self.kv.name}"
+
+    @property
+    def serving(self) -> bool:
+        """Whether a rank that holds this may step."""
+        return serving(self.weights, self.kv)
+
+    @property
+    def missing(self) -> frozenset[Tag]:
+        """What is not there, or not whole."""
+        there = {Tag.WEIGHTS: self.weights is WeightState.NORMAL, Tag.KV_CACHE: self.kv is KVState.NORMAL}
+        return frozenset(tag for tag, holds in there.items() if not holds)
+
+    @property
+    def as_whole(self) -> WeightState:
+        """What one word says of both: NORMAL if it serves, CLEARED if it does not and all is at rest.
+
+        FastDeploy's weights word is that word: an engine sends requests while it is NORMAL, and asks for
+        UPDATING while it is CLEARED. So a half must not be NORMAL there.
+        """
+        halves = self.missing and self.weights is WeightState.NORMAL
+        return WeightState.CLEARED if halves else self.weights
+
+
+def held_by_all(each: Iterable[Held]) -> Held | None:
+    """Return what every rank holds; None if they differ."""
+    found = set(each)
+    return found.pop() if len(found) == 1 else None
+
+
+def words_for(missing: frozenset[Tag], version: int | None) -> str:
+    """Say what is held where something is missing, as the end of a sentence about a group."""
+    if missing == ALL_TAGS:
+        return "holds nothing, and does not serve"
+    held = sentence_of(ALL_TAGS - missing)
+    of_version = f" of version {version}" if Tag.WEIGHTS not in missing else ""
+    return f"holds {held}{of_version}, and does not serve without {sentence_of(missing)}"
+
+
+class CacheProcess(int):
+    """The number of the participant without steps, as errors and logs carry it."""
+
+    __slots__ = ()
+
+
+def who(participant: int) -> str:
+    """Name one participant in a sentence."""
+    return "the KV-cache process" if isinstance(participant, CacheProcess) else f"rank {participant}"
+
+
+def whose_processes(participants: Iterable[int]) -> str:
+    """Name the processes of several participants: ``the process of rank 0, 1``, ``the KV-cache process``."""
+    found = list(participants)
+    ranks = ", ".join(str(each) for each in found if not isinstance(each, CacheProcess))
+    names = [f"the process of rank {ranks}"] if ranks else []
+    return " and ".join([*names, *(who(each) for each in found if isinstance(each, CacheProcess))])
+
+
+def named(ranks: Sequence[int]) -> str:
+    """List ranks as in a sentence."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

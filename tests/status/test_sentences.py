@@ -14,8 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from situations import SITUATIONS
 
-from wsm.explanation import explain
 from wsm.states.words import Operation
+from wsm.status import explain
 
 TEXTS = Path(__file__).with_name("texts")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from wsm.explanation.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
 from wsm.report import FailureReport
 from wsm.states.journal import ACTION_STARTED, COMMAND_ISSUED, TRANSITION, JournalEntry
 from wsm.states.words import (
@@ -16,6 +15,7 @@ from wsm.states.words import (
     StepKind,
     StepWord,
 )
+from wsm.status.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
 
 LOAD = ActionFacts("load_weights", 600.0)
 RESTART = ActionFacts("restart_tp_group", 60.0)

@@ -1,0 +1,17 @@
+"""What a group is doing, why it does not serve, and who is to blame: one reader, one list of rules, one text.
+
+===================  ===================================================================================
+module               responsible for
+===================  ===================================================================================
+:mod:`.facts`        what is known about a group at one moment, as plain values
+:mod:`.reading`      from a segment, or a copy of one, to the facts, dead or alive, damaged or whole
+:mod:`.rules`        the one thing that keeps the group from serving, and what to do about it
+:mod:`.text`         what each rank does and waits for; all of it as text and as plain values
+===================  ===================================================================================
+"""
+
+from wsm.status.facts import GroupFacts, RankFacts
+from wsm.status.reading import facts_of_file, read_facts
+from wsm.status.text import Explanation, explain
+
+__all__ = ["Explanation", "GroupFacts", "RankFacts", "explain", "facts_of_file", "read_facts"]
