@@ -9,9 +9,6 @@ from errno import EDQUOT, ENOMEM, ENOSPC
 from typing import Any
 
 from wsm import WsmError
-from wsm.signals.errors import AtomicsUnavailableError, SharedMemoryFullError
-from wsm.strategies.errors import PaddleMissingError
-from wsm.strategies.mooncake.errors import MooncakeMissingError
 
 
 @dataclass(frozen=True)
@@ -44,13 +41,10 @@ class CannotRunError(Exception):
 #: What says that a machine lacks something. Anything else that a measurement raises is a fault.
 _LACKING = (
     CannotRunError,
-    AtomicsUnavailableError,
     ImportError,
     MemoryError,
-    MooncakeMissingError,
-    PaddleMissingError,
-    SharedMemoryFullError,
 )
+_LACKING_CODES = ("atomics-unavailable", "mooncake-missing", "paddle-missing", "shared-memory-full")
 _NO_ROOM = (EDQUOT, ENOMEM, ENOSPC)
 
 
@@ -73,7 +67,9 @@ class Unmeasured:
     def of(cls, error: Exception) -> Unmeasured:
         """Say what an exception means; the traceback of a fault goes to the standard error output."""
         lacking = any(
-            isinstance(each, _LACKING) or (isinstance(each, OSError) and each.errno in _NO_ROOM)
+            isinstance(each, _LACKING)
+            or (isinstance(each, WsmError) and each.code in _LACKING_CODES)
+            or (isinstance(each, OSError) and each.errno in _NO_ROOM)
             for each in _causes(error)
         )
         if not lacking:

@@ -10,11 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from living_group import eventually
 
+from tests.raising import raising
 from wsm import Outcome
 from wsm.clock import ManualClock
 from wsm.controller.errors import CommandTimeoutError, CommandWithdrawnError, UnsettledError
 from wsm.report import MAX_REPORT_BYTES
-from wsm.signals.errors import PayloadTooLargeError, RoleBusyError, SegmentClosedError
+from wsm.signals import errors
+from wsm.signals.errors import RoleBusyError, SegmentClosedError
 from wsm.states.errors import CommandOpenError
 
 pytestmark = pytest.mark.processes
@@ -140,7 +142,7 @@ def test_a_command_outlives_the_controller_that_began_it(held):
 def test_a_command_that_cannot_be_written_leaves_the_role_to_others(group, monkeypatch):
     monkeypatch.setattr("wsm.command.MAX_REQUEST_ID", 4 * MAX_REPORT_BYTES)
     with group.boot() as controller:
-        with pytest.raises(PayloadTooLargeError):
+        with raising(errors.payload_too_large):
             controller.clear(request_id="x" * 2 * MAX_REPORT_BYTES)
         assert controller.status().controller_pid is None
         assert controller.clear().outcome is Outcome.CLEARED
@@ -206,7 +208,7 @@ def test_a_coroutine_that_is_cancelled_leaves_its_command_under_way(held):
         waiting = asyncio.ensure_future(pending)
         await asyncio.sleep(0.01)
         waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        with raising(asyncio.CancelledError):
             await waiting
 
     asyncio.run(give_in())

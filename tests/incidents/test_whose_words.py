@@ -13,9 +13,11 @@ from collections.abc import Iterator
 import pytest
 
 import wsm
+from tests.raising import raising
 from wsm.config import WsmConfig, config_from_mapping
 from wsm.group_segment import own_group
-from wsm.signals.errors import EngineWordExistsError, SegmentOwnedError, SlotTakenError
+from wsm.signals import errors
+from wsm.signals.errors import SegmentOwnedError, SlotTakenError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.strategies.tensor import TensorSpec
 from wsm.testing import InMemoryRunner
@@ -74,7 +76,7 @@ def test_fastdeploy_c2_16_the_control_pythons_own_way_of_attaching_does_unlink(w
 
 
 def test_peers_4_8_8_a_second_engine_of_the_same_name_does_not_take_the_words_of_the_first(word, name):
-    with pytest.raises(EngineWordExistsError):
+    with raising(errors.engine_word_exists):
         EngineWord.create(WEIGHTS, name)
     assert not word.recreated()
 

@@ -7,16 +7,9 @@ import stat
 
 import pytest
 
-from wsm.signals import atomics
-from wsm.signals.errors import (
-    AtomicsUnavailableError,
-    EngineWordExistsError,
-    EngineWordMissingError,
-    EngineWordSizeError,
-    EngineWordValueError,
-    SegmentAccessError,
-    SegmentNameError,
-)
+from tests.raising import raising
+from wsm.signals import atomics, errors
+from wsm.signals.errors import EngineWordMissingError, SegmentAccessError, SegmentNameError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind, engine_word_path
 
 # What FastDeploy's IPCSignal does with its words: multiprocessing's shared memory under a numpy array.
@@ -168,7 +161,7 @@ def test_a_word_is_created_with_a_value_and_removed_by_its_creator(tmp_path):
 
 def test_an_existing_word_is_not_replaced_as_fastdeploy_would(word, name):
     word.store(1)
-    with pytest.raises(EngineWordExistsError, match="use another suffix"):
+    with raising(errors.engine_word_exists, match="use another suffix"):
         EngineWord.create(EngineWordKind.WEIGHTS, name)
     assert word.read() == 1
     assert not word.recreated()
@@ -191,7 +184,7 @@ def test_a_missing_word_says_which_suffix_is_meant(tmp_path):
 @pytest.mark.parametrize("size", [0, 3])
 def test_a_file_too_small_for_an_int32_is_refused(tmp_path, size):
     engine_word_path(EngineWordKind.WEIGHTS, 1, tmp_path).write_bytes(bytes(size))
-    with pytest.raises(EngineWordSizeError) as caught:
+    with raising(errors.engine_word_size) as caught:
         EngineWord(EngineWordKind.WEIGHTS, 1, directory=tmp_path)
     assert caught.value.size == size
 
@@ -220,7 +213,7 @@ def test_a_value_that_is_no_int32_is_refused_and_never_wraps(word, value):
         lambda: word.compare_exchange(0, value),
         lambda: word.compare_exchange(value, 0),
     ):
-        with pytest.raises(EngineWordValueError):
+        with raising(errors.engine_word_value):
             use()
     assert word.read() == 0
 
@@ -230,7 +223,7 @@ def test_without_libatomic_a_word_can_be_read_and_the_missing_package_is_named(w
     monkeypatch.setattr(atomics, "_LIBRARY", "libatomic-that-is-not-there.so.1")
     atomics._compare_exchange.cache_clear()
     assert word.read() == 0
-    with pytest.raises(AtomicsUnavailableError, match="libatomic1"):
+    with raising(errors.atomics_unavailable, match="libatomic1"):
         word.compare_exchange(0, 1)
     assert word.read() == 0
     monkeypatch.undo()
@@ -241,7 +234,7 @@ def test_without_libatomic_a_word_can_be_read_and_the_missing_package_is_named(w
 def test_a_library_without_the_function_is_no_libatomic(monkeypatch):
     monkeypatch.setattr(atomics, "_LIBRARY", ctypes.util.find_library("c"))
     atomics._compare_exchange.cache_clear()
-    with pytest.raises(AtomicsUnavailableError):
+    with raising(errors.atomics_unavailable):
         atomics.compare_exchange_32(0, 0, 0)
     monkeypatch.undo()
     atomics._compare_exchange.cache_clear()

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.needs import OWN_PIDS
-from wsm.signals.errors import ParticipantError, SlotTakenError
+from tests.raising import raising
+from wsm.signals import errors
+from wsm.signals.errors import SlotTakenError
 from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, start_time_of, write_occupant
 from wsm.signals.liveness import Life, Liveness, register
 from wsm.signals.segment import Segment
@@ -141,7 +143,7 @@ def test_a_replacement_may_start_while_its_predecessor_is_still_dying(segment, n
 
 def test_a_place_that_does_not_exist_is_refused(segment, liveness):
     for use in (lambda: register(segment, 3), lambda: liveness.look(-1), lambda: liveness.fd(3)):
-        with pytest.raises(ParticipantError):
+        with raising(errors.participant_unknown):
             use()
 
 

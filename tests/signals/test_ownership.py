@@ -4,16 +4,9 @@ import os
 
 import pytest
 
-from wsm.signals import ownership
-from wsm.signals.errors import (
-    ConfigurationDigestError,
-    HeaderChecksumError,
-    NotOwnerError,
-    SegmentMissingError,
-    SegmentOwnedError,
-    SegmentReplacedError,
-    WorldSizeError,
-)
+from tests.raising import raising
+from wsm.signals import errors, ownership
+from wsm.signals.errors import SegmentMissingError, SegmentOwnedError, SegmentReplacedError
 from wsm.signals.liveness import Life, Liveness, register
 from wsm.signals.lock import ControllerRole
 from wsm.signals.lock_file import create_lock_file
@@ -152,14 +145,14 @@ def test_a_live_group_of_another_shape_or_configuration_is_left_alone(name, path
     participant = launch(PARTICIPANT, name, "0")
     participant.says()
     owner.kill()
-    with pytest.raises(WorldSizeError):
+    with raising(errors.world_size_mismatch):
         start_over(name, world_size=3)
-    with pytest.raises(ConfigurationDigestError, match="stop that group"):
+    with raising(errors.configuration_mismatch, match="stop that group"):
         start_over(name, configuration_digest=8)
     with path.open("r+b") as file:
         file.seek(20)
         file.write(b"\xff")
-    with pytest.raises(HeaderChecksumError):
+    with raising(errors.header_damaged):
         start_over(name)
     assert path.exists()
 
@@ -186,7 +179,7 @@ def test_of_many_starters_at_once_exactly_one_owns_the_segment(name, launch):
 
 def test_only_the_owner_may_remove_the_segment(segment, name, path):
     with Segment.attach(name) as other:
-        with pytest.raises(NotOwnerError):
+        with raising(errors.not_owner):
             other.unlink()
         assert path.exists()
         segment.unlink()
@@ -284,14 +277,11 @@ def test_ownership_stays_with_the_parent_when_a_process_forks(name, launch):
         os.waitpid(pid, 0)
         say(segment.is_owner, registration.is_held, role.is_held)
         heard()
-        """.replace(
-            "segment = Segment.create",
-            "from wsm.errors import RefusedError\n        segment = Segment.create",
-        ),
+        """,
         name,
     )
     assert child.says() == "False False False"
-    assert child.says() == "NotOwnerError True"
+    assert child.says() == "RefusedError True"
     assert child.says() == "RoleBusyError True"
     assert child.says() == "SlotTakenError True"
     assert child.says() == "Life.ALIVE"

@@ -9,21 +9,16 @@ import zlib
 import pytest
 
 from tests.needs import OWN_MOUNTS
+from tests.raising import raising
 from wsm.errors import BadInputError
+from wsm.signals import errors
 from wsm.signals.errors import (
-    HeaderChecksumError,
-    LayoutVersionError,
-    ParticipantError,
     SegmentAccessError,
     SegmentBusyError,
     SegmentExistsError,
-    SegmentMagicError,
     SegmentMissingError,
     SegmentNameError,
-    SegmentShapeError,
     SegmentTruncatedError,
-    SharedMemoryFullError,
-    WorldSizeError,
 )
 from wsm.signals.header import Header
 from wsm.signals.layout import LINE_BYTES, RING_BYTES, SLOT_BYTES, WORD_BYTES, layout_of
@@ -130,7 +125,7 @@ def test_a_name_that_is_no_plain_file_name_is_refused(name):
 )
 def test_a_shape_that_does_not_fit_is_refused_before_anything_is_made(name, path, wrong):
     good = {"world_size": 1, "helpers": 0, "run_id": "", "configuration_digest": 0}
-    with pytest.raises(SegmentShapeError):
+    with raising(errors.segment_shape):
         Segment.create(name, **{**good, **wrong})
     assert not list(path.parent.glob(f"*{name}*"))
 
@@ -143,7 +138,9 @@ def test_attaching_to_nothing_says_to_start_the_group(name, path):
 
 
 def test_a_group_of_another_size_is_named_with_both_sizes(segment, name):
-    with pytest.raises(WorldSizeError, match="world size 2, this process was configured for 4") as caught:
+    with raising(
+        errors.world_size_mismatch, match="world size 2, this process was configured for 4"
+    ) as caught:
         Segment.attach(name, world_size=4)
     assert (caught.value.found, caught.value.expected) == (2, 4)
 
@@ -157,20 +154,20 @@ def _damage(path, offset, data):
 @pytest.mark.parametrize(
     ("damage", "error"),
     [
-        (lambda path: _damage(path, 0, b"NOTOURS!"), SegmentMagicError),
-        (lambda path: path.write_bytes(b"\x00" * 4), SegmentMagicError),
+        (lambda path: _damage(path, 0, b"NOTOURS!"), errors.not_a_segment),
+        (lambda path: path.write_bytes(b"\x00" * 4), errors.not_a_segment),
         (lambda path: path.write_bytes(b""), SegmentTruncatedError),
         (lambda path: path.write_bytes(b"WSMG"), SegmentTruncatedError),
         (lambda path: os.truncate(path, 4096), SegmentTruncatedError),
-        (lambda path: _damage(path, 8, struct.pack("<I", 99)), LayoutVersionError),
-        (lambda path: _damage(path, 12, struct.pack("<I", 3)), HeaderChecksumError),
-        (lambda path: _damage(path, 40, b"\xff"), HeaderChecksumError),
+        (lambda path: _damage(path, 8, struct.pack("<I", 99)), errors.layout_version_mismatch),
+        (lambda path: _damage(path, 12, struct.pack("<I", 3)), errors.header_damaged),
+        (lambda path: _damage(path, 40, b"\xff"), errors.header_damaged),
     ],
 )
 def test_a_file_that_is_no_whole_segment_of_this_build_is_refused_by_name(tmp_path, damage, error):
     Segment.create("x", world_size=2, run_id="r", configuration_digest=1, directory=tmp_path).close()
     damage(tmp_path / "wsm.x")
-    with pytest.raises(error) as caught:
+    with raising(error) as caught:
         Segment.attach("x", directory=tmp_path)
     assert isinstance(caught.value, BadInputError)
     assert str(tmp_path / "wsm.x") in str(caught.value)
@@ -182,7 +179,7 @@ def test_a_header_that_was_damaged_anywhere_is_never_believed():
     for offset in range(constant_bytes):
         damaged = bytearray(whole)
         damaged[offset] ^= 0x10
-        with pytest.raises((SegmentMagicError, LayoutVersionError, HeaderChecksumError)):
+        with raising((errors.not_a_segment, errors.layout_version_mismatch, errors.header_damaged)):
             Header.unpack(bytes(damaged), path="x", file_bytes=1 << 30)
     assert zlib.crc32(whole[: constant_bytes - 4]) == struct.unpack_from("<I", whole, constant_bytes - 4)[0]
 
@@ -241,7 +238,7 @@ def _tmpfs(path: str, size: str) -> tuple[str, ...]:
 _CREATE_IN = """
 try:
     Segment.create("x", world_size=2, run_id="", configuration_digest=0, directory=sys.argv[1])
-except SharedMemoryFullError as error:
+except RefusedError as error:
     say(error.needed_bytes, error.free_bytes, os.listdir(sys.argv[1]))
     say(error)
 """
@@ -267,7 +264,7 @@ def test_no_room_even_for_the_lock_file_is_reported_as_that(tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(SharedMemoryFullError):
+    with raising(errors.shared_memory_full):
         Segment.create("x", world_size=1, run_id="", configuration_digest=0, directory=tmp_path)
 
 
@@ -295,5 +292,5 @@ def test_closing_under_a_living_view_is_refused_and_closing_later_works(name):
 def test_a_participant_that_the_segment_has_no_place_for_is_refused(segment):
     assert segment.participants == 3
     for wrong in (-1, 3):
-        with pytest.raises(ParticipantError, match=r"none of 0\.\.2"):
+        with raising(errors.participant_unknown, match=r"none of 0\.\.2"):
             segment.report(wrong)

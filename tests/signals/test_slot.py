@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.raising import raising
+from wsm.signals import errors
 from wsm.signals import slot as slot_module
-from wsm.signals.errors import PayloadTooLargeError, SlotReusedError
+from wsm.signals.errors import SlotReusedError
 from wsm.signals.layout import SLOT_BYTES
 from wsm.signals.memory import publish
 from wsm.signals.segment import Segment
@@ -69,7 +71,7 @@ def test_a_length_beyond_the_slot_is_never_followed(memory):
 
 def test_a_slot_takes_what_fits_and_refuses_more(segment):
     slot = segment.error(2)
-    with pytest.raises(PayloadTooLargeError) as caught:
+    with raising(errors.payload_too_large) as caught:
         slot.write(1, 1, 1, bytes(SLOT_CAPACITY + 1))
     assert caught.value.capacity == SLOT_CAPACITY
     assert slot.read(1, 1, 1) is None

@@ -11,15 +11,12 @@ from living_group import eventually
 from lone_rank import SPECS
 
 import wsm
+from tests.raising import raising
 from wsm import SERVE, ConfigurationError, Deadlines, WsmConfig
 from wsm.controller.errors import RankLostError
 from wsm.group_segment import own_group
-from wsm.signals.errors import (
-    ConfigurationDigestError,
-    SegmentMissingError,
-    SegmentReplacedError,
-    SlotTakenError,
-)
+from wsm.signals import errors
+from wsm.signals.errors import SegmentMissingError, SegmentReplacedError, SlotTakenError
 from wsm.signals.segment import Segment
 from wsm.states.errors import CommandOpenError, EpochUsedError
 from wsm.states.words import CommandWord
@@ -150,7 +147,7 @@ def test_rank_0_of_another_configuration_is_refused_while_the_old_ranks_live(joi
     owner = own_group(TWO, directory=tmp_path)
     join(TWO, 1)
     owner.close()
-    with pytest.raises(ConfigurationDigestError):
+    with raising(errors.configuration_mismatch):
         join(dataclasses.replace(TWO, strategy="rsync"), 0)
 
 

@@ -11,7 +11,7 @@ import ctypes
 import functools
 from typing import Any
 
-from wsm.signals.errors import AtomicsUnavailableError
+from wsm.signals import errors
 
 _LIBRARY = "libatomic.so.1"
 _SEQUENTIALLY_CONSISTENT = 5
@@ -27,7 +27,7 @@ def compare_exchange_32(address: int, expected: int, new: int) -> bool:
 
     Raises
     ------
-    AtomicsUnavailableError
+    RefusedError
         If the library is not to be had.
     """
     wanted = ctypes.c_int32(expected)
@@ -40,7 +40,7 @@ def _compare_exchange() -> Any:
     try:
         function = ctypes.CDLL(_LIBRARY)["__atomic_compare_exchange_4"]
     except (OSError, AttributeError) as error:
-        raise AtomicsUnavailableError(library=_LIBRARY, reason=str(error)) from error
+        raise errors.atomics_unavailable(library=_LIBRARY, reason=str(error)) from error
     function.restype = ctypes.c_bool
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int, ctypes.c_int)
     return function

@@ -16,12 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import final
 
+from wsm.signals import errors
 from wsm.signals.atomics import compare_exchange_32
 from wsm.signals.errors import (
-    EngineWordExistsError,
     EngineWordMissingError,
-    EngineWordSizeError,
-    EngineWordValueError,
     SegmentAccessError,
     SegmentExistsError,
     SegmentMissingError,
@@ -60,7 +58,7 @@ class EngineWord:
     ------
     EngineWordMissingError
         If no engine has created it.
-    EngineWordSizeError
+    BadInputError
         If the file is too small.
     SegmentNameError, SegmentAccessError
         If the suffix is none, or the file is not to be used.
@@ -78,7 +76,7 @@ class EngineWord:
         try:
             with opened(path, also=() if user is None else (user,)) as (descriptor, size):
                 if size < _INT32_BYTES:
-                    raise EngineWordSizeError(path=str(path), size=size)
+                    raise errors.engine_word_size(path=str(path), size=size)
                 memory = SharedFile(descriptor, path, _INT32_BYTES)
         except SegmentMissingError:
             raise EngineWordMissingError(path=str(path)) from None
@@ -104,11 +102,11 @@ class EngineWord:
 
         Raises
         ------
-        EngineWordExistsError
+        RefusedError
             If it exists. (FastDeploy would unlink it, and leave its users with the orphan.)
-        EngineWordValueError
+        BadInputError
             If `value` is no int32.
-        SharedMemoryFullError, SegmentNameError, SegmentAccessError
+        RefusedError, SegmentNameError, SegmentAccessError
             If it cannot be made.
         """
         path = engine_word_path(kind, suffix, directory)
@@ -118,7 +116,7 @@ class EngineWord:
             unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
             publish(path, unfinished, _INT32_BYTES, content).close()
         except SegmentExistsError:
-            raise EngineWordExistsError(path=str(path)) from None
+            raise errors.engine_word_exists(path=str(path)) from None
         return cls(kind, suffix, directory=directory)
 
     @staticmethod
@@ -137,7 +135,7 @@ class EngineWord:
 
         Raises
         ------
-        EngineWordValueError
+        BadInputError
             If `value` is no int32.
         """
         _check_value(self.path, value)
@@ -153,9 +151,9 @@ class EngineWord:
 
         Raises
         ------
-        AtomicsUnavailableError
+        RefusedError
             If ``libatomic.so.1`` is missing.
-        EngineWordValueError
+        BadInputError
             If one of the values is no int32.
         """
         _check_value(self.path, expected)
@@ -205,4 +203,4 @@ def engine_word_path(
 def _check_value(path: Path, value: int) -> None:
     # Bounds, not `in range(...)`: that walks through four billion numbers for an IntEnum.
     if not _MIN_INT32 <= value <= _MAX_INT32:
-        raise EngineWordValueError(path=str(path), value=value)
+        raise errors.engine_word_value(path=str(path), value=value)

@@ -12,13 +12,8 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from wsm.signals.errors import (
-    HeaderChecksumError,
-    LayoutVersionError,
-    SegmentMagicError,
-    SegmentShapeError,
-    SegmentTruncatedError,
-)
+from wsm.signals import errors
+from wsm.signals.errors import SegmentTruncatedError
 from wsm.signals.layout import HEADER_BYTES, LAYOUT_VERSION, layout_of
 
 MAGIC = b"WSMGROUP"
@@ -46,16 +41,16 @@ class Header(NamedTuple):
 
         Raises
         ------
-        SegmentShapeError
+        BadInputError
             If a field does not fit.
         """
         run_id = self.run_id.encode()
         if len(run_id) > MAX_RUN_ID_BYTES:
-            raise SegmentShapeError(
+            raise errors.segment_shape(
                 field="run id", value=self.run_id, limit=f"at most {MAX_RUN_ID_BYTES} bytes of UTF-8"
             )
         if not 0 <= self.configuration_digest < 1 << 64:
-            raise SegmentShapeError(
+            raise errors.segment_shape(
                 field="configuration digest",
                 value=self.configuration_digest,
                 limit="an unsigned 64-bit number",
@@ -78,21 +73,21 @@ class Header(NamedTuple):
 
         Raises
         ------
-        SegmentMagicError, LayoutVersionError, SegmentTruncatedError, HeaderChecksumError
+        BadInputError, SegmentTruncatedError
             If it is no segment, of another build, cut short, or damaged.
         """
         magic = data[: len(MAGIC)]
         if data and not MAGIC.startswith(magic):
-            raise SegmentMagicError(path=str(path), magic=magic)
+            raise errors.not_a_segment(path=str(path), magic=magic)
         if len(data) < HEADER_BYTES:
             raise SegmentTruncatedError(path=str(path), size=file_bytes, needed_bytes=HEADER_BYTES)
         _, version, world_size, helpers, run_id_bytes, total, digest, run_id = _CONSTANT.unpack_from(data)
         if version != LAYOUT_VERSION:
-            raise LayoutVersionError(path=str(path), found=version, expected=LAYOUT_VERSION)
+            raise errors.layout_version_mismatch(path=str(path), found=version, expected=LAYOUT_VERSION)
         (found,) = _CHECKSUM.unpack_from(data, _CONSTANT.size)
         expected = zlib.crc32(data[: _CONSTANT.size])
         if found != expected:
-            raise HeaderChecksumError(path=str(path), found=found, expected=expected)
+            raise errors.header_damaged(path=str(path), found=found, expected=expected)
         if file_bytes < total:
             raise SegmentTruncatedError(path=str(path), size=file_bytes, needed_bytes=total)
         return cls(world_size, helpers, run_id[:run_id_bytes].decode(), digest)

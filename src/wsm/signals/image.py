@@ -50,7 +50,7 @@ class SegmentImage:
 
     Raises
     ------
-    wsm.signals.errors.SegmentMagicError, LayoutVersionError, SegmentTruncatedError, HeaderChecksumError
+    BadInputError, SegmentTruncatedError
         If the content is no segment that this build can read.
     """
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wsm.signals.errors import SegmentShapeError
+from wsm.signals import errors
 
 #: Grows with every change of what is where, or of what a word or a byte of the lock file means.
 LAYOUT_VERSION = 5
@@ -94,13 +94,15 @@ def layout_of(world_size: int, helpers: int = 0) -> Layout:
 
     Raises
     ------
-    SegmentShapeError
+    BadInputError
         If one of them is out of range.
     """
     if not 1 <= world_size <= MAX_WORLD_SIZE:
-        raise SegmentShapeError(field="world size", value=world_size, limit=f"between 1 and {MAX_WORLD_SIZE}")
+        raise errors.segment_shape(
+            field="world size", value=world_size, limit=f"between 1 and {MAX_WORLD_SIZE}"
+        )
     if not 0 <= helpers <= MAX_HELPERS:
-        raise SegmentShapeError(
+        raise errors.segment_shape(
             field="number of helpers", value=helpers, limit=f"between 0 and {MAX_HELPERS}"
         )
     participants = world_size + helpers

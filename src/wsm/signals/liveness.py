@@ -77,7 +77,7 @@ def register(segment: Segment, participant: int, timeout_s: float = 0.1) -> Regi
 
     Raises
     ------
-    ParticipantError
+    BadInputError
         If the segment has no such place.
     SlotTakenError
         If a live process, a stopped one included, stands there.

@@ -175,7 +175,7 @@ def create_lock_file(path: Path) -> LockFile:
 
     Raises
     ------
-    SegmentAccessError, SharedMemoryFullError
+    SegmentAccessError, RefusedError
         If it cannot be opened or created.
     """
     # The sticky bit of /dev/shm may forbid root to "create" what exists: so opened first, created second.

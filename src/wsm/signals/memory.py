@@ -16,14 +16,10 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from wsm.errors import RefusedError
 from wsm.shared_directory import ForeignPathError, create_ours, is_at, open_ours, remove_ours, remove_same
-from wsm.signals.errors import (
-    SegmentAccessError,
-    SegmentBusyError,
-    SegmentExistsError,
-    SegmentMissingError,
-    SharedMemoryFullError,
-)
+from wsm.signals import errors
+from wsm.signals.errors import SegmentAccessError, SegmentBusyError, SegmentExistsError, SegmentMissingError
 
 _FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
@@ -156,7 +152,7 @@ def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFi
     ------
     SegmentExistsError
         If `path` exists.
-    SharedMemoryFullError
+    RefusedError
         If there is no room.
     SegmentAccessError
         If the folder refuses the file.
@@ -186,9 +182,7 @@ def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFi
         os.close(descriptor)
 
 
-def refusal(
-    path: Path, error: OSError | ForeignPathError, *, needed_bytes: int = 0
-) -> SharedMemoryFullError | SegmentAccessError:
+def refusal(path: Path, error: OSError | ForeignPathError, *, needed_bytes: int = 0) -> RefusedError:
     """Say what the refusal to open or make `path` means and what to do."""
     if isinstance(error, ForeignPathError):
         return SegmentAccessError(path=str(path), reason=error.context["problem"])
@@ -196,6 +190,6 @@ def refusal(
     if error.errno not in _FULL:
         return SegmentAccessError(path=str(path), reason=reason)
     room = os.statvfs(path.parent)
-    return SharedMemoryFullError(
+    return errors.shared_memory_full(
         path=str(path), needed_bytes=needed_bytes, free_bytes=room.f_bavail * room.f_frsize, reason=reason
     )

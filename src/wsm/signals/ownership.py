@@ -14,12 +14,8 @@ from pathlib import Path
 
 from wsm.errors import BadInputError, WsmError
 from wsm.shared_directory import ForeignPathError, is_ours, remove_ours
-from wsm.signals.errors import (
-    ConfigurationDigestError,
-    SegmentMissingError,
-    SegmentOwnedError,
-    WorldSizeError,
-)
+from wsm.signals import errors
+from wsm.signals.errors import SegmentMissingError, SegmentOwnedError
 from wsm.signals.header import Header
 from wsm.signals.identity import read_occupant
 from wsm.signals.layout import HEADER_BYTES, layout_of
@@ -103,7 +99,7 @@ def publish_segment(path: Path, header: Header, content: bytes) -> SharedFile:
 
     Raises
     ------
-    SegmentExistsError, SharedMemoryFullError, SegmentAccessError
+    SegmentExistsError, RefusedError, SegmentAccessError
         If it cannot be made; nothing is left behind.
     """
     return publish(
@@ -123,8 +119,7 @@ def adopt_or_reclaim(path: Path, wanted: Header, claim: Claim) -> tuple[SharedFi
     ------
     SegmentOwnedError
         If the recorded owner lives although its byte was free.
-    WorldSizeError, ConfigurationDigestError, SegmentMagicError, LayoutVersionError, \
-SegmentTruncatedError, HeaderChecksumError
+    BadInputError
         If a participant lives and the segment cannot be adopted by this caller.
     """
     # Taking all participants' bytes at once asks whether anybody lives, and keeps everybody from
@@ -181,8 +176,7 @@ def map_segment(path: Path) -> tuple[SharedFile, Header]:
 
     Raises
     ------
-    SegmentMissingError, SegmentAccessError, SegmentMagicError, LayoutVersionError, \
-SegmentTruncatedError, HeaderChecksumError
+    SegmentMissingError, SegmentAccessError, SegmentTruncatedError, BadInputError
         If there is none that this build can read.
     """
     with opened(path) as (descriptor, size):
@@ -242,11 +236,11 @@ def _check_adoptable(memory: SharedFile, header: Header, wanted: Header) -> None
     for field in ("world_size", "helpers"):
         found, expected = getattr(header, field), getattr(wanted, field)
         if found != expected:
-            raise WorldSizeError(
+            raise errors.world_size_mismatch(
                 path=str(memory.path), field=field.replace("_", " "), found=found, expected=expected
             )
     if header.configuration_digest != wanted.configuration_digest:
-        raise ConfigurationDigestError(
+        raise errors.configuration_mismatch(
             path=str(memory.path), found=header.configuration_digest, expected=wanted.configuration_digest
         )
 

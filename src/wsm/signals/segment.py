@@ -10,14 +10,8 @@ import os
 from types import TracebackType
 from typing import final
 
-from wsm.signals import ownership
-from wsm.signals.errors import (
-    NotOwnerError,
-    ParticipantError,
-    SegmentBusyError,
-    SegmentTruncatedError,
-    WorldSizeError,
-)
+from wsm.signals import errors, ownership
+from wsm.signals.errors import SegmentBusyError, SegmentTruncatedError
 from wsm.signals.header import Header
 from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, write_occupant
 from wsm.signals.layout import layout_of
@@ -108,11 +102,11 @@ class Segment:
 
         Raises
         ------
-        SegmentNameError, SegmentShapeError
+        SegmentNameError, BadInputError
             If an argument is out of range.
         SegmentOwnedError, SegmentExistsError
             If another process owns that name, or a file is there.
-        SharedMemoryFullError, SegmentAccessError
+        RefusedError, SegmentAccessError
             If the file cannot be made; nothing is left behind.
         """
         header = Header(world_size, helpers, run_id, configuration_digest)
@@ -148,11 +142,11 @@ class Segment:
         ------
         SegmentOwnedError
             If the owner lives (a stopped process lives), or another starter was first.
-        WorldSizeError, ConfigurationDigestError
+        BadInputError
             If a participant of a group of another shape or configuration still lives.
-        SegmentMagicError, LayoutVersionError, SegmentTruncatedError, HeaderChecksumError
+        BadInputError, SegmentTruncatedError
             If a participant lives and the file is no segment that this build can adopt.
-        SegmentNameError, SegmentShapeError, SharedMemoryFullError, SegmentAccessError
+        SegmentNameError, BadInputError, RefusedError, SegmentAccessError
             As for :meth:`create`.
         """
         header = Header(world_size, helpers, run_id, configuration_digest)
@@ -185,9 +179,9 @@ class Segment:
         ------
         SegmentMissingError
             If there is none.
-        SegmentMagicError, LayoutVersionError, SegmentTruncatedError, HeaderChecksumError
+        BadInputError, SegmentTruncatedError
             If the file is no segment that this build can read.
-        WorldSizeError
+        BadInputError
             If it is of a group of another size.
         SegmentNameError, SegmentAccessError
             If the name is none, or the file is not to be used.
@@ -196,7 +190,7 @@ class Segment:
         if world_size is not None and header.world_size != world_size:
             memory.close()
             lock_file.close()
-            raise WorldSizeError(
+            raise errors.world_size_mismatch(
                 path=str(memory.path), field="world size", found=header.world_size, expected=world_size
             )
         return cls(name, memory, header, lock_file, None)
@@ -285,11 +279,11 @@ class Segment:
 
         Raises
         ------
-        ParticipantError
+        BadInputError
             If it has none.
         """
         if not 0 <= participant < self.participants:
-            raise ParticipantError(participant=participant, participants=self.participants)
+            raise errors.participant_unknown(participant=participant, participants=self.participants)
         return participant
 
     def inode_changed(self) -> bool:
@@ -324,11 +318,11 @@ class Segment:
 
         Raises
         ------
-        NotOwnerError
+        RefusedError
             If this process does not own the segment.
         """
         if not self.is_owner:
-            raise NotOwnerError(path=str(self.path))
+            raise errors.not_owner(path=str(self.path))
         self._memory.remove()
         self.lock_file.remove()
 

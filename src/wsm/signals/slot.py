@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 import zlib
 
-from wsm.signals.errors import PayloadTooLargeError, SlotReusedError
+from wsm.signals import errors
+from wsm.signals.errors import SlotReusedError
 from wsm.signals.layout import SLOT_BYTES
 from wsm.signals.memory import Memory
 
@@ -50,7 +51,7 @@ class PayloadSlot:
 
         Raises
         ------
-        PayloadTooLargeError
+        BadInputError
             If `data` does not fit.
         SlotReusedError
             If this key was written already.
@@ -66,14 +67,14 @@ class PayloadSlot:
 
         Raises
         ------
-        PayloadTooLargeError
+        BadInputError
             If `data` does not fit.
         """
         self._store(epoch, sequence, kind, data)
 
     def _store(self, epoch: int, sequence: int, kind: int, data: bytes) -> None:
         if len(data) > SLOT_CAPACITY:
-            raise PayloadTooLargeError(size=len(data), capacity=SLOT_CAPACITY)
+            raise errors.payload_too_large(size=len(data), capacity=SLOT_CAPACITY)
         head = _HEAD.pack(_checksum(epoch, sequence, kind, data), len(data), epoch, sequence, kind)
         begin = self._offset + _HEAD.size
         memory = self._memory.bytes
