@@ -1,6 +1,6 @@
 """What the controller and its successor can do next, through the real protocol functions.
 
-As :mod:`wsm.controller.transaction` and :mod:`wsm.controller.controller`: a command is opened when the
+As :mod:`wsm.controller._transaction` and :mod:`wsm.controller.controller`: a command is opened when the
 last one is over, decided once, and driven until it is over; a successor takes over what a dead controller
 left. It reads words only, and liveness, which the kernel tells. What the group's owner does when a rank is
 gone is in :mod:`.recovery_moves`.

@@ -10,7 +10,7 @@ from living_group import Program, eventually
 from recovered_group import recovered
 
 from wsm import Outcome
-from wsm.controller import opening
+from wsm.controller import _opening as opening
 from wsm.controller.errors import CommandRefusedError, RankAliveError, RankFailedError, RankLostError
 from wsm.errors import WsmError
 from wsm.signals.errors import RoleBusyError

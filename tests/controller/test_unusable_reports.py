@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from wsm.controller._transaction import Transaction
 from wsm.controller.recovery import Recovery
-from wsm.controller.transaction import Transaction
 from wsm.report import RankReport, ReportFormatError
 from wsm.states.errors import CommandOpenError
 

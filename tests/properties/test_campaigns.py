@@ -20,9 +20,9 @@ import wsm
 from wsm import HOLD, JOIN, InFlightPolicy, Outcome
 from wsm.actions.measuring import resident_digest
 from wsm.clock import ManualClock
-from wsm.controller.abandoned import AbandonedCommands
-from wsm.controller.driving import Drive
+from wsm.controller import _transaction
 from wsm.controller.group_view import GroupView
+from wsm.controller.recovery import AbandonedCommands
 from wsm.errors import InternalError, WsmError
 from wsm.states.replay import replay
 from wsm.strategies.digest import digest_of, shard_digest
@@ -127,7 +127,8 @@ class Campaign:
         ]
         patch.setattr(GroupWords, "wait", lambda *_: False)
         patch.setattr(GroupView, "wait", lambda *_: self.moves())
-        patch.setattr(Drive, "start", run_here)
+        # Commands are driven in the caller's thread instead of one of their own.
+        patch.setattr(_transaction, "_in_thread", lambda run, _name: run())
         patch.setattr(AbandonedCommands, "look", lambda _: None)  # a thread: no seed would say when it looks
         for name in ("write_command", "write_committed"):
             self.let_die(patch, name)
@@ -201,12 +202,6 @@ class Campaign:
             controller.close()
         for rank in reversed(self.ranks):
             rank.worker.close()
-
-
-def run_here(drive: Drive) -> wsm.Pending:
-    """Drive a command in the caller's thread instead of one of its own."""
-    drive._run()
-    return wsm.Pending("here", drive._future, drive._transaction.give_up)
 
 
 @pytest.fixture

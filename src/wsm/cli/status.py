@@ -98,7 +98,7 @@ def _watch(name: str, every_s: float, *, as_json: bool) -> None:
         while True:
             with known_group(name), _attached(name) as group:
                 while not group.segment.inode_changed():
-                    watches = group.watches()
+                    look = group.look()
                     now = read_status(group).without_times()
                     screen.show(json_text(now.to_mapping()) if as_json else group_text(now))
-                    group.wait(watches, every_s)
+                    group.wait(look, every_s)

@@ -1,6 +1,6 @@
 """The role that commands a group: clear it, update it, look at it. One process at a time, per command.
 
-Responsible for what can be asked, and how. How a command is begun is in :mod:`.opening`.
+Responsible for what can be asked, and how. How a command is begun is in :mod:`._opening`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, final
 
 from wsm.clock import Clock, SystemClock
+from wsm.command import CommandArguments, checked_tags
 from wsm.config import EngineWordsConfig
-from wsm.controller.access import GroupAccess
-from wsm.controller.asking import clear_arguments, update_arguments
-from wsm.controller.opening import Opening
-from wsm.controller.order import Order
-from wsm.controller.pending import Pending
+from wsm.controller._opening import Opening
+from wsm.controller._request import (
+    SETTLE_S,
+    CommandRequest,
+    fallback_of,
+    policy_of,
+    request_id_of,
+    transfer_mode_of,
+)
+from wsm.controller._transaction import Pending
+from wsm.controller.group_view import GroupAccess
 from wsm.controller.status import GroupStatus, read_status
-from wsm.controller.transaction import SETTLE_S
 from wsm.receipt import Receipt
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag, TransferMode
 from wsm.states.words import Operation
@@ -33,7 +39,7 @@ def _awaited(
     """Return the coroutine function that begins a command in a thread, and then awaits its end."""
 
     async def command(controller: Controller, /, *args: _P.args, **options: _P.kwargs) -> Receipt:
-        import asyncio  # noqa: PLC0415 - as in :mod:`.pending`
+        import asyncio  # noqa: PLC0415 - as in :meth:`.Pending.__await__`
 
         return await (await asyncio.to_thread(begin, controller, *args, **options))
 
@@ -257,10 +263,15 @@ class Controller:
             Asked once it is this controller's turn, before anything is written; False raises
             :class:`CommandWithdrawnError`.
         """
-        arguments = clear_arguments(request_id, tags=tags, in_flight=in_flight, kv_policy=kv_policy)
-        return self._opening.begin(
-            Order(Operation.CLEAR, arguments, deadline_s, settle_s, wait_s, still_wanted=still_wanted)
+        arguments = CommandArguments(
+            request_id_of(request_id),
+            in_flight=in_flight,
+            kv_policy=kv_policy,
+            tags=checked_tags(tags),
+            clears=True,
         )
+        request = CommandRequest(Operation.CLEAR, arguments, deadline_s, settle_s, wait_s, still_wanted)
+        return self._opening.begin(request)
 
     def begin_update(
         self,
@@ -281,29 +292,20 @@ class Controller:
         still_wanted: Callable[[], bool] | None = None,
     ) -> Pending:
         """As :meth:`update`, without waiting for its end; `still_wanted` as :meth:`begin_clear`."""
-        arguments = update_arguments(
-            request_id,
+        arguments = CommandArguments(
+            request_id_of(request_id),
             version,
-            tags=tags,
-            hot=hot,
-            hot_fallback=hot_fallback,
-            in_flight=in_flight,
-            kv_policy=kv_policy,
-            force=force,
+            policy_of(in_flight, hot=hot),
+            kv_policy,
+            hot_fallback=fallback_of(hot_fallback),
+            tags=checked_tags(tags),
+            reload=force,
             partial=partial,
-            transfer_mode=transfer_mode,
+            transfer_mode=transfer_mode_of(transfer_mode),
         )
-        return self._opening.begin(
-            Order(
-                Operation.HOT_UPDATE if hot else Operation.UPDATE,
-                arguments,
-                deadline_s,
-                settle_s,
-                wait_s,
-                force=force,
-                still_wanted=still_wanted,
-            )
-        )
+        operation = Operation.HOT_UPDATE if hot else Operation.UPDATE
+        request = CommandRequest(operation, arguments, deadline_s, settle_s, wait_s, still_wanted)
+        return self._opening.begin(request.consistent())
 
     clear_async = _awaited(begin_clear)
     update_async = _awaited(begin_update)

@@ -1,7 +1,7 @@
-"""The controller's access to a group's segment: read a view, write the two words that are its own.
+"""The group as a controller sees it: read its words and slots, write the two words that are the controller's.
 
-Between :mod:`wsm.signals` (memory) and :mod:`wsm.states` (rules). Whoever writes here holds the
-controller role. Knows no states.
+Between :mod:`wsm.signals` (memory) and :mod:`wsm.states` (rules). Who writes here has the controller role.
+:class:`GroupAccess` shares one attached segment between a controller and its commands, which may outlive it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,35 @@ from wsm.group_segment import journal_directory_of
 from wsm.report import FailureReport, RankReport
 from wsm.signals.alarm import Alarm
 from wsm.signals.death_watch import DeathWatch
-from wsm.signals.errors import SlotReusedError
+from wsm.signals.errors import SegmentClosedError, SlotReusedError
 from wsm.signals.liveness import Life, Liveness
 from wsm.signals.lock import ControllerRole
 from wsm.signals.presence import Presence, read_presence
 from wsm.signals.segment import Segment
+from wsm.signals.view_reader import ViewReader
 from wsm.signals.waiting import Watch, wait, wake
 from wsm.states import epochs
 from wsm.states import journal as kinds
 from wsm.states.view import View
-from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
+from wsm.states.words import CommandWord, CommittedWord, StatusCode
 from wsm.status.facts import CacheProcess
 
 
-class Watches(NamedTuple):
-    """What was seen before a wait."""
+class Look(NamedTuple):
+    """What was seen before a wait.
 
-    words: list[Watch]
+    Parameters
+    ----------
+    view : View
+        The words.
+    statuses : tuple of int
+        The status words as they stand in memory.
+    rings : int
+        How often the alarm had rung before.
+    """
+
+    view: View
+    statuses: tuple[int, ...]
     rings: int
 
 
@@ -69,6 +81,7 @@ class GroupView:
             segment.controller_journal, journal_directory or journal_directory_of(segment)
         )
         self._layout = segment.layout
+        self._reader = ViewReader(segment)
         self._liveness = Liveness(segment)
         self._watching = threading.Lock()  # a transaction's thread and callers of status() look at once
         self._plans: dict[bytes, DeclaredPlans] = {}  # equal on most ranks, and in every epoch
@@ -77,7 +90,7 @@ class GroupView:
 
     @property
     def segment(self) -> Segment:
-        """The group's segment, seen to be whole: whoever is about to read or write there asks for it anew."""
+        """The group's segment, seen to be whole; to be asked for anew before each access."""
         self._segment.require_whole()
         return self._segment
 
@@ -90,27 +103,24 @@ class GroupView:
     @property
     def participants(self) -> int:
         """Number of ranks and helpers."""
-        return self.segment.participants
+        return self._layout.participants
 
     def view(self) -> View:
         """Read every word once."""
-        words, layout = self.segment.words, self._layout
-        return View(
-            CommandWord.unpack(words[layout.command]),
-            [StepWord.unpack(words[index]) for index in layout.step[: self.segment.world_size]],
-            [StatusWord.unpack(words[index]) for index in layout.status],
-            CommittedWord.unpack(words[layout.committed]),
-        )
+        return self.look().view
 
-    def watches(self) -> Watches:
-        """Say what the statuses are now, for a later :meth:`wait`; to be taken before the view is read."""
-        words = self.segment.words
-        seen = [Watch(index, high=False, seen=words[index]) for index in self._layout.status]
-        return Watches(seen, self._alarm.rings)
+    def look(self) -> Look:
+        """Read every word once, for a decision and for a later :meth:`wait`."""
+        rings = self._alarm.rings
+        self._segment.require_whole()
+        view, statuses = self._reader.read()
+        return Look(view, statuses, rings)
 
-    def wait(self, watches: Watches, timeout_s: float) -> bool:
+    def wait(self, look: Look, timeout_s: float) -> bool:
         """Wait until a status differs from what was seen, or it rang; blocks up to `timeout_s` seconds."""
-        return wait(self.segment, watches.words, timeout_s, alarm=self._alarm, heard=watches.rings)
+        seen = zip(self._layout.status, look.statuses, strict=True)
+        watches = [Watch(index, high=False, seen=word) for index, word in seen]
+        return wait(self._segment, watches, timeout_s, alarm=self._alarm, heard=look.rings)
 
     def watch_deaths(self) -> None:
         """From now on let the death of a participant end :meth:`wait`. Cheap if it does so already.
@@ -138,32 +148,35 @@ class GroupView:
 
     def presence(self, participant: int) -> Presence:
         """Read what the participant is doing, and since when."""
-        return read_presence(self.segment.words, self._layout.heartbeat[participant])
+        return read_presence(self._segment.words, self._layout.heartbeat[participant])
 
     def pid(self, participant: int) -> int | None:
-        """Pid of the process that stands or stood there; None if nobody did."""
+        """Pid of the process that has or had that place; None if there never was one."""
         with self._watching:
             return self._liveness.pid(participant)
 
     @property
     def owner_pid(self) -> int | None:
-        """Pid of the process that owns the segment; None if nobody does, or it is this process."""
+        """Pid of the process that owns the segment; None if there is none, or it is this process."""
         owner = self.segment.owner
         return None if owner is None or owner.pid == os.getpid() else owner.pid
 
     def ranks_of(self, pid: int) -> list[int]:
-        """Return the participants for which a process stands that is not this one, as errors call them."""
+        """Return the participants whose place the process has, as errors call them; none for this process."""
         known = range(self.participants) if pid and pid != os.getpid() else ()
         return [self.named(one) for one in known if self.pid(one) == pid and self.life(one) is Life.ALIVE]
 
     def lost(self) -> list[int]:
         """Return the participants whose processes are gone."""
-        dead = [index for index in range(self.participants) if self.life(index) is Life.DEAD]
+        self._segment.require_whole()
+        with self._watching:
+            look, every = self._liveness.look, range(self.participants)
+            dead = [index for index in every if look(index) is Life.DEAD]
         return [self.named(index) for index in dead]
 
     def named(self, participant: int) -> int:
         """Return a participant's number, so that errors call it what it is."""
-        return participant if participant < self.segment.world_size else CacheProcess(participant)
+        return participant if participant < self._segment.world_size else CacheProcess(participant)
 
     def open(self, command: CommandWord, arguments: CommandArguments) -> CommandWord:
         """Write a command, its arguments first, then its word; return the word that was written.
@@ -275,3 +288,64 @@ class GroupView:
             if self._deaths is not None:
                 self._deaths.close()
             self._liveness.close()
+
+
+class GroupAccess:
+    """The segment of one group, attached, until its last user is done with it. Safe for threads.
+
+    Parameters
+    ----------
+    name : str
+        The group.
+    directory : path or None
+        Where the segment lies; ``/dev/shm`` by default.
+    journal_directory : path or None
+        Where ``controller.ndjson`` is appended to.
+
+    Raises
+    ------
+    wsm.signals.errors.SegmentMissingError
+        If there is no such group. Other errors of :meth:`wsm.signals.segment.Segment.attach` likewise.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        directory: str | Path | None = None,
+        journal_directory: str | Path | None = None,
+    ) -> None:
+        self.directory = directory
+        self._segment = Segment.attach(name, directory=directory)
+        self.group = GroupView(self._segment, journal_directory)
+        self._counting = threading.Lock()
+        self._uses = 1
+        self._closed = False
+
+    def begin_use(self) -> None:
+        """Keep the segment until :meth:`end_use`.
+
+        Raises
+        ------
+        SegmentClosedError
+            If the controller was closed.
+        """
+        with self._counting:
+            if self._closed:
+                raise SegmentClosedError(path=str(self._segment.path))
+            self._uses += 1
+
+    def end_use(self) -> None:
+        """Let go of the segment with its last user: the controller, or a command that outlives it."""
+        with self._counting:
+            self._uses -= 1
+            if self._uses == 0:
+                self.group.close()
+                self._segment.close()
+
+    def close(self) -> None:
+        """End the controller's own use. Idempotent."""
+        with self._counting:
+            was_closed, self._closed = self._closed, True
+        if not was_closed:
+            self.end_use()

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wsm.command import CommandArguments, PartNotRestorableError, VersionHeldError
+from wsm.command import PartNotRestorableError, VersionHeldError
 from wsm.controller.activity import Hang, doing, waits_in_step
 from wsm.controller.errors import (
     ActionOverdueError,
@@ -20,11 +20,10 @@ from wsm.controller.group_view import GroupView
 from wsm.controller.status import read_status
 from wsm.errors import WsmError
 from wsm.report import STEP, WITHOUT_WEIGHTS, FailureReport, RankReport, ReportFormatError
-from wsm.states.decide import committed, waiting_on
+from wsm.states.decide import waiting_on
 from wsm.states.park import any_broken
 from wsm.states.view import View
-from wsm.states.vocabulary import Tag
-from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord
+from wsm.states.words import CommandWord, StatusCode, StatusWord
 from wsm.status.facts import who
 
 #: Errors that only repeat that another rank failed.
@@ -42,12 +41,12 @@ def reports(group: GroupView, command: CommandWord, code: StatusCode) -> list[Ra
 
 def found_held(error: WsmError) -> bool:
     """Whether a command was refused only because it names no version, and the announced one is held."""
-    return isinstance(error, CommandRefusedError) and error.context["error"] == VersionHeldError.__name__
+    return isinstance(error, CommandRefusedError) and error.context["error"] == VersionHeldError.code
 
 
 def cannot_be_restored(error: WsmError) -> bool:
     """Whether a restore failed because nobody keeps what it would have to load: it would fail again."""
-    lost = PartNotRestorableError.__name__
+    lost = PartNotRestorableError.code
     return isinstance(error, CommandRefusedError) and error.context["error"] == lost
 
 
@@ -81,32 +80,6 @@ def _manifest_in_words(report: RankReport) -> str:
 def agree(found: Sequence[RankReport]) -> bool:
     """Whether all ranks prepared the same version of the same publication."""
     return len(set(loaded_versions(found).values())) <= 1
-
-
-def version(group: GroupView, command: CommandWord) -> int | None:
-    """Return the version that all ranks have agreed on, from whichever report of theirs can be read.
-
-    A rank that has committed already has written its last report over the one that it prepared with.
-    """
-    for rank in range(group.participants):
-        for code in (StatusCode.PREPARED, StatusCode.DONE_COMMITTED):
-            with contextlib.suppress(ReportFormatError):
-                report = group.report(rank, command, code)
-                if report is not None and report.version is not None:
-                    return report.version
-    return None
-
-
-def committed_word(group: GroupView, view: View, arguments: CommandArguments) -> CommittedWord | None:
-    """Return the committed-version word that a decided commit needs; None while no rank says the version."""
-    found = arguments.version
-    if Tag.WEIGHTS not in arguments.tags:
-        found = view.committed.version  # what was committed stands; it may be none that is held now
-    elif found is None:
-        found = version(group, view.command)
-        if found is None:
-            return None
-    return committed(view, found)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,15 @@
-"""A new epoch for a group that has lost a rank, and what it served before, loaded again.
+"""What is owed to a group whose controller, or one of whose ranks, is gone.
 
-For the owner of the group's processes: whoever calls this has killed and reaped what it replaces. The
-controller role is held from the moment before the epoch is raised until the group is restored, so that no
-other command can slip in between. What is restored is decided by :mod:`wsm.states.epochs`; who is started
-when, by whoever owns the processes.
+:class:`AbandonedCommands` ends a command whose controller does not come back, for the group's supervisor and
+its ranks. It finds out about the controller role, counts the command's deadline, and writes what
+:mod:`wsm.states.takeover` says is owed: with the role, which proves that the controller is gone, a decision
+and the committed version; in the place of a controller that is only stopped, the one decision that is left.
+The role is held for a few words, never while ranks work; what follows a decision, ranks do alone.
+
+:class:`Recovery` begins a new epoch for a group that has lost a rank, and loads again what it served. Its
+caller has killed and reaped what it replaces. The controller role is held from the moment before the epoch is
+raised until the group is restored, so that no other command comes in between. What is restored is decided by
+:mod:`wsm.states.epochs` and :mod:`wsm.states.restoring`; which process is started when, by :mod:`.keeper`.
 """
 
 from __future__ import annotations
@@ -12,32 +18,220 @@ import contextlib
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments
 from wsm.commit_report import commit_report
-from wsm.controller import abandoned, admission, outcome
-from wsm.controller.abandoned import AbandonedCommands
-from wsm.controller.driving import Drive
-from wsm.controller.errors import RankAliveError
+from wsm.controller._opening import require_able
+from wsm.controller._request import SETTLE_S
+from wsm.controller._transaction import (
+    Pending,
+    Transaction,
+    commanded_version,
+    committed_word,
+    due_decision,
+    write_decision,
+)
+from wsm.controller.errors import ControllerStoppedError, RankAliveError
 from wsm.controller.group_view import GroupView
-from wsm.controller.pending import Pending
-from wsm.controller.transaction import SETTLE_S, Transaction
 from wsm.errors import InternalError
 from wsm.report import ReportFormatError
-from wsm.signals.errors import RoleBusyError
+from wsm.signals.errors import RoleBusyError, SegmentReplacedError
 from wsm.signals.liveness import Life
 from wsm.signals.lock_file import LockHold
 from wsm.signals.segment import Segment
-from wsm.states import decide, epochs, restoring
+from wsm.states import decide, epochs, restoring, takeover
 from wsm.states.restoring import Attempt, Repair
+from wsm.states.takeover import Duty, Role
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.states.words import CommandWord, Operation, StatusCode
 
+#: Seconds beyond a command's deadline in which a controller that is not seen to be stopped may decide it.
+_GRACE_S = 5.0
+
 #: Longest wait between two looks at whether waiting is still wanted, in seconds.
 _LOOK_S = 0.05
+
+
+def decide_undecided(group: GroupView) -> View:
+    """Decide what is undecided, as any successor would, and return what is read then; for who has the role.
+
+    COMMIT if all are PREPARED and their reports agree, else ABORT.
+    """
+    view = group.view()
+    due = due_decision(group, view, give_up=True)
+    if due.word is None:
+        return view
+    write_decision(group, view, due.word)
+    return group.view()
+
+
+@dataclass
+class _Watched:
+    """The command that lacks a word of a controller.
+
+    Attributes
+    ----------
+    key : tuple of int
+        Its epoch and sequence.
+    since_ns : int
+        When it was first seen, by the clock that its deadline is counted by.
+    arguments : CommandArguments or None
+        None if they are gone.
+    expired_at_s : float or None
+        When the deadline was first seen to have passed, by the host's clock.
+    told : str
+        What was logged about it last.
+    """
+
+    key: tuple[int, int]
+    since_ns: int
+    arguments: CommandArguments | None
+    expired_at_s: float | None = None
+    told: str = ""
+
+
+class AbandonedCommands:
+    """Looks after the commands of one group whose controllers do not come back. For one thread.
+
+    Parameters
+    ----------
+    segment : Segment
+        The group's segment, attached or owned; must stay open.
+    who : str
+        Who looks, for logs: a rank, the supervisor.
+    clock : Clock or None
+        What deadlines are counted by; None is the host's.
+    journal_directory : path or None
+        Of the controllers' journal.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        *,
+        who: str,
+        clock: Clock | None = None,
+        journal_directory: str | Path | None = None,
+    ) -> None:
+        self._group = GroupView(segment, journal_directory)
+        self._clock = clock or SystemClock()
+        self._watched: _Watched | None = None
+        self._log = log.logger("controller.recovery", group=segment.name, by=who)
+
+    @property
+    def lacks_a_word(self) -> bool:
+        """Whether the command at hand needs a word of a controller still; reads words only."""
+        return takeover.lacks_a_word(self._group.view())
+
+    def look(self) -> ControllerStoppedError | None:
+        """Do what is owed to the command at hand. Takes microseconds where nothing is; does not wait.
+
+        Returns
+        -------
+        ControllerStoppedError or None
+            Why each rank that still may has to fail the command; None: it need not.
+
+        Raises
+        ------
+        wsm.signals.errors.WordFormatError
+            If a word is damaged.
+        """
+        view = self._group.view()
+        if not takeover.lacks_a_word(view):
+            self._watched = None
+            return None
+        watched = self._known(view)
+        role, stopped = self._role(watched)
+        due = takeover.duty(view, role, expired=watched.expired_at_s is not None)
+        if due is Duty.TAKE_ROLE:
+            self._end_with_the_role(watched)
+        elif due is Duty.ABORT:
+            self._abort_in_its_place(watched, role)
+        elif due is Duty.NAME and stopped is not None:
+            fix = f"end it (kill -9 {stopped}), and the group goes on by itself"
+            self._tell(watched, log.CONTROLLER_STALLED, pid=stopped, stopped=True, fix=fix)
+        return self._cause(watched, stopped) if due is Duty.FAIL else None
+
+    def close(self) -> None:
+        """Let go of the processes that are watched."""
+        self._group.close()
+
+    def _known(self, view: View) -> _Watched:
+        key = view.command.epoch, view.command.sequence
+        watched = self._watched
+        if watched is None or watched.key != key:
+            arguments = self._group.arguments(view.command)
+            watched = self._watched = _Watched(key, self._clock.monotonic_ns(), arguments)
+        deadline_s = None if watched.arguments is None else watched.arguments.deadline_s
+        if watched.expired_at_s is None and deadline_s is not None:
+            elapsed_s = (self._clock.monotonic_ns() - watched.since_ns) / 1e9
+            watched.expired_at_s = time.monotonic() if elapsed_s > deadline_s else None
+        return watched
+
+    def _role(self, watched: _Watched) -> tuple[Role, int | None]:
+        """Return what is known of the role, and the pid of its holder if that is seen to be stopped."""
+        role = self._group.role
+        if role.holder() is None:
+            return Role.FREE, None
+        stopped = role.stopped_holder()
+        expired_at_s = watched.expired_at_s
+        late = expired_at_s is not None and time.monotonic() - expired_at_s > _GRACE_S
+        return Role.STALLED if stopped is not None or late else Role.KEPT, stopped
+
+    def _end_with_the_role(self, watched: _Watched) -> None:
+        if not takeover.lacks_a_word(self._group.view()):
+            return  # it ended between two looks, and the role is another command's
+        try:
+            hold = self._group.role.acquire(0)
+        except (RoleBusyError, SegmentReplacedError):
+            return  # another process does it, or no rank hears it any more
+        with hold:
+            view = decide_undecided(self._group)
+            arguments = watched.arguments or CommandArguments("its arguments are gone")
+            if takeover.lacks_a_word(view) and view.command[:2] == watched.key:
+                word = committed_word(self._group, view, arguments)
+                if word is not None:
+                    self._group.write_committed(word)
+        self._tell(
+            watched,
+            log.COMMAND_ABANDONED,
+            request_id=arguments.request_id,
+            decision=view.command.operation.name,
+        )
+
+    def _abort_in_its_place(self, watched: _Watched, role: Role) -> None:
+        """Write the only decision that its controller could write, while no next command can be written."""
+        hold = self._group.role.try_to_stand_in()
+        if hold is None:
+            return  # another process does it
+        with hold:
+            view = self._group.view()
+            due = decide.decision(view, agree=False, give_up=True)
+            if takeover.duty(view, role, expired=False) is not Duty.ABORT or due is None:
+                return
+            self._group.write_command(decide.decided(view, due))
+        pid = self._group.role.holder()
+        self._tell(watched, log.CONTROLLER_STALLED, pid=pid, decision=due.name)
+
+    def _cause(self, watched: _Watched, stopped: int | None) -> ControllerStoppedError:
+        deadline_s = None if watched.arguments is None else watched.arguments.deadline_s
+        return ControllerStoppedError(
+            sequence=watched.key[1],
+            pid=stopped or self._group.role.holder() or 0,
+            deadline_s=deadline_s or 0.0,
+            stopped=stopped is not None,
+        )
+
+    def _tell(self, watched: _Watched, event: str, **facts: object) -> None:
+        epoch, sequence = watched.key
+        text = f"{event} {facts}"
+        if text != watched.told:
+            watched.told = text
+            self._log.warning(event, epoch=epoch, sequence=sequence, **facts)
 
 
 @dataclass(frozen=True)
@@ -222,7 +416,7 @@ class Recovery:
         for rank in gone:
             if self._group.life(rank) is Life.ALIVE:
                 raise RankAliveError(rank=rank, pid=self._group.pid(rank) or 0)
-        view = abandoned.decide_undecided(self._group)
+        view = decide_undecided(self._group)
         because_of = epochs.ended_by(view, gone)
         if not because_of:
             return None
@@ -261,9 +455,7 @@ class Recovery:
         if version is None:
             self.release()
             return None
-        admission.require_alive(self._group, Operation.UPDATE)
-        command = decide.next_command(view, Operation.UPDATE)
-        admission.require_equal_plans(self._group, command.epoch)
+        command = require_able(self._group, view, Operation.UPDATE)
         # A rank that dies in this command must find the group's goal, not the empty hands it begins with.
         arguments = CommandArguments(
             f"recovery-epoch-{command.epoch}",
@@ -288,8 +480,7 @@ class Recovery:
         if self._hold is None:
             raise InternalError("a group is cleared again only by who has the controller role")
         view = self._group.view()
-        admission.require_alive(self._group, Operation.CLEAR)
-        command = decide.next_command(view, Operation.CLEAR)
+        command = require_able(self._group, view, Operation.CLEAR)
         owed = self._group.unrestored(view) is not None
         arguments = CommandArguments(
             f"repair-epoch-{command.epoch}-sequence-{command.sequence}",
@@ -307,12 +498,18 @@ class Recovery:
         command = self._group.open(command, arguments)
         hold, self._hold = self._hold, None
         transaction = Transaction(
-            self._group, command, arguments, deadline_s=deadline_s, settle_s=settle_s, clock=self._clock
+            self._group,
+            command,
+            arguments,
+            deadline_s=deadline_s,
+            settle_s=settle_s,
+            clock=self._clock,
+            previous=self._group.view().committed.version,
         )
         ending = contextlib.ExitStack()
         if hold is not None:
             ending.callback(hold.release)
-        return Drive(transaction, ending).start()
+        return Pending.driven(transaction, ending, transaction.drive)
 
     def release(self) -> None:
         """Give the controller role back. Idempotent."""
@@ -331,9 +528,7 @@ class Recovery:
     def _write_goal(self, view: View) -> int | None:
         """Store what the group must hold again, so that it is known after the next death, too."""
         command, arguments = view.command, self._group.arguments(view.command)
-        asked = arguments.version if arguments is not None else None
-        if asked is None and command.operation.is_commit:
-            asked = outcome.version(self._group, command)
+        asked = commanded_version(self._group, view, arguments) if command.operation.is_commit else None
         served = None
         if arguments is not None and arguments.before is not None:
             served = arguments.before is WeightState.NORMAL

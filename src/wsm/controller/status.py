@@ -11,9 +11,10 @@ from wsm.controller.activity import action_inside
 from wsm.controller.group_view import GroupView
 from wsm.receipt import named
 from wsm.states.decide import is_over
+from wsm.states.group import Resident, resident_on_all
 from wsm.states.vocabulary import KVState, Tag, WeightState
 from wsm.states.words import Operation, code_name
-from wsm.status.facts import Held, held_by_all, words_for
+from wsm.status.facts import words_for
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ class RankStatus:
     since_s: float | None = None
 
     @property
-    def held(self) -> Held:
+    def held(self) -> Resident:
         """What it holds."""
-        return Held(WeightState[self.weights], KVState[self.kv])
+        return Resident(WeightState[self.weights], KVState[self.kv])
 
     @property
     def serving(self) -> bool:
@@ -139,7 +140,7 @@ class GroupStatus:
             return WeightState.NORMAL
         if WeightState.FAULTED.name in {rank.weights for rank in self.ranks}:
             return WeightState.FAULTED
-        held = held_by_all(rank.held for rank in self.ranks)
+        held = resident_on_all(rank.held for rank in self.ranks)
         lacks = held is not None and held.missing and held.as_whole is WeightState.CLEARED
         return WeightState.CLEARED if lacks else None
 
@@ -156,7 +157,7 @@ class GroupStatus:
     @property
     def holds_half(self) -> bool:
         """Whether all ranks hold the weights and no KV cache, or the other way round."""
-        held = held_by_all(rank.held for rank in self.ranks)
+        held = resident_on_all(rank.held for rank in self.ranks)
         return held is not None and self.engine_state is WeightState.CLEARED and len(held.missing) == 1
 
     def to_mapping(self) -> Mapping[str, Any]:

@@ -263,12 +263,12 @@ class RolloutSupervisor:
     def _wait_until_recovered(self, segment: Segment) -> None:
         with contextlib.closing(GroupView(segment)) as group:
             while True:
-                watches = group.watches()
+                look = group.look()
                 self._ending.check()
                 if self._all_there():
                     return
                 self.check()
-                group.wait(watches, _LOOK_S)  # for who joins; the role that a recovery holds is no word
+                group.wait(look, _LOOK_S)  # for who joins; the role that a recovery holds is no word
 
     def _all_there(self) -> bool:
         now = self.controller.status()

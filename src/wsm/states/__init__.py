@@ -20,6 +20,7 @@ module                  answers
 :mod:`.rank_state`      what does a rank remember, and what can it be told to do?
 :mod:`.phases`          the third table: what does a rank look for in each phase, and what follows?
 :mod:`.rank`            the walk over it: the next thing to do, the outcome of what was done
+:mod:`.group`           what does a group hold, may a command begin, has it any work?
 :mod:`.decide`          the controller's one decision per command, and when a command is over
 :mod:`.takeover`        what a successor does with what a dead controller left
 :mod:`.epochs`          how a group gets a new incarnation, and who may join it

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from wsm.report import FailureReport
-from wsm.states.joint import serving
 from wsm.states.journal import JournalEntry
-from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState, sentence_of
+from wsm.states.vocabulary import ALL_TAGS, Tag, sentence_of
 from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
 
 
@@ -153,51 +151,6 @@ class GroupFacts:
     owner_lives: bool = False
     ranks: tuple[RankFacts, ...] = ()
     journal: tuple[JournalEntry, ...] = ()
-
-
-class Held(NamedTuple):
-    """Where the weights and the KV cache of one rank are, or of all of them.
-
-    Parameters
-    ----------
-    weights : WeightState
-        The weights.
-    kv : KVState
-        The KV cache.
-    """
-
-    weights: WeightState
-    kv: KVState
-
-    def __str__(self) -> str:
-        return f"{self.weights.name}, KV cache {self.kv.name}"
-
-    @property
-    def serving(self) -> bool:
-        """Whether a rank that holds this may step."""
-        return serving(self.weights, self.kv)
-
-    @property
-    def missing(self) -> frozenset[Tag]:
-        """What is not there, or not whole."""
-        there = {Tag.WEIGHTS: self.weights is WeightState.NORMAL, Tag.KV_CACHE: self.kv is KVState.NORMAL}
-        return frozenset(tag for tag, holds in there.items() if not holds)
-
-    @property
-    def as_whole(self) -> WeightState:
-        """What one word says of both: NORMAL if it serves, CLEARED if it does not and all is at rest.
-
-        FastDeploy's weights word is that word: an engine sends requests while it is NORMAL, and asks for
-        UPDATING while it is CLEARED. So a half must not be NORMAL there.
-        """
-        halves = self.missing and self.weights is WeightState.NORMAL
-        return WeightState.CLEARED if halves else self.weights
-
-
-def held_by_all(each: Iterable[Held]) -> Held | None:
-    """Return what every rank holds; None if they differ."""
-    found = set(each)
-    return found.pop() if len(found) == 1 else None
 
 
 def words_for(missing: frozenset[Tag], version: int | None) -> str:

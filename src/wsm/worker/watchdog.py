@@ -3,7 +3,7 @@
 It calls the loop out of a collective that cannot end any more, where the engine's communicators can be
 interrupted, and reports what it cannot end. It writes no word of the rank and beats no heart, which would
 hide the very hang that it is there for. Where the controller of a command does not come back, it does for the
-group what is owed to the command (:mod:`wsm.controller.abandoned`). While nothing is under way it sleeps
+group what is owed to the command (:mod:`wsm.controller.recovery`). While nothing is under way it sleeps
 until a process of the group dies.
 """
 
@@ -14,7 +14,7 @@ from typing import Protocol
 
 from wsm import log
 from wsm.actions.surfaces import InterruptibleGroups, ProcessGroupSurface
-from wsm.controller.abandoned import AbandonedCommands
+from wsm.controller.recovery import AbandonedCommands
 from wsm.signals.death_watch import DeathWatch
 from wsm.signals.liveness import Life, Liveness
 from wsm.states.errors import WordFormatError

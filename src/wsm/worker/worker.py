@@ -23,7 +23,7 @@ from wsm.actions.surfaces import Runner
 from wsm.clock import Clock, SystemClock
 from wsm.config import WsmConfig, load_config
 from wsm.controller import Controller, EngineBridge
-from wsm.controller.abandoned import AbandonedCommands
+from wsm.controller.recovery import AbandonedCommands
 from wsm.shortage import shortage_of
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.image import SegmentImage

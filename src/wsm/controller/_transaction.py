@@ -1,14 +1,19 @@
-"""One open command, from its word to its end.
+"""One open command, from its word to its end: decided, committed, driven in a thread, and told to its caller.
 
-What to write is decided by :mod:`wsm.states.decide`; this module brings time, deaths and reports to it.
-Whoever calls it holds the controller role; which thread that is, is :mod:`.driving`'s business.
+What to write is decided by :mod:`wsm.states.decide`; this module brings time, deaths and reports to it, for a
+controller, for its successor, and for the group that ends a command by itself. Who writes has the controller
+role.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from wsm import log
 from wsm.clock import Clock
@@ -24,13 +29,78 @@ from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
 from wsm.states import decide
 from wsm.states import journal as kinds
+from wsm.states.group import resident_on_each
 from wsm.states.view import View
-from wsm.states.vocabulary import KVState, Tag, WeightState
-from wsm.states.words import CommandWord, Operation, StatusCode
-from wsm.status.facts import Held
+from wsm.states.vocabulary import Tag
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode
 
-#: How long a decided command may take to be over on every rank before the caller is told, in seconds.
-SETTLE_S = 30.0
+
+class Due(NamedTuple):
+    """What is to be written over an open command now.
+
+    Parameters
+    ----------
+    word : Operation or None
+        The decision; None: none yet, or none any more.
+    unusable : ReportFormatError or None
+        Why what the participants prepared cannot be compared, and is not committed.
+    """
+
+    word: Operation | None
+    unusable: ReportFormatError | None = None
+
+
+def due_decision(group: GroupView, view: View, *, give_up: bool) -> Due:
+    """Read what the participants have prepared, and decide: COMMIT where all agree, ABORT where one does not.
+
+    Where their words are there before their reports, that takes another look, unless `give_up`.
+    """
+    prepared, unusable = None, None
+    if decide.all_prepared(view):
+        try:
+            prepared = outcome.reports(group, view.command, StatusCode.PREPARED)
+        except ReportFormatError as error:
+            unusable = error
+        if prepared is None and unusable is None and not give_up:
+            return Due(None)
+    agree = prepared is not None and outcome.agree(prepared)
+    return Due(decide.decision(view, agree=agree, give_up=give_up), unusable)
+
+
+def write_decision(group: GroupView, view: View, word: Operation) -> None:
+    """Write a decision over the command of `view`, and say so."""
+    command = view.command
+    log.logger("controller").info(
+        log.COMMAND_DECIDED, epoch=command.epoch, sequence=command.sequence, decision=word.name
+    )
+    group.decide(decide.decided(view, word))
+
+
+def commanded_version(group: GroupView, view: View, arguments: CommandArguments | None) -> int | None:
+    """Return the version that a decided commit brings; None while neither arguments nor a report says it.
+
+    That is the one that was asked for, or else the one that the ranks found and agreed on. A rank that has
+    committed already has written its last report over the one that it prepared with.
+    """
+    if arguments is not None and Tag.WEIGHTS not in arguments.tags:
+        return view.committed.version  # what was committed stays; it may be none that is held now
+    if arguments is not None and arguments.version is not None:
+        return arguments.version
+    for rank in range(group.participants):
+        for code in (StatusCode.PREPARED, StatusCode.DONE_COMMITTED):
+            with suppress(ReportFormatError):
+                report = group.report(rank, view.command, code)
+                if report is not None and report.version is not None:
+                    return report.version
+    return None
+
+
+def committed_word(group: GroupView, view: View, arguments: CommandArguments) -> CommittedWord | None:
+    """Return the committed-version word that a decided commit needs; None while its version is not known."""
+    version = commanded_version(group, view, arguments)
+    if version is None and Tag.WEIGHTS in arguments.tags:
+        return None
+    return decide.committed(view, version)
 
 
 class Transaction:
@@ -50,6 +120,8 @@ class Transaction:
         Seconds after a decision until the caller is told who is not done.
     clock : Clock
         For both.
+    previous : int or None
+        The version that was committed before it.
     given_up : threading.Event or None
         Set when the caller gives up; shared by the commands of one request.
     fallback : str or None
@@ -65,6 +137,7 @@ class Transaction:
         deadline_s: float,
         settle_s: float,
         clock: Clock,
+        previous: int | None,
         given_up: threading.Event | None = None,
         fallback: str | None = None,
     ) -> None:
@@ -76,7 +149,7 @@ class Transaction:
         self._clock = clock
         self._began_ns = clock.monotonic_ns()
         self._decided_ns: int | None = None
-        self._previous = group.view().committed.version
+        self._previous = previous
         self._given_up = given_up or threading.Event()
         self._fallback = fallback
         self._gave_up = False
@@ -131,8 +204,8 @@ class Transaction:
 
     def _drive(self) -> Receipt:
         while True:
-            watches = self._group.watches()
-            view = self._group.view()
+            look = self._group.look()
+            view = look.view
             if view.command[:2] != self._command[:2]:
                 # What is decided in another epoch, or about another command, is not for this one to write.
                 raise EpochEndedError(
@@ -148,7 +221,7 @@ class Transaction:
             self._company.look(view)
             if not self._write_what_follows(view):
                 self._raise_if_stuck(view)
-                self._group.wait(watches, self._patience_s())
+                self._group.wait(look, self._wait_s())
         if view.command.operation.is_commit:
             return self._receipt(Outcome.UPDATED, StatusCode.DONE_COMMITTED)
         if view.command.operation is Operation.CLEAR:
@@ -158,32 +231,19 @@ class Transaction:
     def _write_what_follows(self, view: View) -> bool:
         """Write the decision, or the committed version, if it is time; return whether one was written."""
         if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
-            return self._write_committed(view)
-        give_up = self._must_give_up()
-        prepared = None
-        if decide.all_prepared(view):
-            try:
-                prepared = outcome.reports(self._group, self._command, StatusCode.PREPARED)
-            except ReportFormatError as error:
-                self._unusable = error  # what it prepared cannot be compared: it is not committed
-            if prepared is None and self._unusable is None and not give_up:
-                return False  # their words are here before their reports: look again
-        agree = prepared is not None and outcome.agree(prepared)
-        word = decide.decision(view, agree=agree, give_up=give_up)
-        if word is None:
+            word = committed_word(self._group, view, self._arguments)
+            if word is not None:
+                self._group.write_committed(word)
+            return word is not None
+        due = due_decision(self._group, view, give_up=self._must_give_up())
+        self._unusable = due.unusable or self._unusable
+        if due.word is None:
             return False
-        if word.is_abort:
+        if due.word.is_abort:
             self._situation = self._seen(view)
         self._decided_ns = self._clock.monotonic_ns()
-        self._log.info(log.COMMAND_DECIDED, decision=word.name)
-        self._group.decide(decide.decided(view, word))
+        write_decision(self._group, view, due.word)
         return True
-
-    def _write_committed(self, view: View) -> bool:
-        word = outcome.committed_word(self._group, view, self._arguments)
-        if word is not None:
-            self._group.write_committed(word)
-        return word is not None
 
     def _must_give_up(self) -> bool:
         if self._decided_ns is not None:
@@ -212,15 +272,15 @@ class Transaction:
         if self._decided_ns is None:
             return
         waited = self._elapsed_s(self._decided_ns)
-        # Who takes a command back wants it settled; who was told that it failed wants to know by whom.
+        # A caller that takes its command back wants it settled; one whose command failed, who failed.
         patient = self._gave_up and not self._is_inherited
         if not self._company.is_hopeless(view, waited_s=waited, settle_s=self._settle_s, patient=patient):
             return
         waiting = decide.waiting_on(view)
         lost = tuple(rank for rank in self._company.lost if rank in waiting)
         broken = outcome.broken(view, lost)
-        # A step that raised after the decision raised over it, and whoever ends after the deadline ends over
-        # what was late then: the first cause is to blame for both.
+        # A step that raised after the decision raised because of it, and a process that ends after the
+        # deadline ends because of what was late then: the first cause is to blame for both.
         first = self._situation
         to_blame = lost if first.lost or (set(lost) - set(broken) and not first.expired) else ()
         self._situation = replace(
@@ -238,7 +298,7 @@ class Transaction:
             waited_s=waited,
         )
 
-    def _patience_s(self) -> float:
+    def _wait_s(self) -> float:
         undecided = self._decided_ns is None
         left_s = self._deadline_s - self._elapsed_s(self._began_ns) if undecided else LOOK_S
         return self._company.wait_s(left_s)
@@ -263,8 +323,7 @@ class Transaction:
         found = outcome.reports(self._group, self._command, code) or []
         view = self._group.view()
         digests = {report.manifest_digest for report in found if report.manifest_digest is not None}
-        held = [Held(WeightState(word.weights), KVState(word.kv)) for word in view.statuses]
-        missing = frozenset(tag for each in held for tag in each.missing)
+        missing = frozenset(tag for each in resident_on_each(view) for tag in each.missing)
         receipt = Receipt(
             request_id=self._arguments.request_id,
             outcome=how,
@@ -300,3 +359,105 @@ class Transaction:
 
     def _elapsed_s(self, since_ns: int) -> float:
         return (self._clock.monotonic_ns() - since_ns) / 1e9
+
+
+class Pending:
+    """A command under way, for the caller. Safe for threads. In a coroutine, await it for its receipt.
+
+    Attributes
+    ----------
+    request_id : str
+        The request's name.
+    """
+
+    def __init__(self, request_id: str, future: Future[Receipt], give_up: Callable[[], None]) -> None:
+        self.request_id = request_id
+        self._future = future
+        self._give_up = give_up
+
+    @classmethod
+    def ended(cls, receipt: Receipt) -> Pending:
+        """Return a command that needed no work."""
+        future: Future[Receipt] = Future()
+        future.set_result(receipt)
+        return cls(receipt.request_id, future, lambda: None)
+
+    @classmethod
+    def driven(cls, transaction: Transaction, ending: ExitStack, drive: Callable[[], Receipt]) -> Pending:
+        """Drive a command that was written in a thread of its own, which holds the controller role as long.
+
+        So a caller that computes between calls, or stops waiting, leaves no rank undecided. Where the kernel
+        grants no thread, the caller drives: this blocks then until the request is over.
+
+        Parameters
+        ----------
+        transaction : Transaction
+            The command.
+        ending : ExitStack
+            Closed in the thread when the request is over in any way; gives the controller role back.
+        drive : callable
+            Brings the request to its end, in the thread.
+        """
+        future: Future[Receipt] = Future()
+
+        def run() -> None:
+            try:
+                with ending:
+                    receipt = drive()
+            except BaseException as error:  # noqa: BLE001 - the caller's thread gets it, whatever it is
+                future.set_exception(error)
+            else:
+                future.set_result(receipt)
+
+        _in_thread(run, f"wsm-transaction-{transaction.sequence}")
+        return cls(transaction.request_id, future, transaction.give_up)
+
+    def result(self, timeout_s: float | None = None) -> Receipt:
+        """Wait for the receipt. Blocks; the command has a deadline of its own.
+
+        Raises
+        ------
+        TimeoutError
+            If it is not over after `timeout_s` seconds; it goes on.
+        wsm.errors.WsmError
+            As :meth:`wsm.Controller.clear` and :meth:`wsm.Controller.update`.
+        """
+        try:
+            return self._future.result(timeout_s)
+        except FutureTimeoutError:
+            if self._future.done():  # it ended just now, or with an error that is a timeout itself
+                return self._future.result()
+            raise TimeoutError(f"{self.request_id} is not over after {timeout_s} s; it goes on") from None
+
+    def give_up(self) -> None:
+        """Abort the command if nothing is decided yet; a decision that was made is final. Does not block."""
+        self._give_up()
+
+    @property
+    def over(self) -> bool:
+        """Whether the receipt, or the error, is there."""
+        return self._future.done()
+
+    def add_done_callback(self, callback: Callable[[Pending], object]) -> None:
+        """Call `callback` with this object once the command is over, now if it is; from any thread.
+
+        What it raises is logged by :mod:`concurrent.futures`, and goes nowhere else.
+        """
+        self._future.add_done_callback(lambda _future: callback(self))
+
+    def __await__(self) -> Generator[None, None, Receipt]:
+        """Wait for the receipt without blocking the event loop; raises as :meth:`result` does.
+
+        To cancel the task that waits leaves the command as it is, under its request id; :meth:`give_up`
+        aborts it.
+        """
+        import asyncio  # noqa: PLC0415 - 30 ms of every process that imports wsm, for those that use it
+
+        return asyncio.shield(asyncio.wrap_future(self._future)).__await__()
+
+
+def _in_thread(run: Callable[[], None], name: str) -> None:
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError:  # the command is written already, and must come to its end
+        run()

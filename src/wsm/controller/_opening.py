@@ -1,0 +1,270 @@
+"""How a command is begun: role, inheritance, admission, engine words, command word, in this order.
+
+What is refused on the way is undone and has changed nothing. What the group holds, and whether that leaves
+any work, is judged by :mod:`wsm.states.group`; an open command is driven by :mod:`._transaction`.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import NamedTuple
+
+from wsm.clock import Clock
+from wsm.command import CommandArguments, PartialUpdateRefusedError
+from wsm.config import EngineWordsConfig
+from wsm.controller import outcome
+from wsm.controller._request import CommandRequest
+from wsm.controller._transaction import Pending, Transaction
+from wsm.controller.engine_words import leave_words, take_words
+from wsm.controller.errors import CommandWithdrawnError, MixedGroupError, PlansDifferError, RankLostError
+from wsm.controller.group_view import GroupAccess, GroupView
+from wsm.controller.status import read_status
+from wsm.errors import WsmError
+from wsm.receipt import Outcome, Receipt, named
+from wsm.signals.errors import RoleBusyError
+from wsm.signals.lock_file import LockHold
+from wsm.states import decide
+from wsm.states.group import (
+    Resident,
+    needs_no_work,
+    resident_for,
+    resident_on_each,
+    state_before,
+)
+from wsm.states.takeover import Inheritance, inherited
+from wsm.states.view import View
+from wsm.states.vocabulary import WeightState
+from wsm.states.words import CommandWord, Operation, StatusCode
+from wsm.status.facts import who
+
+#: Seconds that a command which a dead controller left open may take to settle where the caller has no time.
+TAKEOVER_S = 1.0
+
+#: Seconds that a process of the group may take for the words of a command whose controller is gone.
+ENDING_S = 0.2
+
+
+def require_able(group: GroupView, view: View, operation: Operation) -> CommandWord:
+    """Return the word of the next command, if the group can be given one.
+
+    Raises
+    ------
+    RankLostError
+        If a process is gone; it names the ranks.
+    wsm.states.errors.CommandOpenError
+        If the last command is not over.
+    PlansDifferError
+        If a rank said on joining that it derived other plans than the first one: they would wait for each
+        other in different collective actions.
+    """
+    lost = group.lost()
+    if lost:
+        raise RankLostError(operation=operation.name.lower(), ranks=lost, group=read_status(group).sentence())
+    command = decide.next_command(view, operation)
+    found = {rank: group.plans(rank, command.epoch) for rank in range(len(view.steps))}
+    if len({id(plan) for plan in found.values()}) > 1:
+        plans = {rank: plan.collectives() for rank, plan in found.items() if plan is not None}
+        others = [rank for rank, plan in plans.items() if plan != plans.get(0, plan)]
+        if others:
+            raise PlansDifferError(ranks=others)
+    return command
+
+
+class _Admitted(NamedTuple):
+    """A request that the group can be asked now.
+
+    Parameters
+    ----------
+    view : View
+        What was read.
+    command : CommandWord
+        The word that opens it.
+    held : Resident
+        What all participants hold.
+    owed : int or None
+        The version that the group waits to be restored to.
+    """
+
+    view: View
+    command: CommandWord
+    held: Resident
+    owed: int | None
+
+
+class Opening:
+    """Begins commands to one group.
+
+    Parameters
+    ----------
+    access : GroupAccess
+        The group.
+    engine_words : EngineWordsConfig
+        FastDeploy's words of the same group; each command takes them first.
+    clock : Clock
+        For deadlines.
+    """
+
+    def __init__(self, access: GroupAccess, engine_words: EngineWordsConfig, clock: Clock) -> None:
+        self._access = access
+        self._group = access.group
+        self._engine_words = engine_words
+        self._clock = clock
+
+    def begin(self, request: CommandRequest) -> Pending:
+        """Write the command, or return a receipt where nothing is to do. Blocks up to `wait_s`."""
+        with ExitStack() as ending:
+            self._access.begin_use()
+            ending.callback(self._access.end_use)
+            ending.callback(self._take_role(request.wait_s).release)
+            view = self._complete_inherited(min(request.settle_s, max(request.wait_s, TAKEOVER_S)))
+            admitted = self._admit(request, view)
+            if request.still_wanted is not None and not request.still_wanted():
+                raise CommandWithdrawnError(
+                    operation=request.operation.name.lower(), request_id=request.arguments.request_id
+                )
+            if _needs_no_work(request, admitted):
+                return Pending.ended(self._receipt_of_no_work(request, admitted))
+            # Only the ranks can find out that what is announced is held; the receipt is for that case.
+            unneeded = None
+            if request.takes_the_announced and not request.arguments.tags & admitted.held.missing:
+                unneeded = self._receipt_of_no_work(request, admitted)
+            begun_ns = self._clock.monotonic_ns()
+            request = request.possible_from(admitted.held.as_whole)
+            given_up = threading.Event()
+            transaction = self._write(request, admitted, given_up, ending)
+            over = ending.pop_all()
+
+        def drive() -> Receipt:
+            try:
+                return transaction.drive()
+            except WsmError as error:
+                if unneeded is not None and outcome.found_held(error):
+                    return replace(unneeded, seconds=(self._clock.monotonic_ns() - begun_ns) / 1e9)
+                following = None if given_up.is_set() else request.after(error)
+                if following is None:
+                    raise
+            # The update in place that a hot one falls back to, with the role still held.
+            again = self._admit(following, self._group.view())
+            return self._write(following, again, given_up, over).drive()
+
+        return Pending.driven(transaction, over, drive)
+
+    def _take_role(self, wait_s: float) -> LockHold:
+        """Take the role; a process of the group that only ends an abandoned command is waited for."""
+        role = self._group.role
+        try:
+            return role.acquire(wait_s)
+        except RoleBusyError as busy:
+            pid, ranks = busy.context["pid"], self._group.ranks_of(busy.context["pid"])
+            if not ranks and pid != self._group.owner_pid:
+                raise
+        try:
+            return role.acquire(ENDING_S)
+        except RoleBusyError as busy:
+            command = self._group.view().command
+            what = f"which is ending command {command.sequence} ({command.operation.name})"
+            named = f"{who(ranks[0])}, {what} whose controller is gone" if ranks else ""
+            context = {**busy.context, "doing": named, "waited_s": wait_s + ENDING_S}
+            raise RoleBusyError(**context) from None
+
+    def _complete_inherited(self, settle_s: float) -> View:
+        """Bring a command to its end that another controller left open; the role proves that it is gone."""
+        view = self._group.view()
+        if inherited(view) is Inheritance.NOTHING or view.command.operation is Operation.NONE:
+            return view
+        Transaction(
+            self._group,
+            view.command,
+            self._group.arguments(view.command) or CommandArguments("its arguments are gone"),
+            deadline_s=settle_s,
+            settle_s=settle_s,
+            clock=self._clock,
+            previous=view.committed.version,
+        ).complete()
+        return self._group.view()
+
+    def _admit(self, request: CommandRequest, view: View) -> _Admitted:
+        """Refuse what this group cannot be asked now; return what was found."""
+        operation, tags = request.operation, request.arguments.tags
+        command = require_able(self._group, view, operation)
+        held = resident_for(view, operation, tags)
+        if held is None:
+            each = enumerate(resident_on_each(view))
+            raise MixedGroupError(states={rank: str(resident) for rank, resident in each})
+        if request.arguments.partial and not held.serving:
+            raise PartialUpdateRefusedError(why=f"every rank is {held.as_whole.name}")
+        return _Admitted(view, command, held, self._group.unrestored(view))
+
+    def _write(
+        self, request: CommandRequest, admitted: _Admitted, given_up: threading.Event, ending: ExitStack
+    ) -> Transaction:
+        """Write a command that was admitted, and leave to `ending` what is to be done when it is over."""
+        before = WeightState(admitted.held.as_whole.fastdeploy_code)
+        directory = self._access.directory
+        if request.is_hot:
+            taken = leave_words(self._engine_words, before=before, directory=directory)
+        else:
+            asked = WeightState.CLEARING if request.arguments.clears else WeightState.UPDATING
+            taken = take_words(self._engine_words, before=before, asked=asked, directory=directory)
+        with ExitStack() as undo:
+            undo.callback(taken.give_back)
+            arguments = replace(
+                request.arguments,
+                before=state_before(admitted.held, admitted.owed),
+                deadline_s=request.deadline_s,
+            )
+            word = admitted.command._replace(operation=request.operation)
+            command = self._group.open(word, arguments)
+            undo.pop_all()
+        if taken.words:
+            ending.callback(lambda: taken.answer(read_status(self._group).engine_state))
+        return Transaction(
+            self._group,
+            command,
+            arguments,
+            deadline_s=request.deadline_s,
+            settle_s=request.settle_s,
+            clock=self._clock,
+            previous=admitted.view.committed.version,
+            given_up=given_up,
+            fallback=request.fallback,
+        )
+
+    def _receipt_of_no_work(self, request: CommandRequest, admitted: _Admitted) -> Receipt:
+        """Return the receipt of a request whose end is reached already."""
+        group, view, held = self._group, admitted.view, admitted.held
+        there = request.operation is not Operation.CLEAR
+        origin = view.command._replace(sequence=view.committed.sequence)
+        found = [group.report(rank, origin, StatusCode.DONE_COMMITTED) for rank in range(group.participants)]
+        reports = tuple(report for report in found if report is not None) if there else ()
+        digests = {report.manifest_digest for report in reports if report.manifest_digest is not None}
+        kept = Outcome.ALREADY_SERVED if held.serving else Outcome.ALREADY_HELD
+        return Receipt(
+            request_id=request.arguments.request_id,
+            outcome=kept if there else Outcome.ALREADY_CLEARED,
+            epoch=view.command.epoch,
+            sequence=view.committed.sequence if there else view.command.sequence,
+            version=view.committed.version if held.weights is WeightState.NORMAL else None,
+            previous_version=view.committed.version,
+            manifest_digest=digests.pop() if len(digests) == 1 else None,
+            loaded=False,
+            seconds=0.0,
+            pause_s=0.0,
+            ranks=reports,
+            tags=named(request.arguments.tags),
+            missing=named(held.missing),
+            restorable=outcome.restorable(reports),
+        )
+
+
+def _needs_no_work(request: CommandRequest, admitted: _Admitted) -> bool:
+    return needs_no_work(
+        admitted.held,
+        request.operation,
+        request.arguments.tags,
+        version=request.kept_version,
+        committed=admitted.view.committed.version,
+        owed=admitted.owed,
+    )
