@@ -6,6 +6,7 @@ processes exchange in :mod:`wsm.signals`, the rules that they follow in :mod:`ws
 work in :mod:`wsm.actions`, the ways for weights to arrive in :mod:`wsm.strategies`.
 """
 
+from wsm.actions.base import Loaded
 from wsm.config import (
     Deadlines,
     EngineWordsConfig,
@@ -102,6 +103,7 @@ __all__ = [
     "KVPolicy",
     "KVState",
     "LoadCancelledError",
+    "Loaded",
     "MixedGroupError",
     "NoRoomError",
     "NotServingError",

@@ -293,10 +293,8 @@ def test_bytes_needed_are_those_that_are_not_held(runner, make_context):
     context = make_context()
     everything = 64 * 256 * 4 + 256 * 64 * 2
     assert LoadWeights().bytes_needed(context) == 0
-    assert ReleaseWeights().bytes_freed(context) == everything
     ReleaseWeights().run(context)
     assert LoadWeights().bytes_needed(context) == everything
-    assert ReleaseWeights().bytes_freed(context) == 0
 
 
 # -- caches -----------------------------------------------------------------------------------------
@@ -322,7 +320,6 @@ class OfferingKVCache(InMemoryKVCache):
 
 def test_the_kv_cache_goes_comes_and_goes_again_by_undo(runner, make_context):
     context = make_context()
-    assert ReleaseKVCache().bytes_freed(context) == runner.kv_cache.size
     ReleaseKVCache().run(context)
     ReleaseKVCache().probe(context)
     assert context.weights_touched

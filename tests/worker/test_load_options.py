@@ -50,7 +50,7 @@ def loaded(tmp_path, memory=None, target=None, **options):
     )
     runner = SimpleNamespace(memory=memory)
     context = ActionContext(runner=runner, rank=0, world_size=1, epoch=1, sequence=1, version=3)
-    return load_function(Sources(config))(context, target or MemoryTarget(SPECS))
+    return load_function(Sources(config))(context, target or MemoryTarget(SPECS)).facts()
 
 
 def test_one_thread_is_the_calling_one(tmp_path, readers):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from lone_rank import LoneRank, load
 
+import wsm
 from wsm.controller.errors import RankFailedError
 from wsm.strategies.errors import VersionNumberError
 
@@ -18,6 +19,39 @@ def test_a_load_that_brings_another_version_than_asked_fails_and_nothing_serves(
     assert caught.value.action == "load_weights"
     assert lone.worker.weights.name == "CLEARED"
     assert lone.controller.status().version is None
+
+
+KEYS = ("version", "digest", "manifest_digest", "bytes", "tensors")
+
+
+def test_one_error_names_everything_that_a_load_did_not_say(make_lone):
+    lone: LoneRank = make_lone(load=lambda context, target: {"version": load(context, target)["version"]})
+    with pytest.raises(RankFailedError) as caught:
+        lone.update(7)
+    assert caught.value.action == "load_weights"
+    assert "digest, manifest_digest, bytes, tensors" in str(caught.value)
+    assert "wsm.Loaded" in str(caught.value)
+
+
+@pytest.mark.parametrize("said", [None, {}, "version 7"])
+def test_what_is_no_description_of_a_load_is_refused_with_all_its_keys(said):
+    with pytest.raises(wsm.BadInputError) as refused:
+        wsm.Loaded.of(said)
+    assert refused.value.code == "load-incomplete"
+    assert refused.value.context["missing"] == KEYS
+
+
+def test_a_load_may_return_what_it_loaded_as_a_type_with_facts_of_its_own(make_lone):
+    def typed(context, target) -> wsm.Loaded:
+        said = load(context, target)
+        return wsm.Loaded(**said, more={"copies": 2})
+
+    lone = make_lone(load=typed)
+    receipt = lone.update(7)
+    assert receipt.version == 7
+    assert receipt.ranks[0].facts["copies"] == 2
+    assert "adopted_bytes" not in receipt.ranks[0].facts
+    assert wsm.Loaded.of({**dict.fromkeys(KEYS, 1), "copies": 2}).facts()["copies"] == 2
 
 
 def test_a_load_that_says_what_was_asked_serves(make_lone):

@@ -37,10 +37,6 @@ class ReleaseKVCache(Action):
         if left:
             raise PostconditionError(action=self.name, expected="0 bytes of KV cache", found=f"{left}")
 
-    def bytes_freed(self, context: ActionContext) -> int:
-        """Bytes of the cache as it is now."""
-        return _cache(context, self.name).allocated_bytes()
-
 
 class RebuildKVCache(Action):
     """Allocate an empty cache."""
@@ -172,10 +168,6 @@ class ReleaseAuxiliaryCache(Action):
                 raise PostconditionError(
                     action=self.name, expected="0 bytes", found=f"{left} bytes held by {auxiliary.name}"
                 )
-
-    def bytes_freed(self, context: ActionContext) -> int:
-        """Bytes of all auxiliary caches as they are now."""
-        return sum(auxiliary.kv_cache.allocated_bytes() for auxiliary in context.runner.auxiliaries)
 
 
 class RebuildAuxiliaryCache(Action):

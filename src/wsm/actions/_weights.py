@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from wsm.actions import names
-from wsm.actions.base import Action, ActionContext, require_digest, require_load
+from wsm.actions.base import Action, ActionContext, Loaded, require_digest, require_load
 from wsm.actions.errors import (
     PostconditionError,
     PreconditionError,
@@ -47,11 +47,6 @@ class ReleaseWeights(Action):
         """List what still holds memory; PostconditionError names the first one."""
         for name in context.runner.weights.held():
             raise PostconditionError(action=self.name, expected="no tensor held", found=f"{name!r} held")
-
-    def bytes_freed(self, context: ActionContext) -> int:
-        """Bytes of the tensors that are held now."""
-        specs = context.runner.weights.specs()
-        return sum(specs[name].nbytes for name in context.runner.weights.held())
 
 
 class WatchedTarget:
@@ -145,7 +140,7 @@ class LoadWeights(Action):
         if context.load is None:  # the precondition refused this already; it narrows the type here
             return
         target = watched(context.runner.weights, context)
-        context.facts.update(context.load(context, target))
+        context.facts.update(Loaded.of(context.load(context, target)).facts())
 
     def bytes_needed(self, context: ActionContext) -> int:
         """Bytes of the tensors that must be allocated for the load."""
@@ -242,7 +237,7 @@ class StageWeights(Action):
             raise StagingUnsupportedError(weights=type(weights).__name__)
         context.staged = weights.stage()
         if context.load is not None:  # the precondition refused this already; it narrows the type here
-            context.facts.update(context.load(context, context.staged))
+            context.facts.update(Loaded.of(context.load(context, context.staged)).facts())
 
     def undo(self, context: ActionContext) -> None:
         """Let go of what was staged. Local."""

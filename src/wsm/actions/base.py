@@ -35,11 +35,11 @@ A hot plan differs: its first actions run beside the serving loop, the others af
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from wsm.actions.errors import PolicyRefusedError, PreconditionError
+from wsm.actions.errors import PolicyRefusedError, PreconditionError, load_incomplete
 from wsm.actions.surfaces import Runner, StagedWeights
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, PlanName, TransferMode
 from wsm.strategies.tensor import WeightTarget
@@ -47,6 +47,94 @@ from wsm.strategies.tensor import WeightTarget
 
 def _no_progress() -> None:
     """Stand in for the worker's heartbeat where there is no worker."""
+
+
+#: What a load must say, or nobody could tell what is served.
+_SAID = ("version", "digest", "manifest_digest", "bytes", "tensors")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load function says it has loaded; all of it stands in the receipt.
+
+    Parameters
+    ----------
+    version : int or None
+        The version: the one that was asked for, if one was.
+    digest : str
+        Of all tensors, comparable with that of the resident bytes
+        (:func:`wsm.actions.measuring.resident_digest`); they are read again and compared with it.
+    manifest_digest : str
+        Of what the source declared before it was loaded.
+    bytes, tensors : int
+        How much was loaded.
+    manifest_scope : str or None
+        A value of :class:`wsm.strategies.ManifestScope`. ``"group"``: the manifest digest is that of the
+        whole publication, and must be equal on all ranks.
+    files : sequence of str
+        What was read.
+    load_s, sync_s, apply_s : float or None
+        Seconds, together and in parts.
+    peak_extra_bytes, adopted_bytes : int or None
+        Memory beside the model while loading, and memory of the source that the model keeps.
+    partial : bool or None
+        Whether tensors were allowed to be missing.
+    kept_tensors : int or None
+        How many of them were.
+    not_loaded : sequence of str or None
+        Which.
+    more : mapping
+        Other facts for the receipt, JSON-ready.
+    """
+
+    version: int | None
+    digest: str
+    manifest_digest: str
+    bytes: int
+    tensors: int
+    manifest_scope: str | None = None
+    files: Sequence[str] | None = None
+    load_s: float | None = None
+    sync_s: float | None = None
+    apply_s: float | None = None
+    peak_extra_bytes: int | None = None
+    adopted_bytes: int | None = None
+    partial: bool | None = None
+    kept_tensors: int | None = None
+    not_loaded: Sequence[str] | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, said: object) -> Loaded:
+        """Return what a load function returned as one of these; a mapping with the same keys is one.
+
+        Raises
+        ------
+        BadInputError
+            ``load-incomplete``, naming all keys that are missing.
+        """
+        if isinstance(said, cls):
+            return said
+        known = dict(said) if isinstance(said, Mapping) else {}
+        missing = tuple(name for name in _SAID if name not in known)
+        if missing:
+            raise load_incomplete(missing, found=type(said).__name__)
+        names = [one.name for one in fields(cls) if one.name in known and one.name != "more"]
+        return cls(
+            **{name: known.pop(name) for name in names},
+            more={**known.pop("more", {}), **known},
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was said, by name; what was not said is absent."""
+        said = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "more"}
+        return {name: value for name, value in said.items() if value is not None or name in _SAID} | {
+            **self.more
+        }
+
+
+#: What brings a version: ``load(context, target)`` writes every byte of it into `target`.
+LoadFunction = Callable[["ActionContext", WeightTarget], Loaded | Mapping[str, Any]]
 
 
 @dataclass
@@ -82,9 +170,8 @@ class ActionContext:
     promised_digest : str or None
         Digest of all tensors that a load with `bases` must come to; None: nobody knows.
     load : callable or None
-        ``load(context, target) -> mapping``: runs the configured strategy into `target` (which is
-        ``runner.weights``, watched for the first byte that is touched) and returns facts for the receipt
-        (``version``, ``manifest_digest``, ``digest``, ``bytes``, ``tensors``). None where nothing is loaded.
+        ``load(context, target) -> Loaded``: runs the configured strategy into `target` (which is
+        ``runner.weights``, watched for the first byte that is touched). None where nothing is loaded.
     progress : callable
         To be called at least once a second by long work; shows that the rank is alive.
     transfer_mode : TransferMode or None
@@ -117,7 +204,7 @@ class ActionContext:
     partial: bool = False
     bases: tuple[int, ...] = ()
     promised_digest: str | None = None
-    load: Callable[[ActionContext, WeightTarget], Mapping[str, Any]] | None = None
+    load: LoadFunction | None = None
     progress: Callable[[], None] = _no_progress
     cancelled: Callable[[], bool] = bool
     transfer_mode: TransferMode | None = None
@@ -137,8 +224,6 @@ class Action(abc.ABC):
         One short phrase for diagrams and reviewers.
     collective : bool
         Whether :meth:`run` needs every rank inside at the same time; it is entered after a vote only.
-    idempotent : bool
-        Whether running it twice equals running it once.
     touches_weights : bool
         Whether, once it has begun, this rank may be unable to serve what it served before, by its own
         means: old weights are no longer whole, or something is gone that only the whole group can rebuild.
@@ -151,7 +236,6 @@ class Action(abc.ABC):
     name: str
     purpose: str
     collective: bool = False
-    idempotent: bool = True
     touches_weights: bool = False
     deadline_s: float = 60.0
 
@@ -186,10 +270,6 @@ class Action(abc.ABC):
 
     def bytes_needed(self, context: ActionContext) -> int:  # noqa: ARG002 - for those that override it
         """Memory that the action takes and keeps, in bytes."""
-        return 0
-
-    def bytes_freed(self, context: ActionContext) -> int:  # noqa: ARG002 - for those that override it
-        """Memory that the action gives back, in bytes."""
         return 0
 
 

@@ -5,7 +5,7 @@ Each type names the action or the surface concerned. Nothing here knows words, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from wsm.errors import BadInputError, GroupError, InternalError, NoRoomError, RefusedError
 
@@ -45,6 +45,29 @@ class SurfaceMissingError(InternalError):
             action=action,
             surface=surface,
         )
+
+
+def load_incomplete(missing: tuple[str, ...], *, found: str) -> BadInputError:
+    """Return the error of a load function that does not say what it has loaded."""
+    return BadInputError(
+        f"the load function returned a {found} without {', '.join(missing)}; return a wsm.Loaded, "
+        "or a mapping with all of these",
+        code="load-incomplete",
+        missing=missing,
+    )
+
+
+def surface_incomplete(missing: Mapping[str, tuple[str, ...]]) -> BadInputError:
+    """Return the error of surfaces that lack methods; an empty tuple: the surface is not there at all."""
+    said = "; ".join(
+        f"{place} lacks {', '.join(names)}" if names else f"{place} is missing"
+        for place, names in missing.items()
+    )
+    return BadInputError(
+        f"the runner does not offer what every engine must: {said}; add it, see wsm.actions.surfaces",
+        code="surface-incomplete",
+        missing=dict(missing),
+    )
 
 
 class PolicyRefusedError(RefusedError):

@@ -13,10 +13,10 @@ Nothing here imports paddle or knows about words, states or commands.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
-from wsm.actions.errors import SurfaceMissingError
+from wsm.actions.errors import SurfaceMissingError, surface_incomplete
 from wsm.strategies.tensor import WeightTarget
 
 _Surface = TypeVar("_Surface")
@@ -258,8 +258,8 @@ class MemorySurface(Protocol):
 
 
 @runtime_checkable
-class Runner(Protocol):
-    """What the embedding engine hands to :class:`wsm.Worker`: its surfaces, ``None`` where it has none."""
+class BareRunner(Protocol):
+    """What every engine has. Another surface of :class:`Runner` may be absent: that is read as ``None``."""
 
     @property
     def weights(self) -> WeightSurface:
@@ -275,6 +275,11 @@ class Runner(Protocol):
     def requests(self) -> RequestSurface:
         """The scheduler."""
         ...
+
+
+@runtime_checkable
+class Runner(BareRunner, Protocol):
+    """The engine as actions see it: its surfaces, ``None`` where it has none."""
 
     @property
     def kv_cache(self) -> KVCacheSurface | None:
@@ -305,19 +310,6 @@ class Runner(Protocol):
     def routing_replay(self) -> RoutingReplaySurface | None:
         """Recorded expert choices."""
         ...
-
-
-def require(surface: _Surface | None, *, name: str, action: str) -> _Surface:
-    """Return a surface that the plan takes for granted.
-
-    Raises
-    ------
-    SurfaceMissingError
-        If the runner has ``None`` there: the plan was derived for another runner.
-    """
-    if surface is None:
-        raise SurfaceMissingError(action=action, surface=name)
-    return surface
 
 
 @runtime_checkable
@@ -458,3 +450,114 @@ class AvailableMemory(Protocol):
     def available_bytes(self) -> int | None:
         """Bytes that can be taken now without taking them from somebody else; None if that is not known."""
         ...
+
+
+def require(surface: _Surface | None, *, name: str, action: str) -> _Surface:
+    """Return a surface that the plan takes for granted.
+
+    Raises
+    ------
+    SurfaceMissingError
+        If the runner has ``None`` there: the plan was derived for another runner.
+    """
+    if surface is None:
+        raise SurfaceMissingError(action=action, surface=name)
+    return surface
+
+
+#: What stands for a surface that a runner does not name at all. A new surface is added here, and no engine
+#: that was written before it has to change.
+OPTIONAL: Final[Mapping[str, object]] = {
+    "kv_cache": None,
+    "graphs": None,
+    "deepep": None,
+    "groups": None,
+    "auxiliaries": (),
+    "routing_replay": None,
+}
+
+_PROTOCOLS: Final[Mapping[str, type]] = {
+    "weights": WeightSurface,
+    "memory": MemorySurface,
+    "requests": RequestSurface,
+    "kv_cache": KVCacheSurface,
+    "graphs": GraphSurface,
+    "deepep": DeepEPSurface,
+    "groups": ProcessGroupSurface,
+    "auxiliaries": AuxiliarySurface,
+    "routing_replay": RoutingReplaySurface,
+}
+
+
+class _Completed:
+    """A runner, with ``None`` for the optional surfaces that it does not name."""
+
+    def __init__(self, runner: BareRunner) -> None:
+        object.__setattr__(self, "_runner", runner)
+
+    def __getattr__(self, name: str) -> object:
+        if name in OPTIONAL:
+            return getattr(self._runner, name, OPTIONAL[name])
+        return getattr(self._runner, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._runner, name, value)
+
+
+def completed(runner: BareRunner) -> Runner:
+    """Check every surface of a runner, and return the runner with ``None`` for those that it does not name.
+
+    Raises
+    ------
+    BadInputError
+        ``surface-incomplete``, once for all surfaces: which ones lack which methods. `missing` maps names
+        (``weights``, ``kv_cache``, ``auxiliaries[0].graphs``) to them; an empty tuple says that the surface
+        itself is missing.
+    """
+    found: dict[str, Any] = {}
+    for name in _PROTOCOLS:
+        value: Any = getattr(runner, name, OPTIONAL.get(name))
+        if name != "auxiliaries":
+            found[name] = value
+            continue
+        for index, auxiliary in enumerate(value or ()):
+            found[f"{name}[{index}]"] = auxiliary
+            found[f"{name}[{index}].graphs"] = getattr(auxiliary, "graphs", None)
+            if hasattr(auxiliary, "kv_cache"):
+                found[f"{name}[{index}].kv_cache"] = auxiliary.kv_cache
+    require_complete(found)
+    if all(hasattr(runner, name) for name in OPTIONAL):
+        return cast("Runner", runner)
+    return cast("Runner", _Completed(runner))
+
+
+def require_complete(surfaces: Mapping[str, object]) -> None:
+    """Refuse surfaces, by the name of their place, that lack what their protocol asks for.
+
+    Raises
+    ------
+    BadInputError
+        As :func:`completed`.
+    """
+    missing: dict[str, tuple[str, ...]] = {}
+    for place, surface in surfaces.items():
+        kind = place.rpartition(".")[2].partition("[")[0]
+        if surface is None:
+            if kind not in OPTIONAL or place.endswith("].kv_cache"):
+                missing[place] = ()
+        elif lacking := tuple(name for name in members(_PROTOCOLS[kind]) if not hasattr(surface, name)):
+            missing[place] = lacking
+    if missing:
+        raise surface_incomplete(missing)
+
+
+def members(protocol: type) -> Iterator[str]:
+    """Iterate over the names that a protocol asks for, its parents' first."""
+    seen = {
+        name: None
+        for parent in reversed(protocol.__mro__)
+        if getattr(parent, "_is_protocol", False)
+        for name in vars(parent)
+        if not name.startswith("_")
+    }
+    yield from seen

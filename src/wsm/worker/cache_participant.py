@@ -13,7 +13,7 @@ from typing import Any, final
 
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
-from wsm.actions.surfaces import KVCacheSurface, MemorySurface
+from wsm.actions.surfaces import KVCacheSurface, MemorySurface, require_complete
 from wsm.clock import Clock, SystemClock
 from wsm.config import WsmConfig, load_config
 from wsm.report import WITHOUT_WEIGHTS
@@ -70,6 +70,7 @@ class CacheParticipant:
         directory: str | Path | None = None,
     ) -> None:
         clock, index = clock or SystemClock(), config.ranks
+        require_complete({"kv_cache": kv_cache} | ({} if memory is None else {"memory": memory}))
         runner = CacheSurfaces(kv_cache, memory)
         options = PlanOptions(cache_only=True, kv_policies=kv_policies, deadlines=config.deadlines.action_s)
         plans = derive_plans(options)

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from wsm.actions import measuring
 from wsm.actions.backends.paddle_memory import available_bytes
-from wsm.actions.base import ActionContext
+from wsm.actions.base import ActionContext, Loaded, LoadFunction
 from wsm.actions.surfaces import AvailableMemory
 from wsm.command import PartialUpdateRefusedError
 from wsm.errors import WsmError
@@ -42,16 +42,11 @@ class LoadingRunner(Protocol):
         ...
 
 
-def load_function(sources: Sources) -> Load:
-    """Return ``load(context, target) -> facts`` for the configured strategy.
-
-    The facts are ``version``, ``manifest_digest``, ``manifest_scope``, ``digest``, ``bytes``, ``tensors``,
-    ``files``, ``load_s``, ``sync_s``, ``apply_s``, ``peak_extra_bytes``, ``adopted_bytes``, ``partial``,
-    and how many and which tensors a partial version did not bring: ``kept_tensors``, ``not_loaded``.
-    """
+def load_function(sources: Sources) -> LoadFunction:
+    """Return ``load(context, target) -> Loaded`` for the configured strategy."""
     strategy = sources.strategy
 
-    def load_version(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
+    def load_version(context: ActionContext, target: WeightTarget) -> Loaded:
         source = sources.of(context.rank, context.transfer_mode and context.transfer_mode.value)
         if context.partial and (not context.from_normal or context.weights_touched):
             raise PartialUpdateRefusedError(why=f"rank {context.rank} holds none that serve")
@@ -66,7 +61,7 @@ def load_function(sources: Sources) -> Load:
                 version=version,
                 progress=lambda _done, _total: context.progress(),
                 cancelled=context.cancelled,
-                loaders=context.runner.loaders() if isinstance(context.runner, LoadingRunner) else (),
+                loaders=_loaders(context.runner),
                 threads=sources.threads,
                 partial=a_part,
                 admit=lambda need: _admit(need, context),
@@ -85,25 +80,31 @@ def load_function(sources: Sources) -> Load:
                 promised=context.promised_digest or "",
             )
         each = (*under, report)
-        return {
-            "version": report.version if report.version is not None else context.version,
-            "manifest_digest": report.manifest_digest,
-            "manifest_scope": report.manifest_scope.value,
-            "digest": report.digest,
-            "bytes": sum(one.bytes for one in each),
-            "tensors": max(one.tensors for one in each),
-            "files": [file for one in each for file in one.files],
-            "load_s": sum(one.seconds for one in each),
-            "sync_s": sum(one.sync_s for one in each),
-            "apply_s": sum(one.apply_s for one in each),
-            "peak_extra_bytes": max(one.peak_extra_bytes for one in each),
-            "adopted_bytes": report.adopted_bytes,
-            "partial": report.partial,
-            "kept_tensors": len(report.missing),
-            "not_loaded": list(report.missing),
-        }
+        return Loaded(
+            version=report.version if report.version is not None else context.version,
+            manifest_digest=report.manifest_digest,
+            manifest_scope=report.manifest_scope.value,
+            digest=report.digest,
+            bytes=sum(one.bytes for one in each),
+            tensors=max(one.tensors for one in each),
+            files=[file for one in each for file in one.files],
+            load_s=sum(one.seconds for one in each),
+            sync_s=sum(one.sync_s for one in each),
+            apply_s=sum(one.apply_s for one in each),
+            peak_extra_bytes=max(one.peak_extra_bytes for one in each),
+            adopted_bytes=report.adopted_bytes,
+            partial=report.partial,
+            kept_tensors=len(report.missing),
+            not_loaded=list(report.missing),
+        )
 
     return load_version
+
+
+def _loaders(runner: object) -> Sequence[ModelLoader]:
+    """Return the loaders of a :class:`LoadingRunner`; none of another runner."""
+    loaders = getattr(runner, "loaders", None)
+    return () if loaders is None else tuple(loaders())
 
 
 def _base(context: ActionContext, base: int, brought: Callable[[int], LoadReport]) -> LoadReport:
@@ -125,7 +126,7 @@ def find_function(sources: Sources) -> Find:
     return lambda: _announced(sources.of(FINDER), sources.strategy)
 
 
-def proven(load_version: Load) -> Load:
+def proven(load_version: LoadFunction) -> Load:
     """Return `load_version`, held to what it says: the version that was asked for, or a version at all.
 
     Everything later (the agreement of the ranks, the committed word, the receipt, the version of each
@@ -133,11 +134,11 @@ def proven(load_version: Load) -> Load:
     """
 
     def load_and_check(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
-        facts = load_version(context, target)
-        said, asked = facts.get("version"), context.version
+        loaded = Loaded.of(load_version(context, target))
+        said, asked = loaded.version, context.version
         if type(said) is not int or not 0 <= said <= MAX_VERSION or asked not in (None, said):
             raise OtherVersionError(rank=context.rank, asked=asked, said=said)
-        return facts
+        return loaded.facts()
 
     return load_and_check
 

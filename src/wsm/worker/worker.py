@@ -17,9 +17,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
 
+from wsm.actions.base import LoadFunction
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
-from wsm.actions.surfaces import Runner
+from wsm.actions.surfaces import BareRunner, completed
 from wsm.clock import Clock, SystemClock
 from wsm.config import WsmConfig, load_config
 from wsm.controller import Controller, EngineBridge
@@ -36,7 +37,6 @@ from wsm.status import Explanation, GroupFacts, explain, read_facts
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.worker.attaching import attach_rank
 from wsm.worker.driver import IDLE_WAIT_S
-from wsm.worker.execution import Load
 from wsm.worker.loading import find_function, load_function, proven
 from wsm.worker.participation import Work, join_group
 from wsm.worker.permit import StepPermit
@@ -80,14 +80,15 @@ class Worker:
     ----------
     config : WsmConfig
         The group's configuration.
-    runner : Runner
-        The engine's surfaces.
+    runner : BareRunner
+        The engine's surfaces; those that it does not name are taken for ``None``.
     rank : int
         This process' rank, 0 to ``config.ranks - 1``.
     plan_options : PlanOptions or None
         None reads them off the runner's surfaces. What they do not say is the configuration's.
     load : callable or None
-        ``load(context, target) -> facts``; None takes the configured strategy.
+        ``load(context, target) -> wsm.Loaded``, or a mapping with the same keys; None takes the configured
+        strategy.
     clock : Clock or None
         For deadlines and for the seconds in receipts; None is the host's.
     directory : path or None
@@ -113,16 +114,17 @@ class Worker:
     def __init__(
         self,
         config: WsmConfig,
-        runner: Runner,
+        runner: BareRunner,
         *,
         rank: int,
         plan_options: PlanOptions | None = None,
-        load: Load | None = None,
+        load: LoadFunction | None = None,
         clock: Clock | None = None,
         directory: str | Path | None = None,
         answers_engine_words: bool = True,
     ) -> None:
         clock = clock or SystemClock()
+        runner = completed(runner)
         options = (plan_options or PlanOptions.from_runner(runner)).configured(
             shut_down_groups=config.shut_down_groups, deadlines=config.deadlines.action_s
         )
@@ -170,7 +172,7 @@ class Worker:
         self._permit = StepPermit(rank, words.words, words.step, self._open_step_slowly, self._break_step)
 
     @classmethod
-    def from_config(cls, path: str | Path, runner: Runner, *, rank: int, **options: Any) -> Worker:
+    def from_config(cls, path: str | Path, runner: BareRunner, *, rank: int, **options: Any) -> Worker:
         """Read the configuration file, then as the constructor."""
         return cls(load_config(path), runner, rank=rank, **options)
 
