@@ -147,13 +147,15 @@ def _names(item: pytest.Item) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for mark in item.iter_markers("needs") for name in mark.args))
 
 
-_SKIPPED = pytest.StashKey[Counter[tuple[str, ...]]]()
+#: Tests that this session has skipped, per names in the table.
+_skipped: Counter[tuple[str, ...]] = Counter()
+_PROPERTY = "lacks"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the mark known."""
     config.addinivalue_line("markers", f"needs(name, ...): one of {', '.join(NEEDS)}; see tests/needs.py")
-    config.stash[_SKIPPED] = Counter()
+    _skipped.clear()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -173,12 +175,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     why = f"{summary(Counter([names])).partition(': 1 ')[2]}: {'; '.join(lacking.values())}"
     if in_ci():
         pytest.fail(f"{item.nodeid} {why}", pytrace=False)
-    item.config.stash[_SKIPPED][names] += 1
+    item.user_properties.append((_PROPERTY, names))
     pytest.skip(why)
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count what was skipped; the report may come from another process."""
+    _skipped.update(
+        tuple(value) for name, value in report.user_properties if name == _PROPERTY and report.skipped
+    )
+
+
 @pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say in one line what was skipped and what to install."""
-    if config.stash[_SKIPPED]:
-        terminalreporter.write_line(summary(config.stash[_SKIPPED]))
+    if _skipped:
+        terminalreporter.write_line(summary(_skipped))

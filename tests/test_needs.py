@@ -33,12 +33,12 @@ def test_that_needs_nothing(): ...
 def run_without_programs(tmp_path):
     """Run a small suite on a PATH with nothing on it."""
 
-    def run(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(text: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
         suite = tmp_path / "test_small.py"
         suite.write_text(text)
         command = [sys.executable, "-m", "pytest", "-p", "tests.needs", "-p", "no:cacheprovider"]
         return subprocess.run(
-            [*command, "-c", os.devnull, "--rootdir", str(tmp_path), "-rE", str(suite)],
+            [*command, *options, "-c", os.devnull, "--rootdir", str(tmp_path), "-rE", str(suite)],
             env={**os.environ, "CI": "", **environment, "PATH": str(tmp_path)},
             cwd=REPOSITORY,
             capture_output=True,
@@ -50,7 +50,7 @@ def run_without_programs(tmp_path):
 
 
 def test_what_a_machine_lacks_is_said_in_one_line_that_says_what_to_install(run_without_programs):
-    done = run_without_programs(SUITE, CI="false")
+    done = run_without_programs(SUITE, "--numprocesses=2", CI="false")
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-2] == (
         "skipped 3 tests: 2 need Graphviz (apt-get install graphviz), "

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import wsm
+from wsm.actions.measuring import resident_digest
 from wsm.strategies.tensor import TensorSpec
 from wsm.testing import InMemoryRunner
 
@@ -192,12 +193,6 @@ class Load:
         }
         digest = resident_digest(target, context.progress)
         return {"version": context.version, "digest": "f" * 32 if "wrong" in self.what else digest, **facts}
-
-
-def resident_digest(target: Any, progress: Any) -> str:
-    from wsm.actions.verify import resident_digest as computed  # noqa: PLC0415 - it may move, the facts may not
-
-    return computed(target, progress)
 
 
 class Group:

@@ -279,7 +279,11 @@ def test_an_unnamed_version_without_a_directory_is_refused(source):
         Model().load(source(), None)
 
 
-@pytest.mark.parametrize("item", [7, ("w",), (3, b"bytes"), ("w", object())], ids=repr)
+@pytest.mark.parametrize(
+    "item",
+    [7, ("w",), (3, b"bytes"), ("w", object())],
+    ids=["an int", "a name alone", "a name that is no text", "no tensor"],
+)
 def test_what_is_no_named_tensor_is_a_typed_error(source, monkeypatch, item):
     class Strange(FakeCheckpointTransfer):
         def receive_stream(self, step_id, verify_checksum):
