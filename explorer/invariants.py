@@ -20,10 +20,13 @@ from explorer.participant import (
     read_status,
     read_step,
 )
+from wsm.states.joint import stands_beside
 from wsm.states.rank_state import Phase
-from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.vocabulary import KVState, Tag, WeightState
 from wsm.states.words import CommittedWord, StatusCode, StatusWord, StepKind, StepWord
 
+#: The bits of a participant's tags.
+_TAGS = {1: Tag.WEIGHTS, 2: Tag.KV_CACHE}
 _NEVER = frozenset((Phase.FAILED, Phase.STOPPING, Phase.STOPPED, Phase.SETTLING))
 _AFTER_PREPARED = frozenset(
     (
@@ -201,6 +204,14 @@ def is_broken(word: int, epoch: int) -> bool:
     """Whether a step word says that a step of the epoch raised."""
     step = read_step(word)
     return step.epoch == epoch and step.kind is StepKind.BROKEN
+
+
+def check_beside(me: Participant) -> None:
+    """States of weights and KV cache stand only beside phases that the joint rules name."""
+    tags = frozenset(tag for bit, tag in _TAGS.items() if me.tags & bit) if me.began else None
+    why = stands_beside(me.state.phase, me.state.operation, tags, me.joint)
+    if why is not None:
+        raise RuleBrokenError(rule="a state stands only beside phases that the joint rules name", seen=why)
 
 
 def check_words(before: Participant, after: Participant) -> None:

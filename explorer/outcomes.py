@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from explorer.errors import broken_by
-from explorer.invariants import check_words
+from explorer.invariants import check_beside, check_words
 from explorer.participant import Participant
 from explorer.scope import Budget
 
@@ -60,6 +60,8 @@ class Outcomes:
             if after is None or after == self._before:
                 return
             check_words(self._before, after)
+            if after.state is not self._before.state or after.joint is not self._before.joint:
+                check_beside(after)
         except Exception as error:  # noqa: BLE001 - whatever is raised here: a world that can be reached breaks it
             self.found.append(Outcome(label, None, spends, broken_by(error)))
         else:

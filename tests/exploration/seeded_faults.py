@@ -18,7 +18,7 @@ from explorer.participant import Participant
 from explorer.probing import check_refusals
 from explorer.scope import Scope
 from explorer.search import Findings, explore
-from wsm.states import decide, epochs, joint, park, phases, rank, restoring, takeover, votes
+from wsm.states import command_events, decide, epochs, joint, park, phases, rank, restoring, takeover, votes
 from wsm.states.phases import Effect, Event, Happened, Look, Outcome, When
 from wsm.states.rank_state import Move, Phase, RankState, Todo
 from wsm.states.table import Row
@@ -734,6 +734,19 @@ def who_saw_only_the_abort_takes_both():
         return real(me, tags, clears_half=clears_half and me.began)
 
     return {(work, "given_back"): given_back}
+
+
+@fault("operations=update steps=0 halves=True starts=cleared")
+def a_kv_cache_alone_arrives_before_the_decision():
+    """PREPARED of a KV cache alone is a phase: its machine says NORMAL behind the decision, not before it."""
+    real = command_events.finish
+
+    def finish(asked: command_events.Asked, joint: joint.JointState) -> command_events.Course:
+        course = real(asked, joint)
+        alone = joint.weights is not WeightState.UPDATING and joint.kv is KVState.UPDATING
+        return course.then(KVEvent.REBUILT) if alone else course
+
+    return {(command_events, "finish"): finish}
 
 
 def main() -> None:

@@ -10,10 +10,20 @@ import pytest
 
 from wsm.states import check as check_module
 from wsm.states import machine as machine_module
-from wsm.states.check import check_chart, check_joint, check_tables, explore
-from wsm.states.joint import NEEDS, JointState
+from wsm.states.check import (
+    check_beside,
+    check_chart,
+    check_everything,
+    check_joint,
+    check_tables,
+    explore,
+    moments,
+)
+from wsm.states.joint import BESIDE, NEEDS, Beside, JointState, stands_beside
+from wsm.states.rank_state import Phase
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Guard, Row
-from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
+from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, PlanName, Tag, WeightEvent, WeightState
+from wsm.states.words import Operation
 
 W, E = WeightState, WeightEvent
 
@@ -65,6 +75,10 @@ FAULTS: dict[str, tuple[Chart, str]] = {
     "two rows with one guard": (
         plus(WEIGHT_CHART, Row(W.PREPARED, E.ABORT, W.CLEARING, Guard.KEPT, plans=(PlanName.DISCARD,))),
         "ambiguous rows: weights PREPARED abort",
+    ),
+    "a row for what another row was refused": (
+        plus(WEIGHT_CHART, Row(W.PREPARED, E.ABORT, W.CLEARING, plans=(PlanName.DISCARD,))),
+        "falls through: weights PREPARED abort: refused for NORMAL",
     ),
     "a guard without its opposite": (
         plus(WEIGHT_CHART, Row(W.NORMAL, E.ABORT, W.NORMAL, Guard.KEPT)),
@@ -123,7 +137,7 @@ FAULTS: dict[str, tuple[Chart, str]] = {
 
 
 def test_the_real_tables_have_no_fault() -> None:
-    assert check_tables() == []
+    assert check_everything() == []
 
 
 @pytest.mark.parametrize(("chart", "expected"), FAULTS.values(), ids=FAULTS)
@@ -153,7 +167,14 @@ def test_every_check_has_a_seeded_fault() -> None:
     source = Path(check_module.__file__).read_text()
     checks = set(re.findall(r'(?:_found|_in_phase|Finding)\(\s*"([^"]+)"', source)) - OF_PHASES
     seeded = {expected.partition(":")[0] for _, expected in FAULTS.values()}
-    seeded_below = {"name collision", "machine", "joint pair", "joint dead end"}
+    seeded_below = {
+        "name collision",
+        "machine",
+        "joint pair",
+        "joint dead end",
+        "stands beside nothing",
+        "stands nowhere",
+    }
     assert checks == seeded | seeded_below
 
 
@@ -195,6 +216,51 @@ def test_a_joint_state_without_a_way_on_is_found() -> None:
     edges = tuple(edge for edge in explore() if edge.row.event is not E.CLEARED)
     problems = {(finding.check, finding.problem) for finding in check_joint(edges)}
     assert ("joint dead end", "no way to holding nothing but a new epoch") in problems
+
+
+def test_a_pair_beside_a_phase_that_no_row_allows_is_found() -> None:
+    prepared = next(row for row in BESIDE if Phase.PREPARED in row.phases and W.NORMAL in row.weights)
+    found = [str(finding) for finding in check_beside([row for row in BESIDE if row is not prepared])]
+    for weights in (W.NORMAL, W.CLEARED):
+        assert (
+            "stands beside nothing: phase PREPARED: UPDATE leads to "
+            f"weights {weights.name}, KV cache UPDATING, and no row allows that"
+        ) in found
+
+
+def test_a_pair_beside_a_phase_to_which_nothing_leads_is_found() -> None:
+    too_much = Beside((Phase.STAGED,), frozenset(), (W.UPDATING,), (KVState.NORMAL,), "a flip")
+    assert [str(finding) for finding in check_beside([*BESIDE, too_much])] == [
+        "stands nowhere: STAGED: nothing leads to weights UPDATING, KV cache NORMAL there (a flip)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "operation", "tags", "joint", "allowed"),
+    [
+        (Phase.IDLE, Operation.NONE, None, JointState(W.NORMAL, KVState.NORMAL), True),
+        (Phase.IDLE, Operation.NONE, None, JointState(W.UPDATING, KVState.NORMAL), False),
+        (Phase.PREPARED, Operation.UPDATE, None, JointState(W.PREPARED, KVState.CLEARED), True),
+        (Phase.PREPARED, Operation.UPDATE, ALL_TAGS, JointState(W.PREPARED, KVState.CLEARED), False),
+        (Phase.STAGED, Operation.HOT_UPDATE, ALL_TAGS, JointState(W.NORMAL, KVState.NORMAL), True),
+        (Phase.STAGED, Operation.HOT_UPDATE, ALL_TAGS, JointState(W.UPDATING, KVState.NORMAL), False),
+        (Phase.FAILED, Operation.UPDATE, ALL_TAGS, JointState(W.UPDATING, KVState.CLEARED), True),
+        (Phase.FAILED, Operation.CLEAR, ALL_TAGS, JointState(W.CLEARING, KVState.CLEARED), False),
+        (Phase.STOPPED, Operation.CLEAR, ALL_TAGS, JointState(W.CLEARING, KVState.CLEARED), True),
+    ],
+)
+def test_a_state_stands_beside_a_phase_or_never_does(
+    phase: Phase, operation: Operation, tags: frozenset[Tag] | None, joint: JointState, allowed: bool
+) -> None:
+    why = stands_beside(phase, operation, tags, joint)
+    assert (why is None) is allowed
+    assert allowed or f"never stand beside {phase.name} of {operation.name}" in str(why)
+
+
+def test_no_way_out_of_any_moment_is_refused_and_all_of_them_lead_to_rest() -> None:
+    ends = {moment.joint for moment in moments() if moment.phase is Phase.IDLE}
+    assert {joint.weights for joint in ends} == {W.NORMAL, W.CLEARED, W.FAULTED}
+    assert not any(joint.kv_stale or joint.held for joint in ends)
 
 
 def test_faults_of_a_table_stop_the_exploration_of_both() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 from collections.abc import Callable
 from itertools import product
+from typing import Any, get_type_hints
 
 import pytest
 from transitions import Machine
@@ -19,7 +21,7 @@ from wsm.states.errors import (
 )
 from wsm.states.joint import START, JointState, step
 from wsm.states.journal import TransitionRecord
-from wsm.states.machine import LifeCycle
+from wsm.states.machine import Facts, LifeCycle
 from wsm.states.table import CHARTS, Event, Guard
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
@@ -161,13 +163,26 @@ def taken_by_the_tables(before: JointState, event: Event, *, kept: bool, kv_kept
 def test_the_machines_go_where_the_tables_and_the_joint_rules_lead_from_every_state_and_nowhere_else() -> (
     None
 ):
-    flags = (False, True)
-    for weights, kv, stale, held in product(WeightState, KVState, flags, flags):
-        before = JointState(weights, kv, stale, held)
-        for event, kept, kv_kept in product((*WeightEvent, *KVEvent), flags, flags):
-            after = taken_by_the_machine(before, event, kept=kept, kv_kept=kv_kept)
-            expected = taken_by_the_tables(before, event, kept=kept, kv_kept=kv_kept)
-            assert after == expected, (before, event, kept, kv_kept)
+    for facts, event, kv_kept in product(everything(Facts), (*WeightEvent, *KVEvent), (False, True)):
+        before, kept = facts.joint, facts.kept
+        after = taken_by_the_machine(before, event, kept=kept, kv_kept=kv_kept)
+        expected = taken_by_the_tables(before, event, kept=kept, kv_kept=kv_kept)
+        assert after == expected, (before, event, kept, kv_kept)
+
+
+def everything(kind: Any) -> list[Any]:
+    """All values of a flag, an enumeration, or a record of such; any other kind has no end."""
+    if kind is bool:
+        return [False, True]
+    if issubclass(kind, enum.Enum):
+        return list(kind)
+    fields = get_type_hints(kind)
+    assert fields, f"a condition looks at {kind}, of which no proof can go through all values"
+    return [kind(*values) for values in product(*map(everything, fields.values()))]
+
+
+def test_a_condition_sees_a_closed_record_of_flags_and_states() -> None:
+    assert len(everything(Facts)) == len(WeightState) * len(KVState) * 2**3
 
 
 def test_without_the_joint_rules_the_machines_would_go_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

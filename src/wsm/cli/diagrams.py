@@ -13,7 +13,7 @@ from wsm.actions.surfaces import GroupKind
 from wsm.cli.errors import DiagramsDifferError, TablesFaultyError
 from wsm.cli.printing import show
 from wsm.cli.teaching_command import TeachingCommand
-from wsm.states.check import check_phases, check_tables
+from wsm.states.check import check_everything
 from wsm.states.diagram import compare, render_all, summarise, write, write_svg
 from wsm.states.phase_drawing import phase_drawing, phase_page
 
@@ -81,7 +81,7 @@ def diagrams(check: bool, svg: bool, directory: Path) -> None:
 
 
 def _check_tables() -> None:
-    findings = [*check_tables(), *check_phases()]
+    findings = check_everything()
     if findings:
         raise TablesFaultyError(findings=[str(finding) for finding in findings])
 

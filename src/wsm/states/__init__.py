@@ -10,7 +10,7 @@ module                  answers
 :mod:`.vocabulary`      which states, events and policies are there, and what are their codes?
 :mod:`.words`           what does one 64-bit word say, and how is it packed?
 :mod:`.table`           what leads where? Every transition of weights and KV cache, with its theory
-:mod:`.joint`           which states of the two stand side by side, which event needs what of the other?
+:mod:`.joint`           which states stand side by side, and beside which phase; which event needs what?
 :mod:`.machine`         where is this rank, and may this happen now? The live `transitions` machines
 :mod:`.command_events`  which events does a command fire, on every way through it and out of it?
 :mod:`.halves`          which plan does it mean for weights and KV cache, given what is held?
@@ -27,7 +27,7 @@ module                  answers
 :mod:`.restoring`       what is it owed then, and when is that tried again or given up?
 :mod:`.journal`         what happened? Entries, their lines of JSON, and the bounded record
 :mod:`.replay`          can it have happened? A journal held against the tables
-:mod:`.check`           are the three tables sound?
+:mod:`.check`           are the three tables sound, each alone and all together?
 :mod:`.diagram`         what do they look like? Mermaid, DOT and the review table
 ======================  ==========================================================================
 

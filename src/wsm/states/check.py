@@ -14,13 +14,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import product
 
-from wsm.states import phases
+from wsm.states import command_events, phases
+from wsm.states.command_events import Asked, CacheChange, Course, Request
 from wsm.states.errors import IllegalTransitionError
-from wsm.states.joint import FORBIDDEN, START, JointState, serving, step
-from wsm.states.machine import ChartMachine, Edge
+from wsm.states.joint import (
+    BESIDE,
+    FORBIDDEN,
+    START,
+    Beside,
+    JointState,
+    Pair,
+    beside,
+    objection,
+    serving,
+    step,
+)
+from wsm.states.machine import ChartMachine, Edge, Facts
 from wsm.states.phases import (
     ABORTABLE,
     HOT_ABORTABLE,
@@ -35,10 +48,12 @@ from wsm.states.phases import (
 )
 from wsm.states.rank_state import Phase, Todo
 from wsm.states.table import CHARTS, Chart, Event, Region, Row, State
-from wsm.states.vocabulary import KVEvent, WeightEvent
+from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState
+from wsm.states.words import Operation
 
 #: Values of the events that end a decision, and everything.
 _ABORT, _COMMIT, _LOST = "abort", "commit", "lost"
+_FLAGS = (False, True)
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,11 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.check}: {self.where}: {self.problem}"
+
+
+def check_everything() -> list[Finding]:
+    """Run every check of the three tables, each alone and all together; an empty list is good news."""
+    return [*check_tables(), *check_phases()] or list(check_beside())
 
 
 def check_tables(charts: Sequence[Chart] = CHARTS) -> list[Finding]:
@@ -123,6 +143,23 @@ def _one_row_per_case(chart: Chart) -> Iterator[Finding]:
                     )
                 if rows and not admitting:
                     yield _found("gap between guards", chart, rows[0], f"no row for kept={kept}")
+
+
+def _a_refusal_ends_the_event(chart: Chart) -> Iterator[Finding]:
+    """Let the machine take every event with every fact: no row is taken in the place of a refused one."""
+    machine = ChartMachine(chart)
+    for weights, kv, stale, held in product(WeightState, KVState, _FLAGS, _FLAGS):
+        joint = JointState(weights, kv, stale, held)
+        state = joint.of(chart.region)
+        for event, kept in product(chart.events, _FLAGS):
+            row = chart.find(state, event, kept=kept)
+            if row is None or objection(joint, row) is None:
+                continue
+            taken = machine.would_go(state, event, Facts(joint, kept))
+            if taken is not None:
+                problem = f"refused for {row.dest.name} in {joint}, kept={kept}, and it goes to {taken.name}"
+                yield _found("falls through", chart, row, problem)
+                return
 
 
 def _every_state_is_reachable(chart: Chart) -> Iterator[Finding]:
@@ -222,6 +259,7 @@ def _found(check: str, chart: Chart, what: Row | State | Event, problem: str) ->
 _CHECKS: tuple[Callable[[Chart], Iterator[Finding]], ...] = (
     _every_name_is_used,
     _one_row_per_case,
+    _a_refusal_ends_the_event,
     _every_state_is_reachable,
     _only_final_states_are_traps,
     _work_succeeds_or_fails,
@@ -487,3 +525,207 @@ _PHASE_CHECKS: tuple[Callable[[PhaseTables], Iterator[Finding]], ...] = (
     _ends_say_so,
     _conditions_are_known,
 )
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where a rank is in a command: its phase, its machines, and what decides about its ways on.
+
+    Parameters
+    ----------
+    phase : Phase
+        Of the command.
+    joint : JointState
+        Of the machines.
+    operation : Operation
+        What the rank took in.
+    asked : Asked or None
+        The command; None: none is at hand.
+    torn : bool
+        Whether a teardown has begun, which is never taken back.
+    ends : Todo or None
+        By which way out it ends, once the group has found that: KEEP or DROP.
+    discards : bool
+        Whether a discard plan is under way.
+    """
+
+    phase: Phase
+    joint: JointState
+    operation: Operation = Operation.NONE
+    asked: Asked | None = None
+    torn: bool = False
+    ends: Todo | None = None
+    discards: bool = False
+
+
+_HALVES = tuple(frozenset({tag}) for tag in Tag)
+#: What each operation asks for.
+_ASKS = {
+    Operation.CLEAR: Request.CLEAR,
+    Operation.UPDATE: Request.UPDATE,
+    Operation.HOT_UPDATE: Request.HOT_UPDATE,
+}
+#: What comes of things to do that move no machine.
+_SIMPLE = {
+    Todo.DRAIN: phases.Event.DRAINED,
+    Todo.STAGE: phases.Event.STAGED,
+    Todo.UNDO: phases.Event.STOPPED,
+}
+#: Conditions that depend on what was asked, with what they want.
+_OF_THE_REQUEST: dict[When, frozenset[Request]] = {
+    When.CLEARS: frozenset({Request.CLEAR}),
+    When.HOT: frozenset({Request.HOT_UPDATE}),
+    When.HOT_ABORTED: frozenset({Request.HOT_UPDATE}),
+    When.HOT_COMMITTED: frozenset({Request.HOT_UPDATE}),
+    When.IN_PLACE: frozenset({Request.CLEAR, Request.UPDATE}),
+    When.ABORTED: frozenset({Request.CLEAR, Request.UPDATE}),
+    When.COMMITTED: frozenset({Request.UPDATE}),
+}
+
+
+def moments() -> frozenset[Moment]:
+    """Return every moment of every command, from every state at rest, as the three tables lead there.
+
+    What other ranks say may be anything; what a shortage cuts short may be cut short anywhere.
+    """
+    start = Moment(Phase.IDLE, START)
+    seen, waiting = {start}, [start]
+    while waiting:
+        for moment in _ahead_of(waiting.pop()):
+            if moment not in seen:
+                seen.add(moment)
+                waiting.append(moment)
+    return frozenset(seen)
+
+
+def _ahead_of(moment: Moment) -> Iterator[Moment]:
+    asked = moment.asked
+    if asked is None:
+        yield from _taken_in(moment.joint)
+        return
+    for look in LOOKS:
+        if look.phase is moment.phase and not look.broken and _asks_for(look.when, asked.request):
+            here = replace(moment, phase=look.to or look.phase)
+            yield here
+            yield from _done(here, asked, look.todo)
+    for event in (phases.Event.FAILED, phases.Event.EXPIRED):
+        yield from _told(moment, asked, event, command_events.fail(moment.joint))
+
+
+def _taken_in(joint: JointState) -> Iterator[Moment]:
+    """Iterate over the commands that may come; of one that was aborted before, only that is read."""
+    for (operation, request), tags, keeps in product(_ASKS.items(), (*_HALVES, ALL_TAGS), (False, True)):
+        if request is not Request.HOT_UPDATE or tags == ALL_TAGS:
+            asked = Asked(request, tags, joint, keeps_kv=keeps)
+            yield Moment(Phase.BEGINNING, joint, operation, asked)
+            if request is Request.HOT_UPDATE:
+                yield Moment(Phase.SETTLING, joint, Operation.HOT_ABORT, asked, ends=Todo.KEEP)
+            else:
+                yield Moment(Phase.STOPPING, joint, Operation.ABORT, asked)
+    yield Moment(Phase.STOPPING, joint, Operation.ABORT, Asked(Request.CLEAR, frozenset(), joint))
+
+
+def _done(moment: Moment, asked: Asked, todo: Todo) -> Iterator[Moment]:
+    """Iterate over what can come of a thing to do."""
+    joint, stays = moment.joint, Course(moment.joint)
+    if todo in _SIMPLE:
+        yield from _told(moment, asked, _SIMPLE[todo], stays)
+    elif todo is Todo.BEGIN:
+        legal = command_events.objection(asked) is None
+        yield from _told(moment, asked, phases.Event.BEGAN if legal else phases.Event.REFUSED, stays)
+    elif todo is Todo.ACCEPT and asked.request is not Request.HOT_UPDATE:  # that parks for the commit alone
+        begun = replace(asked, begun=True)
+        course = command_events.begin(begun, joint)
+        yield from _told(replace(moment, asked=begun), begun, phases.Event.ACCEPTED, course)
+    elif todo is Todo.RUN:
+        change = CacheChange.RELEASED if asked.request is Request.CLEAR else CacheChange.READY
+        for course in (stays, command_events.followed(joint, change)):
+            yield from _told(moment, asked, phases.Event.ACTION_DONE, course)
+    elif todo is Todo.FINISH:
+        with suppress(IllegalTransitionError):  # not all actions are run yet
+            yield from _told(moment, asked, phases.Event.FINISHED, command_events.finish(asked, joint))
+    elif todo is Todo.COMMIT:
+        yield from _committed(moment, asked)
+    elif (todo is Todo.DROP or (todo is Todo.KEEP and not moment.torn)) and moment.ends in (None, todo):
+        yield from _left(replace(moment, ends=todo), asked)
+
+
+def _told(moment: Moment, asked: Asked, event: phases.Event, course: Course) -> Iterator[Moment]:
+    """Iterate over the rows of an event that comes behind a course, and over the failures within it."""
+    rows = [
+        row
+        for row in OUTCOMES
+        if row.phase is moment.phase and row.event is event and _asks_for(row.when, asked.request)
+    ]
+    if event is phases.Event.FINISHED:  # the first row that holds is taken, and CLEARS is known
+        rows = rows[:1]
+    torn = moment.torn or command_events.is_torn(course.joint)
+    for row in rows:
+        there = replace(moment, phase=row.to, joint=course.joint, torn=torn)
+        yield Moment(Phase.IDLE, course.joint) if row.to is Phase.IDLE else there
+    if rows and event is not phases.Event.FAILED:
+        for joint in (moment.joint, *(fired.to for fired in course.fired)):
+            yield from _told(moment, asked, phases.Event.FAILED, command_events.fail(joint))
+
+
+def _committed(moment: Moment, asked: Asked) -> Iterator[Moment]:
+    """Iterate over a commit; the flip of a hot update begins, ends and commits in one call, or in several."""
+    course = Course(moment.joint)
+    if asked.request is Request.HOT_UPDATE:
+        if moment.joint.weights is not WeightState.PREPARED:
+            course = command_events.begin(asked, moment.joint)
+        course = _and_then(course, command_events.finish(asked, course.joint))
+    course = _and_then(course, command_events.commit(course.joint))
+    yield from (replace(moment, joint=fired.to) for fired in course.fired)
+    yield Moment(Phase.IDLE, course.joint)
+
+
+def _left(moment: Moment, asked: Asked) -> Iterator[Moment]:
+    """Iterate over a way out: its events, then its discard plan, which succeeds or fails."""
+    if not moment.discards:
+        way_out = command_events.keep if moment.ends is Todo.KEEP else command_events.drop
+        course, plan, _ = way_out(asked, moment.joint)
+        yield from (replace(moment, joint=fired.to) for fired in course.fired)
+        discards = replace(moment, joint=course.joint, discards=True)
+        yield Moment(Phase.IDLE, course.joint) if plan is None else discards
+        return
+    released = command_events.followed(moment.joint, CacheChange.RELEASED)
+    yield replace(moment, joint=released.joint)
+    yield Moment(Phase.IDLE, command_events.freed(moment.joint).joint)
+    yield Moment(Phase.IDLE, command_events.not_freed(moment.joint).joint)
+
+
+def _and_then(course: Course, later: Course) -> Course:
+    return Course(later.joint, (*course.fired, *later.fired))
+
+
+def _asks_for(conditions: Iterable[When], request: Request) -> bool:
+    return all(request in _OF_THE_REQUEST.get(condition, Request) for condition in conditions)
+
+
+def check_beside(rows: Sequence[Beside] = BESIDE) -> Iterator[Finding]:
+    """Hold what may stand beside the phases against what the tables lead to, in both directions."""
+    reached: dict[tuple[Phase, Operation, frozenset[Tag] | None], set[Pair]] = {}
+    for moment in moments():
+        tags = None if moment.asked is None else moment.asked.tags
+        reached.setdefault((moment.phase, moment.operation, tags), set()).add(moment.joint[:2])
+    for (phase, operation, tags), pairs in reached.items():
+        for weights, kv in sorted(pairs - beside(phase, operation, tags, rows)):
+            yield _in_phase(
+                "stands beside nothing",
+                phase,
+                f"{operation.name} leads to {JointState(weights, kv)}, and no row allows that",
+            )
+    for row in rows:
+        ways = [
+            pairs
+            for (phase, operation, tags), pairs in reached.items()
+            if phase in row.phases and (not row.commands or (operation, tags) in row.commands)
+        ]
+        never = {pair for pair in product(row.weights, row.kv) if not all(pair in pairs for pairs in ways)}
+        for weights, kv in sorted(never):
+            yield Finding(
+                "stands nowhere",
+                ", ".join(phase.name for phase in row.phases),
+                f"nothing leads to {JointState(weights, kv)} there ({row.why})",
+            )

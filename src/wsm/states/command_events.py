@@ -263,7 +263,8 @@ def is_torn(joint: JointState) -> bool:
 
 def keep(asked: Asked, joint: JointState) -> WayOut:
     """End an aborted command that touched no rank, after it was undone: hold what was held before."""
-    if joint.weights is WeightState.FAULTED:
+    cut_short = not asked.begun and joint.weights is WeightState.CLEARING
+    if joint.weights is WeightState.FAULTED or cut_short:
         return _drop_all(Course(joint))
     if not asked.begun:
         return WayOut(Course(joint))
@@ -372,6 +373,8 @@ def _drop_unknown(course: Course) -> WayOut:
     """Serve nothing, since keeping either half may be keeping what the other ranks have not."""
     if course.joint == START:
         return WayOut(course)
+    if course.joint.weights is WeightState.FAULTED:  # it was here before, and its end was not remembered
+        return WayOut(course, faulted=True)
     normal = course.joint.weights is WeightState.NORMAL
     course = course.then(WeightEvent.CLEAR if normal else KVEvent.CLEAR)
     cause = "the command's arguments cannot be read"

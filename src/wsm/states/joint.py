@@ -1,6 +1,6 @@
-"""Weights and KV cache together: which states stand side by side, and which event needs what.
+"""The three tables together: which states stand side by side, and which event needs what.
 
-The tables of :mod:`.table` say what each may do alone. Two kinds of rules join them:
+The tables of :mod:`.table` say what weights and KV cache may do alone. Two kinds of rules join them:
 
 * :data:`FORBIDDEN`: pairs of states that never stand side by side;
 * :data:`NEEDS`: what an event of the one needs the other to be.
@@ -19,17 +19,28 @@ either side: it is held, and :func:`serving` is false. What keeps such a half fr
 alone, which asks for both. A KV cache that outlives its weights meets the next ones as any old cache does:
 stale, unless it is kept.
 
+**Beside the phases.** What is real and no state of the two machines is a phase of the command
+(:mod:`.phases`): a rank that FAILED or STOPPED stands where the failure found it, STAGING and STAGED stand
+beside what serves, and a rank that was asked for the KV cache alone is PREPARED with its KV cache UPDATING.
+:data:`BESIDE` says which states may stand beside which phase, of which command; :func:`stands_beside` asks.
+The static checks go through every command and hold the rows to what the tables lead to, in both directions;
+the explorer asks after every move.
+
 This module is pure and knows nothing of the machines.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from wsm.states.errors import FlagError, IllegalTransitionError, JointRuleError
+from wsm.states.rank_state import Phase
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, Region, Row, State
-from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState, sentence_of
+from wsm.states.words import Operation
 
 
 class JointState(NamedTuple):
@@ -260,3 +271,244 @@ def step(
             machine=chart.region.value, state=state.name, event=event.value, joint=str(joint), why=why
         )
     return row, follow(joint, row, kv_kept=kv_kept)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """States of weights and KV cache that may stand beside phases of a command.
+
+    Parameters
+    ----------
+    phases : tuple of Phase
+        Beside which phases.
+    commands : frozenset of (Operation, frozenset of Tag)
+        For which commands; empty: for each, and beside none.
+    weights, kv : tuple of states
+        Each of the one beside each of the other.
+    why : str
+        What it means, for a reviewer.
+    """
+
+    phases: tuple[Phase, ...]
+    commands: frozenset[tuple[Operation, frozenset[Tag]]]
+    weights: tuple[WeightState, ...]
+    kv: tuple[KVState, ...]
+    why: str
+
+
+_WEIGHTS, _CACHE = frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})
+#: What a rank is told whose arguments cannot be read.
+NO_TAGS: frozenset[Tag] = frozenset()
+
+#: What a command asks for, and what it is about.
+Command = tuple[Operation, frozenset[Tag]]
+Pair = tuple[WeightState, KVState]
+
+
+def _commands(*operations: Operation, tags: tuple[frozenset[Tag], ...]) -> frozenset[Command]:
+    return frozenset((operation, each) for operation in operations for each in tags)
+
+
+_ANY: frozenset[Command] = frozenset()
+_CLEARS_BOTH = _commands(Operation.CLEAR, tags=(ALL_TAGS,))
+_CLEARS_WEIGHTS = _commands(Operation.CLEAR, tags=(_WEIGHTS,))
+_CLEARS_KV = _commands(Operation.CLEAR, tags=(_CACHE,))
+_LOADS_BOTH = _commands(Operation.UPDATE, tags=(ALL_TAGS,))
+_LOADS_WEIGHTS = _commands(Operation.UPDATE, tags=(_WEIGHTS,))
+_LOADS = _LOADS_BOTH | _LOADS_WEIGHTS
+_BRINGS_KV = _commands(Operation.UPDATE, tags=(_CACHE,))
+_HOT = _commands(Operation.HOT_UPDATE, tags=(ALL_TAGS,))
+_UPDATES = _LOADS | _BRINGS_KV | _HOT
+#: The rank read the command when it was aborted already.
+_CALLED_OFF = _commands(Operation.ABORT, tags=(ALL_TAGS, _WEIGHTS, _CACHE, NO_TAGS))
+_CALLED_OFF_HOT = _commands(Operation.HOT_ABORT, tags=(ALL_TAGS,))
+_CALLED_OFF_KV = _commands(Operation.ABORT, tags=(_CACHE,))
+
+_P, _W, _K = Phase, WeightState, KVState
+_STOPS = (_P.STOPPING, _P.STOPPED, _P.SETTLING)
+
+#: Which states stand beside which phase, of which command. Everything else never does.
+BESIDE: tuple[Beside, ...] = (
+    Beside(
+        (_P.IDLE, _P.BEGINNING, _P.FAILED, *_STOPS),
+        _ANY,
+        (_W.NORMAL, _W.CLEARED),
+        (_K.NORMAL, _K.CLEARED),
+        "at rest: nothing has begun, or all is over",
+    ),
+    Beside(
+        (_P.IDLE, _P.BEGINNING, _P.FAILED, *_STOPS),
+        _ANY,
+        (_W.FAULTED,),
+        (_K.NORMAL, _K.CLEARING, _K.CLEARED),
+        "a teardown failed; what is held is unknown",
+    ),
+    # on the way to the step at which all stand, as before the command
+    Beside(
+        (_P.DRAINING, _P.PARKING),
+        _CLEARS_BOTH | _CLEARS_WEIGHTS | _CLEARS_KV | _LOADS,
+        (_W.NORMAL, _W.CLEARED),
+        (_K.NORMAL, _K.CLEARED),
+        "as before the command",
+    ),
+    Beside(
+        (_P.DRAINING, _P.PARKING),
+        _CLEARS_BOTH,
+        (_W.FAULTED,),
+        (_K.NORMAL, _K.CLEARING, _K.CLEARED),
+        "a FAULTED rank is repaired by clearing both",
+    ),
+    Beside(
+        (_P.DRAINING, _P.PARKING),
+        _BRINGS_KV,
+        (_W.NORMAL, _W.CLEARED),
+        (_K.CLEARED,),
+        "only a KV cache that is missing is brought",
+    ),
+    Beside(
+        (_P.STAGING, _P.STAGED, _P.DRAINING, _P.PARKING),
+        _HOT,
+        (_W.NORMAL,),
+        (_K.NORMAL,),
+        "a hot update stages beside what serves, and parks for the commit alone",
+    ),
+    # the plan is run, or was until it failed
+    Beside(
+        (_P.WORKING, _P.VOTING, *_STOPS),
+        _CLEARS_BOTH,
+        (_W.CLEARING, _W.CLEARED),
+        (_K.CLEARING, _K.CLEARED),
+        "both are given back",
+    ),
+    Beside((_P.FAILED,), _CLEARS_BOTH, (_W.CLEARED,), (_K.CLEARING,), "no weights were held"),
+    Beside(
+        (_P.WORKING, _P.VOTING, *_STOPS),
+        _CLEARS_WEIGHTS,
+        (_W.CLEARING, _W.CLEARED),
+        (_K.NORMAL, _K.CLEARED),
+        "the weights are given back, the KV cache stays as it is",
+    ),
+    Beside(
+        (_P.WORKING, _P.VOTING, _P.FAILED, *_STOPS),
+        _CLEARS_KV,
+        (_W.NORMAL, _W.CLEARED),
+        (_K.CLEARING, _K.CLEARED),
+        "the KV cache is given back, the weights stay as they are",
+    ),
+    Beside(
+        (_P.WORKING, _P.VOTING, _P.FAILED, *_STOPS),
+        _LOADS,
+        (_W.UPDATING,),
+        (_K.NORMAL, _K.UPDATING, _K.CLEARED),
+        "weights are loaded, beside a KV cache that stays, is rebuilt, or is away",
+    ),
+    Beside(
+        (_P.WORKING, _P.VOTING, _P.PREPARED, _P.COMMITTING, _P.FAILED, *_STOPS),
+        _BRINGS_KV,
+        (_W.NORMAL, _W.CLEARED),
+        (_K.UPDATING,),
+        "the KV cache alone is brought: PREPARED is said by the phase and its word, no machine says it",
+    ),
+    # the decision is awaited, or has come
+    Beside(
+        (_P.PREPARED, _P.COMMITTING, _P.FAILED, *_STOPS),
+        _LOADS_BOTH,
+        (_W.PREPARED,),
+        (_K.NORMAL,),
+        "verified; FAILED only where what was done could not be remembered",
+    ),
+    Beside(
+        (_P.PREPARED, _P.COMMITTING, _P.FAILED, *_STOPS),
+        _LOADS_WEIGHTS,
+        (_W.PREPARED,),
+        (_K.NORMAL, _K.CLEARED),
+        "the same beside a KV cache that is away",
+    ),
+    Beside((_P.COMMITTING,), _LOADS_BOTH | _HOT, (_W.NORMAL,), (_K.NORMAL,), "committed"),
+    Beside((_P.COMMITTING,), _LOADS_WEIGHTS, (_W.NORMAL,), (_K.NORMAL, _K.CLEARED), "committed"),
+    Beside((_P.COMMITTING,), _BRINGS_KV, (_W.NORMAL, _W.CLEARED), (_K.NORMAL,), "committed"),
+    Beside(
+        (_P.COMMITTING,),
+        _HOT,
+        (_W.UPDATING, _W.PREPARED),
+        (_K.NORMAL,),
+        "the flip: in one call, or gone on with in the next where it was cut short",
+    ),
+    Beside((_P.COMMITTING,), _HOT, (_W.UPDATING,), (_K.UPDATING,), "the flip forgets the old blocks"),
+    # the way back
+    Beside(
+        (_P.SETTLING,),
+        _CLEARS_BOTH | _UPDATES | _CALLED_OFF | _CALLED_OFF_HOT,
+        (_W.CLEARING,),
+        (_K.NORMAL, _K.CLEARING, _K.CLEARED),
+        "the discard plan gives back what is left",
+    ),
+    Beside(
+        (_P.SETTLING,),
+        _UPDATES | _CALLED_OFF,
+        (_W.CLEARED,),
+        (_K.CLEARING,),
+        "the same where no weights are left",
+    ),
+    Beside(
+        (_P.SETTLING,),
+        _LOADS | _BRINGS_KV | _CALLED_OFF_KV,
+        (_W.NORMAL,),
+        (_K.CLEARING,),
+        "a KV cache that was built is given back, and weights are kept",
+    ),
+    Beside((_P.SETTLING,), _LOADS, (_W.UPDATING,), (_K.CLEARING,), "the same before the weights go back"),
+    Beside(
+        (_P.SETTLING,),
+        _LOADS | _BRINGS_KV,
+        (_W.CLEARING,),
+        (_K.UPDATING,),
+        "the weights are dropped before the KV cache that was rebuilt beside them",
+    ),
+)
+
+
+@functools.cache
+def _beside(phase: Phase, operation: Operation, tags: frozenset[Tag] | None) -> frozenset[Pair]:
+    return beside(phase, operation, tags)
+
+
+def beside(
+    phase: Phase, operation: Operation, tags: frozenset[Tag] | None, rows: Iterable[Beside] = BESIDE
+) -> frozenset[Pair]:
+    """Return the pairs that may stand beside a phase of a command; `tags` None: whatever it is about."""
+    return frozenset(
+        (weights, kv)
+        for row in rows
+        if phase in row.phases and (not row.commands or _is_among(row.commands, operation, tags))
+        for weights in row.weights
+        for kv in row.kv
+    )
+
+
+def stands_beside(
+    phase: Phase, operation: Operation, tags: frozenset[Tag] | None, joint: JointState
+) -> str | None:
+    """Say why the states cannot be where they are in this phase of a command; None if they can.
+
+    Parameters
+    ----------
+    phase : Phase
+        Where the rank is in the command.
+    operation : Operation
+        What it took in: CLEAR, UPDATE, HOT_UPDATE; ABORT or HOT_ABORT if the command was aborted before it
+        was read; NONE where there is none.
+    tags : frozenset of Tag or None
+        What the command is about, as far as it was missing or held; empty: its arguments cannot be read;
+        None: not known (yet).
+    joint : JointState
+        Where weights and KV cache are.
+    """
+    if joint[:2] in _beside(phase, operation, tags):
+        return None
+    about = "" if tags is None else f" of {sentence_of(tags)}"
+    return f"{joint} never stand beside {phase.name} of {operation.name}{about}"
+
+
+def _is_among(commands: frozenset[Command], operation: Operation, tags: frozenset[Tag] | None) -> bool:
+    return any(each[0] is operation and tags in (None, each[1]) for each in commands)

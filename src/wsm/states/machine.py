@@ -11,7 +11,7 @@ What `transitions` does surprisingly is shut out here:
 * With ``queued=True`` it answers True even where a condition said no, and drops what is queued when one event
   raises. So nothing is queued: observers run after the machine is at rest.
 * A row whose condition says no is passed over for the next row of the same event. The guards of such rows
-  exclude each other (:mod:`.check` sees to that), so none is taken in the place of another.
+  exclude each other, so none is taken in the place of another; :mod:`.check` tries it with every fact.
 * ``on_exception``, ``finalize_event`` and ``ignore_invalid_triggers`` swallow errors, so none is set. Besides
   the conditions there are no callbacks: one that raises leaves a machine moved or not, depending on its kind.
 * Overlapping calls from two threads would be taken in one after the other, in any order. They are refused.
@@ -48,7 +48,7 @@ class Edge(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """All that a condition may look at.
+    """All that a condition may look at: flags and states alone, so that a proof can go through all of them.
 
     Parameters
     ----------
@@ -124,6 +124,20 @@ class ChartMachine:
                 found=str(self._model.state.name),
             )
         return moved
+
+    def would_go(self, state: State, event: Event, facts: Facts) -> State | None:
+        """Return where the machine goes from a state, or None if it refuses; it is where it was afterwards.
+
+        For the static checks and for proofs; unreachable states are taken, too.
+        """
+        before, self._model.state = self._model.state, state
+        try:
+            moved = self._machine.events[event.value].trigger(self._model, facts=facts)
+            went: State | None = self._model.state if moved else None
+        except MachineError:
+            went = None
+        self._model.state = before
+        return went
 
     def edges(self) -> frozenset[Edge]:
         """Return every edge as `transitions` itself reports it."""
