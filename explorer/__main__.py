@@ -12,12 +12,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from explorer import graph, scenario, trace
+from explorer import dialogue
 from explorer.errors import ScenarioError, ScopeError
 from explorer.partitioned import explore_on
-from explorer.scope import Budget, Scope, operations_of, starts_of
-from explorer.search import Findings, Violation
-from explorer.surveys import Survey
+from explorer.scope import Budget, Scope, Survey, operations_of, starts_of
+from explorer.search import Findings, Violation, cuts, endless, whole_graph
 from wsm.errors import RefusedError
 
 _PROGRESS_EVERY_S = 5.0
@@ -197,9 +196,9 @@ def _sentence(scope: Scope) -> str:
 
 
 def _tell_violation(violation: Violation, scope: Scope, save: Path | None) -> None:
-    _say(trace.render(violation, scope.ranks))
+    _say(dialogue.render(violation, scope.ranks))
     if save is not None:
-        scenario.save(violation, scope, save)
+        dialogue.save(violation, scope, save)
     raise _broken(violation, save)
 
 
@@ -212,7 +211,7 @@ def _broken(violation: Violation, file: Path | None) -> _RuleFoundBrokenError:
 
 def _look_for_circles(scopes: Sequence[Scope], save: Path | None) -> None:
     """Look for groups that never come to rest, in what is left of some bounds when little may go wrong."""
-    total, began, smaller = 0, time.monotonic(), graph.cuts(scopes)
+    total, began, smaller = 0, time.monotonic(), cuts(scopes)
     for each in smaller:
         found = _whole_graph(each)
         if found.violation is not None:
@@ -227,8 +226,8 @@ def _look_for_circles(scopes: Sequence[Scope], save: Path | None) -> None:
 
 def _whole_graph(scope: Scope) -> Findings:
     began = time.monotonic()
-    built = graph.whole_graph(scope, limit=_LARGEST_GRAPH)
-    found = Findings(scope, states=len(built.numbers), violation=graph.violation(built))
+    built = whole_graph(scope, limit=_LARGEST_GRAPH)
+    found = Findings(scope, states=len(built.numbers), violation=endless(built))
     found.moves = sum(len(targets) for targets in built.onward)
     found.resting = sum(not targets for targets in built.onward)
     found.complete, found.seconds = True, time.monotonic() - began
@@ -236,9 +235,9 @@ def _whole_graph(scope: Scope) -> Findings:
 
 
 def _replay(path: Path) -> None:
-    told = scenario.read(path.read_text(encoding="utf-8"))
-    gone = scenario.replay(told)
-    _say(trace.render(gone, told.scope.ranks))
+    told = dialogue.read(path.read_text(encoding="utf-8"))
+    gone = dialogue.replay(told)
+    _say(dialogue.render(gone, told.scope.ranks))
     if gone.broken:
         raise _broken(gone, path)
 

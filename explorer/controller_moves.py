@@ -1,241 +1,520 @@
-"""What the controller and its successor can do next, through the real protocol functions.
+"""What the controller, its successor, and the owner of the group can do next.
 
-As :mod:`wsm.controller._transaction` and :mod:`wsm.controller.controller`: a command is opened when the
-last one is over, decided once, and driven until it is over; a successor takes over what a dead controller
-left. It reads words only, and liveness, which the kernel tells. What the group's owner does when a rank is
-gone is in :mod:`.recovery_moves`.
+As :mod:`wsm.controller` does it: a command is opened when the last one is over, decided once, and driven
+until it is over; a successor takes over what a dead controller left. When a rank is gone the owner decides
+what is open, stores what the group must hold, raises the epoch, and restores the group by an ordinary update,
+again while that fails; a FAULTED rank is cleared again, and replaced if that does not help. Which word is due
+is asked of the pure functions of :mod:`wsm.states`; one move stores one word. A controller reads words only,
+and liveness, which the kernel tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-from explorer import adversary, recovery_moves
-from explorer.adversary import controller_killed
-from explorer.clerk import Arguments, Clerk, DeskOutcome, Group, serves
-from explorer.desk import Desk
+from explorer import invariants
 from explorer.errors import broken_by
-from explorer.scope import Budget
-from explorer.work import BOTH, KV_CACHE, WEIGHTS
+from explorer.invariants import ATTEMPTS, all_ended, serves
+from explorer.scope import Budget, Scope
+from explorer.world import (
+    BOTH,
+    COMMAND_WORD,
+    KV_CACHE,
+    WEIGHTS,
+    Alternative,
+    ControllerState,
+    PublicState,
+    Seen,
+    pack_controller,
+    read_command,
+    view_of,
+    word_name,
+)
 from wsm.states import decide, epochs, restoring, takeover
 from wsm.states.errors import CommandOpenError
-from wsm.states.takeover import Duty, Role
-from wsm.states.vocabulary import WeightState
-from wsm.states.words import CommandWord, Operation
+from wsm.states.restoring import Attempt, Repair
+from wsm.states.takeover import Duty, Inheritance, Role
+from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.words import CommandWord, CommittedWord, Operation
+
+#: The kernel's lock makes this false; a seeded fault lets a successor believe a timeout instead.
+takes_over_from_the_living = False
+
+#: Nor is a decision written in the place of a stopped controller while a next command can be; a seeded fault
+#: lets it come late.
+stands_in_without_waiting = False
 
 
-def moves(desk: Desk, group: Group, affordable: frozenset[Budget]) -> list[DeskOutcome]:
-    """Return everything that can happen at the controller's desk, adversary's strikes against it aside."""
-    at_desk = _Controller(desk, group, affordable)
-    try:
-        for step in at_desk.steps():
-            step()
-    except Exception as error:  # noqa: BLE001 - whatever is raised here: a world that can be reached breaks it
-        at_desk.found.append(DeskOutcome("looks", None, (), broken_by(error)))
-    return at_desk.found
+@dataclass(frozen=True)
+class Arguments:
+    """What is stored before a command word, as far as it matters.
+
+    Parameters
+    ----------
+    version : int or None
+        What it brings; None: what no other command brings.
+    before : bool
+        Whether the group served when it was admitted, or is owed that.
+    tags : int
+        What it is about.
+    restores : bool
+        Whether it restores what the group served before it lost a rank, or repairs a rank for that.
+    """
+
+    version: int | None
+    before: bool
+    tags: int = BOTH
+    restores: bool = False
 
 
-class _Controller(Clerk):
-    """Whoever sits at the desk, and what there is to be done in this world."""
+class ControllerMoves:
+    """Everything that the controller can do in one world, and what can be done to it.
 
-    def steps(self) -> Iterator[Callable[[], None]]:
+    Parameters
+    ----------
+    controller : ControllerState
+        As it is; moves that change nothing are none.
+    others : tuple of PublicState
+        The participants. Their words, whether they live and what they reported may be read, nothing else.
+    scope : Scope
+        What may be asked for, and whether deciding and writing are moves of their own.
+    affordable : frozenset of Budget
+        What is left to be spent.
+
+    Attributes
+    ----------
+    found : list of Alternative
+        The moves.
+    """
+
+    def __init__(
+        self,
+        controller: ControllerState,
+        others: tuple[PublicState, ...],
+        scope: Scope,
+        affordable: frozenset[Budget],
+    ) -> None:
+        self.found: list[Alternative] = []
+        self._now = controller
+        self._others = others
+        self._scope = scope
+        self._affordable = affordable
+        self._view = view_of(controller, others, scope.ranks)
+        dead = [index for index, other in enumerate(others) if not other.alive]
+        self._lost = epochs.ended_by(self._view, dead)
+
+    def collect(self) -> list[Alternative]:
+        """Return everything."""
+        try:
+            for step in self._steps():
+                step()
+        except Exception as error:  # noqa: BLE001 - whatever is raised here: a world that can be reached breaks it
+            self.found.append(Alternative("looks", b"", (), broken_by(error)))
+        self._add_strikes()
+        return self.found
+
+    def _steps(self) -> Iterator[Callable[[], None]]:
         """Iterate over what there is to look after."""
-        desk = self.desk
-        if desk.frozen:
+        now = self._now
+        if now.frozen:
             yield lambda: self._stand_in(Role.STALLED)
-        elif desk.left and not desk.alive:
+        elif now.left and not now.alive:
             yield from self._without_a_controller()
-        elif not desk.alive:
+        elif not now.alive:
             yield self._take_over
-        elif desk.pending:
+        elif now.pending:
             yield lambda: self._stand_in(Role.KEPT)
-            yield self.write_pending
+            yield self._write_pending
         else:
-            if desk.driving:
+            if now.driving:
                 yield self._drive
-            if self.lost and not desk.gave_up:
+            if self._lost and not now.gave_up:
                 yield self._raise_epoch
-            elif not desk.driving and not self.lost:
+            elif not now.driving and not self._lost and not now.replaces:
+                yield self._repair
                 yield self._restore
-                if not desk.recovering and not desk.left:
+                if not now.recovering and not now.left:
                     yield self._open
-        if desk.stopped:
-            yield self.go_on_after_being_stopped
+        if now.stopped:
+            yield self._go_on_after_being_stopped
 
-    def _take_over(self) -> None:
-        """The kernel's lock proves that the one before is dead."""
-        found = takeover.inherited(self.view)
-        nothing = found is takeover.Inheritance.NOTHING or self.view.command.operation is Operation.NONE
-        gives_up = not nothing and found is takeover.Inheritance.DECIDE
-        self.add(
-            f"is started anew and finds {'nothing open' if nothing else f'a command to {found.value}'}",
-            lambda: self.desk._replace(alive=True, driving=not nothing, gives_up=gives_up),
-        )
+    # -- storing words -----------------------------------------------------------------------------
 
-    def _without_a_controller(self) -> Iterator[Callable[[], None]]:
-        """Iterate over what a rank or the group's owner does where no controller will come."""
-        desk = self.desk
-        if desk.pending:
-            yield self.write_pending
-        elif desk.ending:
-            yield self._end_with_the_role
-        elif (self.lost or self._owes()) and not desk.gave_up:
-            yield self._recover_after_all
-        else:
-            yield self._take_the_role
-        if desk.ending:
-            dead = controller_killed(desk)
-            self.add("that ends a command dies, with the role", lambda: dead, (Budget.CONTROLLER_CRASHES,))
-
-    def _take_the_role(self) -> None:
-        if takeover.duty(self.view, Role.FREE, expired=False) is Duty.TAKE_ROLE:
-            self.add("is gone; a process of the group takes the role", lambda: self._ending(True))
-
-    def _end_with_the_role(self) -> None:
-        view = self.view
-        due = decide.decision(view, agree=self._agree(), give_up=True)
-        if due is not None:
-            about = self.desk._replace(version=self._version(due))
-            self.write(
-                f"is gone; a process of the group decides {due.name}", decide.decided(view, due), desk=about
-            )
-        elif takeover.lacks_a_word(view):
-            word = decide.committed(view, self.desk.version or None)
-            self.add(
-                "is gone; a process of the group stores the committed version", lambda: self.commits(word)
-            )
-        else:
-            self.add("is gone; a process of the group gives the role back", lambda: self._ending(False))
-
-    def _ending(self, has_the_role: bool) -> Desk:
-        return self.desk._replace(ending=has_the_role)
-
-    def _owes(self) -> bool:
-        """Whether a restore is to be made once more: that is the owner's, whoever gave commands."""
-        view, desk = self.view, self.desk
-        version = None if serves(view) else epochs.unrestored(view, restores=desk.restores)
-        due = restoring.next_attempt(
-            view, restores=desk.restores, failed=desk.failed, limit=recovery_moves.ATTEMPTS
-        )
-        return decide.is_over(view) and version is not None and due is restoring.Attempt.MAKE
-
-    def _recover_after_all(self) -> None:
-        """The owner of the group takes the role, since a rank was lost."""
-        self.add("is gone; the owner of the group takes the role", lambda: self.desk._replace(alive=True))
-
-    def _stand_in(self, role: Role) -> None:
-        """Write the one decision that is left in the place of a controller that has the role."""
-        if takeover.duty(self.view, role, expired=True) is not Duty.ABORT:
+    def _add(self, label: str, act: Callable[[], ControllerState], spends: tuple[Budget, ...] = ()) -> None:
+        """Try a move. One that changes nothing, or that cannot be afforded, is no move."""
+        if not set(spends) <= self._affordable:
             return
-        due = decide.decision(self.view, agree=False, give_up=True)
-        if due is None:
+        try:
+            after = act()
+        except Exception as error:  # noqa: BLE001 - whatever is raised here: a world that can be reached breaks it
+            self.found.append(Alternative(label, b"", spends, broken_by(error)))
             return
-        word, desk = decide.decided(self.view, due), self.desk
-        if adversary.stands_in_without_waiting:
-            self.add(
-                "is stopped; a rank is about to abort in its place",
-                lambda: desk._replace(stopped=word.pack()),
-            )
-        else:
-            self.add("is stopped; a rank aborts in its place", lambda: self.stored_by_another(word))
+        if after != self._now:
+            was = self._now.command
+            changed = ((COMMAND_WORD, was),) if after.command != was else ()
+            self.found.append(Alternative(label, pack_controller(after), spends, "", changed))
 
-    def _drive(self) -> None:
-        view, desk = self.view, self.desk
-        due = decide.decision(view, agree=self._agree(), give_up=desk.gives_up or bool(self.lost))
-        given_up = decide.decision(view, agree=self._agree(), give_up=True)
-        for word, spends in ((due, ()), (given_up, (Budget.GIVE_UPS,))):
-            if word is not None and (not spends or word is not due):
-                label = f"decides {word.name}" + (", because its deadline passed" if spends else "")
-                about = desk._replace(version=self._version(word))
-                self.write(label, decide.decided(view, word), spends, desk=about)
-        if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
-            self.add(
-                "stores the committed version",
-                lambda: self.commits(decide.committed(view, desk.version or None)),
-            )
-        if decide.is_over(view):
-            # Only an attempt that fails though nobody is gone counts: a new epoch begins with none.
-            fails = desk.restores and view.command.operation is Operation.ABORT and not self.lost
-            failed = desk.failed + 1 if fails else 0
-            self.add(
-                "sees that the command is over",
-                lambda: desk._replace(driving=False, gives_up=False, failed=failed),
-            )
-
-    def _version(self, decision: Operation) -> int:
-        """Return the version that is decided about: the one that the participants say they prepared."""
-        loads = decision.is_commit and self.desk.tags & WEIGHTS
-        return self.group.all[0].loaded if loads else self.desk.version
-
-    def _agree(self) -> bool:
-        # Only ranks load; what a helper says of weights counts for nothing.
-        return len({other.loaded for other in self.group.all[: self.group.ranks]}) == 1
-
-    def _raise_epoch(self) -> None:
-        recovery_moves.raise_epoch(self, agree=self._agree(), version_of=self._version)
-
-    def _restore(self) -> None:
-        recovery_moves.restore(
-            self, lambda version: self._open_with("restores", Operation.UPDATE, version, ())
+    def _write(
+        self,
+        label: str,
+        word: CommandWord,
+        spends: tuple[Budget, ...] = (),
+        *,
+        after: ControllerState | None = None,
+        says: Arguments | None = None,
+    ) -> None:
+        """Store a command word, in this move or in the next one; `says`: its arguments, if they are new."""
+        after = after or self._now
+        if says is None:
+            says = Arguments(after.version, after.before, after.tags, after.restores)
+        version = says.version or 0
+        if not self._scope.fine:
+            told = after._replace(before=says.before, tags=says.tags, restores=says.restores)
+            self._add(label, lambda: self._stored(told, word.pack(), version), spends)
+            return
+        decided = after._replace(
+            pending=word.pack(),
+            pending_version=version,
+            pending_before=says.before,
+            pending_tags=says.tags,
+            pending_restores=says.restores,
         )
+        self._add(f"{label} (not stored yet)", lambda: decided, spends)
+
+    def _write_pending(self) -> None:
+        """Store the word that it has decided to write."""
+        now = self._now
+        after = now._replace(
+            before=now.pending_before,
+            tags=now.pending_tags,
+            restores=now.pending_restores,
+            **_NOTHING_PENDING,
+        )
+        self._add("stores the command word", lambda: self._stored(after, now.pending, now.pending_version))
+
+    def _go_on_after_being_stopped(self) -> None:
+        """Let a controller that was taken for dead go on."""
+        now = self._now
+        self._add(
+            "that was only stopped stores its command word",
+            lambda: self._stored(now._replace(stopped=0), now.stopped, now.version),
+        )
+
+    def _commits(self, word: CommittedWord) -> ControllerState:
+        return self._now._replace(committed=word.pack())
+
+    def _stored(self, after: ControllerState, word: int, version: int) -> ControllerState:
+        invariants.check_command(self._now, word)
+        after = after._replace(command=word, version=version)
+        operation = read_command(word).operation
+        if not operation.is_decision:
+            clears_half = operation is Operation.CLEAR and after.tags != BOTH
+            after = after._replace(clears_half=clears_half)
+        if not operation.is_commit:
+            return after
+        lacking = any(
+            status.kv == KVState.CLEARED or status.weights == WeightState.CLEARED
+            for status in self._view.statuses
+        )
+        return after._replace(owed=0 if lacking else version)
+
+    def _owed(self) -> int:
+        """Return the version that the group must serve if its epoch ends now, whatever is remembered."""
+        view, now = self._view, self._now
+        restoring_still = now.restores and view.command.operation in (Operation.ABORT, Operation.CLEAR)
+        if view.command.operation is Operation.NONE or restoring_still or not all_ended(view):
+            return now.owed
+        return (view.committed.version or 0) if serves(view) else 0
+
+    # -- a command ---------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        held = {(status.weights, status.kv) for status in self.view.statuses}
+        held = {(status.weights, status.kv) for status in self._view.statuses}
         alike = len(held) == 1 and WeightState.FAULTED not in {weights for weights, _ in held}
-        for operation in self.group.operations:
-            about = (BOTH, WEIGHTS, KV_CACHE) if self.group.halves and not operation.is_hot else (BOTH,)
+        before, after = self._served_before(), self._now._replace(failed=0)
+        for operation in self._scope.operations:
+            about = (BOTH, WEIGHTS, KV_CACHE) if self._scope.halves and not operation.is_hot else (BOTH,)
             for tags in about:
                 # Ranks that differ, or a faulted one, can only be cleared, of all: the rest is refused.
                 if alike or (operation is Operation.CLEAR and tags == BOTH):
-                    self._open_with("opens", operation, None, (Budget.COMMANDS,), tags)
+                    says = Arguments(None, before, tags)
+                    self._open_with("opens", operation, says, (Budget.COMMANDS,), after=after)
+
+    def _brings(self, word: CommandWord, tags: int) -> int:
+        """Return the version that a command names; a half that is not loaded keeps what was committed."""
+        if word.operation is not Operation.CLEAR and not tags & WEIGHTS:
+            return self._view.committed.version or 0
+        return 2 * word.sequence + 100 * ((word.epoch - 1) % 2)  # no other command brings it, or the next one
 
     def _open_with(
         self,
         verb: str,
         operation: Operation,
-        version: int | None,
-        spends: tuple[Budget, ...],
-        tags: int = BOTH,
+        says: Arguments,
+        spends: tuple[Budget, ...] = (),
+        *,
+        after: ControllerState | None = None,
     ) -> None:
         try:
-            word = decide.next_command(self.view, operation)
+            word = decide.next_command(self._view, operation)
         except CommandOpenError:
             return
-        arguments_lie_there = self.desk.spoiled
+        arguments_lie_there = self._now.spoiled
         if arguments_lie_there:
             word = word._replace(sequence=word.sequence + 1)
-        brings = _new_version(word) if version is None else version
-        after = self.desk._replace(driving=True, spoiled=False, recovering=False, owed=self.owed())
-        restores = version is not None
-        if not restores:
-            after = after._replace(failed=0)
-        before = restores or self._served_before()
-        if operation is not Operation.CLEAR and not tags & WEIGHTS:
-            brings = self.view.committed.version or 0  # what was committed stands
-        named = f" of version {brings}" if operation is not Operation.CLEAR and tags & WEIGHTS else ""
-        named += {BOTH: "", WEIGHTS: ", weights only", KV_CACHE: ", KV cache only"}[tags]
-        self.write(
-            f"{verb} {operation.name} {word.sequence}{named}",
-            word,
-            spends,
-            desk=after,
-            says=Arguments(brings, before, tags, restores),
+        if says.version is None:
+            says = replace(says, version=self._brings(word, says.tags))
+        driving = (after or self._now)._replace(
+            driving=True, spoiled=False, recovering=False, owed=self._owed()
         )
+        named = ""
+        if operation is not Operation.CLEAR and says.tags & WEIGHTS:
+            named = f" of version {says.version}"
+        named += {BOTH: "", WEIGHTS: ", weights only", KV_CACHE: ", KV cache only"}[says.tags]
+        self._write(f"{verb} {operation.name} {word.sequence}{named}", word, spends, after=driving, says=says)
         if not arguments_lie_there:
-            self.add(
+            self._add(
                 f"dies between the arguments and the word of {operation.name} {word.sequence}",
-                lambda: controller_killed(self.desk)._replace(spoiled=True),
+                lambda: controller_killed(self._now)._replace(spoiled=True),
                 (Budget.CONTROLLER_CRASHES,),
             )
 
     def _served_before(self) -> bool:
         """Say what the arguments of a command say: whether the group serves that it is written for."""
-        view = self.view
-        if epochs.unrestored(view, restores=self.desk.restores) is not None:
+        view = self._view
+        if epochs.unrestored(view, restores=self._now.restores) is not None:
             return True
         return serves(view) and all(status.weights != WeightState.FAULTED for status in view.statuses)
 
+    def _drive(self) -> None:
+        view, now = self._view, self._now
+        due = decide.decision(view, agree=self._agree(), give_up=now.gives_up or bool(self._lost))
+        given_up = decide.decision(view, agree=self._agree(), give_up=True)
+        for word, spends in ((due, ()), (given_up, (Budget.GIVE_UPS,))):
+            if word is not None and (not spends or word is not due):
+                label = f"decides {word.name}" + (", because its deadline passed" if spends else "")
+                after = now._replace(version=self._version(word))
+                self._write(label, decide.decided(view, word), spends, after=after)
+        if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
+            self._add(
+                "stores the committed version",
+                lambda: self._commits(decide.committed(view, now.version or None)),
+            )
+        if decide.is_over(view):
+            self._add("sees that the command is over", self._over)
 
-def _new_version(command: CommandWord) -> int:
-    """Return a version that no other command brings, and whose successor none does either."""
-    return 2 * command.sequence + 100 * ((command.epoch - 1) % 2)
+    def _over(self) -> ControllerState:
+        """Return what is remembered; only an attempt that fails though no rank is gone counts."""
+        now, fails = self._now, self._view.command.operation is Operation.ABORT and not self._lost
+        failed, repaired = now.failed, now.repaired
+        if now.repairs:
+            repaired += fails
+        else:
+            failed = failed + 1 if now.restores and fails else 0
+        if not restoring.faulted(self._view):
+            repaired = 0
+        return now._replace(driving=False, gives_up=False, failed=failed, repaired=repaired, repairs=False)
+
+    def _version(self, decision: Operation) -> int:
+        """Return the version that is decided about: the one that the participants say they prepared."""
+        loads = decision.is_commit and self._now.tags & WEIGHTS
+        return self._others[0].loaded if loads else self._now.version
+
+    def _agree(self) -> bool:
+        # Only ranks load; what a helper says of weights counts for nothing.
+        return len({other.loaded for other in self._others[: self._scope.ranks]}) == 1
+
+    # -- where no controller goes on ---------------------------------------------------------------
+
+    def _take_over(self) -> None:
+        """The kernel's lock proves that the one before is dead."""
+        found = takeover.inherited(self._view)
+        nothing = found is Inheritance.NOTHING or self._view.command.operation is Operation.NONE
+        gives_up = not nothing and found is Inheritance.DECIDE
+        self._add(
+            f"is started anew and finds {'nothing open' if nothing else f'a command to {found.value}'}",
+            lambda: self._now._replace(alive=True, driving=not nothing, gives_up=gives_up),
+        )
+
+    def _without_a_controller(self) -> Iterator[Callable[[], None]]:
+        """Iterate over what a rank or the group's owner does where no controller will come."""
+        now = self._now
+        if now.pending:
+            yield self._write_pending
+        elif now.ending:
+            yield self._end_with_the_role
+        elif (
+            self._lost or self._owes() or self._next_repair() in (Repair.CLEAR, Repair.REPLACE)
+        ) and not now.gave_up:
+            yield lambda: self._add(
+                "is gone; the owner of the group takes the role", lambda: now._replace(alive=True)
+            )
+        elif takeover.duty(self._view, Role.FREE, expired=False) is Duty.TAKE_ROLE:
+            yield lambda: self._add(
+                "is gone; a process of the group takes the role", lambda: now._replace(ending=True)
+            )
+        if now.ending:
+            dead = controller_killed(now)
+            self._add("that ends a command dies, with the role", lambda: dead, (Budget.CONTROLLER_CRASHES,))
+
+    def _end_with_the_role(self) -> None:
+        view, now = self._view, self._now
+        due = decide.decision(view, agree=self._agree(), give_up=True)
+        if due is not None:
+            after = now._replace(version=self._version(due))
+            label = f"is gone; a process of the group decides {due.name}"
+            self._write(label, decide.decided(view, due), after=after)
+        elif takeover.lacks_a_word(view):
+            word = decide.committed(view, now.version or None)
+            self._add(
+                "is gone; a process of the group stores the committed version", lambda: self._commits(word)
+            )
+        else:
+            self._add(
+                "is gone; a process of the group gives the role back", lambda: now._replace(ending=False)
+            )
+
+    def _stand_in(self, role: Role) -> None:
+        """Write the one decision that is left in the place of a controller that has the role."""
+        if takeover.duty(self._view, role, expired=True) is not Duty.ABORT:
+            return
+        due = decide.decision(self._view, agree=False, give_up=True)
+        if due is None:
+            return
+        word, now = decide.decided(self._view, due), self._now
+        if stands_in_without_waiting:
+            self._add(
+                "is stopped; a rank is about to abort in its place",
+                lambda: now._replace(stopped=word.pack()),
+            )
+        else:
+            self._add(
+                "is stopped; a rank aborts in its place", lambda: self._stored(now, word.pack(), now.version)
+            )
+
+    # -- a rank is gone, or FAULTED ----------------------------------------------------------------
+
+    def _raise_epoch(self) -> None:
+        """Decide what is open, store what the group must hold again, then begin the epoch."""
+        view, now = self._view, self._now
+        self._add("gives the group up", lambda: now._replace(gave_up=True), (Budget.GIVE_UPS,))
+        open_still = decide.decision(view, agree=self._agree(), give_up=True)
+        if open_still is not None:
+            label = f"decides {open_still.name} before the epoch ends"
+            after = now._replace(version=self._version(open_still))
+            self._write(label, decide.decided(view, open_still), after=after)
+            return
+        goal = restoring.goal(view, asked=now.version, served=now.before, restores=now.restores)
+        completed = epochs.completed_commit(view, goal) if goal is not None else None
+        word = completed or epochs.goal_word(view, goal)
+        if word is not None:
+            said = "nothing" if goal is None else f"version {goal}"
+            self._add(f"stores that the group must serve {said} again", lambda: self._commits(word))
+            return
+        owed, label = self._owed(), f"raises the epoch: {self._lost} gone or broken"
+
+        def checked() -> ControllerState:
+            invariants.check_goal(goal, owed)
+            return now
+
+        self._add(label, checked)
+        if not self.found or self.found[-1].after:
+            after = now._replace(
+                driving=False,
+                gives_up=False,
+                recovering=True,
+                owed=owed,
+                failed=0,
+                repaired=0,
+                repairs=False,
+                replaces=False,
+            )
+            self._write(label, epochs.next_epoch(view), after=after)
+
+    def _owes(self) -> bool:
+        """Whether a restore is to be made once more: that is the owner's, whichever controller commanded."""
+        view, now = self._view, self._now
+        version = None if serves(view) else epochs.unrestored(view, restores=now.restores)
+        due = restoring.next_attempt(view, restores=now.restores, failed=now.failed, limit=ATTEMPTS)
+        return decide.is_over(view) and version is not None and due is Attempt.MAKE
+
+    def _restore(self) -> None:
+        """Load what the group must serve again, once all have joined the new epoch."""
+        view, now = self._view, self._now
+        version = None if serves(view) else epochs.unrestored(view, restores=now.restores)
+        due = restoring.next_attempt(view, restores=now.restores, failed=now.failed, limit=ATTEMPTS)
+        if due is Attempt.MAKE and version is not None:
+            self._add("restores once more", lambda: self._checked(now.failed))
+            says = Arguments(version, before=True, restores=True)
+            self._open_with("restores", Operation.UPDATE, says)
+        elif now.recovering and decide.is_over(view):
+            self._add("has nothing to restore", lambda: now._replace(recovering=False))
+
+    def _next_repair(self) -> Repair:
+        return restoring.next_repair(self._view, failed=self._now.repaired, limit=ATTEMPTS)
+
+    def _repair(self) -> None:
+        """Clear the whole group again where a rank is FAULTED."""
+        view, now, due = self._view, self._now, self._next_repair()
+        if due is Repair.REPLACE and not now.gave_up:
+            self._add("ends the ranks whose teardown fails", self._replacing)
+        if due is not Repair.CLEAR or now.gave_up:
+            return
+        owed = epochs.unrestored(view, restores=now.restores) is not None
+        self._add("repairs once more", lambda: self._checked(now.repaired))
+        self._open_with(
+            "repairs by",
+            Operation.CLEAR,
+            Arguments(None, before=owed, restores=owed),
+            after=now._replace(repairs=True),
+        )
+
+    def _replacing(self) -> ControllerState:
+        invariants.check_replaced(self._now.repaired, ATTEMPTS)
+        return self._now._replace(replaces=True)
+
+    def _checked(self, failed: int) -> ControllerState:
+        invariants.check_attempts(failed, ATTEMPTS)
+        return self._now
+
+    # -- strikes -----------------------------------------------------------------------------------
+
+    def _add_strikes(self) -> None:
+        """Add that it sees a hidden word at last, is stopped or goes on, and dies."""
+        now = self._now
+        if now.seen.word:
+            self._add(f"sees {word_name(now.seen.word)} as it is", lambda: now._replace(seen=Seen()))
+        if not (now.alive and (now.driving or now.pending or self._lost)):
+            return
+        self._add(
+            "goes on" if now.frozen else "is stopped, with the role",
+            lambda: now._replace(frozen=not now.frozen),
+            (Budget.CONTROLLER_STOPS,),
+        )
+        gone, crash = controller_killed(now), (Budget.CONTROLLER_CRASHES,)
+        self._add("dies, and none follows", lambda: gone._replace(left=True), (Budget.CONTROLLER_LOSSES,))
+        self._add("dies", lambda: gone, crash)
+        if takes_over_from_the_living and now.pending:
+            self._add("is stopped", lambda: gone._replace(stopped=now.pending), crash)
+
+
+_NOTHING_PENDING = {
+    name: ControllerState._field_defaults[name]
+    for name in ("pending", "pending_version", "pending_before", "pending_tags", "pending_restores")
+}
+
+
+def controller_killed(controller: ControllerState) -> ControllerState:
+    """Return what is left of a controller whose process died: the words, and what the owner remembers."""
+    return controller._replace(
+        alive=False,
+        driving=False,
+        gives_up=False,
+        recovering=False,
+        ending=False,
+        frozen=False,
+        repairs=False,
+        seen=Seen(),
+        **_NOTHING_PENDING,
+    )

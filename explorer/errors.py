@@ -28,7 +28,7 @@ class RuleBrokenError(InternalError):
 
 
 def broken_by(error: Exception) -> str:
-    """Say which rule an error breaks that was raised while somebody moved.
+    """Say which rule an error breaks that was raised in a move.
 
     Whatever the code of the group raises, it raised for a world that can be reached.
     """

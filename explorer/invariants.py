@@ -1,32 +1,41 @@
-"""What must hold after every move. Each rule is a sentence; whoever breaks it gets a RuleBrokenError.
+"""What must hold after every move, and what must hold when nothing moves any more.
 
-Rules about one word, one step or one action are asked where the move is made; what a world must look
-like when nothing moves any more is in :mod:`explorer.rest`.
+Each rule is a sentence; a move that breaks one raises a RuleBrokenError. Rules about one word, one step or
+one action are asked where the move is made. That every world comes to rest is another question
+(:func:`explorer.search.endless`); that it rests well (:func:`objection`) is asked of every world that rests.
+Together they say that no group hangs. What the protocol answers is said here once more, without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from explorer.desk import Desk
 from explorer.errors import RuleBrokenError
-from explorer.participant import (
-    Entered,
-    Participant,
-    Place,
-    Presence,
-    Public,
+from explorer.world import (
+    TAGS,
+    ControllerState,
+    ParticipantState,
+    Position,
+    PublicState,
+    Seen,
+    World,
+    controller_of,
+    everybody,
     read_command,
     read_status,
     read_step,
+    view_of,
 )
 from wsm.states.joint import stands_beside
 from wsm.states.rank_state import Phase
-from wsm.states.vocabulary import KVState, Tag, WeightState
-from wsm.states.words import CommittedWord, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.view import View
+from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.words import CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
-#: The bits of a participant's tags.
-_TAGS = {1: Tag.WEIGHTS, 2: Tag.KV_CACHE}
+#: How many attempts to restore a group, or to repair a rank, may fail in one epoch; a supervisor reads it
+#: from its configuration.
+ATTEMPTS = 2
+
 _NEVER = frozenset((Phase.FAILED, Phase.STOPPING, Phase.STOPPED, Phase.SETTLING))
 _AFTER_PREPARED = frozenset(
     (
@@ -77,8 +86,8 @@ def check_step(before: StepWord, after: StepWord) -> None:
         )
 
 
-def check_entry(me: Participant, others: Sequence[Entered], rank: int) -> None:
-    """Check who enters a step: nobody without whole, committed weights, no two versions, no old blocks."""
+def check_entry(me: ParticipantState, others: Sequence[PublicState], rank: int) -> None:
+    """Check who enters a step: no rank without whole, committed weights, no two versions, no old blocks."""
     if not holds_all(me):
         raise RuleBrokenError(
             rule="a rank steps only while weights and KV cache are NORMAL",
@@ -86,7 +95,7 @@ def check_entry(me: Participant, others: Sequence[Entered], rank: int) -> None:
         )
     if not me.version or me.content != me.version:
         raise RuleBrokenError(
-            rule="nobody serves unverified weights",
+            rule="no rank serves unverified weights",
             seen=f"it enters step {me.state.step} as version {me.version} and holds {me.content or 'none'}",
         )
     if me.blocks not in (0, me.content):
@@ -97,24 +106,24 @@ def check_entry(me: Participant, others: Sequence[Entered], rank: int) -> None:
     for index, other in enumerate(others):
         if index != rank and other.epoch == me.state.epoch and other.ran > me.state.done:
             raise RuleBrokenError(
-                rule="nobody steps after somebody has accepted a command, until it is over for itself too",
+                rule="no rank steps after another has accepted a command, until it is over for itself too",
                 seen=f"it enters step {me.state.step}, and {index} has accepted sequence {other.ran}",
             )
-        same = index != rank and (other.epoch, other.step) == (me.state.epoch, me.state.step)
-        if same and other.version not in (0, me.content):
+        same = index != rank and (other.epoch, other.entered_step) == (me.state.epoch, me.state.step)
+        if same and other.step_version not in (0, me.content):
             raise RuleBrokenError(
                 rule="no step is served by two versions",
                 seen=f"it enters step {me.state.step} with version {me.content}, "
-                f"rank {index} with {other.version}",
+                f"rank {index} with {other.step_version}",
             )
 
 
-def holds_all(me: Participant) -> bool:
+def holds_all(me: ParticipantState) -> bool:
     """Whether weights and KV cache are there; said here once more, for the tables may be wrong."""
     return me.joint.weights is WeightState.NORMAL and me.joint.kv is KVState.NORMAL
 
 
-def check_accepts_once(me: Participant) -> None:
+def check_accepts_once(me: ParticipantState) -> None:
     """A sequence runs at most once per participant and epoch."""
     if me.state.sequence <= me.ran:
         raise RuleBrokenError(
@@ -123,8 +132,8 @@ def check_accepts_once(me: Participant) -> None:
         )
 
 
-def check_company(me: Participant, others: Sequence[Public], rank: int) -> None:
-    """Nobody is in a collective action that somebody will never enter, unless somebody died."""
+def check_collective(me: ParticipantState, others: Sequence[PublicState], rank: int) -> None:
+    """No rank is in a collective action that another will never enter, unless one died."""
     action = me.state.action
     for index, other in enumerate(others):
         if index == rank or other.epoch != me.state.epoch or _has_entered(other, me):
@@ -132,31 +141,31 @@ def check_company(me: Participant, others: Sequence[Public], rank: int) -> None:
         ended = other.phase is Phase.IDLE and other.ran >= me.ran
         if other.phase in _NEVER or ended:
             raise RuleBrokenError(
-                rule="nobody enters a collective action that not all will enter",
+                rule="no rank enters a collective action that not all will enter",
                 seen=f"rank {rank} is in action {action}, and {index}, {other.phase.value}, never will be",
             )
 
 
-def all_inside(me: Participant, others: Sequence[Public]) -> bool:
-    """Whether everybody has entered the collective action that the participant is in."""
+def all_inside(me: ParticipantState, others: Sequence[PublicState]) -> bool:
+    """Whether all have entered the collective action that the participant is in."""
     return all(other.epoch == me.state.epoch and _has_entered(other, me) for other in others)
 
 
-def someone_raised_beside(me: Participant, others: Sequence[Public]) -> bool:
-    """Whether somebody has failed after it had entered the collective action that the participant is in."""
+def one_raised_beside(me: ParticipantState, others: Sequence[PublicState]) -> bool:
+    """Whether a rank has failed after it had entered the collective action that the participant is in."""
     return any(
         other.phase in _NEVER and other.epoch == me.state.epoch and _has_entered(other, me)
         for other in others
     )
 
 
-def _has_entered(other: Public, me: Participant) -> bool:
+def _has_entered(other: PublicState, me: ParticipantState) -> bool:
     return other.ran == me.ran and other.entered_action > me.state.action
 
 
-def check_command(desk: Desk, after: int) -> None:
+def check_command(controller: ControllerState, after: int) -> None:
     """A decision is final, and what was committed is known to be before anything else begins."""
-    old, new = read_command(desk.command), read_command(after)
+    old, new = read_command(controller.command), read_command(after)
     if (new.epoch, new.sequence) < (old.epoch, old.sequence):
         raise RuleBrokenError(rule="commands only grow", seen=f"{tuple(old)} becomes {tuple(new)}")
     if (new.epoch, new.sequence) == (old.epoch, old.sequence):
@@ -165,12 +174,12 @@ def check_command(desk: Desk, after: int) -> None:
                 rule="a decision is final", seen=f"{old.operation.name} becomes {new.operation.name}"
             )
         return
-    word = CommittedWord.unpack(desk.committed)
-    stored = (word.sequence, word.version) == (old.sequence, desk.version)
-    if old.operation.is_commit and desk.owed and not stored:
+    word = CommittedWord.unpack(controller.committed)
+    stored = (word.sequence, word.version) == (old.sequence, controller.version)
+    if old.operation.is_commit and controller.owed and not stored:
         raise RuleBrokenError(
             rule="the committed version is stored before the sequence is over",
-            seen=f"{old.operation.name} of version {desk.version} is followed by {new.operation.name}, "
+            seen=f"{old.operation.name} of version {controller.version} is followed by {new.operation.name}, "
             f"and version {word.version} counts as committed",
         )
 
@@ -185,7 +194,7 @@ def check_goal(goal: int | None, owed: int) -> None:
 
 
 def check_attempts(failed: int, limit: int) -> None:
-    """A group that cannot be restored is given up, and free for whoever commands it."""
+    """A group that cannot be restored is given up, and free for other commands."""
     if failed >= limit:
         raise RuleBrokenError(
             rule="a restore is tried as often as is allowed, and no more",
@@ -193,9 +202,18 @@ def check_attempts(failed: int, limit: int) -> None:
         )
 
 
-def is_blocked(me: Participant, others: Sequence[Presence]) -> bool:
-    """Whether a step that the participant is in lacks somebody still."""
-    return me.place is Place.IN_STEP and not all(
+def check_replaced(failed: int, limit: int) -> None:
+    """A process is ended for its teardown only when tearing down again did not help."""
+    if failed < limit:
+        raise RuleBrokenError(
+            rule="a FAULTED rank is cleared again as often as is allowed before it is replaced",
+            seen=f"it is replaced after {failed} attempts have failed",
+        )
+
+
+def is_blocked(me: ParticipantState, others: Sequence[PublicState]) -> bool:
+    """Whether a step that the participant is in lacks a rank still."""
+    return me.position is Position.IN_STEP and not all(
         other.epoch == me.state.epoch and other.entered_step >= me.state.step for other in others
     )
 
@@ -206,15 +224,15 @@ def is_broken(word: int, epoch: int) -> bool:
     return step.epoch == epoch and step.kind is StepKind.BROKEN
 
 
-def check_beside(me: Participant) -> None:
+def check_beside(me: ParticipantState) -> None:
     """States of weights and KV cache stand only beside phases that the joint rules name."""
-    tags = frozenset(tag for bit, tag in _TAGS.items() if me.tags & bit) if me.began else None
+    tags = TAGS[me.tags] if me.began else None
     why = stands_beside(me.state.phase, me.state.operation, tags, me.joint)
     if why is not None:
         raise RuleBrokenError(rule="a state stands only beside phases that the joint rules name", seen=why)
 
 
-def check_words(before: Participant, after: Participant) -> None:
+def check_words(before: ParticipantState, after: ParticipantState) -> None:
     """Check what a participant stored."""
     if after.step != before.step:
         check_step(read_step(before.step), read_step(after.step))
@@ -224,3 +242,129 @@ def check_words(before: Participant, after: Participant) -> None:
 
 def _say(status: StatusWord) -> str:
     return f"{status.code.name} of {status.epoch}/{status.sequence} (ready {status.ready})"
+
+
+_PREPARED = (StatusCode.PREPARED, StatusCode.DONE_COMMITTED)
+
+
+def objection(world: World, ranks: int) -> str:
+    """Say what is wrong with a world in which nothing moves by itself; empty: nothing."""
+    controller, people = controller_of(world), everybody(world)
+    view = view_of(controller._replace(seen=Seen()), people, ranks)
+    if controller.gave_up:
+        return _given_up(people, view)
+    if controller.frozen and (_is_hurt(people, view) or not all_ended(view)):
+        return _waits_for_stopped(people, view)
+    stuck = [f"rank {i} {why} for ever" for i, each in enumerate(people) if (why := _stuck(each))]
+    if not all_ended(view):
+        stuck.append(f"{view.command.operation.name} {view.command.sequence} is never over")
+    if (
+        (controller.driving and not controller.frozen)
+        or controller.ending
+        or not (controller.alive or controller.left)
+    ):
+        stuck.append("the controller never finishes")
+    if stuck:
+        return stuck[0]
+    mistaken = [f"rank {i} {why}" for i, each in enumerate(people) if (why := _mistaken(each, view))]
+    if mistaken:
+        return mistaken[0]
+    if controller.frozen:
+        return _disagreement(people)
+    faulted = [
+        f"rank {i} stays FAULTED, and is not repaired" for i, each in enumerate(people) if _is_faulted(each)
+    ]
+    return _disagreement(people) or (faulted[0] if faulted else _never_restored(controller, people, view))
+
+
+def _waits_for_stopped(people: list[ParticipantState], view: View) -> str:
+    """Say that a command waits for a stopped controller beyond its deadline; if all prepared, it must."""
+    words = [view.of_command(index) for index in range(len(view.statuses))]
+    prepared = all(word is not None and word.code in _PREPARED for word in words)
+    if prepared or _is_hurt(people, view) or view.command.operation is Operation.NONE:
+        return ""  # whom to end is said; what was lost is recovered then
+    return f"{view.command.operation.name} {view.command.sequence} waits for a stopped controller for ever"
+
+
+def _is_hurt(people: list[ParticipantState], view: View) -> bool:
+    """Whether only a new epoch leads on, which needs the role."""
+    return any(not each.alive for each in people) or any(word.kind is StepKind.BROKEN for word in view.steps)
+
+
+def _disagreement(people: list[ParticipantState]) -> str:
+    """Say in what the ranks differ, or what the group as a whole has lost.
+
+    A FAULTED rank may hold less than the others: no rank serves beside it, and only a clear of both goes on.
+    """
+    held = [each.content for each in people if not _is_faulted(each)]
+    halves = [(bool(each.content), each.joint.kv) for each in people if not _is_faulted(each)]
+    if len(set(held)) > 1:
+        return f"the ranks rest with different versions: {held}"
+    if len(set(halves)) > 1:
+        return f"the ranks rest with different halves: {halves}"
+    if len(held) < len(people) and any(each.state.holds for each in people):
+        return "a rank serves beside one that is FAULTED"
+    return ""
+
+
+def _never_restored(controller: ControllerState, people: list[ParticipantState], view: View) -> str:
+    """Say that a group stays CLEARED in its new epoch, although its restore may be tried still."""
+    version, operation = view.committed.version, view.command.operation
+    tried = operation in (Operation.ABORT, Operation.CLEAR) and controller.restores
+    waits = operation is Operation.NONE or (tried and controller.failed < ATTEMPTS)
+    if waits and version is not None and not any(each.content for each in people):
+        return f"the group must serve version {version} again in its new epoch, and never does"
+    return ""
+
+
+def _given_up(people: list[ParticipantState], view: View) -> str:
+    """Say what is wrong with a group whose owner recovers it no more: those who live must not hang inside."""
+    opened = view.command.operation in (Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE)
+    if opened and not all_ended(view):
+        return f"{view.command.operation.name} {view.command.sequence} is never decided"
+    inside = (f"rank {i} {_stuck(each)} for ever" for i, each in enumerate(people) if each.position)
+    return next(inside, "")
+
+
+def _is_faulted(me: ParticipantState) -> bool:
+    return me.joint.weights is WeightState.FAULTED
+
+
+def _stuck(me: ParticipantState) -> str:
+    if not me.alive:
+        return "is not started anew"
+    if me.position is Position.IN_STEP:
+        return f"stays in step {me.state.step}, which not all have entered,"
+    if me.position is Position.IN_ACTION:
+        return f"stays in collective action {me.state.action}, which not all have entered,"
+    if me.state.phase is not Phase.IDLE:
+        return f"waits while {me.state.phase.value}"
+    return ""
+
+
+def _mistaken(me: ParticipantState, view: View) -> str:
+    """Say in what a rank's idea of itself differs from what is in its memory."""
+    serving = holds_all(me)
+    if serving != me.state.holds or me.version != me.content or (serving and not me.content):
+        return f"rests in {me.joint}, holds={me.state.holds}, and has version {me.content} in memory"
+    if me.content and me.content != view.committed.version:
+        return f"serves version {me.content}, and the committed version is {view.committed.version}"
+    if not me.content and me.joint.weights not in (WeightState.CLEARED, WeightState.FAULTED):
+        return f"holds nothing and rests in {me.joint}"
+    return ""
+
+
+def all_ended(view: View) -> bool:
+    """Whether the last command is over, by what the words say: the protocol's own answer may be wrong."""
+    command = view.command
+    if command.operation is Operation.NONE:
+        return all(word.epoch == command.epoch for word in view.statuses)
+    ended = all(word[:2] == command[:2] and word.code.is_terminal for word in view.statuses)
+    return ended and (not command.operation.is_commit or view.committed.sequence == command.sequence)
+
+
+def serves(view: View) -> bool:
+    """Whether a participant holds all that a step needs."""
+    return any(
+        status.weights == WeightState.NORMAL and status.kv == KVState.NORMAL for status in view.statuses
+    )

@@ -1,25 +1,30 @@
 """One state of an explored group as a tuple of bytes: small, hashable, the same in every process.
 
-``(desk, budgets, participant 0, participant 1, ...)``, ranks first, then helpers. Knows how a world is taken
-apart, put together and told from another; it knows no move.
+``(controller, budgets, participant 0, participant 1, ...)``, ranks first, then helpers. The words are the
+real packed ones, a participant's memory of the protocol is the real RankState, its machines are a real
+JointState. The rest is what the world knows and the participant does not: which version really is in its
+memory, which step and which collective action it is really inside. Knows how a world is taken apart, put
+together and told from another; it knows no move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import enum
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from functools import lru_cache
+from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 import xxhash
 
-from explorer import desk as desks
-from explorer import participant as participants
-from explorer.desk import Desk
-from explorer.participant import COMMAND_WORD, Participant, Place, step_word
+from explorer.errors import UnpackableError
 from explorer.scope import Budget, Scope, Start
 from wsm.states.epochs import first_epoch
 from wsm.states.joint import START, JointState
-from wsm.states.rank_state import RankState
-from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.rank_state import Phase, RankState, Todo
+from wsm.states.view import View
+from wsm.states.vocabulary import KVState, Tag, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 World = tuple[bytes, ...]
@@ -27,7 +32,561 @@ World = tuple[bytes, ...]
 #: Where the first participant is.
 FIRST = 2
 
+#: What a command is about.
+WEIGHTS, KV_CACHE = 1, 2
+BOTH = WEIGHTS | KV_CACHE
+TAGS = {
+    0: frozenset[Tag](),
+    WEIGHTS: frozenset({Tag.WEIGHTS}),
+    KV_CACHE: frozenset({Tag.KV_CACHE}),
+    BOTH: frozenset(Tag),
+}
+
 _SERVING = JointState(WeightState.NORMAL, KVState.NORMAL)
+
+Value = TypeVar("Value")
+
+#: A packed tuple of booleans is one byte: a leading 1, then the booleans.
+_MOST_BOOLEANS = 7
+
+
+class Packing(Generic[Value]):
+    """How the values of one dataclass become bytes: one byte per field.
+
+    The protocol's own :class:`~wsm.states.rank_state.RankState` is packed by the fields that it has, so that
+    a field that is added to it becomes part of every world by itself, and a value that the bytes cannot hold
+    is an error, never a world that is taken for another one.
+
+    Parameters
+    ----------
+    kind : type
+        The dataclass; its fields are integers (-128..127), booleans, enumerations, optional integers
+        (0..126), or tuples of at most seven booleans.
+    """
+
+    def __init__(self, kind: type[Value]) -> None:
+        hints = get_type_hints(kind)
+        self._kind = kind
+        self._fields = [(field.name, _coder(hints[field.name])) for field in fields(kind)]  # type: ignore[arg-type]  # `kind` is a dataclass; there is no type for that
+
+    def pack(self, value: Value) -> bytes:
+        """Return the bytes of a value.
+
+        Raises
+        ------
+        UnpackableError
+            If a field's value does not fit.
+        """
+        found = bytearray()
+        for name, (to_byte, _) in self._fields:
+            part = getattr(value, name)
+            byte = to_byte(part)
+            if not 0 <= byte <= 0xFF:
+                raise UnpackableError(field=name, value=part)
+            found.append(byte)
+        return bytes(found)
+
+    def unpack(self, data: bytes) -> Value:
+        """Return the value of what :meth:`pack` returned."""
+        pairs = zip(self._fields, data, strict=True)
+        return self._kind(**{name: from_byte(byte) for (name, (_, from_byte)), byte in pairs})
+
+
+Coder = tuple[Callable[[Any], int], Callable[[int], Any]]
+
+
+def _coder(hint: Any) -> Coder:
+    if hint is bool:
+        return int, bool
+    if hint is int:
+        return (lambda value: value + 0x80), (lambda byte: byte - 0x80)
+    if hint == int | None:
+        return (lambda value: 0 if value is None else value + 1), (lambda byte: byte - 1 if byte else None)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        members: list[enum.Enum] = list(hint)
+        places = {member: place for place, member in enumerate(members)}
+        return places.__getitem__, members.__getitem__
+    if hint == tuple[bool, ...]:
+        return _booleans_to_byte, _byte_to_booleans
+    raise UnpackableError(field="a field of this type", value=hint)
+
+
+def _booleans_to_byte(values: tuple[bool, ...]) -> int:
+    if len(values) > _MOST_BOOLEANS:
+        return -1
+    byte = 1
+    for value in values:
+        byte = byte << 1 | value
+    return byte
+
+
+def _byte_to_booleans(byte: int) -> tuple[bool, ...]:
+    return tuple(digit == "1" for digit in f"{byte:b}"[1:])
+
+
+# -- one participant -------------------------------------------------------------------------------
+
+
+class Position(enum.IntEnum):
+    """Where a process is."""
+
+    FREE = 0  # in its loop
+    IN_STEP = 1  # inside a step: it leaves when all have entered
+    IN_ACTION = 2  # inside a collective action, likewise
+
+
+class Seen(NamedTuple):
+    """A word that a reader goes on seeing as it was: which one (0: none), and how it was.
+
+    Word 1 is the command word, 2 + 2i the step word and 3 + 2i the status word of participant i.
+    """
+
+    word: int = 0
+    value: int = 0
+
+
+COMMAND_WORD = 1
+
+
+def step_word(index: int) -> int:
+    """Return the number of a participant's step word."""
+    return 2 + 2 * index
+
+
+def status_word(index: int) -> int:
+    """Return the number of a participant's status word."""
+    return 3 + 2 * index
+
+
+def word_name(word: int) -> str:
+    """Say which word a number means."""
+    if word == COMMAND_WORD:
+        return "the command word"
+    index, kind = divmod(word - step_word(0), 2)
+    return f"{'status' if kind else 'step'} word {index}"
+
+
+class Intent(NamedTuple):
+    """What a process has decided to do and has not done yet (fine exploration only)."""
+
+    todo: Todo = Todo.LOOK
+    step: int = 0  # word to store; 0: none
+    status: int = 0
+
+
+class PublicState(NamedTuple):
+    """What others can see of a participant, or meet in a step or a collective action."""
+
+    step: int  # packed step word
+    status: int  # packed status word
+    alive: bool
+    position: Position
+    epoch: int
+    entered_step: int
+    step_version: int  # what it served in that step
+    ran: int  # the last sequence that it accepted in this epoch
+    phase: Phase
+    entered_action: int  # 1 + number of the last collective action that it entered for that sequence
+    loaded: int  # the version that it says it has prepared
+
+
+class ParticipantState(NamedTuple):
+    """One participant.
+
+    Attributes
+    ----------
+    step, status : int
+        Packed words in shared memory; they outlive the process.
+    alive : bool
+        Whether there is a process.
+    position : Position
+        Where the process is.
+    state : RankState
+        What the process remembers of the protocol.
+    joint : JointState
+        Its machines.
+    content : int
+        Version of the weights in memory; 0: none, or not whole.
+    staged : int
+        Version that is staged beside them, verified; 0: none.
+    loaded : int
+        Version that it reports as prepared; 0: none.
+    version : int
+        Version that it says it serves; 0: none.
+    blocks : int
+        Version that computed what is in the KV cache; 0: nothing is.
+    began, from_normal, torn, moved : bool
+        The command at hand: whether its work was set up, whether the rank served then, whether a byte was
+        released or written that nothing brings back, whether the machines have left the states of before.
+    tags : int
+        What the command at hand is about.
+    had_kv : bool
+        Whether there was a KV cache when its work was set up.
+    step_version, ran, entered_action : int
+        See :class:`PublicState`.
+    intent, seen
+        See there.
+    """
+
+    step: int
+    status: int
+    alive: bool
+    position: Position
+    state: RankState
+    joint: JointState = START
+    content: int = 0
+    staged: int = 0
+    loaded: int = 0
+    version: int = 0
+    blocks: int = 0
+    began: bool = False
+    from_normal: bool = False
+    torn: bool = False
+    moved: bool = False
+    tags: int = 0
+    had_kv: bool = False
+    step_version: int = 0
+    ran: int = 0
+    entered_action: int = 0
+    intent: Intent = Intent()
+    seen: Seen = Seen()
+
+
+_STATE = Packing(RankState)
+_PUBLIC = struct.Struct("<QQ9B")
+_WORDS = struct.Struct("<QQ")
+_PRIVATE = struct.Struct("<2BH5BQQBQ")
+
+#: Bytes of a packed participant that others may look at.
+PUBLIC_BYTES = _PUBLIC.size
+
+#: Which of them tell the step that a participant has entered.
+ENTERED_BYTES = slice(struct.calcsize("<QQBB"), struct.calcsize("<QQBBBBBB"))
+
+#: Which of them tell whether it is, and in which step.
+STEP_BYTES = slice(0, struct.calcsize("<Q"))
+PRESENCE_BYTES = slice(struct.calcsize("<QQ"), struct.calcsize("<QQBBBB"))
+
+#: Which of them are its two words; and those, with what a controller finds out besides.
+WORD_BYTES = slice(0, struct.calcsize("<QQ"))
+ALIVE_BYTE, LOADED_BYTE = struct.calcsize("<QQ"), _PUBLIC.size - 1
+
+#: Where the protocol's memory begins, behind what is public and what is private to the world.
+STATE_BYTES = slice(_PUBLIC.size + _PRIVATE.size, None)
+
+#: Where a packed participant, and a packed controller, say which word is hidden from them.
+SEEN_BYTE = _PUBLIC.size + struct.calcsize("<2BH5BQQ")
+CONTROLLER_SEEN_BYTE = struct.calcsize("<QQBIQBBBQ")
+
+_PHASES = list(Phase)
+_TODOS = list(Todo)
+_WEIGHTS = list(WeightState)
+_KV = list(KVState)
+
+#: RankState's first field is the rank itself, which the place in the world tells already.
+_RANK_FIELD = 0
+
+
+def pack(me: ParticipantState) -> bytes:
+    """Return a participant as bytes: the same for every rank that is in the same situation."""
+    state, joint = me.state, me.joint
+    public = _PUBLIC.pack(
+        me.step,
+        me.status,
+        me.alive,
+        me.position,
+        state.epoch,
+        state.step,
+        me.step_version,
+        me.ran,
+        _PHASES.index(state.phase),
+        me.entered_action,
+        me.loaded,
+    )
+    flags = me.began | me.from_normal << 1 | me.torn << 2 | joint.kv_stale << 3 | joint.held << 4
+    flags |= me.moved << 5 | me.had_kv << 6 | me.tags << 7
+    private = _PRIVATE.pack(
+        _WEIGHTS.index(joint.weights),
+        _KV.index(joint.kv),
+        flags,
+        me.content,
+        me.staged,
+        me.version,
+        me.blocks,
+        _TODOS.index(me.intent.todo),
+        me.intent.step,
+        me.intent.status,
+        *me.seen,
+    )
+    memory = bytearray(_STATE.pack(state))
+    memory[_RANK_FIELD] = 0
+    return public + private + bytes(memory)
+
+
+@lru_cache(maxsize=1 << 18)
+def unpack(data: bytes, index: int) -> ParticipantState:
+    """Return the participant of what :func:`pack` returned, in the place of `index`."""
+    public = read_public(data[:PUBLIC_BYTES])
+    split = PUBLIC_BYTES + _PRIVATE.size
+    private = _PRIVATE.unpack(data[PUBLIC_BYTES:split])
+    weights, kv, flags, content, staged, version, blocks, todo, step, status, word, value = private
+    state = bytearray(data[split:])
+    state[_RANK_FIELD] = index + 0x80
+    return ParticipantState(
+        step=public.step,
+        status=public.status,
+        alive=public.alive,
+        position=public.position,
+        state=_STATE.unpack(bytes(state)),
+        joint=JointState(_WEIGHTS[weights], _KV[kv], bool(flags & 8), bool(flags & 16)),
+        content=content,
+        staged=staged,
+        loaded=public.loaded,
+        version=version,
+        blocks=blocks,
+        began=bool(flags & 1),
+        from_normal=bool(flags & 2),
+        torn=bool(flags & 4),
+        moved=bool(flags & 32),
+        had_kv=bool(flags & 64),
+        tags=flags >> 7,
+        step_version=public.step_version,
+        ran=public.ran,
+        entered_action=public.entered_action,
+        intent=Intent(_TODOS[todo], step, status),
+        seen=Seen(word, value),
+    )
+
+
+@lru_cache(maxsize=1 << 18)
+def read_public(data: bytes) -> PublicState:
+    """Return what others can see of a packed participant, given its first :data:`PUBLIC_BYTES` bytes."""
+    step, status, alive, position, epoch, entered, version, ran, phase, action, loaded = _PUBLIC.unpack(data)
+    return PublicState(
+        step,
+        status,
+        bool(alive),
+        Position(position),
+        epoch,
+        entered,
+        version,
+        ran,
+        _PHASES[phase],
+        action,
+        loaded,
+    )
+
+
+@lru_cache(maxsize=1 << 16)
+def read_words(data: bytes) -> tuple[int, int]:
+    """Return step word and status word of a packed participant, given its :data:`WORD_BYTES`."""
+    step, status = _WORDS.unpack(data)
+    return step, status
+
+
+@lru_cache(maxsize=1 << 14)
+def read_command(word: int) -> CommandWord:
+    """Unpack a command word; the same few words come again and again."""
+    return CommandWord.unpack(word)
+
+
+@lru_cache(maxsize=1 << 14)
+def read_step(word: int) -> StepWord:
+    """Unpack a step word."""
+    return StepWord.unpack(word)
+
+
+@lru_cache(maxsize=1 << 16)
+def read_status(word: int) -> StatusWord:
+    """Unpack a status word."""
+    return StatusWord.unpack(word)
+
+
+# -- the controller --------------------------------------------------------------------------------
+
+
+class ControllerState(NamedTuple):
+    """The controller's words, its process, and what the owner of the group remembers.
+
+    Attributes
+    ----------
+    command, committed : int
+        Packed words in shared memory.
+    version : int
+        What the command's arguments name; stored before the word.
+    alive : bool
+        Whether a process holds, or could take, the controller role.
+    driving : bool
+        Whether it drives a command that is not over.
+    gives_up : bool
+        Whether it aborts what is not decided: it took over from one that died.
+    pending : int
+        The command word that it has decided to write (fine exploration only); 0: none.
+    pending_version : int
+        What goes with it.
+    spoiled : bool
+        Whether a controller died after it had stored the next command's arguments, so that the next command
+        skips a sequence.
+    recovering : bool
+        Whether it has raised the epoch and keeps the role until the group is restored.
+    before, pending_before : bool
+        What the command's arguments say: whether the group served when it was admitted; and those of the word
+        that is not written yet.
+    tags, pending_tags : int
+        What the command's arguments say it is about; likewise.
+    clears_half : bool
+        What the command's arguments say besides: whether it is a clear, of one half.
+    restores, pending_restores : bool
+        What the arguments say besides: whether the command restores what the group served before it lost a
+        rank, or repairs a rank for that; likewise.
+    failed, repaired : int
+        What the owner remembers: how many attempts to restore the group have failed in this epoch, and how
+        many to repair a FAULTED rank.
+    repairs : bool
+        Whether the command that it drives is such a repair.
+    replaces : bool
+        Whether the owner ends the processes of FAULTED ranks, since clearing them again did not help.
+    gave_up : bool
+        Whether the owner recovers the group no more: a participant that is gone stays away.
+    owed : int
+        What no process knows, and a rule asks for: the version that the group must serve if an epoch ends
+        now; 0: none.
+    stopped : int
+        Only where a seeded fault lets a process write beside one that lives: the command word that is still
+        meant to be written.
+    left : bool
+        Whether its process died, and no other controller follows: the group ends what is open by itself.
+    ending : bool
+        Whether a process of the group has the role, to do so.
+    frozen : bool
+        Whether its process is stopped, with the role, and may go on at any time or never.
+    seen : Seen
+        A status word that it goes on seeing as it was.
+    """
+
+    command: int
+    committed: int
+    version: int
+    alive: bool = True
+    driving: bool = False
+    gives_up: bool = False
+    pending: int = 0
+    pending_version: int = 0
+    spoiled: bool = False
+    recovering: bool = False
+    before: bool = False
+    pending_before: bool = False
+    tags: int = BOTH
+    pending_tags: int = BOTH
+    clears_half: bool = False
+    restores: bool = False
+    pending_restores: bool = False
+    failed: int = 0
+    repaired: int = 0
+    repairs: bool = False
+    replaces: bool = False
+    gave_up: bool = False
+    owed: int = 0
+    stopped: int = 0
+    left: bool = False
+    ending: bool = False
+    frozen: bool = False
+    seen: Seen = Seen()
+
+
+_CONTROLLER = struct.Struct("<QQBIQBBBQBQ")
+
+#: How many bits count the attempts to restore that failed.
+_FAILED_BITS = 4
+
+#: Packed into one bit each, in this order.
+_FLAGS = (
+    "alive",
+    "driving",
+    "gives_up",
+    "spoiled",
+    "recovering",
+    "before",
+    "pending_before",
+    "clears_half",
+    "restores",
+    "pending_restores",
+    "gave_up",
+    "left",
+    "ending",
+    "frozen",
+    "repairs",
+    "replaces",
+)
+
+
+@lru_cache(maxsize=1 << 17)
+def pack_controller(controller: ControllerState) -> bytes:
+    """Return a controller as bytes."""
+    flags = (controller.failed | controller.repaired << _FAILED_BITS) << len(_FLAGS)
+    for bit, name in enumerate(_FLAGS):
+        flags |= getattr(controller, name) << bit
+    return _CONTROLLER.pack(
+        controller.command,
+        controller.committed,
+        controller.version,
+        flags,
+        controller.pending,
+        controller.pending_version,
+        controller.owed,
+        controller.tags | controller.pending_tags << 2,
+        controller.stopped,
+        *controller.seen,
+    )
+
+
+@lru_cache(maxsize=1 << 17)
+def unpack_controller(data: bytes) -> ControllerState:
+    """Return the controller of what :func:`pack_controller` returned."""
+    command, committed, version, flags, pending, pending_version, owed, *rest = _CONTROLLER.unpack(data)
+    tags, stopped, word, value = rest
+    return ControllerState(
+        command,
+        committed,
+        version,
+        pending=pending,
+        pending_version=pending_version,
+        failed=flags >> len(_FLAGS) & (1 << _FAILED_BITS) - 1,
+        repaired=flags >> len(_FLAGS) + _FAILED_BITS,
+        tags=tags & BOTH,
+        pending_tags=tags >> 2,
+        owed=owed,
+        stopped=stopped,
+        seen=Seen(word, value),
+        **{name: bool(flags >> bit & 1) for bit, name in enumerate(_FLAGS)},
+    )
+
+
+class Alternative(NamedTuple):
+    """One thing that a participant, or the controller, can do next.
+
+    Attributes
+    ----------
+    label : str
+        What happens, as the rest of a sentence that begins with a name.
+    after : bytes
+        What becomes of it, packed; empty if the move breaks a rule.
+    spends : tuple of Budget
+        What pays for it; empty: it happens by itself.
+    broken : str
+        Which rule it breaks, and how; empty: none.
+    changed : tuple of (int, int)
+        Which words it stores, each with what it said before.
+    """
+
+    label: str
+    after: bytes
+    spends: tuple[Budget, ...] = ()
+    broken: str = ""
+    changed: tuple[tuple[int, int], ...] = ()
+
+
+# -- the whole group -------------------------------------------------------------------------------
 
 
 def first_worlds(scope: Scope) -> Iterator[World]:
@@ -37,23 +596,23 @@ def first_worlds(scope: Scope) -> Iterator[World]:
         serving = start is Start.SERVING
         command = first_epoch() if not serving else CommandWord(1, 0, Operation.NONE)
         committed = CommittedWord(0, 1 if serving else None)
-        desk = Desk(command.pack(), committed.pack(), int(serving), owed=int(serving))
+        controller = ControllerState(command.pack(), committed.pack(), int(serving), owed=int(serving))
         people = [_at_first(index, scope, start) for index in range(scope.participants)]
-        yield (desks.pack(desk), budgets, *(participants.pack(each) for each in people))
+        yield (pack_controller(controller), budgets, *(pack(each) for each in people))
 
 
-def _at_first(index: int, scope: Scope, start: Start) -> Participant:
+def _at_first(index: int, scope: Scope, start: Start) -> ParticipantState:
     if start is Start.EMPTY:
-        nobody = RankState(rank=index, epoch=0, steps=index < scope.ranks)
-        return Participant(0, 0, alive=False, place=Place.FREE, state=nobody)
+        unused = RankState(rank=index, epoch=0, steps=index < scope.ranks)
+        return ParticipantState(0, 0, alive=False, position=Position.FREE, state=unused)
     serving, steps = start is Start.SERVING, index < scope.ranks
     weights, kv = (0, 0) if serving else (-2, -2)
     kind = StepKind.RUNNING if serving else StepKind.PARKED
-    return Participant(
+    return ParticipantState(
         StepWord(1, 0, kind, 0).pack() if steps else 0,
         StatusWord(1, 0, StatusCode.ATTACHED, weights=weights, kv=kv).pack(),
         alive=True,
-        place=Place.FREE,
+        position=Position.FREE,
         state=RankState(
             rank=index,
             epoch=1,
@@ -69,24 +628,35 @@ def _at_first(index: int, scope: Scope, start: Start) -> Participant:
     )
 
 
-def desk_of(world: World) -> Desk:
+def controller_of(world: World) -> ControllerState:
     """Return the controller."""
-    return desks.unpack(world[0])
+    return unpack_controller(world[0])
 
 
-def participant(world: World, index: int) -> Participant:
+def participant(world: World, index: int) -> ParticipantState:
     """Return one participant."""
-    return participants.unpack(world[FIRST + index], index)
+    return unpack(world[FIRST + index], index)
 
 
-def everybody(world: World) -> list[Participant]:
+def everybody(world: World) -> list[ParticipantState]:
     """Return all participants."""
     return [participant(world, index) for index in range(len(world) - FIRST)]
 
 
-def left(world: World, budget: Budget) -> int:
-    """Return how much of a budget is left."""
-    return world[1][budget]
+def view_of(
+    controller: ControllerState, others: Sequence[PublicState | ParticipantState], ranks: int
+) -> View:
+    """Return what the controller reads now."""
+    hidden, value = controller.seen
+    return View(
+        read_command(controller.command),
+        [read_step(other.step) for other in others[:ranks]],
+        [
+            read_status(value if hidden == status_word(index) else other.status)
+            for index, other in enumerate(others)
+        ],
+        CommittedWord.unpack(controller.committed),
+    )
 
 
 @lru_cache(maxsize=1 << 14)
@@ -109,7 +679,7 @@ def fingerprint(world: World) -> int:
 
 
 class Symmetry:
-    """Ranks have no names: of worlds that differ only in who is who, one stands for all.
+    """Ranks have no names: worlds that differ only in the order of their ranks have one representative.
 
     Where words are hidden, some such worlds may stay apart: that costs time, and hides nothing.
 
@@ -124,32 +694,32 @@ class Symmetry:
         self._end = FIRST + self._ranks
 
     def representative(self, world: World) -> World:
-        """Return the one that stands for all."""
+        """Return the world that counts for all of them."""
         if self._ranks == 1:
             return world
         ranks = world[FIRST : self._end]
-        if world[0][desks.SEEN_BYTE] > COMMAND_WORD or any(
-            each[participants.SEEN_BYTE] > COMMAND_WORD for each in world[FIRST:]
+        if world[0][CONTROLLER_SEEN_BYTE] > COMMAND_WORD or any(
+            each[SEEN_BYTE] > COMMAND_WORD for each in world[FIRST:]
         ):
             return self._renamed(world)
         return (*world[:FIRST], *sorted(ranks), *world[self._end :])
 
     def _renamed(self, world: World) -> World:
         """Sort the ranks by what they are themselves, and call them by their new names in what they see."""
-        order = sorted(range(self._ranks), key=lambda rank: _by_itself(world[FIRST + rank]))
+        order = sorted(range(self._ranks), key=lambda rank: _without_hidden_word(world[FIRST + rank]))
         new_names = {old: new for new, old in enumerate(order)}
-        people = [_with_new_names(each, participants.SEEN_BYTE, new_names) for each in world[FIRST:]]
+        people = [_with_new_names(each, SEEN_BYTE, new_names) for each in world[FIRST:]]
         return (
-            _with_new_names(world[0], desks.SEEN_BYTE, new_names),
+            _with_new_names(world[0], CONTROLLER_SEEN_BYTE, new_names),
             world[1],
             *(people[old] for old in order),
             *people[self._ranks :],
         )
 
 
-def _by_itself(packed: bytes) -> tuple[bytes, bytes]:
+def _without_hidden_word(packed: bytes) -> tuple[bytes, bytes]:
     """Return a packed participant without the name of whose word is hidden from it."""
-    return packed[: participants.SEEN_BYTE], packed[participants.SEEN_BYTE + 1 :]
+    return packed[:SEEN_BYTE], packed[SEEN_BYTE + 1 :]
 
 
 def _with_new_names(packed: bytes, place: int, new_names: dict[int, int]) -> bytes:

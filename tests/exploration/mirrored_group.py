@@ -11,11 +11,20 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from explorer.looking import Reading
-from explorer.moves import CONTROLLER, Move, Moves
-from explorer.participant import Participant, Place, Seen, read_command
+from explorer.moves import CONTROLLER, GroupMove, Moves
+from explorer.rank_moves import view_as_read
 from explorer.scope import Scope
-from explorer.world import World, desk_of, everybody, first_worlds, participant
+from explorer.world import (
+    ParticipantState,
+    Position,
+    Seen,
+    World,
+    controller_of,
+    everybody,
+    first_worlds,
+    participant,
+    read_command,
+)
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, Plan, Plans, SteppedAction
 from wsm.clock import ManualClock
@@ -242,7 +251,7 @@ class MirroredGroup:
         self.trail: list[str] = []
         self._moves = Moves(scope)
         self._random = random.Random(seed)  # noqa: S311 - a way to be found again, no secret
-        self._store_desk(self.world)
+        self._store_controller_words(self.world)
 
     def close(self) -> None:
         self.segment.unlink()
@@ -264,7 +273,7 @@ class MirroredGroup:
         for rank in range(self.scope.ranks):
             self.lead(rank, "is started anew")
         self.lead(CONTROLLER, "opens UPDATE")
-        while desk_of(self.world).driving:
+        while controller_of(self.world).driving:
             self._make(next(move for move in self._moves.of(self.world) if move.by_itself))
 
     def lead(self, actor: int, label: str) -> None:
@@ -272,14 +281,14 @@ class MirroredGroup:
         moves = [move for move in self._moves.of(self.world) if move.actor == actor]
         self._make(next(move for move in moves if move.label.startswith(label)))
 
-    def _make(self, move: Move) -> None:
+    def _make(self, move: GroupMove) -> None:
         if move.actor == CONTROLLER:
             self._go(move)
-            self._store_desk(self.world)
+            self._store_controller_words(self.world)
         else:
             self._lead(move.actor, move)
 
-    def _is_led(self, move: Move) -> bool:
+    def _is_led(self, move: GroupMove) -> bool:
         if move.label == LACKS:
             # Only what has to be voted for is looked at before it.
             return self._me(move.actor).state.collective[:1] == (True,)
@@ -289,16 +298,16 @@ class MirroredGroup:
             return state.operation is not Operation.CLEAR or bool(state.collective)
         return move.label not in UNLED
 
-    def _me(self, rank: int) -> Participant:
+    def _me(self, rank: int) -> ParticipantState:
         return participant(self.world, rank)
 
-    def _go(self, move: Move) -> None:
+    def _go(self, move: GroupMove) -> None:
         assert not move.broken, f"{move.broken}\n" + "\n".join(self.trail)
         self.trail.append(f"{move.actor}: {move.label}")
         assert move.world is not None
         self.world = move.world
 
-    def _lead(self, rank: int, move: Move) -> None:
+    def _lead(self, rank: int, move: GroupMove) -> None:
         """Let a rank make one move, and whatever a real turn does in the same breath."""
         me, led = self._me(rank), self.ranks.get(rank)
         if move.label == "dies":
@@ -309,12 +318,12 @@ class MirroredGroup:
             self._go(move)
             self.ranks[rank] = LedRank(self.segment, rank)
             self.ranks[rank].driver.join()
-        elif me.place is Place.IN_STEP:
+        elif me.position is Position.IN_STEP:
             self._go(move)
             if not move.label.startswith("leaves"):
                 led.driver.steps.broke(AsLedError(move.label))
-        elif me.place is Place.IN_ACTION:
-            epoch_is_over = read_command(desk_of(self.world).command).epoch > me.state.epoch
+        elif me.position is Position.IN_ACTION:
+            epoch_is_over = read_command(controller_of(self.world).command).epoch > me.state.epoch
             self._go(move)
             if epoch_is_over:
                 # A real turn that is torn out looks again at once.
@@ -324,7 +333,7 @@ class MirroredGroup:
             self._take_a_turn(rank, led, move)
         self._compare(rank)
 
-    def _take_a_turn(self, rank: int, led: LedRank, chosen: Move) -> None:
+    def _take_a_turn(self, rank: int, led: LedRank, chosen: GroupMove) -> None:
         """Look, and look again, until something is done; what, if there is a choice, is `chosen`."""
         led.script.drained = True
         if chosen.label.startswith("passes its deadline"):
@@ -355,26 +364,26 @@ class MirroredGroup:
 
     def _told(self, rank: int) -> Todo:
         """Ask what a rank is told in the world; within a turn the real words lag behind it."""
-        words = tuple((each.step, each.status) for each in everybody(self.world))
-        reading = Reading(self.scope.ranks, desk_of(self.world).command, words, Seen())
-        return protocol.advance(self._me(rank).state, reading.view()).todo
+        words = [(each.step, each.status) for each in everybody(self.world)]
+        view = view_as_read(controller_of(self.world).command, words, self.scope.ranks, Seen())
+        return protocol.advance(self._me(rank).state, view).todo
 
-    def _by(self, rank: int, label: str = "") -> Iterator[Move]:
+    def _by(self, rank: int, label: str = "") -> Iterator[GroupMove]:
         """Iterate over what a rank does next by itself."""
         for move in list(self._moves.of(self.world)):
             if move.actor == rank and move.by_itself and move.label.startswith(label):
                 yield move
 
-    def _store_desk(self, world: World) -> None:
-        desk, memory, layout = desk_of(world), self.segment.words, self.segment.layout
-        command = CommandWord.unpack(desk.command)
+    def _store_controller_words(self, world: World) -> None:
+        controller, memory, layout = controller_of(world), self.segment.words, self.segment.layout
+        command = CommandWord.unpack(controller.command)
         slot = self.segment.arguments(command.sequence)
         opening = command.operation.name in ("CLEAR", "UPDATE", "HOT_UPDATE")
         if opening and slot.read(command.epoch, command.sequence, ARGUMENTS_KIND) is None:
-            arguments = CommandArguments("led", desk.version, clears=command.operation.name == "CLEAR")
+            arguments = CommandArguments("led", controller.version, clears=command.operation.name == "CLEAR")
             slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, arguments.to_bytes())
-        memory[layout.committed] = CommittedWord.unpack(desk.committed).pack()
-        memory[layout.command] = desk.command
+        memory[layout.committed] = CommittedWord.unpack(controller.committed).pack()
+        memory[layout.command] = controller.command
 
     def _compare(self, rank: int) -> None:
         """Hold a driver to its participant."""

@@ -138,7 +138,7 @@ class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def _explore_here(module: str, source: str, scopes: Sequence[str], graphs: Sequence[str]) -> Verdict:
     sys.meta_path.insert(0, _Instead(module, source))
     _import_nothing_else()
-    search, graph = (importlib.import_module(f"explorer.{name}") for name in ("search", "graph"))
+    search = importlib.import_module("explorer.search")
     scope_of = search.Scope.from_text
     for text in scopes:
         found = search.explore(scope_of(text), limit=_MOST_WORLDS)
@@ -147,7 +147,7 @@ def _explore_here(module: str, source: str, scopes: Sequence[str], graphs: Seque
         if not found.complete:
             return Verdict("explorer", text, "there is no end of worlds")
     for text in graphs:
-        wrong = graph.violation(graph.whole_graph(scope_of(text), limit=_MOST_WORLDS))
+        wrong = search.endless(search.whole_graph(scope_of(text), limit=_MOST_WORLDS))
         if wrong is not None:
             return Verdict("explorer", f"{text} --graph", wrong.broken)
     return Verdict("nobody")

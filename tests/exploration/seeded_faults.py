@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from explorer import adversary, work
-from explorer.participant import Participant
-from explorer.probing import check_refusals
+from explorer import controller_moves, rank_work
+from explorer.rank_work import check_refusals
 from explorer.scope import Scope
 from explorer.search import Findings, explore
+from explorer.world import BOTH, ParticipantState
 from wsm.states import command_events, decide, epochs, joint, park, phases, rank, restoring, takeover, votes
 from wsm.states.phases import Effect, Event, Happened, Look, Outcome, When
 from wsm.states.rank_state import Move, Phase, RankState, Todo
@@ -243,7 +243,7 @@ def clear_undecided():
 @fault("operations=update steps=0 controller_crashes=1 give_ups=1 starts=cleared fine=True", of_model=True)
 def split_brain():
     """A successor takes over from a controller that was only stopped, and goes on afterwards."""
-    return {(adversary, "takes_over_from_the_living"): True}
+    return {(controller_moves, "takes_over_from_the_living"): True}
 
 
 @fault("operations=hot_update steps=1 starts=serving", of_model=True)
@@ -627,7 +627,7 @@ def a_group_decides_without_the_role():
 @fault("operations=clear commands=2 steps=0 failures=1 controller_stops=2 starts=serving")
 def a_decision_in_its_place_comes_late():
     """The next command is written while a rank is about to abort the one before it."""
-    return {(adversary, "stands_in_without_waiting"): True}
+    return {(controller_moves, "stands_in_without_waiting"): True}
 
 
 @fault("operations=update steps=0 rank_crashes=1 starts=serving")
@@ -706,6 +706,37 @@ def a_command_between_two_attempts_is_undone():
     return {(epochs, "unrestored"): unrestored}
 
 
+@fault("operations=clear commands=1 steps=0 failures=2 starts=serving")
+def a_faulted_rank_is_left_alone():
+    """A rank whose teardown failed waits until a controller commands the group."""
+    return {(restoring, "next_repair"): lambda _view, **_asked: restoring.Repair.NONE}
+
+
+@fault("operations=clear commands=1 steps=0 failures=6 starts=serving")
+def a_faulted_rank_is_cleared_for_ever():
+    """How often a repair has failed is not counted."""
+    real = restoring.next_repair
+    return {(restoring, "next_repair"): lambda view, *, failed, limit: real(view, failed=0, limit=limit)}
+
+
+@fault("operations=clear commands=1 steps=0 failures=2 starts=serving")
+def a_faulted_rank_is_replaced_at_once():
+    """A process is ended although its teardown was not tried again."""
+    real = restoring.next_repair
+    return {(restoring, "next_repair"): lambda view, *, failed, limit: real(view, failed=limit, limit=limit)}
+
+
+@fault("operations=update commands=0 steps=0 rank_crashes=1 failures=2 starts=serving")
+def a_repair_ends_the_debt():
+    """The clear that repairs a rank counts as a command of the group: what it served is not restored."""
+    real = epochs.unrestored
+
+    def unrestored(view: View, *, restores: bool = False) -> int | None:
+        return real(view, restores=restores and view.command.operation is not Operation.CLEAR)
+
+    return {(epochs, "unrestored"): unrestored}
+
+
 @fault("operations=clear,update commands=2 steps=1 halves=True starts=serving")
 def half_a_rank_steps():
     """A commit that leaves one half away counts as one that brings all a step needs."""
@@ -722,18 +753,18 @@ def half_a_group_is_restored_whole():
 @fault("operations=clear steps=0 halves=True failures=1 starts=serving")
 def a_failed_clear_of_a_half_takes_both():
     """Who failed gives back both halves, beside ranks that are done and keep the other one."""
-    return {(work, "given_back"): lambda *_asked, **_said: work.BOTH}
+    return {(rank_work, "given_back"): lambda *_asked, **_said: BOTH}
 
 
 @fault("operations=clear steps=0 halves=True failures=1 helpers=1 starts=serving")
 def who_saw_only_the_abort_takes_both():
     """A helper that had not begun does not ask the arguments what the others give back."""
-    real = work.given_back
+    real = rank_work.given_back
 
-    def given_back(me: Participant, tags: int, *, clears_half: bool) -> int:
+    def given_back(me: ParticipantState, tags: int, *, clears_half: bool) -> int:
         return real(me, tags, clears_half=clears_half and me.began)
 
-    return {(work, "given_back"): given_back}
+    return {(rank_work, "given_back"): given_back}
 
 
 @fault("operations=update steps=0 halves=True starts=cleared")

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from explorer.errors import GraphTooLargeError
-from explorer.graph import violation, whole_graph
 from explorer.scope import Scope
+from explorer.search import endless, whole_graph
 from wsm.states import phases
 from wsm.states.rank_state import Phase, Todo
 
@@ -27,7 +27,7 @@ from wsm.states.rank_state import Phase, Todo
 )
 def test_every_world_comes_to_rest_by_itself_and_no_way_is_endless(bounds: str) -> None:
     graph = whole_graph(Scope.from_text(bounds))
-    assert violation(graph) is None
+    assert endless(graph) is None
     assert any(not onward for onward in graph.onward)
 
 
@@ -35,7 +35,7 @@ def test_a_group_that_goes_round_in_circles_is_caught(monkeypatch: pytest.Monkey
     *rows, last = phases.ROWS[Phase.STOPPED]
     round_again = replace(last, todo=Todo.LOOK, to=Phase.STOPPING)
     monkeypatch.setitem(phases.ROWS, Phase.STOPPED, (*rows, round_again))
-    found = violation(whole_graph(Scope.from_text("operations=update steps=0 give_ups=1 starts=serving")))
+    found = endless(whole_graph(Scope.from_text("operations=update steps=0 give_ups=1 starts=serving")))
     assert found is not None
     assert "circles" in found.broken
     assert found.moves

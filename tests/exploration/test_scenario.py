@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from seeded_faults import FAULTS, hunt, seeded
 
-from explorer import scenario, trace
+from explorer import dialogue
 from explorer.errors import ScenarioError
 
 NO_DUMMY = next(fault for fault in FAULTS if fault.name == "no_dummy")
@@ -41,22 +41,22 @@ at the end:
 def test_a_violation_is_saved_as_a_dialogue(tmp_path: Path) -> None:
     found = hunt(NO_DUMMY)
     assert found.violation is not None
-    scenario.save(found.violation, found.scope, tmp_path / "no_dummy.txt")
+    dialogue.save(found.violation, found.scope, tmp_path / "no_dummy.txt")
     assert (tmp_path / "no_dummy.txt").read_text() == DIALOGUE
 
 
 def test_what_the_words_say_need_not_be_written() -> None:
     margin = "\n".join(line for line in DIALOGUE.splitlines() if not line.startswith(" "))
-    told = scenario.read(margin)
+    told = dialogue.read(margin)
     with seeded(NO_DUMMY):
-        assert scenario.as_text(scenario.replay(told), told.scope, told.remarks) == DIALOGUE
+        assert dialogue.as_text(dialogue.replay(told), told.scope, told.remarks) == DIALOGUE
 
 
 def test_a_dialogue_is_gone_again_on_the_protocol_of_today() -> None:
-    told = scenario.read(DIALOGUE)
-    assert scenario.replay(told).broken == ""
+    told = dialogue.read(DIALOGUE)
+    assert dialogue.replay(told).broken == ""
     with seeded(NO_DUMMY):
-        assert scenario.replay(told).broken == told.broken
+        assert dialogue.replay(told).broken == told.broken
 
 
 @pytest.mark.parametrize(
@@ -73,15 +73,5 @@ def test_a_dialogue_is_gone_again_on_the_protocol_of_today() -> None:
 )
 def test_what_is_no_scenario_of_this_build_is_refused_with_its_line(wrong: str, line: int) -> None:
     with pytest.raises(ScenarioError) as refused:
-        scenario.replay(scenario.read(wrong))
+        dialogue.replay(dialogue.read(wrong))
     assert refused.value.line == line
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_trace_fits_a_terminal_and_ends_with_the_rule(fault: object) -> None:
-    found = hunt(fault)
-    assert found.violation is not None
-    text = trace.render(found.violation, found.scope.ranks)
-    assert max(map(len, text.splitlines())) <= trace.WIDTH
-    assert "BROKEN:" in text
-    assert text.count("\n") > len(found.violation.moves)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from explorer.errors import ScopeError
-from explorer.scope import Budget, Scope, Start
-from explorer.surveys import Survey
+from explorer.scope import Budget, Scope, Start, Survey
 from wsm.states.words import Operation
 
 

@@ -77,10 +77,10 @@ def test_a_world_taken_apart_and_put_together_is_the_same() -> None:
         if fingerprint(world) in seen:
             continue
         seen.add(fingerprint(world))
-        desk = worlds.desk_of(world)
-        assert worlds.desks.pack(desk) == world[0]
+        controller = worlds.controller_of(world)
+        assert worlds.pack_controller(controller) == world[0]
         for index, each in enumerate(worlds.everybody(world)):
-            assert worlds.participants.pack(each) == world[worlds.FIRST + index]
+            assert worlds.pack(each) == world[worlds.FIRST + index]
             assert each.state.rank == index
         newest += [move.world for move in moves.of(world) if move.world is not None]
     assert len(seen) == 3000
@@ -96,6 +96,6 @@ def test_a_process_that_ends_early_is_named_and_the_others_are_ended(monkeypatch
 
 @pytest.mark.processes
 def test_a_process_of_a_search_ends_with_its_orders() -> None:
-    program = [sys.executable, "-m", "explorer.partition"]
+    program = [sys.executable, "-m", "explorer.partitioned"]
     done = subprocess.run(program, input="", text=True, capture_output=True, timeout=30, check=True)
     assert done.stdout == ""

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from seeded_faults import FAULTS, Fault, hunt, seeded
 
-from explorer import scenario
+from explorer import dialogue
 from explorer.errors import ScenarioError
 from explorer.scope import Scope
 from explorer.search import explore
@@ -25,12 +25,15 @@ def test_a_seeded_fault_is_caught_and_the_way_there_can_be_gone_again(
     assert 0 < len(found.violation.moves) <= LONGEST_WAY
     record_property("moves", len(found.violation.moves))
     record_property("broken", found.violation.broken)
-    told = scenario.read(scenario.as_text(found.violation, found.scope))
+    trace = dialogue.render(found.violation, found.scope.ranks)
+    assert max(map(len, trace.splitlines())) <= dialogue.WIDTH
+    assert "BROKEN:" in trace
+    told = dialogue.read(dialogue.as_text(found.violation, found.scope))
     with seeded(fault):
-        assert scenario.replay(told).broken == found.violation.broken
+        assert dialogue.replay(told).broken == found.violation.broken
     # Without the fault, somebody does not do what the way says, or nothing comes of it.
     with contextlib.suppress(ScenarioError):
-        assert not scenario.replay(told).broken
+        assert not dialogue.replay(told).broken
 
 
 @pytest.mark.parametrize("scope", sorted({fault.scope for fault in FAULTS}))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from explorer.dialogue import render
 from explorer.partitioned import explore_on
-from explorer.surveys import Survey
-from explorer.trace import render
+from explorer.scope import Survey
 
 MILLION = 1_000_000
 

@@ -23,10 +23,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from explorer import scenario
+from explorer import dialogue
 from explorer.errors import ScenarioError
-from explorer.moves import Move, Moves
-from explorer.rest import objection
+from explorer.invariants import objection
+from explorer.moves import GroupMove, Moves
 from explorer.scope import Scope
 from explorer.search import Violation
 from explorer.world import first_worlds
@@ -57,7 +57,7 @@ class Group(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.way: list[Move] = []
+        self.way: list[GroupMove] = []
 
     @initialize(size=st.sampled_from(SIZES), start=st.sampled_from(("serving", "cleared", "empty")))
     def begin(self, size: str, start: str) -> None:
@@ -103,7 +103,7 @@ class Group(RuleBasedStateMachine):
         if wrong:
             self.fail(wrong)
 
-    def make(self, move: Move) -> None:
+    def make(self, move: GroupMove) -> None:
         self.way.append(move)
         if move.world is None:
             self.fail(move.broken)
@@ -113,7 +113,7 @@ class Group(RuleBasedStateMachine):
     def fail(self, rule_broken: str) -> None:
         way = Violation(rule_broken, self.first, tuple(self.way))
         remarks = ["Found by chance; say what it is about."]
-        raise RuleBrokenByChanceError(scenario.as_text(way, self.scope, remarks))
+        raise RuleBrokenByChanceError(dialogue.as_text(way, self.scope, remarks))
 
 
 TestGroups = Group.TestCase
@@ -131,9 +131,9 @@ def test_what_fails_is_a_dialogue_that_can_be_kept_and_held_again() -> None:
             group.make(next(move for move in group.moves.of(group.world) if move.label == label))
         with pytest.raises(RuleBrokenByChanceError) as found:
             group.teardown()
-        told = scenario.read(str(found.value))
-        assert scenario.replay(told).broken == told.broken == "rank 0 waits while parking for ever"
-    assert not scenario.replay(told).broken
+        told = dialogue.read(str(found.value))
+        assert dialogue.replay(told).broken == told.broken == "rank 0 waits while parking for ever"
+    assert not dialogue.replay(told).broken
 
 
 @pytest.mark.slow
@@ -154,9 +154,9 @@ def test_a_seeded_fault_is_found_by_chance_and_shrinks_to_a_dialogue(name: str) 
     with seeded(fault):
         with pytest.raises(RuleBrokenByChanceError) as found:
             run_state_machine_as_test(Group, settings=bounds)
-        told = scenario.read(str(found.value))
+        told = dialogue.read(str(found.value))
         assert told.lines
-        assert scenario.replay(told).broken == told.broken != ""
+        assert dialogue.replay(told).broken == told.broken != ""
     # Without the fault, somebody does not do what the dialogue says, or nothing comes of it.
     with contextlib.suppress(ScenarioError):
-        assert not scenario.replay(told).broken
+        assert not dialogue.replay(told).broken

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from explorer import scenario
+from explorer import dialogue
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.glob("*.txt"))
@@ -19,8 +19,8 @@ FILES = sorted(HERE.glob("*.txt"))
 
 def held(text: str) -> str:
     """Hold the dialogue of a file, and return it with what the words say now."""
-    told = scenario.read(text)
-    return scenario.as_text(scenario.replay(told), told.scope, told.remarks)
+    told = dialogue.read(text)
+    return dialogue.as_text(dialogue.replay(told), told.scope, told.remarks)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -31,7 +31,7 @@ def test_a_dialogue_is_held_word_by_word(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_dialogue_says_what_it_is_about_and_breaks_no_rule(path: Path) -> None:
-    told = scenario.read(path.read_text(encoding="utf-8"))
+    told = dialogue.read(path.read_text(encoding="utf-8"))
     assert told.remarks
     assert told.broken == ""
     assert max(len(line) for line in path.read_text(encoding="utf-8").splitlines()) <= 115

@@ -1,4 +1,4 @@
-"""A way through an explored group as a text file: a dialogue that can be read, kept, and gone again.
+"""A way through an explored group: for people, and as a file that can be read, kept, and gone again.
 
 ::
 
@@ -15,24 +15,127 @@
     at the end:
         command: epoch 1, sequence 1, CLEAR
 
-Who does what stands at the margin; what the words say then is indented, and told by the protocol, so a
+A line at the margin says who does what; what the words say then is indented, and told by the protocol, so a
 file may be written without it. A replay asks the present protocol at every line. Either the way can still
-be gone, and the same rule is broken or none, or somebody would not do any more what a line says.
+be gone, and the same rule is broken or none, or a participant would not do any more what a line says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from explorer.errors import ScenarioError, ScopeError
-from explorer.moves import Move, Moves
-from explorer.rest import objection
+from explorer.invariants import objection
+from explorer.moves import CONTROLLER, GroupMove, Moves
 from explorer.scope import Scope
 from explorer.search import Violation
-from explorer.trace import actor_name, changes, standing
-from explorer.world import World, first_worlds
+from explorer.world import (
+    ControllerState,
+    ParticipantState,
+    World,
+    controller_of,
+    everybody,
+    first_worlds,
+    read_command,
+    read_status,
+    read_step,
+)
+from wsm.states.words import CommittedWord
+
+WIDTH = 80
+
+_NAME = 11
+_INDENT = 4 + _NAME + 1
+
+
+def actor_name(actor: int, ranks: int) -> str:
+    """Say who moves."""
+    if actor == CONTROLLER:
+        return "controller"
+    return f"rank {actor}" if actor < ranks else f"helper {actor - ranks}"
+
+
+def render(violation: Violation, ranks: int) -> str:
+    """Return the whole way, and the rule that it breaks."""
+    lines = [f"at first: {line}" for line in standing(violation.start, ranks)]
+    before = violation.start
+    for number, move in enumerate(violation.moves, start=1):
+        lines += _moved(number, move, before, ranks)
+        before = move.world or before
+    ended = f"BROKEN: {violation.broken}" if violation.broken else "no rule is broken"
+    lines += textwrap.wrap(ended, WIDTH, subsequent_indent="        ")
+    return "\n".join(lines)
+
+
+def _moved(number: int, move: GroupMove, before: World, ranks: int) -> Iterator[str]:
+    outside = "" if move.by_itself else "  (from outside)"
+    head = f"{number:3} {actor_name(move.actor, ranks):<{_NAME}} "
+    yield from textwrap.wrap(
+        f"{move.label}{outside}", WIDTH, initial_indent=head, subsequent_indent=" " * _INDENT
+    )
+    if move.world is None:
+        return
+    for change in changes(before, move.world):
+        yield from textwrap.wrap(
+            change, WIDTH, initial_indent=" " * _INDENT + "-> ", subsequent_indent=" " * (_INDENT + 3)
+        )
+
+
+def changes(before: World, after: World) -> Iterator[str]:
+    """Say which words differ, and whose memory does, one line each."""
+    old, new = controller_of(before), controller_of(after)
+    if old.command != new.command:
+        yield _command(new)
+    if old.committed != new.committed:
+        yield _committed(new)
+    for was, now in zip(everybody(before), everybody(after), strict=True):
+        if was.step != now.step:
+            yield _step(now)
+        if was.status != now.status:
+            yield _status(now)
+        if (was.content, was.version) != (now.content, now.version):
+            yield f"memory: {_content(now)}"
+
+
+def standing(world: World, ranks: int) -> Iterator[str]:
+    """Say what the group is: its command, its committed version, what everybody holds."""
+    controller = controller_of(world)
+    yield _command(controller)
+    yield _committed(controller)
+    for index, each in enumerate(everybody(world)):
+        yield f"{actor_name(index, ranks)}: {_content(each) if each.alive else 'not attached'}"
+
+
+def _command(controller: ControllerState) -> str:
+    word = read_command(controller.command)
+    return f"command: epoch {word.epoch}, sequence {word.sequence}, {word.operation.name}"
+
+
+def _committed(controller: ControllerState) -> str:
+    word = CommittedWord.unpack(controller.committed)
+    return f"committed: version {word.version or 'none'} (sequence {word.sequence})"
+
+
+def _step(me: ParticipantState) -> str:
+    word = read_step(me.step)
+    what = "for sequence" if word.kind.name == "PARKED" else "done"
+    return f"step word: {word.kind.name} {word.step} (epoch {word.epoch}, {what} {word.sequence})"
+
+
+def _status(me: ParticipantState) -> str:
+    word = read_status(me.status)
+    votes = f", ready {word.ready}" if word.ready else ""
+    return f"status: {word.code.name} (epoch {word.epoch}, sequence {word.sequence}{votes})"
+
+
+def _content(me: ParticipantState) -> str:
+    if me.content:
+        return f"version {me.content}{'' if me.version == me.content else ', not committed'}"
+    return "no whole weights"
+
 
 _HEAD = "wsm scenario: `python -m explorer --replay FILE` goes this way again."
 _FIELDS = ("scope", "start", "broken")
@@ -142,7 +245,7 @@ def replay(scenario: Scenario) -> Violation:
     if not 1 <= scenario.start <= len(worlds):
         raise ScenarioError(line=1, problem=f"there is no start {scenario.start}")
     start = world = worlds[scenario.start - 1]
-    moves, gone = Moves(scope), list[Move]()
+    moves, gone = Moves(scope), list[GroupMove]()
     for number, who, what in scenario.lines:
         possible = [move for move in moves.of(world) if actor_name(move.actor, scope.ranks) == who]
         move = next((move for move in possible if move.label == what), None)

@@ -1,42 +1,37 @@
 """What a command does to one participant's memory: here an action is one assignment.
 
-Which events are fired, and when, is said by :mod:`wsm.states.command_events`, which the worker asks, too.
-Knows no words and no other participant.
+Which events are fired, and when, is said by :mod:`wsm.states.command_events`, which the worker asks, too. The
+moves fire what a worker fires, in its order; a rule that is missing from the tables would never be missed by
+them. So each joint state that is reached is shown every event, and the rules are said here once more, without
+the tables. Knows no words and no other participant.
 """
 
 from __future__ import annotations
 
 import enum
+from functools import lru_cache
+from itertools import product
 
 from explorer.errors import RuleBrokenError
-from explorer.participant import Participant
-from explorer.probing import check_refusals
+from explorer.world import BOTH, KV_CACHE, TAGS, WEIGHTS, ParticipantState
 from wsm.states import command_events
 from wsm.states import joint as tables
 from wsm.states.command_events import Asked, CacheChange, Course, Request, WayOut
+from wsm.states.errors import IllegalTransitionError
 from wsm.states.joint import JointState
-from wsm.states.phases import Event
-from wsm.states.vocabulary import KVEvent, KVState, PlanName, Tag, WeightState
+from wsm.states.phases import Event as CommandEvent
+from wsm.states.table import Event
+from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
 from wsm.states.words import Operation
-
-#: What a command is about.
-WEIGHTS, KV_CACHE = 1, 2
-BOTH = WEIGHTS | KV_CACHE
 
 _REQUESTS = {
     Operation.CLEAR: Request.CLEAR,
     Operation.UPDATE: Request.UPDATE,
     Operation.HOT_UPDATE: Request.HOT_UPDATE,
 }
-_TAGS = {
-    0: frozenset[Tag](),
-    WEIGHTS: frozenset({Tag.WEIGHTS}),
-    KV_CACHE: frozenset({Tag.KV_CACHE}),
-    BOTH: frozenset(Tag),
-}
 
 
-class Kind(enum.Enum):
+class ActionKind(enum.Enum):
     """What an action does."""
 
     MEET = "meets the others"
@@ -45,7 +40,7 @@ class Kind(enum.Enum):
     REBUILD = "rebuilds the KV cache"
 
 
-def plan_of(me: Participant, *, long_plans: bool) -> tuple[bool, ...]:
+def plan_of(me: ParticipantState, *, long_plans: bool) -> tuple[bool, ...]:
     """Return which actions of the plan need a vote, for the participant's command from where it is.
 
     One vote before the first touched byte (communicators restarted), one after it (graphs captured), and,
@@ -55,7 +50,7 @@ def plan_of(me: Participant, *, long_plans: bool) -> tuple[bool, ...]:
     return plan if me.state.steps else tuple(vote for vote in plan if not vote)
 
 
-def _plan_of_a_rank(me: Participant, *, long_plans: bool) -> tuple[bool, ...]:
+def _plan_of_a_rank(me: ParticipantState, *, long_plans: bool) -> tuple[bool, ...]:
     operation, weights, kv = me.state.operation, me.joint.weights, me.joint.kv
     if operation is Operation.UPDATE:
         if not me.tags & WEIGHTS:
@@ -71,21 +66,21 @@ def _plan_of_a_rank(me: Participant, *, long_plans: bool) -> tuple[bool, ...]:
     return ()
 
 
-def kind_of_action(me: Participant) -> Kind:
+def kind_of_action(me: ParticipantState) -> ActionKind:
     """Say what the participant's current action does."""
     if me.state.collective[me.state.action]:
-        return Kind.MEET
+        return ActionKind.MEET
     if me.state.operation is Operation.CLEAR:
-        return Kind.RELEASE
-    return Kind.LOAD if me.tags & WEIGHTS else Kind.REBUILD
+        return ActionKind.RELEASE
+    return ActionKind.LOAD if me.tags & WEIGHTS else ActionKind.REBUILD
 
 
-def is_legal(me: Participant) -> bool:
+def is_legal(me: ParticipantState) -> bool:
     """Whether the participant's command is legal where it is."""
     return not me.state.broken and command_events.objection(_asked(me, me.tags)) is None
 
 
-def set_up(me: Participant, tags: int) -> Participant:
+def set_up(me: ParticipantState, tags: int) -> ParticipantState:
     """Take in what is asked."""
     serves = tables.serving(me.joint.weights, me.joint.kv)
     had_kv = me.joint.kv is KVState.NORMAL
@@ -94,13 +89,13 @@ def set_up(me: Participant, tags: int) -> Participant:
     )
 
 
-def accept(me: Participant) -> Participant:
+def accept(me: ParticipantState) -> ParticipantState:
     """Begin the transition."""
     asked = _asked(me, me.tags)
     return _follow(me._replace(moved=True), command_events.begin(asked, me.joint))
 
 
-def release(me: Participant) -> Participant:
+def release(me: ParticipantState) -> ParticipantState:
     """Free what the command is about."""
     if me.tags & WEIGHTS:
         me = me._replace(torn=True, content=0)
@@ -110,37 +105,37 @@ def release(me: Participant) -> Participant:
     return me
 
 
-def rebuild(me: Participant) -> Participant:
+def rebuild(me: ParticipantState) -> ParticipantState:
     """Build an empty KV cache."""
     return me._replace(blocks=0, loaded=me.content)
 
 
-def load_in_place(me: Participant, version: int) -> Participant:
+def load_in_place(me: ParticipantState, version: int) -> ParticipantState:
     """Load over the old weights."""
     return me._replace(torn=True, content=version, loaded=version)
 
 
-def load_beside(me: Participant, version: int) -> Participant:
+def load_beside(me: ParticipantState, version: int) -> ParticipantState:
     """Load and verify beside the old weights."""
     return me._replace(staged=version, loaded=version)
 
 
-def tear(me: Participant) -> Participant:
+def tear(me: ParticipantState) -> ParticipantState:
     """Leave weights of which nothing is known."""
     return me._replace(torn=True, content=0)
 
 
-def tear_off(me: Participant) -> Participant:
+def tear_off(me: ParticipantState) -> ParticipantState:
     """Leave the middle of a release."""
     return tear(me) if me.tags & WEIGHTS else me._replace(torn=True, blocks=0)
 
 
-def fail(me: Participant) -> Participant:
+def fail(me: ParticipantState) -> ParticipantState:
     """Tell the machine that the command failed here."""
     return _follow(me, command_events.fail(me.joint))
 
 
-def finish(me: Participant) -> Participant:
+def finish(me: ParticipantState) -> ParticipantState:
     """Declare that all which can fail is done: CLEARED, or PREPARED."""
     me = _brought_back(me, command_events.finish(_asked(me, me.tags), me.joint))
     if me.state.operation is not Operation.CLEAR:
@@ -153,7 +148,7 @@ def finish(me: Participant) -> Participant:
     return _settled(me)
 
 
-def commit(me: Participant) -> Participant:
+def commit(me: ParticipantState) -> ParticipantState:
     """Serve what is prepared."""
     asked = _asked(me, me.tags)
     if me.state.operation.is_hot:
@@ -172,12 +167,12 @@ def commit(me: Participant) -> Participant:
     return _forget(me)._replace(content=content, version=content)
 
 
-def break_flip(me: Participant) -> Participant:
+def break_flip(me: ParticipantState) -> ParticipantState:
     """Leave the flip of a hot update in the middle: the machines are on their way, and the weights mixed."""
     return tear(fail(_follow(me, command_events.begin(_asked(me, me.tags), me.joint))))._replace(staged=0)
 
 
-def undo(me: Participant) -> Participant:
+def undo(me: ParticipantState) -> ParticipantState:
     """Stop and take back what can be taken back; a teardown that has begun never is."""
     if not me.began:
         return me
@@ -186,7 +181,7 @@ def undo(me: Participant) -> Participant:
     return me if me.torn else me._replace(staged=0)
 
 
-def keep(me: Participant) -> tuple[Participant, Event]:
+def keep(me: ParticipantState) -> tuple[ParticipantState, CommandEvent]:
     """End an aborted command as if it had not been; where nothing was held, hold nothing again."""
     ending = command_events.keep(_asked(me, me.tags), me.joint)
     if any(fired.event is KVEvent.CLEARED for fired in ending.course.fired):
@@ -197,32 +192,32 @@ def keep(me: Participant) -> tuple[Participant, Event]:
             rule="only weights that no rank touched are kept",
             seen=f"it keeps version {me.version} and holds {me.content}",
         )
-    return _settled(me), Event.KEPT
+    return _settled(me), CommandEvent.KEPT
 
 
 def drop(
-    me: Participant, gives_back: int = BOTH, *, teardown_fails: bool = False
-) -> tuple[Participant, Event]:
+    me: ParticipantState, gives_back: int = BOTH, *, teardown_fails: bool = False
+) -> tuple[ParticipantState, CommandEvent]:
     """End an aborted command holding nothing of what goes; FAULTED if the teardown fails."""
     ending = command_events.drop(_asked(me, gives_back, drops=True), me.joint)
     me, faulted = _ended(me, ending, teardown_fails=teardown_fails)
-    return _settled(me), Event.FAULTED if faulted else Event.CLEARED
+    return _settled(me), CommandEvent.FAULTED if faulted else CommandEvent.CLEARED
 
 
-def given_back(me: Participant, tags: int, *, clears_half: bool) -> int:
+def given_back(me: ParticipantState, tags: int, *, clears_half: bool) -> int:
     """Say what every rank holds no more once the command is dropped, given what its arguments say."""
     if me.began:
         return me.tags if me.state.operation is Operation.CLEAR else BOTH
     return tags if clears_half else BOTH
 
 
-def lose(me: Participant) -> Participant:
+def lose(me: ParticipantState) -> ParticipantState:
     """Leave an epoch as a worker does: give everything back, then begin the next one with nothing."""
     me, _ = _ended(me, command_events.leave(me.joint))
     return _forget(_follow(me, command_events.lose(me.joint)))._replace(content=0, version=0, blocks=0)
 
 
-def _asked(me: Participant, tags: int, *, drops: bool = False) -> Asked:
+def _asked(me: ParticipantState, tags: int, *, drops: bool = False) -> Asked:
     """Return the command at hand as :mod:`wsm.states.command_events` takes it.
 
     Before it has begun, the rank is where it was; afterwards only what it had counts. A rank that drops is
@@ -232,10 +227,12 @@ def _asked(me: Participant, tags: int, *, drops: bool = False) -> Asked:
     if me.moved:
         before = JointState(WeightState.CLEARED, KVState.NORMAL if me.had_kv else KVState.CLEARED)
     request = Request.CLEAR if drops else _REQUESTS.get(me.state.operation, Request.CLEAR)
-    return Asked(request, _TAGS[tags], before, begun=me.moved)
+    return Asked(request, TAGS[tags], before, begun=me.moved)
 
 
-def _ended(me: Participant, ending: WayOut, *, teardown_fails: bool = False) -> tuple[Participant, bool]:
+def _ended(
+    me: ParticipantState, ending: WayOut, *, teardown_fails: bool = False
+) -> tuple[ParticipantState, bool]:
     """Take a way out to its end; return whether the rank is FAULTED there."""
     me = _follow(me, ending.course)
     if ending.plan is None:
@@ -249,26 +246,109 @@ def _ended(me: Participant, ending: WayOut, *, teardown_fails: bool = False) -> 
     return _follow(me, command_events.freed(me.joint)), False
 
 
-def _forget(me: Participant) -> Participant:
+def _forget(me: ParticipantState) -> ParticipantState:
     return me._replace(
         began=False, from_normal=False, torn=False, moved=False, tags=0, had_kv=False, staged=0, loaded=0
     )
 
 
-def _settled(me: Participant) -> Participant:
+def _settled(me: ParticipantState) -> ParticipantState:
     """Forget the command, and the version of weights that are not held any more."""
     held = me.joint.weights is WeightState.NORMAL
     return _forget(me)._replace(version=me.version if held else 0)
 
 
-def _brought_back(me: Participant, course: Course) -> Participant:
+def _brought_back(me: ParticipantState, course: Course) -> ParticipantState:
     """Take in that the plan is done; a KV cache that comes back with it is empty."""
     empty = any(fired.event is KVEvent.REBUILT for fired in course.fired)
     return _follow(me._replace(blocks=0) if empty else me, course)
 
 
-def _follow(me: Participant, course: Course) -> Participant:
-    """Take a course's events in; each state on the way is shown every event (:mod:`.probing`)."""
+def _follow(me: ParticipantState, course: Course) -> ParticipantState:
+    """Take a course's events in; each state on the way is shown every event."""
     for fired in course.fired:
         check_refusals(fired.to)
     return me._replace(joint=course.joint)
+
+
+_EVENTS: tuple[Event, ...] = (*WeightEvent, *KVEvent)
+_KV_AT_WORK = (KVState.UPDATING, KVState.CLEARING)
+_LEAVES_PREPARED = (WeightEvent.COMMIT, WeightEvent.ABORT, WeightEvent.LOST, KVEvent.LOST)
+_EMPTY = "a new epoch begins with nothing held"
+_AFTER_CLEARING = (WeightState.CLEARING, WeightState.CLEARED, WeightState.FAULTED)
+
+
+@lru_cache(maxsize=1 << 10)
+def check_refusals(joint: JointState) -> None:
+    """Show a joint state every event.
+
+    Raises
+    ------
+    RuleBrokenError
+        If one leads where none may lead.
+    """
+    for event, kept, kv_kept in product(_EVENTS, (True, False), (True, False)):
+        try:
+            _, after = tables.step(joint, event, kept=kept, kv_kept=kv_kept)
+        except IllegalTransitionError:
+            continue
+        wrong = _of_weights(joint, event, after, kept=kept) or _of_kv(joint, event, after, kv_kept=kv_kept)
+        if wrong:
+            raise RuleBrokenError(rule=wrong, seen=f"in ({joint}) {event.value!r} leads to ({after})")
+
+
+def _of_weights(joint: JointState, event: Event, after: JointState, *, kept: bool) -> str:
+    """Say which rule about the weights is broken; empty: none."""
+    was, now = joint.weights, after.weights
+    if event is WeightEvent.LOST:
+        return "" if now is WeightState.CLEARED else _EMPTY
+    committed = was is WeightState.PREPARED and event is WeightEvent.COMMIT
+    held = event is WeightEvent.ABORT and kept and joint.held
+    serves_anew = now is WeightState.NORMAL and was is not WeightState.NORMAL
+    said_free = now is WeightState.CLEARED and was is WeightState.CLEARING
+    return _first(
+        (
+            was is WeightState.PREPARED and event not in _LEAVES_PREPARED,
+            "only a decision or a new epoch ends PREPARED",
+        ),
+        (
+            was is WeightState.CLEARING and now not in _AFTER_CLEARING,
+            "a teardown that has begun is never taken back",
+        ),
+        (
+            was is WeightState.FAULTED and now not in (WeightState.FAULTED, WeightState.CLEARING),
+            "only a teardown leads out of FAULTED",
+        ),
+        (said_free and joint.kv in _KV_AT_WORK, "CLEARED is said when all that was to go is free"),
+        (
+            serves_anew and not (committed or held),
+            "only what was prepared, or was held before, is served",
+        ),
+    )
+
+
+def _of_kv(joint: JointState, event: Event, after: JointState, *, kv_kept: bool) -> str:
+    """Say which rule about the KV cache is broken; empty: none."""
+    was, now = joint.kv, after.kv
+    if event is KVEvent.LOST:
+        return "" if now is KVState.CLEARED else _EMPTY
+    prepared = after.weights is WeightState.PREPARED
+    begins = now is KVState.UPDATING and was is not KVState.UPDATING
+    replaces = event is WeightEvent.UPDATE and was is KVState.NORMAL and not kv_kept
+    return _first(
+        (prepared and now in _KV_AT_WORK, "all that can fail lies behind a PREPARED rank"),
+        (prepared and joint.kv_stale, "a PREPARED rank's KV cache holds nothing of other weights"),
+        (
+            now is KVState.NORMAL and was is not now and event is not KVEvent.REBUILT,
+            "a KV cache is NORMAL once it was built",
+        ),
+        (
+            begins and joint.weights in (WeightState.CLEARING, WeightState.FAULTED),
+            "nothing is built beside a teardown",
+        ),
+        (replaces and not after.kv_stale, "what the old weights computed is stale beside new ones"),
+    )
+
+
+def _first(*rules: tuple[bool, str]) -> str:
+    return next((said for broken, said in rules if broken), "")
