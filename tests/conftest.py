@@ -19,6 +19,8 @@ import pytest
 
 from tests import needs
 from tests.gpu.machine import missing_for_gpu_tests
+from wsm.states.journal import read_ndjson
+from wsm.states.replay import replay
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a place for our files: the place that is checked
 PATIENCE_S = 10.0
@@ -73,6 +75,17 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         terminal.write_line(f"\nleft in {SHARED_MEMORY}, by these tests or by {others[0]}: {abandoned}")
         return
     assert not abandoned, f"tests left shared memory behind: {abandoned}"
+
+
+@pytest.fixture(autouse=True)
+def journals_are_possible(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What the ranks of a test wrote down, killed ones included, is what the tables allow."""
+    directory = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
+    yield
+    for path in [] if directory is None else sorted(directory.rglob("journals/*.ndjson")):
+        with path.open() as lines:
+            found = replay(read_ndjson(lines)).findings
+        assert not found, f"{path}: {', '.join(map(str, found))}"
 
 
 def _other_sessions() -> list[str]:

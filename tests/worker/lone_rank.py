@@ -9,6 +9,7 @@ import wsm
 from wsm.actions.base import ActionContext
 from wsm.actions.measuring import resident_digest
 from wsm.controller import Pending
+from wsm.states.replay import replay
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 from wsm.testing import InMemoryRunner
 
@@ -64,3 +65,4 @@ class LoneRank:
     def close(self) -> None:
         self.controller.close()
         self.worker.close()
+        assert not (found := replay(self.worker.journal).findings), ", ".join(map(str, found))

@@ -65,11 +65,14 @@ class JournalFileError(BadInputError):
 class ImpossibleHistoryError(GroupError):
     """A journal tells what the tables do not allow."""
 
-    def __init__(self, *, file: str, entry: str) -> None:
+    def __init__(self, *, file: str, entry: str, more: int) -> None:
+        others = f" ({more} more such entries)" if more else ""
         super().__init__(
-            f"{file}: {entry}; no rank can have lived that: the journal is incomplete, or wsm has a bug",
+            f"{file}: {entry}; no rank can have lived that{others}: lines are missing or were changed, "
+            "or wsm has a bug",
             file=file,
             entry=entry,
+            more=more,
         )
 
 

@@ -6,8 +6,8 @@ import datetime as dt
 import heapq
 import itertools
 import textwrap
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,30 +19,36 @@ from wsm.cli.printing import show, show_text
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.errors import BadInputError
 from wsm.states import journal as kinds
-from wsm.states.journal import CONTROLLER, JournalEntry, read_ndjson
-from wsm.states.replay import Replay, replay
+from wsm.states.journal import CONTROLLER, JournalEntry, iterate_ndjson
+from wsm.states.replay import Replay
 
 #: The longest line that is read; no journal has a longer one.
 _MAX_LINE_BYTES = 1 << 16
 
-#: What one command reads at most, in bytes: some months of a busy rank.
-_MAX_BYTES = 1 << 28
 
-
-@dataclass
-class _Room:
-    """How many bytes one command may still read."""
-
-    left: int = _MAX_BYTES
-
-
-@dataclass(frozen=True)
 class _JournalFile:
-    """One file, read and replayed."""
+    """One file, read line by line and held against the tables meanwhile.
 
-    path: Path
-    entries: Sequence[JournalEntry]
-    result: Replay
+    Parameters
+    ----------
+    path : Path
+        Where it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.check = Replay()
+
+    def entries(self) -> Iterator[tuple[JournalEntry, bool]]:
+        """Yield each entry, and whether it is one that no participant can have written."""
+        try:
+            with self.path.open("rb") as file:
+                for entry in iterate_ndjson(_lines(self.path, file)):
+                    yield entry, self.check.take(entry) is not None
+        except JournalFileError:
+            raise
+        except BadInputError as error:
+            raise JournalFileError(file=str(self.path), problem=str(error)) from error
 
 
 @click.command(
@@ -67,23 +73,29 @@ def journal(
     """Show the journals in FILE..., and hold every entry against the transition tables.
 
     A directory stands for the *.ndjson files in it (journal_directory of the configuration holds one per
-    rank). Entries of several files are merged by their time. All entries are checked, whatever is shown; the
-    first one that no rank can have lived is marked with '!', and the exit code is 1 then.
+    rank). Entries of several files are merged by their time. All entries are checked, whatever is shown:
+    order, states, words and versions. What no rank can have lived is marked with '!' (the first entry of each
+    process and epoch), and the exit code is 1 then. A process that ended without saying so is named; it may
+    have been killed.
     """
-    room = _Room()
-    journals = [_read(path, room) for path in _expanded(files)]
-    if not check:
-        shown = [
-            (one, index)
-            for one, index in _merged(journals)
-            if rank in (None, one.entries[index].rank) and sequence in (None, one.entries[index].sequence)
-        ]
-        _print(shown[-last:] if last else shown)
-    for one in journals:
-        if one.result.impossible is not None:
-            raise ImpossibleHistoryError(file=str(one.path), entry=str(one.result.impossible))
+    journals = [_JournalFile(path) for path in _expanded(files)]
+    # Entries are read, checked and shown one after the other: a journal may be larger than memory.
+    told: Iterable[tuple[JournalEntry, bool]] = heapq.merge(
+        *(one.entries() for one in journals), key=lambda told: told[0].wall_ns
+    )
+    told = (
+        (entry, wrong)
+        for entry, wrong in told
+        if not check and rank in (None, entry.rank) and sequence in (None, entry.sequence)
+    )
+    story = Story()
+    for entry, wrong in deque(told, maxlen=last) if last else told:
+        show_text(story.tell(entry, mark="!" if wrong else " "))
     for line in _conclusion(journals):
         show(line)
+    found = [(str(one.path), str(finding)) for one in journals for finding in one.check.findings]
+    if found:
+        raise ImpossibleHistoryError(file=found[0][0], entry=found[0][1], more=len(found) - 1)
 
 
 def _expanded(files: Iterable[Path]) -> list[Path]:
@@ -98,53 +110,34 @@ def _expanded(files: Iterable[Path]) -> list[Path]:
     return found
 
 
-def _read(path: Path, room: _Room) -> _JournalFile:
-    try:
-        with path.open("rb") as file:
-            entries = read_ndjson(_lines(path, file, room))
-    except JournalFileError:
-        raise
-    except BadInputError as error:
-        raise JournalFileError(file=str(path), problem=str(error)) from error
-    return _JournalFile(path, entries, replay(entries))
-
-
-def _lines(path: Path, file: BinaryIO, room: _Room) -> Iterator[str]:
-    """Yield the lines of a file that may have no end, as far as there is room for them."""
+def _lines(path: Path, file: BinaryIO) -> Iterator[str]:
+    """Yield the lines of a file that may have no line feed."""
     for number in itertools.count(1):
         line = file.readline(_MAX_LINE_BYTES + 1)
         if not line:
             return
-        room.left -= len(line)
         if len(line) > _MAX_LINE_BYTES:
             problem = f"line {number} is longer than {_MAX_LINE_BYTES} bytes, so this is no journal"
-            raise JournalFileError(file=str(path), problem=problem)
-        if room.left < 0:
-            problem = f"more than {_MAX_BYTES >> 20} MiB in all; name fewer files, or a part: tail -n 100000"
             raise JournalFileError(file=str(path), problem=problem)
         # Bytes that are no text become a line that is no JSON, which gets the error that names it.
         yield line.decode("utf-8", "replace")
 
 
-def _merged(journals: Iterable[_JournalFile]) -> Iterable[tuple[_JournalFile, int]]:
-    """Yield (file, index) of all entries by time; the order within a file is kept whatever the clock did."""
-    streams = ([(one, index) for index in range(len(one.entries))] for one in journals)
-    return heapq.merge(*streams, key=lambda place: place[0].entries[place[1]].wall_ns)
-
-
-def _print(shown: Iterable[tuple[_JournalFile, int]]) -> None:
-    story = Story()
-    for one, index in shown:
-        impossible = one.result.impossible
-        is_wrong = impossible is not None and impossible.index == index
-        show_text(story.tell(one.entries[index], mark="!" if is_wrong else " "))
-
-
-def _conclusion(journals: Sequence[_JournalFile]) -> list[str]:
-    count = sum(one.result.entries for one in journals)
-    states = {rank: joint for one in journals for rank, joint in one.result.states.items()}
-    ends = [f"rank {rank} ends in {states[rank]}" for rank in sorted(states)]
-    return [f"{count} entries, all as the tables allow", *ends]
+def _conclusion(journals: Sequence[_JournalFile]) -> Iterator[str]:
+    """Say how much was read and whether it can have been; what is missing; and where each rank is."""
+    count = sum(one.check.entries for one in journals)
+    clean = not any(one.check.findings for one in journals)
+    yield f"{count} entries{', all as the tables allow' if clean else ''}"
+    for one in journals:
+        yield from (f"wrong: {one.path}: {finding}" for finding in one.check.findings)
+        yield from (f"gap: {gap}" for gap in one.check.gaps)
+    ends = {rank: end for one in journals for rank, end in one.check.open_ends.items()}
+    states = {rank: joint for one in journals for rank, joint in one.check.states.items()}
+    for rank in sorted(states.keys() | ends.keys()):
+        if rank in states:
+            yield f"rank {rank} ends in {states[rank]}"
+        if rank in ends:
+            yield f"no end: {ends[rank]}"
 
 
 _COLUMNS = 80
@@ -243,8 +236,15 @@ def _word(facts: Mapping[str, Any]) -> str:
     return f"writes {facts['word']} {facts['code']} {rest}".rstrip()
 
 
+def _admitted(facts: Mapping[str, Any]) -> str:
+    version = "" if facts["version"] is None else f", version {facts['version']}"
+    return f"takes up plan {facts['plan']}{version}"
+
+
 _PHRASES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     kinds.STARTED: lambda facts: f"process {facts['pid']} begins",
+    kinds.ENDED: lambda facts: _plain("ended", facts) + ": the process leaves the group",
+    kinds.COMMAND_ADMITTED: _admitted,
     kinds.COMMAND_SEEN: lambda facts: f"sees {facts['operation']}",
     kinds.TRANSITION: _transition,
     kinds.ACTION_STARTED: lambda facts: f"{facts['name']} begins",
@@ -255,6 +255,7 @@ _PHRASES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     kinds.WAIT_EXPIRED: lambda facts: f"WAITED TOO LONG: {facts['message']}",
     kinds.WORD_WRITTEN: _word,
     kinds.DECISION: lambda facts: f"decides {facts['operation']}",
+    kinds.SHORTAGE_MET: lambda facts: f"IS SHORT: {facts['error']}",
     kinds.SERVED_VERSION: lambda facts: f"serves version {facts['version']}",
     kinds.INTERRUPTED: lambda facts: f"BREAKS its communicators: {facts['message']}",
     kinds.COMMAND_ISSUED: lambda facts: f"asks for {facts['operation']} ({facts['request_id']})",

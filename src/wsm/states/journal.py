@@ -7,15 +7,19 @@ writes it gives the times. This module knows no tables; :mod:`.replay` holds ent
 kind                 facts
 ===================  =====================================================================================
 ``started``          ``pid``: a process begins here; it holds nothing, and numbers may begin anew
+``ended``            none: the process leaves its group; the last entry of one that was not killed
 ``command_seen``     ``operation``
+``command_admitted`` ``plan``, ``version``: it is legal here, and which version it means, or null
 ``transition``       ``machine``, ``source``, ``event``, ``dest``, ``guard``, ``cause``, ``kv_kept`` if False
 ``action_started``   ``name``
-``action_finished``  ``name``, ``seconds``
+``action_finished``  ``name``, ``seconds``; ``version`` if it has loaded one
 ``action_failed``    ``name``, ``error``, ``message``
 ``action_undone``    ``name``
 ``command_failed``   ``action``, ``error``, ``message``
 ``wait_expired``     ``message``
-``word_written``     ``word``, ``code`` ...; ``weights`` and ``kv``, if given, are states that the word claims
+``word_written``     ``word``, ``code``; of a status word also ``action``, ``ready``, and the states that it
+                     claims, ``weights`` and ``kv``; ``step`` where the rank has stored its step word, too
+``shortage_met``     ``error``: it cut short what the rank did, and perhaps what it wrote here
 ``decision``         ``operation``: what a controller decided
 ``served_version``   ``version``: from here on steps run with it
 ``step_broken``      ``step``, ``error``, ``message``
@@ -37,7 +41,9 @@ from typing import Any, Final, NamedTuple
 from wsm.states.errors import JournalCapacityError, JournalFormatError
 
 STARTED: Final = "started"
+ENDED: Final = "ended"
 COMMAND_SEEN: Final = "command_seen"
+COMMAND_ADMITTED: Final = "command_admitted"
 TRANSITION: Final = "transition"
 ACTION_STARTED: Final = "action_started"
 ACTION_FINISHED: Final = "action_finished"
@@ -48,6 +54,7 @@ WAIT_EXPIRED: Final = "wait_expired"
 WORD_WRITTEN: Final = "word_written"
 DECISION: Final = "decision"
 SERVED_VERSION: Final = "served_version"
+SHORTAGE_MET: Final = "shortage_met"
 STEP_BROKEN: Final = "step_broken"
 INTERRUPTED: Final = "interrupted"
 COMMAND_ISSUED: Final = "command_issued"
@@ -57,7 +64,9 @@ RANK_LOST: Final = "rank_lost"
 KINDS: Final = frozenset(
     {
         STARTED,
+        ENDED,
         COMMAND_SEEN,
+        COMMAND_ADMITTED,
         TRANSITION,
         ACTION_STARTED,
         ACTION_FINISHED,
@@ -68,6 +77,7 @@ KINDS: Final = frozenset(
         WORD_WRITTEN,
         DECISION,
         SERVED_VERSION,
+        SHORTAGE_MET,
         STEP_BROKEN,
         INTERRUPTED,
         COMMAND_ISSUED,
@@ -171,7 +181,12 @@ def transition_entry(record: TransitionRecord, *, rank: int, wall_ns: int) -> Jo
 
 
 def read_ndjson(lines: Iterable[str]) -> list[JournalEntry]:
-    """Read entries back, for example from an open file; journals of several ranks may be concatenated.
+    """Read entries back, as :func:`iterate_ndjson`, all at once."""
+    return list(iterate_ndjson(lines))
+
+
+def iterate_ndjson(lines: Iterable[str]) -> Iterator[JournalEntry]:
+    """Yield entries, for example of an open file; journals of several ranks may be concatenated.
 
     Parameters
     ----------
@@ -184,7 +199,6 @@ def read_ndjson(lines: Iterable[str]) -> list[JournalEntry]:
     JournalFormatError
         If any other line is no entry of this schema.
     """
-    entries: list[JournalEntry] = []
     torn: JournalFormatError | None = None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -192,12 +206,11 @@ def read_ndjson(lines: Iterable[str]) -> list[JournalEntry]:
         if torn is not None:  # it was not the last line after all
             raise torn
         try:
-            entries.append(_read_line(number, line))
+            yield _read_line(number, line)
         except JournalFormatError as error:
             if line.endswith("\n"):
                 raise
             torn = error
-    return entries
 
 
 def _read_line(number: int, line: str) -> JournalEntry:

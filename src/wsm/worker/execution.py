@@ -21,7 +21,7 @@ from wsm.states import command_events
 from wsm.states.command_events import Asked, Request, WayOut
 from wsm.states.joint import JointState
 from wsm.states.machine import LifeCycle
-from wsm.states.vocabulary import KVPolicy
+from wsm.states.vocabulary import KVPolicy, Tag
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker.errors import CommandIllegalError
 from wsm.worker.performance import Performance
@@ -130,6 +130,8 @@ class Execution:
                 why=why,
             )
         self.plan.admit(self._context)
+        loads = self.request is not Request.CLEAR and Tag.WEIGHTS in self.arguments.tags
+        self._recorder.command_admitted(self.plan.name, self._context.version if loads else None)
 
     def drained(self) -> bool:
         """Whether the in-flight policy is satisfied, so that the rank may park."""

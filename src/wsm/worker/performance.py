@@ -22,6 +22,8 @@ _CACHE_CHANGES = {
     names.FORGET_KV_CACHE: CacheChange.READY,
 }
 
+_LOADS = (names.LOAD_WEIGHTS, names.STAGE_WEIGHTS)
+
 
 class Performance:
     """What was done for one command so far.
@@ -101,7 +103,8 @@ class Performance:
         self._watch.ends()
         seconds = ((self._clock.monotonic_ns() if ended_ns is None else ended_ns) - began_ns) / 1e9
         self._seconds.append(ActionSeconds(action.name, seconds))
-        self._recorder.action_finished(action.name, seconds)
+        version = self._context.facts.get("version") if action.name in _LOADS else None
+        self._recorder.action_finished(action.name, seconds, version)
 
     def fire(
         self, event: WeightEvent | KVEvent, *, kept: bool = False, kv_kept: bool = True, cause: str = ""

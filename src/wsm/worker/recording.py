@@ -26,6 +26,7 @@ from wsm.signals.ring import LineRing
 from wsm.states import journal as kinds
 from wsm.states.journal import Journal, JournalEntry, TransitionRecord, transition_entry
 from wsm.states.rank_state import Move
+from wsm.states.vocabulary import KVState, WeightState
 
 #: Characters of an error's message; an engine's own errors may quote whole tensors.
 _MAX_MESSAGE = 2 * 1024
@@ -74,6 +75,7 @@ class Recorder:
         self._log = log.logger("worker", rank=rank)
         self._file: TextIO | None = None
         self._ring: LineRing | None = None
+        self._closed, self._last = False, ""
         self._told_short: tuple[int, int, type[BaseException]] | None = None
         self._writing = threading.Lock()  # the watchdog's thread reports what it cannot end
         if directory is not None:
@@ -99,6 +101,11 @@ class Recorder:
         self._log.info(log.COMMAND_SEEN, epoch=epoch, sequence=sequence, operation=operation)
 
     @_never_raises
+    def command_admitted(self, plan: str, version: int | None) -> None:
+        """The command at hand is legal here, and means this version; None: it loads none."""
+        self._note(kinds.COMMAND_ADMITTED, plan=plan, version=version)
+
+    @_never_raises
     def transition(self, record: TransitionRecord) -> None:
         """A state machine took a step."""
         self._epoch, self._sequence = record.epoch, record.sequence
@@ -119,9 +126,10 @@ class Recorder:
         self._log.debug(log.ACTION_STARTED, action=name)
 
     @_never_raises
-    def action_finished(self, name: str, seconds: float) -> None:
-        """An action is done, and probed."""
-        self._note(kinds.ACTION_FINISHED, name=name, seconds=seconds)
+    def action_finished(self, name: str, seconds: float, version: int | None = None) -> None:
+        """An action is done, and probed; `version`: what it has loaded."""
+        loaded = {} if version is None else {"version": version}
+        self._note(kinds.ACTION_FINISHED, name=name, seconds=seconds, **loaded)
         self._log.debug(log.ACTION_FINISHED, action=name, seconds=seconds)
 
     @_never_raises
@@ -178,22 +186,28 @@ class Recorder:
     @_never_raises
     def wrote(self, move: Move) -> None:
         """Words of this rank were written."""
-        if move.status is not None:
-            status = move.status
-            self._epoch, self._sequence = status.epoch, status.sequence
-            self._note(
-                kinds.WORD_WRITTEN,
-                word="status",
-                code=status.code.name,
-                action=status.action,
-                ready=status.ready,
-            )
-        elif move.step is not None:
-            self._note(kinds.WORD_WRITTEN, word="step", code=move.step.kind.name, step=move.step.step)
+        status, step = move.status, move.step
+        if status is None:
+            if step is not None:
+                self._note(kinds.WORD_WRITTEN, word="step", code=step.kind.name, step=step.step)
+            return
+        self._epoch, self._sequence = status.epoch, status.sequence
+        self._note(
+            kinds.WORD_WRITTEN,
+            word="status",
+            code=status.code.name,
+            action=status.action,
+            ready=status.ready,
+            weights=WeightState(status.weights).name,
+            kv=KVState(status.kv).name,
+            **({} if step is None else {"step": step.step}),
+        )
 
     @_never_raises
     def cut_short(self, error: BaseException) -> None:
-        """A shortage has cut short what this rank did; told once per command and kind."""
+        """A shortage has cut short what this rank did; logged once per command and kind."""
+        if self._last != kinds.SHORTAGE_MET:  # it may be met again a thousand times a second
+            self._note(kinds.SHORTAGE_MET, error=described(error)[:_MAX_MESSAGE])
         told = self._epoch, self._sequence, type(error)
         if told != self._told_short:
             self._told_short = told
@@ -208,9 +222,16 @@ class Recorder:
             self._end_file()
 
     def close(self) -> None:
-        """Close the file and let go of the segment; the journal in memory stays readable. Idempotent."""
-        self._ring = None
+        """Say that the process leaves, and close the file; the journal in memory stays. Idempotent."""
+        if self._closed:
+            return
+        self._closed, self._ring = True, None
+        self._say_the_end()
         self._end_file()
+
+    @_never_raises
+    def _say_the_end(self) -> None:
+        self._note(kinds.ENDED)
 
     def _end_file(self) -> None:
         """Close the file. What it could not take lies in its buffer still, and would be refused once more."""
@@ -236,6 +257,7 @@ class Recorder:
     def _keep(self, new: JournalEntry) -> None:
         with self._writing:
             self.journal.append(new)
+            self._last = new.kind
             if self._file is None and self._ring is None:
                 return
             line = new.to_line()  # once: what is written here is written while the rank does not serve
