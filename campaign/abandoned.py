@@ -21,7 +21,6 @@ from campaign.operations import COMMANDS, HALVES, operation_of
 from campaign.playing import played
 from campaign.rank_faults import prepare
 from campaign.result import Result
-from wsm.cli.verdict import verdict
 
 #: What the names of these cases say they are.
 WHAT = "abandoned"
@@ -82,7 +81,8 @@ def _stands(group: GroupUnderFault, process: subprocess.Popen[str], result: Resu
     others_are_refused(group, result)
     if not status.over:
         fix = f"kill -9 {process.pid}"
-        result.require(fix in verdict(status), f"status does not name the controller: {verdict(status)}")
+        advice = " ".join(status.advice)
+        result.require(fix in advice, f"status does not name the controller: {status.headline}, {advice}")
         said = _explained(group)
         result.require(fix in said, f"explain does not name the controller: {said}")
 

@@ -21,9 +21,9 @@ from campaign.operations import operation_of, outcome_of
 from campaign.playing import played
 from campaign.rank_faults import finish, prepare
 from campaign.result import Result
-from wsm.controller.status import GroupStatus
 from wsm.signals.errors import RoleBusyError
 from wsm.states.words import Operation
+from wsm.status.facts import GroupStatus
 
 #: What a controller passes in each operation that is played.
 POINTS = {

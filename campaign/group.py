@@ -31,11 +31,10 @@ from campaign.played_config import played_config, publish_version
 from campaign.step_audit import StepAudit
 from campaign.token_audit import TokenAudit
 from wsm import Controller
-from wsm.controller.status import GroupStatus
 from wsm.errors import WsmError
 from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.states.vocabulary import KVPolicy
-from wsm.status.facts import who
+from wsm.status.facts import GroupStatus, who
 
 _STANDING = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
 _LOOK_S = 0.002

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from wsm.controller.status import GroupStatus
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, Tag
+from wsm.status.facts import GroupStatus
 
 WEIGHTS, KV_CACHE = frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})
 

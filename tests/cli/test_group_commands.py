@@ -26,7 +26,7 @@ def test_update_clear_and_status_from_a_shell(group: LivingGroup, wsm_process: R
 
     status = wsm_process("status", group.name)
     assert (status.code, status.err) == (0, "")
-    assert status.out.startswith(f"{group.name}: serves version 1.")
+    assert status.out.startswith(f"{group.name} serves version 1.")
     assert max(map(len, status.out.splitlines())) <= 80
 
     cleared = wsm_process("clear", group.name)
@@ -62,11 +62,11 @@ def test_one_half_goes_and_comes_and_every_answer_says_what_is_missing(group: Li
     assert cleared.code == 0
     assert "gave the KV cache back; holds version 1, and does not serve without the KV cache" in cleared.out
     status = wsm("status", group.name).out
-    assert f"'wsm update {group.name} --tags kv_cache' brings it" in " ".join(status.split())
+    assert f"'wsm update {group.name} --tags kv_cache' rebuilds the KV cache" in " ".join(status.split())
     assert json.loads(wsm("status", group.name, "--json").out)["missing"] == ["kv_cache"]
     receipt = json.loads(wsm("update", group.name, "--tags", "kv_cache", "--json").out)
     assert (receipt["outcome"], receipt["loaded"], receipt["missing"]) == ("updated", False, [])
-    assert wsm("status", group.name).out.startswith(f"{group.name}: serves version 1.")
+    assert wsm("status", group.name).out.startswith(f"{group.name} serves version 1.")
     away = wsm("clear", group.name, "--tags", "weights").out
     assert "gave the weights back; holds the KV cache, and does not serve without the weights" in away
 
@@ -245,19 +245,19 @@ def test_status_and_commands_on_a_group_that_died(group: LivingGroup, wsm: Run) 
     group.kill(1)
     status = wsm("status", group.name)
     assert status.code == 0
-    assert "rank 1 is dead" in status.out
+    assert "has lost rank 1, and needs every rank" in status.out
     refused = wsm("clear", group.name)
     assert refused.code == 1
     assert "rank 1 is gone" in refused.err
     group.kill(0)
-    assert "every rank is dead" in wsm("status", group.name).out
+    assert "is dead: none of its processes lives" in wsm("status", group.name).out
 
 
 def test_status_lists_every_group_in_a_line(group: LivingGroup, wsm: Run) -> None:
     group.serve(2)
     everything = wsm("status")
     assert everything.code == 0
-    assert f"{group.name}: serves version 2" in everything.out.splitlines()
+    assert f"{group.name} serves version 2" in everything.out.splitlines()
     names = [status["name"] for status in json.loads(wsm("status", "--json").out)]
     assert group.name in names
 

@@ -21,17 +21,15 @@ BROKEN_STEP = FailureReport(
 
 
 @pytest.fixture
-def blame(monkeypatch):
+def blame():
     """`blame(then)`: the error of a command in which rank 0 has failed, if `failed`."""
-    monkeypatch.setattr(
-        outcome, "read_status", lambda _: SimpleNamespace(sentence=lambda: "the group is CLEARED")
-    )
 
     def of(then: Situation, *, failed: bool = True, reported: FailureReport = FAILURE):
         def failure(rank, _command):
             return (reported, False) if failed and rank == 0 else None
 
-        group = SimpleNamespace(participants=2, failure=failure, report=lambda *_: None)
+        now = SimpleNamespace(sentence=lambda: "the group is CLEARED")
+        group = SimpleNamespace(participants=2, failure=failure, report=lambda *_: None, status=lambda: now)
         return outcome.aborted(group, COMMAND, request_id="r", operation="update", then=then)
 
     return of

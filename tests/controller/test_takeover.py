@@ -11,12 +11,10 @@ import pytest
 from living_group import Program, eventually
 
 from wsm import Outcome
-from wsm.cli.verdict import verdict
 from wsm.command import CommandArguments, CommandArgumentsError
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.image import SegmentImage
 from wsm.signals.lock import ControllerRole
-from wsm.signals.ownership import CONTROLLER_BYTE
 from wsm.signals.segment import Segment
 from wsm.states.errors import CommandOpenError
 from wsm.status import explain, read_facts
@@ -53,8 +51,7 @@ def codes(controller):
 def explained(group):
     """What `wsm explain` says, of the running group."""
     with contextlib.closing(Segment.attach(group.name, directory=group.directory)) as segment:
-        pid = segment.lock_file.holder(CONTROLLER_BYTE)
-        explanation = explain(read_facts(group.name, SegmentImage.of(segment), controller_pid=pid))
+        explanation = explain(read_facts(group.name, SegmentImage.of(segment), lock_file=segment.lock_file))
     return " ".join((explanation.headline, *explanation.advice))
 
 
@@ -232,7 +229,7 @@ def test_a_stopped_controller_of_a_command_that_all_ranks_prepared_is_named_and_
         eventually(lambda: codes(controller) == ["PREPARED"] * 2)
         eventually(lambda: controller.status().ranks[0].since_s > 1.5)  # its deadline passes, too
         assert controller.status().operation == "UPDATE"  # it may be about to write COMMIT
-        assert f"kill -9 {program.pid}" in verdict(controller.status())
+        assert f"kill -9 {program.pid}" in " ".join(controller.status().advice)
         assert f"kill -9 {program.pid}" in explained(group)
         program.kill()
         eventually(lambda: controller.status().over)

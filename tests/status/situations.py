@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from wsm.command import CommandArguments
 from wsm.report import FailureReport
 from wsm.states.journal import ACTION_STARTED, COMMAND_ISSUED, TRANSITION, JournalEntry
+from wsm.states.vocabulary import Tag
 from wsm.states.words import (
     CommandWord,
     CommittedWord,
@@ -17,6 +19,8 @@ from wsm.states.words import (
 )
 from wsm.status.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
 
+ASKED = CommandArguments("nightly", 4)
+CLEAR = CommandArguments("nightly", clears=True)
 LOAD = ActionFacts("load_weights", 600.0)
 RESTART = ActionFacts("restart_tp_group", 60.0)
 
@@ -27,8 +31,8 @@ def rank(number: int, code: StatusCode, sequence: int = 7, **facts) -> RankFacts
     return RankFacts(number, pid=100 + number, status=status, step=step, told_s=3.0, **facts)
 
 
-def serving_rank(number: int, **facts) -> RankFacts:
-    return rank(number, StatusCode.DONE_COMMITTED, weights="NORMAL", kv="NORMAL", **facts)
+def serving_rank(number: int, *, code: StatusCode = StatusCode.DONE_COMMITTED, **facts) -> RankFacts:
+    return rank(number, code, weights="NORMAL", kv="NORMAL", **facts)
 
 
 def group(*ranks: RankFacts, operation: Operation = Operation.UPDATE, **facts) -> GroupFacts:
@@ -37,10 +41,13 @@ def group(*ranks: RankFacts, operation: Operation = Operation.UPDATE, **facts) -
         run_id="r",
         command=CommandWord(2, facts.pop("sequence", 7), operation),
         committed=CommittedWord(facts.pop("committed", 6), facts.pop("version", 3)),
-        request_id="nightly",
+        arguments=facts.pop("arguments", ASKED),
+        asked_version=facts.pop("asked_version", 4),
         controller_pid=facts.pop("controller_pid", 900),
         owner_pid=800,
         owner_lives=facts.pop("owner_lives", True),
+        supervisor_pid=facts.pop("supervisor_pid", 800),
+        supervisor_life=facts.pop("supervisor_life", "alive"),
         ranks=ranks,
         **facts,
     )
@@ -65,20 +72,87 @@ TRANSITIONS = (
     entry(ACTION_STARTED, 1, 3_000_000, name="load_weights"),
 )
 
+OLD = FailureFacts(2, 5, False, FailureReport(1, "stage_weights", "OSError", "no such file"), age_s=95.0)
+HELD = FailureFacts(2, 7, True, FailureReport(0, "begin", "VersionHeldError", "rank 0 holds version 3"))
+
 SITUATIONS = {
+    "a hot update that failed": group(
+        serving_rank(0, code=StatusCode.DONE_KEPT),
+        serving_rank(1, code=StatusCode.DONE_KEPT, failure=failure(1)),
+        operation=Operation.HOT_ABORT,
+    ),
+    "an update in place that failed": group(
+        rank(0, StatusCode.DONE_CLEARED),
+        rank(1, StatusCode.DONE_CLEARED, failure=failure(1)),
+        operation=Operation.ABORT,
+    ),
+    "a first update that failed": group(
+        rank(0, StatusCode.DONE_CLEARED),
+        rank(1, StatusCode.DONE_CLEARED, failure=failure(1)),
+        operation=Operation.ABORT,
+        version=None,
+        supervisor_life="never",
+    ),
+    "a restore that failed": group(
+        rank(0, StatusCode.DONE_CLEARED),
+        rank(1, StatusCode.DONE_CLEARED, failure=failure(1)),
+        operation=Operation.ABORT,
+        arguments=replace(ASKED, version=3, restores=True),
+        asked_version=3,
+    ),
+    "nothing to do": group(
+        serving_rank(0, code=StatusCode.DONE_KEPT, failure=HELD),
+        serving_rank(1, code=StatusCode.DONE_KEPT, failure=OLD),
+        operation=Operation.ABORT,
+        arguments=CommandArguments("nightly"),
+        asked_version=None,
+    ),
+    "staging": group(
+        serving_rank(0, code=StatusCode.PREPARED),
+        serving_rank(1, code=StatusCode.DRAINING, action=replace(LOAD, name="stage_weights", seconds=2.0)),
+        operation=Operation.HOT_UPDATE,
+    ),
+    "a broken step without a supervisor": group(
+        serving_rank(0, step=StepWord(2, 7, StepKind.BROKEN, 41)),
+        serving_rank(1),
+        operation=Operation.COMMIT,
+        supervisor_life="never",
+    ),
+    "a stopped rank without a supervisor": group(
+        serving_rank(0), serving_rank(1, life="stopped"), operation=Operation.COMMIT, supervisor_life="never"
+    ),
+    "a dead rank without a supervisor": group(
+        serving_rank(0), serving_rank(1, life="dead"), operation=Operation.COMMIT, supervisor_life="never"
+    ),
+    "a dead rank and a stopped supervisor": group(
+        serving_rank(0), serving_rank(1, life="dead"), operation=Operation.COMMIT, supervisor_life="stopped"
+    ),
+    "a rank that has failed and is undecided": group(
+        rank(0, StatusCode.PREPARED), rank(1, StatusCode.FAILED, failure=failure(1))
+    ),
+    "one that holds the others in a step": group(
+        rank(0, StatusCode.DONE_COMMITTED, 6, step=StepWord(2, 6, StepKind.RUNNING, 41)),
+        rank(1, StatusCode.PARKING, step=parked(40)),
+        rank(2, StatusCode.PARKING, step=parked(41)),
+    ),
     "serving": group(serving_rank(0), serving_rank(1), operation=Operation.COMMIT, committed=7),
     "cleared": group(
-        rank(0, StatusCode.DONE_CLEARED), rank(1, StatusCode.DONE_CLEARED), operation=Operation.CLEAR
+        rank(0, StatusCode.DONE_CLEARED),
+        rank(1, StatusCode.DONE_CLEARED),
+        operation=Operation.CLEAR,
+        arguments=CLEAR,
     ),
     "without its KV cache": group(
         rank(0, StatusCode.DONE_CLEARED, weights="NORMAL"),
         rank(1, StatusCode.DONE_CLEARED, weights="NORMAL"),
         operation=Operation.CLEAR,
+        arguments=replace(CLEAR, tags=frozenset({Tag.KV_CACHE})),
     ),
     "without its weights": group(
         rank(0, StatusCode.DONE_CLEARED, kv="NORMAL"),
         rank(1, StatusCode.DONE_CLEARED, kv="NORMAL"),
         operation=Operation.CLEAR,
+        arguments=replace(CLEAR, tags=frozenset({Tag.WEIGHTS})),
         journal=(
             entry(
                 COMMAND_ISSUED,
@@ -90,7 +164,10 @@ SITUATIONS = {
         ),
     ),
     "a rank late in its drain": group(
-        rank(0, StatusCode.PARKING, step=parked()), rank(1, StatusCode.DRAINING), operation=Operation.CLEAR
+        rank(0, StatusCode.PARKING, step=parked()),
+        rank(1, StatusCode.DRAINING),
+        operation=Operation.CLEAR,
+        arguments=CLEAR,
     ),
     "a rank that has not answered": group(
         rank(0, StatusCode.PARKING, step=parked()), rank(1, StatusCode.DONE_COMMITTED, 6)
@@ -128,7 +205,11 @@ SITUATIONS = {
         journal=TRANSITIONS,
     ),
     "everybody dead": group(
-        serving_rank(0, life="dead"), serving_rank(1, life="dead"), owner_lives=False, controller_pid=None
+        serving_rank(0, life="dead"),
+        serving_rank(1, life="dead"),
+        owner_lives=False,
+        supervisor_life="dead",
+        controller_pid=None,
     ),
     "a dead controller with an undecided command": group(
         rank(0, StatusCode.PREPARED), rank(1, StatusCode.PREPARED), controller_pid=None

@@ -41,14 +41,17 @@ def test_a_group_is_explained_while_it_serves_hangs_and_lies_dead_and_so_is_a_co
         assert hanging.facts.request_id == "nightly"
         assert hanging.waits[0].ranks == (1,)
         group.programs[1].freeze()
-        assert explained(group).headline == "waits for rank 1, whose process is stopped"
+        assert explained(group).headline == (
+            "waits for rank 1, whose process is stopped: the update to version 2 is under way; "
+            "version 1 served before"
+        )
         group.programs[1].kill()
         with pytest.raises(wsm.WsmError):
             pending.result(60)
-        assert explained(group).headline == "has lost rank 1, and needs every rank"
+        assert explained(group).headline.startswith("has lost rank 1, and needs every rank")
         group.programs[0].kill()
     dead = explained(group)
-    assert dead.headline == "is dead: no process of it lives"
+    assert dead.headline == "is dead: none of its processes lives; version 1 served before"
     assert "When it died, rank 1 was inside load_weights." in dead.sentences
     assert len(dead.transitions) > 5
     before = path_of(group).read_bytes()
@@ -62,7 +65,7 @@ def test_a_group_is_explained_while_it_serves_hangs_and_lies_dead_and_so_is_a_co
 
 def test_a_worker_explains_its_own_group_and_never_raises(tmp_path):
     worker = wsm.Worker(wsm.WsmConfig("own", 2), wsm_testing_runner(), rank=0, directory=tmp_path)
-    assert worker.explain().headline == "waits for rank 1, which never attached"
+    assert worker.explain().headline == "is starting: rank 1 has not attached yet"
     worker.close()
     assert "cannot be read" in worker.explain().headline
 

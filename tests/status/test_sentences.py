@@ -15,8 +15,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from situations import SITUATIONS
 
 from wsm.states.words import Operation
-from wsm.status import explain
+from wsm.status import explain, status_line, status_of, status_text
 
+SERVING = (
+    "serving",
+    "a commit whose version nobody wrote",
+    "a hot update that failed",
+    "nothing to do",
+    "staging",
+)
 TEXTS = Path(__file__).with_name("texts")
 
 
@@ -24,18 +31,29 @@ def file_of(situation: str) -> Path:
     return TEXTS / f"{situation.replace(' ', '_')}.txt"
 
 
+def told_of(situation: str) -> str:
+    """What ``wsm explain`` and ``wsm status`` say of it."""
+    group = SITUATIONS[situation]
+    return f"{explain(group).text()}\n\n=== wsm status\n{status_text(group)}\n"
+
+
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_situation_is_told_in_these_words(situation):
-    assert f"{explain(SITUATIONS[situation]).text()}\n" == file_of(situation).read_text()
+    assert told_of(situation) == file_of(situation).read_text()
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_every_text_fits_80_columns_and_every_mapping_is_json(situation):
     explanation = explain(SITUATIONS[situation])
-    assert all(len(line) <= 80 for line in explanation.text().splitlines())
+    assert all(len(line) <= 80 for line in told_of(situation).splitlines())
+    assert len(status_line(SITUATIONS[situation])) <= 80
     told = json.loads(json.dumps(explanation.to_mapping()))
     assert told["headline"] == explanation.headline
-    assert told["serving"] is (situation in ("serving", "a commit whose version nobody wrote"))
+    assert told["serving"] is (situation in SERVING)
+    status = status_of(SITUATIONS[situation])
+    assert status.serving is (situation in SERVING)
+    assert status.headline in explanation.headline or status.because in explanation.headline
+    assert json.loads(json.dumps(status.to_mapping()))["advice"] == list(explanation.advice)
 
 
 def test_no_text_is_left_of_a_situation_that_is_gone():
@@ -44,7 +62,13 @@ def test_no_text_is_left_of_a_situation_that_is_gone():
 
 def test_who_does_not_serve_is_told_what_to_do():
     speechless = [name for name, group in SITUATIONS.items() if not explain(group).advice]
-    assert speechless == ["serving", "no segment", "another layout"]  # their errors say it themselves
+    assert set(speechless) == {
+        "serving",
+        "a hot update that failed",
+        "nothing to do",
+        "no segment",
+        "another layout",
+    }
 
 
 def test_a_wait_names_whom_it_is_for_and_what_is_left():
@@ -58,4 +82,4 @@ if __name__ == "__main__":
     for old in TEXTS.iterdir():
         old.unlink()
     for name in SITUATIONS:
-        file_of(name).write_text(f"{explain(SITUATIONS[name]).text()}\n")
+        file_of(name).write_text(told_of(name))

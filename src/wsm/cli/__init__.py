@@ -9,7 +9,7 @@ module                    responsible for
 :mod:`.failures`          from an exception to one line and an exit code
 :mod:`.commanding`        ``wsm clear``, ``wsm update``
 :mod:`.interruption`      Ctrl-C, SIGTERM and SIGHUP while a group is being commanded
-:mod:`.status`            ``wsm status``, with :mod:`.verdict`, :mod:`.status_text` and :mod:`.screen`
+:mod:`.status`            ``wsm status``, with :mod:`.screen`
 :mod:`.rollout`           ``wsm rollout``
 :mod:`.demo`              ``wsm demo``
 :mod:`.snapshots`         ``wsm inspect``, ``wsm convert``

@@ -15,9 +15,8 @@ from wsm.cli.teaching_command import TeachingCommand
 from wsm.errors import WsmError
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.image import SegmentImage
-from wsm.signals.lock_file import open_lock_file
+from wsm.signals.lock_file import LockFile, open_lock_file
 from wsm.signals.names import lock_path, segment_path
-from wsm.signals.ownership import CONTROLLER_BYTE
 from wsm.status import Explanation, GroupFacts, explain, facts_of_file, read_facts
 from wsm.status.text import TRANSITIONS
 
@@ -67,7 +66,8 @@ def _explained(name: str) -> Explanation:
             raise
         except WsmError as error:
             return _readable(GroupFacts(name, problem=str(error)), FAILED)
-        return explain(read_facts(name, image, controller_pid=_controller(path)))
+        with contextlib.closing(lock_file) if (lock_file := _locks(path)) else contextlib.nullcontext():
+            return explain(read_facts(name, image, lock_file=lock_file))
 
 
 def _readable(facts: GroupFacts, exit_code: int) -> Explanation:
@@ -77,13 +77,9 @@ def _readable(facts: GroupFacts, exit_code: int) -> Explanation:
     return explanation
 
 
-def _controller(path: Path) -> int | None:
-    """Ask the kernel who has the controller role, if the lock file is there."""
+def _locks(path: Path) -> LockFile | None:
+    """Open the group's lock file, if it is there: the kernel knows who has the controller role."""
     try:
-        lock_file = open_lock_file(lock_path(path))
+        return open_lock_file(lock_path(path))
     except WsmError:
         return None
-    if lock_file is None:
-        return None
-    with contextlib.closing(lock_file):
-        return lock_file.holder(CONTROLLER_BYTE)

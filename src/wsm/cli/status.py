@@ -10,12 +10,11 @@ import click
 from wsm.cli.groups import existing_groups, known_group
 from wsm.cli.options import Seconds, json_option
 from wsm.cli.printing import json_text, show, show_json, show_text
-from wsm.cli.status_text import group_line, group_text
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.controller.group_view import GroupView
-from wsm.controller.status import GroupStatus, read_status
 from wsm.errors import WsmError
 from wsm.signals.segment import Segment
+from wsm.status import GroupFacts, status_line, status_of, status_text
 
 
 @click.command(
@@ -56,11 +55,11 @@ def status(name: str | None, as_json: bool, watch: bool, every_s: float) -> None
         _watch(name, every_s, as_json=as_json)
     else:
         with known_group(name), _attached(name) as group:
-            now = read_status(group)
+            now = _read(group)
         if as_json:
-            show_json(now.to_mapping())
+            show_json(status_of(now).to_mapping())
         else:
-            show_text(group_text(now))
+            show_text(status_text(now))
 
 
 @contextlib.contextmanager
@@ -73,19 +72,24 @@ def _attached(name: str) -> Iterator[GroupView]:
             group.close()
 
 
+def _read(group: GroupView) -> GroupFacts:
+    group.view()  # damaged words are an error here; 'wsm explain' tells them
+    return group.facts()
+
+
 def _show_all(*, as_json: bool) -> None:
-    found: list[GroupStatus] = []
+    found: list[GroupFacts] = []
     broken: dict[str, str] = {}
     for name in existing_groups():
         try:
             with _attached(name) as group:
-                found.append(read_status(group))
+                found.append(_read(group))
         except WsmError as error:  # noqa: PERF203 - one that cannot be read must not hide the others
             broken[name] = str(error)
     if as_json:
-        show_json([now.to_mapping() for now in found])
+        show_json([status_of(now).to_mapping() for now in found])
         return
-    lines = [*map(group_line, found), *(f"{name}: unreadable: {why}" for name, why in broken.items())]
+    lines = [*map(status_line, found), *(f"{name}: unreadable: {why}" for name, why in broken.items())]
     for line in lines or ["no group on this host; 'wsm rollout' starts one"]:
         show(line)
 
@@ -99,6 +103,6 @@ def _watch(name: str, every_s: float, *, as_json: bool) -> None:
             with known_group(name), _attached(name) as group:
                 while not group.segment.inode_changed():
                     look = group.look()
-                    now = read_status(group).without_times()
-                    screen.show(json_text(now.to_mapping()) if as_json else group_text(now))
+                    now = _read(group).without_times()
+                    screen.show(json_text(status_of(now).to_mapping()) if as_json else status_text(now))
                     group.wait(look, every_s)

@@ -22,6 +22,6 @@ module                  responsible for
 from wsm.controller._transaction import Pending
 from wsm.controller.controller import Controller
 from wsm.controller.engine_words import EngineBridge
-from wsm.controller.status import GroupStatus, RankStatus
+from wsm.status.facts import GroupStatus, RankStatus
 
 __all__ = ["Controller", "EngineBridge", "GroupStatus", "Pending", "RankStatus"]

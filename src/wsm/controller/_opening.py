@@ -20,7 +20,6 @@ from wsm.controller._transaction import Pending, Transaction
 from wsm.controller.engine_words import leave_words, take_words
 from wsm.controller.errors import CommandWithdrawnError, MixedGroupError, PlansDifferError, RankLostError
 from wsm.controller.group_view import GroupAccess, GroupView
-from wsm.controller.status import read_status
 from wsm.errors import WsmError
 from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.errors import RoleBusyError
@@ -61,7 +60,7 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
     """
     lost = group.lost()
     if lost:
-        raise RankLostError(operation=operation.name.lower(), ranks=lost, group=read_status(group).sentence())
+        raise RankLostError(operation=operation.name.lower(), ranks=lost, group=group.status().sentence())
     command = decide.next_command(view, operation)
     found = {rank: group.plans(rank, command.epoch) for rank in range(len(view.steps))}
     if len({id(plan) for plan in found.values()}) > 1:
@@ -219,7 +218,7 @@ class Opening:
             command = self._group.open(word, arguments)
             undo.pop_all()
         if taken.words:
-            ending.callback(lambda: taken.answer(read_status(self._group).engine_state))
+            ending.callback(lambda: taken.answer(self._group.status().engine_state))
         return Transaction(
             self._group,
             command,

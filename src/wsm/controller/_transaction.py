@@ -23,7 +23,6 @@ from wsm.controller.company import LOOK_S, Company
 from wsm.controller.errors import EpochEndedError, UnsettledError
 from wsm.controller.group_view import GroupView
 from wsm.controller.outcome import Situation
-from wsm.controller.status import read_status
 from wsm.errors import WsmError
 from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
@@ -212,7 +211,7 @@ class Transaction:
                     operation=self._command.operation.name.lower().replace("_", " "),
                     epoch=self._command.epoch,
                     sequence=self._command.sequence,
-                    group=read_status(self._group).sentence(),
+                    group=self._group.status().sentence(),
                 )
             if view.command.operation.is_decision and self._decided_ns is None:
                 self._decided_ns = self._clock.monotonic_ns()  # by a controller that is dead

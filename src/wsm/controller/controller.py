@@ -25,10 +25,10 @@ from wsm.controller._request import (
 )
 from wsm.controller._transaction import Pending
 from wsm.controller.group_view import GroupAccess
-from wsm.controller.status import GroupStatus, read_status
 from wsm.receipt import Receipt
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag, TransferMode
 from wsm.states.words import Operation
+from wsm.status.facts import GroupStatus
 
 _P = ParamSpec("_P")
 
@@ -320,7 +320,7 @@ class Controller:
         """
         self._access.begin_use()
         try:
-            return read_status(self._access.group)
+            return self._access.group.status()
         finally:
             self._access.end_use()
 

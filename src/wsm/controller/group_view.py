@@ -31,7 +31,9 @@ from wsm.states import epochs
 from wsm.states import journal as kinds
 from wsm.states.view import View
 from wsm.states.words import CommandWord, CommittedWord, StatusCode
-from wsm.status.facts import CacheProcess
+from wsm.status.facts import CacheProcess, GroupFacts, GroupStatus
+from wsm.status.reading import read_facts
+from wsm.status.text import status_of
 
 
 class Look(NamedTuple):
@@ -108,6 +110,22 @@ class GroupView:
     def view(self) -> View:
         """Read every word once."""
         return self.look().view
+
+    def facts(self) -> GroupFacts:
+        """Read what is known of the group now, its journals aside. Does not block."""
+        segment = self.segment
+        return read_facts(segment.name, segment, lock_file=segment.lock_file, with_journal=False)
+
+    def status(self) -> GroupStatus:
+        """Return what programs get of :meth:`facts`.
+
+        Raises
+        ------
+        wsm.states.errors.WordFormatError
+            If a word is damaged.
+        """
+        self.view()
+        return status_of(self.facts())
 
     def look(self) -> Look:
         """Read every word once, for a decision and for a later :meth:`wait`."""

@@ -17,7 +17,6 @@ from wsm.controller.errors import (
     RankLostError,
 )
 from wsm.controller.group_view import GroupView
-from wsm.controller.status import read_status
 from wsm.errors import WsmError
 from wsm.report import STEP, WITHOUT_WEIGHTS, FailureReport, RankReport, ReportFormatError
 from wsm.states.decide import waiting_on
@@ -187,7 +186,7 @@ def aborted(
     then: Situation,
 ) -> WsmError:
     """Return the error for a command that was aborted, naming the first cause that is no echo of another."""
-    now = read_status(group).sentence()
+    now = group.status().sentence()
     causes = [(rank, group.failure(rank, command)) for rank in range(group.participants)]
     found: list[tuple[FailureReport, bool]] = [
         cause for rank, cause in causes if cause is not None and not _broke_later(cause[0], rank, then)

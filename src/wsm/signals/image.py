@@ -108,6 +108,10 @@ class SegmentImage:
         """Slot for the arguments of a command; only to be read."""
         return PayloadSlot(self._copy, self.layout.arguments[sequence % len(self.layout.arguments)])
 
+    def report(self, participant: int) -> PayloadSlot:
+        """Slot for what a participant reported; only to be read."""
+        return PayloadSlot(self._copy, self.layout.report[participant])
+
     def error(self, participant: int) -> PayloadSlot:
         """Slot for why a participant failed; only to be read."""
         return PayloadSlot(self._copy, self.layout.error[participant])

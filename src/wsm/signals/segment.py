@@ -264,6 +264,10 @@ class Segment:
         """Ring for the last journal lines of `participant`."""
         return self._rings[self.check_participant(participant)]
 
+    def journals(self) -> list[LineRing]:
+        """Rings of all participants, and behind them that of the controllers."""
+        return list(self._rings)
+
     @property
     def controller_journal(self) -> LineRing:
         """Ring for the last journal lines of those who had the controller role, one after the other."""

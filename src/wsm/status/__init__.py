@@ -5,13 +5,25 @@ module               responsible for
 ===================  ===================================================================================
 :mod:`.facts`        what is known about a group at one moment, as plain values
 :mod:`.reading`      from a segment, or a copy of one, to the facts, dead or alive, damaged or whole
-:mod:`.rules`        the one thing that keeps the group from serving, and what to do about it
+:mod:`.rules`        the one thing that keeps the group from serving, why, whom it waits for, what to do
 :mod:`.text`         what each rank does and waits for; all of it as text and as plain values
 ===================  ===================================================================================
 """
 
-from wsm.status.facts import GroupFacts, RankFacts
+from wsm.status.facts import GroupFacts, GroupStatus, RankFacts, RankStatus
 from wsm.status.reading import facts_of_file, read_facts
-from wsm.status.text import Explanation, explain
+from wsm.status.text import Explanation, explain, status_line, status_of, status_text
 
-__all__ = ["Explanation", "GroupFacts", "RankFacts", "explain", "facts_of_file", "read_facts"]
+__all__ = [
+    "Explanation",
+    "GroupFacts",
+    "GroupStatus",
+    "RankFacts",
+    "RankStatus",
+    "explain",
+    "facts_of_file",
+    "read_facts",
+    "status_line",
+    "status_of",
+    "status_text",
+]

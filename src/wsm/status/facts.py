@@ -1,14 +1,23 @@
-"""What is known about a group at one moment, as plain values, and what its participants are called. Pure."""
+"""What is known about a group at one moment, as plain values, and what its participants are called. Pure.
+
+:class:`GroupFacts` is everything that can be read; :class:`GroupStatus` is the part of it that programs get.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
+from wsm.command import CommandArguments, VersionHeldError
 from wsm.report import FailureReport
+from wsm.states.group import Resident, resident_on_all
 from wsm.states.journal import JournalEntry
-from wsm.states.vocabulary import ALL_TAGS, Tag, sentence_of
-from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
+from wsm.states.vocabulary import KVState, Tag, WeightState
+from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepKind, StepWord
+
+#: What can be known of a process.
+ALIVE, STOPPED, DEAD, NEVER, UNKNOWN = "alive", "stopped", "dead", "never", "unknown"
 
 
 @dataclass(frozen=True)
@@ -42,12 +51,20 @@ class FailureFacts:
         Whether the rank refused it.
     report : FailureReport
         Why.
+    age_s : float or None
+        Seconds since then; None where no journal says it any more.
     """
 
     epoch: int
     sequence: int
     refused: bool
     report: FailureReport
+    age_s: float | None = None
+
+    @property
+    def is_no_fault(self) -> bool:
+        """Whether the rank only found that there is nothing to do."""
+        return self.refused and self.report.error == VersionHeldError.__name__
 
 
 @dataclass(frozen=True)
@@ -57,20 +74,22 @@ class RankFacts:
     Parameters
     ----------
     rank : int
-        Who; helpers follow the ranks.
+        Which; helpers follow the ranks.
     helper : bool
         Whether it is a participant without steps.
     life : str
-        ``alive``, ``stopped``, ``dead``, ``never`` (nobody ever stood there) or ``unknown`` (another pid
-        namespace, or a damaged record).
+        ``alive``, ``stopped`` (by SIGSTOP or a debugger), ``dead``, ``never`` (none ever attached there) or
+        ``unknown`` (another pid namespace, or a damaged record).
     pid : int or None
-        Of the process that stands or stood there.
+        Of the process that is or was this rank.
     status : StatusWord or None
         What it says of itself; None if the word is damaged or was never written.
     step : StepWord or None
-        Where it stands between steps; None for a helper, and for a damaged word.
+        Its last step; None for a helper, and for a damaged word.
     weights, kv : str
         Names of the states in the status word.
+    heartbeat : int
+        A counter that grows with every turn that is not the quiet path.
     told_s : float or None
         Seconds since the status word was stored.
     beat_s : float or None
@@ -85,17 +104,28 @@ class RankFacts:
 
     rank: int
     helper: bool = False
-    life: str = "alive"
+    life: str = ALIVE
     pid: int | None = None
     status: StatusWord | None = None
     step: StepWord | None = None
     weights: str = "CLEARED"
     kv: str = "CLEARED"
+    heartbeat: int = 0
     told_s: float | None = None
     beat_s: float | None = None
     plan: str | None = None
     action: ActionFacts | None = None
     failure: FailureFacts | None = None
+
+    @property
+    def number(self) -> int:
+        """The rank's number; that of a KV-cache process says what it is."""
+        return CacheProcess(self.rank) if self.helper else self.rank
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether its last step raised."""
+        return self.step is not None and self.step.kind is StepKind.BROKEN
 
     def code(self, command: CommandWord) -> StatusCode | None:
         """How far it is with a command; None if it has not answered."""
@@ -120,22 +150,32 @@ class GroupFacts:
         This start of the group.
     command : CommandWord or None
         The last command; None if its word is damaged.
+    arguments : CommandArguments or None
+        Of the last command, where they can still be read.
+    asked_version : int or None
+        The version that the last command brings, also where rank 0 looked for it.
     committed : CommittedWord
         The version that the whole group committed last.
-    request_id : str or None
-        The caller's name for the last command.
+    served_version : int or None
+        The version that served last, where it can be known.
+    role_known : bool
+        Whether it can be known which process has the controller role; not so of a copy.
     controller_pid : int or None
-        Who has the controller role now; None: nobody, or it cannot be known.
+        The process that has the controller role now (0: in another pid namespace); None: none, or not known.
     controller_stopped : bool
         Whether that process lives and is stopped.
     owner_pid : int or None
-        Who owns the segment.
+        The process that owns the segment.
     owner_lives : bool
         Whether that process lives.
+    supervisor_pid : int or None
+        The process that replaces ranks that are lost; None: none does.
+    supervisor_life : str
+        As :attr:`RankFacts.life`.
     ranks : tuple of RankFacts
         The participants.
     journal : tuple of JournalEntry
-        The last entries of all of them and of the controllers, oldest first.
+        The last entries of all of them and of the controllers, oldest first; empty where not asked for.
     """
 
     name: str
@@ -143,23 +183,232 @@ class GroupFacts:
     damaged: tuple[str, ...] = ()
     run_id: str = ""
     command: CommandWord | None = None
+    arguments: CommandArguments | None = None
+    asked_version: int | None = None
     committed: CommittedWord = field(default_factory=lambda: CommittedWord(0, None))
-    request_id: str | None = None
+    served_version: int | None = None
+    role_known: bool = True
     controller_pid: int | None = None
     controller_stopped: bool = False
     owner_pid: int | None = None
     owner_lives: bool = False
+    supervisor_pid: int | None = None
+    supervisor_life: str = NEVER
     ranks: tuple[RankFacts, ...] = ()
     journal: tuple[JournalEntry, ...] = ()
 
+    @property
+    def request_id(self) -> str | None:
+        """The caller's name for the last command."""
+        return None if self.arguments is None else self.arguments.request_id
 
-def words_for(missing: frozenset[Tag], version: int | None) -> str:
-    """Say what is held where something is missing, as the end of a sentence about a group."""
-    if missing == ALL_TAGS:
-        return "holds nothing, and does not serve"
-    held = sentence_of(ALL_TAGS - missing)
-    of_version = f" of version {version}" if Tag.WEIGHTS not in missing else ""
-    return f"holds {held}{of_version}, and does not serve without {sentence_of(missing)}"
+    @property
+    def starter_pid(self) -> int | None:
+        """The process that owns the group and is none of its ranks, if it lives: it starts them."""
+        owns = self.owner_lives and self.owner_pid not in {rank.pid for rank in self.ranks}
+        return self.owner_pid if owns else None
+
+    @property
+    def serving(self) -> bool:
+        """Whether every rank may step."""
+        command = self.command
+        return (
+            not self.problem
+            and not self.damaged
+            and bool(self.ranks)
+            and command is not None
+            and all(
+                rank.life in (ALIVE, UNKNOWN)
+                and (rank.weights, rank.kv) == ("NORMAL", "NORMAL")
+                and rank.status is not None
+                and rank.status.epoch == command.epoch
+                and not rank.is_broken
+                for rank in self.ranks
+            )
+        )
+
+    def without_times(self) -> GroupFacts:
+        """Return it without what changes by itself as time passes."""
+        ranks = tuple(
+            replace(
+                rank,
+                told_s=None,
+                beat_s=None,
+                heartbeat=0,
+                action=None if rank.action is None else ActionFacts(rank.action.name, rank.action.deadline_s),
+            )
+            for rank in self.ranks
+        )
+        return replace(self, ranks=ranks)
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """One participant.
+
+    Parameters
+    ----------
+    rank : int
+        Which; a KV-cache process follows the ranks.
+    life : str
+        ``alive``, ``stopped`` (by SIGSTOP or a debugger), ``dead``, ``never`` or ``unknown``.
+    pid : int or None
+        Of the process that is or was this rank.
+    weights, kv : str
+        Names of the states.
+    code : str
+        How far it is with `sequence`.
+    epoch, sequence : int
+        What its status word belongs to.
+    action : int
+        Index of the action in its plan.
+    step_kind : str
+        ``running``, ``parked`` or ``broken``; ``none`` of a KV-cache process.
+    step : int
+        The last step that it entered.
+    heartbeat : int
+        A counter that grows with every turn that is not the quiet path.
+    doing : str or None
+        The action that it is inside of.
+    since_s : float or None
+        Seconds since it said `code`; None where it never said when.
+    """
+
+    rank: int
+    life: str
+    pid: int | None
+    weights: str
+    kv: str
+    code: str
+    epoch: int
+    sequence: int
+    action: int
+    step_kind: str
+    step: int
+    heartbeat: int
+    doing: str | None = None
+    since_s: float | None = None
+
+    @property
+    def held(self) -> Resident:
+        """What it holds."""
+        return Resident(WeightState[self.weights], KVState[self.kv])
+
+    @property
+    def serving(self) -> bool:
+        """Whether it may step."""
+        return self.life in (ALIVE, UNKNOWN) and self.held.serving and self.step_kind != "broken"
+
+
+@dataclass(frozen=True)
+class GroupStatus:
+    """A whole group, as ``wsm status --json`` and :meth:`wsm.Controller.status` tell it.
+
+    Parameters
+    ----------
+    name, run_id : str
+        The group, and this start of it.
+    epoch, sequence : int
+        Of the last command.
+    operation : str
+        What it asks, or what was decided.
+    over : bool
+        Whether every participant is done with it.
+    version : int or None
+        The committed version.
+    controller_pid, owner_pid : int or None
+        The processes that have the controller role now, and own the segment.
+    controller_stopped : bool
+        Whether the process that has the controller role lives and is stopped.
+    supervisor_pid : int or None
+        The process that replaces ranks that are lost, if one does and lives.
+    ranks : tuple of RankStatus
+        The participants.
+    headline : str
+        What the group does or holds, as ``wsm explain`` says it.
+    because : str
+        Why that is so; empty where there is nothing to say.
+    advice : tuple of str
+        What to do next.
+    """
+
+    name: str
+    run_id: str
+    epoch: int
+    sequence: int
+    operation: str
+    over: bool
+    version: int | None
+    controller_pid: int | None
+    owner_pid: int | None
+    ranks: tuple[RankStatus, ...]
+    controller_stopped: bool = False
+    supervisor_pid: int | None = None
+    headline: str = ""
+    because: str = ""
+    advice: tuple[str, ...] = ()
+
+    @property
+    def serving(self) -> bool:
+        """Whether every rank may step."""
+        return bool(self.ranks) and all(rank.serving for rank in self.ranks)
+
+    @property
+    def state(self) -> str:
+        """The weights' state if all ranks agree, else ``MIXED``."""
+        states = {rank.weights for rank in self.ranks}
+        return states.pop() if len(states) == 1 else "MIXED"
+
+    @property
+    def engine_state(self) -> WeightState | None:
+        """What FastDeploy's weights word can truly say of the whole group.
+
+        NORMAL if it serves, CLEARED if weights or KV cache are away on every rank, FAULTED (to an engine:
+        CLEARING) if a teardown failed; None while a command is open or no single word fits.
+        """
+        if not self.over:
+            return None
+        if self.serving:
+            return WeightState.NORMAL
+        if WeightState.FAULTED.name in {rank.weights for rank in self.ranks}:
+            return WeightState.FAULTED
+        held = resident_on_all(rank.held for rank in self.ranks)
+        lacks = held is not None and held.missing and held.as_whole is WeightState.CLEARED
+        return WeightState.CLEARED if lacks else None
+
+    @property
+    def has_cache_process(self) -> bool:
+        """Whether a KV-cache process takes part; it comes last among the ranks."""
+        return any(rank.step_kind == "none" for rank in self.ranks)
+
+    @property
+    def missing(self) -> frozenset[Tag]:
+        """What some rank lacks for serving."""
+        return frozenset(tag for rank in self.ranks for tag in rank.held.missing)
+
+    @property
+    def holds_half(self) -> bool:
+        """Whether all ranks hold the weights and no KV cache, or the other way round."""
+        held = resident_on_all(rank.held for rank in self.ranks)
+        return held is not None and self.engine_state is WeightState.CLEARED and len(held.missing) == 1
+
+    def to_mapping(self) -> Mapping[str, Any]:
+        """Return plain values, ready for JSON."""
+        return {
+            **asdict(self),
+            "serving": self.serving,
+            "state": self.state,
+            "missing": tuple(sorted(tag.value for tag in self.missing)),
+        }
+
+    def without_times(self) -> GroupStatus:
+        """Return it without what changes by itself as time passes."""
+        return replace(self, ranks=tuple(replace(rank, since_s=None, heartbeat=0) for rank in self.ranks))
+
+    def sentence(self) -> str:
+        """Say in a few words what the group does and holds; what errors quote."""
+        still = "" if self.over else f"; command {self.sequence} ({self.operation}) is still open"
+        return f"the group {self.headline}{still}"
 
 
 class CacheProcess(int):
@@ -174,10 +423,11 @@ def who(participant: int) -> str:
 
 
 def whose_processes(participants: Iterable[int]) -> str:
-    """Name the processes of several participants: ``the process of rank 0, 1``, ``the KV-cache process``."""
+    """Name the processes of several participants: ``the processes of ranks 0, 1``."""
     found = list(participants)
     ranks = ", ".join(str(each) for each in found if not isinstance(each, CacheProcess))
-    names = [f"the process of rank {ranks}"] if ranks else []
+    several = "es of ranks" if "," in ranks else " of rank"
+    names = [f"the process{several} {ranks}"] if ranks else []
     return " and ".join([*names, *(who(each) for each in found if isinstance(each, CacheProcess))])
 
 

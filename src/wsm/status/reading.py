@@ -1,28 +1,87 @@
-"""From a copy of a segment to the facts of its group: words, slots, rings, and ``/proc``.
+"""From a segment, mapped or copied, to the facts of its group: words, slots, rings, locks and ``/proc``.
 
-Judges nothing. Whatever is damaged becomes a fact, never an error.
+Judges nothing, writes nothing, asks no process. Whatever is damaged becomes a fact, never an error.
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.declared_plans import PLANS_KIND, DeclaredAction, DeclaredPlan, DeclaredPlans
 from wsm.errors import WsmError
-from wsm.report import FailureReport
-from wsm.signals.identity import Occupant, is_stopped, read_occupant
+from wsm.report import FailureReport, RankReport
+from wsm.signals.identity import Occupant, ProcessIdentity, is_stopped, read_occupant
 from wsm.signals.image import SegmentImage
+from wsm.signals.layout import Layout
+from wsm.signals.lock_file import LockFile
+from wsm.signals.ownership import CONTROLLER_BYTE, FIRST_PARTICIPANT_BYTE
 from wsm.signals.presence import Presence, read_presence
+from wsm.signals.ring import LineRing
+from wsm.signals.slot import PayloadSlot
+from wsm.states import journal as kinds
 from wsm.states.errors import WordFormatError
 from wsm.states.journal import JournalEntry, read_ndjson
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
-from wsm.status.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
+from wsm.status.facts import (
+    ALIVE,
+    DEAD,
+    NEVER,
+    STOPPED,
+    UNKNOWN,
+    ActionFacts,
+    FailureFacts,
+    GroupFacts,
+    RankFacts,
+)
 
 _Word = TypeVar("_Word", CommandWord, CommittedWord, StatusWord, StepWord)
+
+#: Under which codes rank 0's report names the version of a command that names none itself.
+_NAMING = (StatusCode.DRAINING, StatusCode.PREPARED, StatusCode.DONE_COMMITTED)
+
+
+class Source(Protocol):
+    """What is read: a :class:`wsm.signals.segment.Segment`, or a copy of one."""
+
+    world_size: int
+    run_id: str
+    words: memoryview[int]
+
+    @property
+    def layout(self) -> Layout:
+        """Indexes into `words`."""
+
+    @property
+    def participants(self) -> int:
+        """Number of ranks and helpers."""
+
+    @property
+    def owner(self) -> ProcessIdentity | None:
+        """The process that owns the segment."""
+
+    @property
+    def supervisor(self) -> ProcessIdentity | None:
+        """The process that replaces ranks."""
+
+    def arguments(self, sequence: int) -> PayloadSlot:
+        """Slot for the arguments of a command."""
+
+    def report(self, participant: int) -> PayloadSlot:
+        """Slot for what a participant reports."""
+
+    def error(self, participant: int) -> PayloadSlot:
+        """Slot for why a participant failed."""
+
+    def plans(self, participant: int) -> PayloadSlot:
+        """Slot for a participant's plans."""
+
+    def journals(self) -> list[LineRing]:
+        """Rings of all participants, and behind them that of the controllers."""
 
 
 def facts_of_file(name: str, path: Path) -> GroupFacts:
@@ -34,50 +93,68 @@ def facts_of_file(name: str, path: Path) -> GroupFacts:
     return read_facts(name, image)
 
 
-def read_facts(name: str, image: SegmentImage, *, controller_pid: int | None = None) -> GroupFacts:
-    """Read the facts of a copy.
+def read_facts(
+    name: str, source: Source, *, lock_file: LockFile | None = None, with_journal: bool = True
+) -> GroupFacts:
+    """Read everything that is known of a group. Does not block.
 
     Parameters
     ----------
     name : str
         What the group is called.
-    image : SegmentImage
-        The copy.
-    controller_pid : int or None
-        Who has the controller role, for a caller that can know.
+    source : Segment or SegmentImage
+        Its memory, or a copy.
+    lock_file : LockFile or None
+        Of the living group; None: what locks say cannot be known.
+    with_journal : bool
+        Whether the rings are read, too: milliseconds where all else takes microseconds.
     """
-    reader = _Reader(image)
-    layout = image.layout
+    reader = _Reader(source, lock_file, tuple(_journal(source)) if with_journal else ())
+    layout = source.layout
     command = reader.word("command word", CommandWord, layout.command)
-    committed = reader.word("committed-version word", CommittedWord, layout.committed)
-    ranks = tuple(reader.rank(rank) for rank in range(image.participants))
-    owner = image.owner
+    committed = reader.word("committed-version word", CommittedWord, layout.committed) or CommittedWord(
+        0, None
+    )
+    ranks = tuple(reader.rank(rank) for rank in range(source.participants))
+    arguments = None if command is None else _arguments(source, command)
+    owner, supervisor = source.owner, source.supervisor
+    controller_pid = None if lock_file is None else lock_file.holder(CONTROLLER_BYTE)
+    served = committed.version
+    if served is None and any(rank.weights == "CLEARED" for rank in ranks):
+        served = _served_before(reader.journal or tuple(_journal(source)))
     return GroupFacts(
         name,
         damaged=tuple(reader.damaged),
-        run_id=image.run_id,
+        run_id=source.run_id,
         command=command,
-        committed=committed or CommittedWord(0, None),
-        request_id=None if command is None else _request_id(image, command),
+        arguments=arguments,
+        asked_version=None if command is None else _asked_version(source, command, arguments),
+        committed=committed,
+        served_version=served,
+        role_known=lock_file is not None,
         controller_pid=controller_pid,
-        controller_stopped=controller_pid is not None and is_stopped(controller_pid),
+        controller_stopped=bool(controller_pid) and is_stopped(controller_pid or 0),
         owner_pid=None if owner is None else owner.pid,
         owner_lives=owner is not None and owner.is_known_alive,
+        supervisor_pid=None if supervisor is None else supervisor.pid or None,
+        supervisor_life=NEVER if supervisor is None else _life_of(supervisor),
         ranks=ranks,
-        journal=tuple(_journal(image)),
+        journal=reader.journal,
     )
 
 
 class _Reader:
-    """Reads one copy, and keeps what is damaged."""
+    """Reads one segment or copy, and keeps what is damaged."""
 
-    def __init__(self, image: SegmentImage) -> None:
+    def __init__(self, source: Source, lock_file: LockFile | None, journal: tuple[JournalEntry, ...]) -> None:
         self.damaged: list[str] = []
-        self._image = image
+        self.journal = journal
+        self._source = source
+        self._lock_file = lock_file
         self._now_ns = time.monotonic_ns()
 
     def word(self, what: str, kind: type[_Word], index: int) -> _Word | None:
-        word = self._image.words[index]
+        word = self._source.words[index]
         try:
             return kind.unpack(word)
         except WordFormatError:
@@ -85,31 +162,44 @@ class _Reader:
             return None
 
     def rank(self, rank: int) -> RankFacts:
-        image, layout = self._image, self._image.layout
+        source, layout = self._source, self._source.layout
         status = self.word(f"status word of rank {rank}", StatusWord, layout.status[rank])
         step = None
-        if rank < image.world_size:
+        if rank < source.world_size:
             step = self.word(f"step word of rank {rank}", StepWord, layout.step[rank])
-        occupant = read_occupant(image.words, layout.occupant[rank])
-        presence = read_presence(image.words, layout.heartbeat[rank])
+        occupant = read_occupant(source.words, layout.occupant[rank])
+        presence = read_presence(source.words, layout.heartbeat[rank])
         if status is not None and status.epoch == 0:
             status = None  # zero words say nothing
         plan = None if status is None else self._plan(rank, status, presence)
         return RankFacts(
             rank=rank,
-            helper=rank >= image.world_size,
-            life=_life(occupant),
+            helper=rank >= source.world_size,
+            life=self._life(rank, occupant),
             pid=None if occupant is None else occupant.identity.pid or None,
             status=status,
             step=step,
             weights=self._state(WeightState, rank, None if status is None else status.weights),
             kv=self._state(KVState, rank, None if status is None else status.kv),
+            heartbeat=presence.heartbeat,
             told_s=self._age_s(presence.told_at_ns),
             beat_s=self._age_s(presence.beat_at_ns),
             plan=None if plan is None else plan.name,
             action=None if status is None else self._action(plan, status, presence),
             failure=self._failure(rank),
         )
+
+    def _life(self, rank: int, occupant: Occupant | None) -> str:
+        if occupant is None:
+            return NEVER
+        if not occupant.present:
+            return DEAD
+        life = _life_of(occupant.identity)
+        if life in (ALIVE, STOPPED) or self._lock_file is None:
+            return life
+        # Another pid namespace, a hidden /proc, or dead indeed: the byte lock knows.
+        holder = self._lock_file.holder(FIRST_PARTICIPANT_BYTE + rank)
+        return DEAD if holder is None else ALIVE
 
     def _state(self, kind: type[WeightState | KVState], rank: int, code: int | None) -> str:
         if code is None:
@@ -125,9 +215,11 @@ class _Reader:
         return (self._now_ns - at_ns) / 1e9 if 0 < at_ns <= self._now_ns else None
 
     def _plan(self, rank: int, status: StatusWord, presence: Presence) -> DeclaredPlan | None:
-        data = self._image.plans(rank).read(status.epoch, 0, PLANS_KIND)
+        if presence.doing.plan is None:
+            return None
+        data = self._source.plans(rank).read(status.epoch, 0, PLANS_KIND)
         try:
-            return None if data is None else DeclaredPlans.from_bytes(data).at(presence.doing.plan)
+            return None if data is None else _declared(data).at(presence.doing.plan)
         except WsmError:
             return None
 
@@ -143,7 +235,7 @@ class _Reader:
         return None if named is None else _action_facts(named, None)
 
     def _failure(self, rank: int) -> FailureFacts | None:
-        last = self._image.error(rank).last()
+        last = self._source.error(rank).last()
         if last is None:
             return None
         (epoch, sequence, kind), data = last
@@ -151,36 +243,64 @@ class _Reader:
             report = FailureReport.from_bytes(rank, data)
         except WsmError:
             return None
-        return FailureFacts(epoch, sequence, kind == StatusCode.REFUSED, report)
+        told = [
+            one.at_ns
+            for one in self.journal
+            if (one.kind, one.rank, one.epoch, one.sequence) == (kinds.COMMAND_FAILED, rank, epoch, sequence)
+        ]
+        age_s = self._age_s(told[-1]) if told else None
+        return FailureFacts(epoch, sequence, kind == StatusCode.REFUSED, report, age_s)
+
+
+@functools.lru_cache(maxsize=16)
+def _declared(data: bytes) -> DeclaredPlans:
+    """Read plans, which are equal on most ranks and in every epoch."""
+    return DeclaredPlans.from_bytes(data)
 
 
 def _action_facts(action: DeclaredAction, seconds: float | None) -> ActionFacts:
     return ActionFacts(action.name, action.deadline_s, seconds)
 
 
-def _life(occupant: Occupant | None) -> str:
-    if occupant is None:
-        return "never"
-    identity = occupant.identity
-    if occupant.present and not identity.is_visible:
-        return "unknown"
-    if not occupant.present or not identity.is_known_alive:
-        return "dead"
-    return "stopped" if identity.is_stopped else "alive"
+def _life_of(identity: ProcessIdentity) -> str:
+    if not identity.is_visible:
+        return UNKNOWN
+    if not identity.is_known_alive:
+        return DEAD
+    return STOPPED if identity.is_stopped else ALIVE
 
 
-def _request_id(image: SegmentImage, command: CommandWord) -> str | None:
-    data = image.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
+def _arguments(source: Source, command: CommandWord) -> CommandArguments | None:
+    data = source.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
     try:
-        return None if data is None else CommandArguments.from_bytes(data).request_id
+        return None if data is None else CommandArguments.from_bytes(data)
     except WsmError:
         return None
 
 
-def _journal(image: SegmentImage) -> list[JournalEntry]:
+def _asked_version(source: Source, command: CommandWord, arguments: CommandArguments | None) -> int | None:
+    if arguments is None or arguments.clears or arguments.version is not None:
+        return None if arguments is None else arguments.version
+    for code in _NAMING:
+        data = source.report(0).read(command.epoch, command.sequence, code)
+        try:
+            if data is not None:
+                return RankReport.from_bytes(0, data).version
+        except WsmError:
+            return None
+    return None
+
+
+def _served_before(journal: tuple[JournalEntry, ...]) -> int | None:
+    """Return the version that a rank said it serves, last."""
+    told = [one.facts.get("version") for one in journal if one.kind == kinds.SERVED_VERSION]
+    return told[-1] if told and isinstance(told[-1], int) else None
+
+
+def _journal(source: Source) -> list[JournalEntry]:
     """Return what stands in the rings, by time; broken lines are left out."""
     entries: list[JournalEntry] = []
-    for ring in image.journals():
+    for ring in source.journals():
         for line in ring.lines():
             # Without its line feed a line counts as torn, and is skipped where it cannot be read.
             entries += read_ndjson([line])

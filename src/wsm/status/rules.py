@@ -1,205 +1,507 @@
-"""The one thing that keeps a group from serving, and what to do about it: the first rule that fits. Pure."""
+"""The one thing that keeps a group from serving, why it is so, and what to do. Pure; the first rule counts.
+
+``wsm status``, ``wsm explain`` and the errors of controllers say what these rules find. An advice names the
+commands that it means, with their version; the tests carry them out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from wsm.states.words import Operation, StatusCode, StepKind
-from wsm.status.facts import GroupFacts, RankFacts, named
+from wsm.states.vocabulary import ALL_TAGS, Tag, sentence_of
+from wsm.states.words import Operation, StatusCode, StatusWord, StepKind, StepWord, code_name
+from wsm.status.facts import (
+    ALIVE,
+    DEAD,
+    NEVER,
+    STOPPED,
+    FailureFacts,
+    GroupFacts,
+    RankFacts,
+    who,
+    whose_processes,
+)
 
-#: A headline, and what to do.
-Verdict = tuple[str, tuple[str, ...]]
+#: Errors of ranks that only repeat that another rank failed.
+_ECHOES = frozenset(("PeerNeverReadyError", "CommandAbortedError"))
+
+#: Errors of a rank that waited for another one: told only where that one has nothing to tell.
+_WAITS = frozenset(("ActionInterruptedError", "WaitExpiredError"))
+
+_DOES = {
+    StatusCode.NONE: "has not answered",
+    StatusCode.ATTACHED: "has not answered",
+    StatusCode.DRAINING: "is draining",
+    StatusCode.PARKING: "has stopped stepping",
+    StatusCode.ACCEPTED: "has accepted it",
+    StatusCode.RUNNING: "is running",
+    StatusCode.PREPARED: "is prepared",
+    StatusCode.FAILED: "has failed",
+    StatusCode.REFUSED: "has refused it",
+    StatusCode.STOPPED_UNTOUCHED: "has stopped",
+    StatusCode.STOPPED_TOUCHED: "has stopped",
+}
 
 
-def verdict(group: GroupFacts) -> Verdict:
-    """Return the headline about a group, and the advice that belongs to it."""
-    return next(filter(None, (rule(group) for rule in _RULES)), ("does not serve", ()))
+@dataclass(frozen=True)
+class Advice:
+    """One thing to do.
+
+    Parameters
+    ----------
+    text : str
+        A sentence.
+    commands : tuple of str
+        The shell commands in it, in their order; what follows a word in capitals is the reader's to fill in.
+    """
+
+    text: str
+    commands: tuple[str, ...] = ()
 
 
-def serves(group: GroupFacts) -> bool:
-    """Whether every rank may step."""
+@dataclass(frozen=True)
+class Finding:
+    """What a rule found.
+
+    Parameters
+    ----------
+    code : str
+        Which rule.
+    state : str
+        What the group does or holds, as the end of a sentence about it; without times.
+    because : str
+        Why; empty where there is nothing to say.
+    advice : tuple of Advice
+        What to do next.
+    ranks : tuple of int
+        The ranks that it is about.
+    before : int or None
+        The version that served before, where none does now.
+    """
+
+    code: str
+    state: str
+    because: str = ""
+    advice: tuple[Advice, ...] = ()
+    ranks: tuple[int, ...] = ()
+    before: int | None = None
+
+    @property
+    def sentence(self) -> str:
+        """State, cause, and what served before, as one clause."""
+        because = f": {self.because}" if self.because else ""
+        return f"{self.state}{because}{self._served}"
+
+    @property
+    def short(self) -> str:
+        """The same without the cause, for errors, which tell that themselves."""
+        return f"{self.state}{self._served}"
+
+    @property
+    def _served(self) -> str:
+        return "" if self.before is None else f"; version {self.before} served before"
+
+
+def find(group: GroupFacts) -> Finding:
+    """Return the most important thing about a group."""
+    return next(filter(None, (rule(group) for rule in _RULES)), Finding("unknown", "does not serve"))
+
+
+def waited_for(group: GroupFacts) -> dict[int, str]:
+    """Return the ranks that the others wait for in the last command, and what each is doing.
+
+    Those whose processes are stopped or gone where there are such; else the least advanced of all that are
+    not done, and whoever holds these up inside a step.
+    """
+    late = late_ranks(group)
+    stuck = {rank: what for rank, what in late.items() if _rank(group, rank).life in (STOPPED, DEAD)}
+    return stuck or late
+
+
+def late_ranks(group: GroupFacts) -> dict[int, str]:
+    """Return the least advanced ranks that are not done, those that hold them up, and what each does."""
+    open_ranks = [rank for rank in group.ranks if not is_done(rank, group)]
+    least = min((_progress(rank, group) for rank in open_ranks), default=None)
+    found = {rank.number: doing(rank, group) for rank in open_ranks if _progress(rank, group) == least}
+    for rank in group.ranks:
+        held_up = [] if rank.number in found else [other for other in found if _holds_up(rank, other, group)]
+        if rank.number not in found and rank.life == STOPPED:
+            found[rank.number] = doing(rank, group)
+        elif held_up:
+            other = _rank(group, held_up[0])
+            step = other.step.step if other.step is not None else 0
+            found[rank.number] = f"has not entered step {step}, in which {who(other.number)} is"
+    return found
+
+
+def doing(rank: RankFacts, group: GroupFacts) -> str:
+    """Say in a few words what a rank is doing for the command at hand; without times."""
     command = group.command
-    return (
-        not group.problem
-        and not group.damaged
-        and bool(group.ranks)
-        and command is not None
-        and all(
-            rank.life in ("alive", "unknown")
-            and (rank.weights, rank.kv) == ("NORMAL", "NORMAL")
-            and rank.status is not None
-            and rank.status.epoch == command.epoch
-            and not _is_broken(rank)
-            for rank in group.ranks
-        )
-    )
+    code = None if command is None else rank.code(command)
+    if rank.life == DEAD:
+        return "is gone"
+    stopped = ", whose process is stopped" if rank.life == STOPPED else ""
+    inside = rank.action if rank.action is not None and rank.action.seconds is not None else None
+    if code is None or command is None:
+        return f"has not answered{_and(stopped)}"
+    if code is StatusCode.RUNNING and inside is None:
+        before = rank.action.name if rank.action is not None else f"action {_index(rank)} of its plan"
+        return f"waits for votes before {before}{_and(stopped)}"
+    what = "is staging" if code_name(command.operation, code) == "STAGING" else _DOES.get(code, "is done")
+    return f"{what}{f' {inside.name}' if inside is not None else ''}{_and(stopped)}"
 
 
-def _unreadable(group: GroupFacts) -> Verdict | None:
-    return (f"cannot be read: {group.problem}", ()) if group.problem else None
+def in_sentence(late: Mapping[int, str]) -> str:
+    """List ranks and what each is doing: ``rank 0 (has not answered) and rank 1 (is prepared)``."""
+    return " and ".join(f"{who(rank)} ({what})" for rank, what in late.items())
 
 
-def _damaged(group: GroupFacts) -> Verdict | None:
+def first_failure(failures: Iterable[FailureFacts]) -> FailureFacts | None:
+    """Return the failure that is the cause of the others, if one is: echoes never, waits last."""
+    found = [one for one in failures if one.report.error not in _ECHOES]
+    return min(found, key=lambda one: one.report.error in _WAITS, default=None)
+
+
+def is_wait(error: str) -> bool:
+    """Whether a rank's error says only that it waited for another one."""
+    return error in _WAITS
+
+
+def not_parked(steps: Sequence[StepWord], *, sequence: int, step: int) -> list[int]:
+    """Return the ranks that are not parked behind `step` for command `sequence`."""
+    here = (StepKind.PARKED, sequence, step)
+    return [rank for rank, word in enumerate(steps) if (word.kind, word.sequence, word.step) != here]
+
+
+def not_ready(statuses: Sequence[StatusWord], *, action: int) -> list[int]:
+    """Return the participants that have not voted for the collective `action` of their plans."""
+    return [rank for rank, word in enumerate(statuses) if word.ready <= action]
+
+
+def is_done(rank: RankFacts, group: GroupFacts) -> bool:
+    """Whether a rank is done with the last command; without one, whether it has joined the epoch."""
+    command = group.command
+    if command is None:
+        return False
+    if command.operation is Operation.NONE:
+        return rank.status is not None and rank.status.epoch == command.epoch
+    code = rank.code(command)
+    return code is not None and code.is_terminal
+
+
+def asked(group: GroupFacts) -> str:
+    """Name the last command: ``update to version 7``, ``clear of the KV cache``."""
+    command, arguments = group.command, group.arguments
+    if command is None:
+        return "last command"
+    clears = arguments.clears if arguments is not None else command.operation is Operation.CLEAR
+    tags = ALL_TAGS if arguments is None else arguments.tags
+    half = "" if tags == ALL_TAGS else f" of {sentence_of(tags)}"
+    if clears:
+        return f"clear{half}"
+    version = "" if group.asked_version is None else f" to version {group.asked_version}"
+    if arguments is not None and arguments.restores:
+        return f"restore of version {group.asked_version}"
+    kind = "hot update" if command.operation.is_hot else "update"
+    return f"{kind}{half}" if tags == {Tag.KV_CACHE} else f"{kind}{half}{version}"
+
+
+def version_before(group: GroupFacts) -> int | None:
+    """Return the version that is known to be good: that was committed last, or served last."""
+    return group.committed.version if group.committed.version is not None else group.served_version
+
+
+def is_current(failure: FailureFacts, group: GroupFacts) -> bool:
+    """Whether a failure belongs to the last command."""
+    command = group.command
+    return command is not None and (failure.epoch, failure.sequence) == command[:2]
+
+
+# -- the rules, in the order of weight -----------------------------------------------------------
+
+
+def _unreadable(group: GroupFacts) -> Finding | None:
+    return Finding("unreadable", f"cannot be read: {group.problem}") if group.problem else None
+
+
+def _damaged(group: GroupFacts) -> Finding | None:
     if not group.damaged:
         return None
-    advice = (
-        "Somebody who is no part of the group has written into its segment, or its memory is faulty.",
-        "Stop every process of the group, keep the segment and the journals, and start the group again.",
+    return Finding(
+        "damaged",
+        f"has words that no process of it can have written: {'; '.join(group.damaged)}",
+        advice=(
+            Advice("A process outside of the group has written into its segment, or its memory is faulty."),
+            Advice("End all processes of the group, keep the segment and the journals, and start it again."),
+        ),
     )
-    return f"has words that nobody can have written: {'; '.join(group.damaged)}", advice
 
 
-def _absent(group: GroupFacts) -> Verdict | None:
-    absent = [rank.rank for rank in group.ranks if rank.life == "never"]
-    if len(absent) == len(group.ranks):
-        return "has no rank yet: nobody has attached", ("Start the workers.",)
-    if absent:
-        return f"waits for {named(absent)}, which never attached", (
-            f"Start {named(absent)}; if it was started, its log says what it waits for.",
-        )
-    return None
+def _starting(group: GroupFacts) -> Finding | None:
+    absent = [rank.number for rank in group.ranks if rank.life == NEVER]
+    if not absent or any(rank.life == DEAD for rank in group.ranks):
+        return None
+    starter = group.starter_pid
+    if starter is not None:
+        advice = Advice(f"Process {starter} starts the ranks: wait; their logs say what they wait for.")
+    elif len(absent) == len(group.ranks):
+        advice = Advice("Start the workers.")
+    else:
+        advice = Advice(f"Start {_names(absent)}; if it was started, its log says what it waits for.")
+    waits = "no rank has attached yet"
+    if len(absent) < len(group.ranks):
+        waits = f"{_names(absent)} {_has(absent)} not attached yet"
+    return Finding("starting", f"is starting: {waits}", advice=(advice,), ranks=tuple(absent))
 
 
-def _dead(group: GroupFacts) -> Verdict | None:
-    dead = [rank.rank for rank in group.ranks if rank.life == "dead"]
+def _dead(group: GroupFacts) -> Finding | None:
+    dead = [rank.number for rank in group.ranks if rank.life == DEAD]
     if not dead:
         return None
-    again = "Start the group again" + (
-        f", or look whether its supervisor (process {group.owner_pid}) is about to replace it."
-        if group.owner_lives
-        else "; nobody who could replace a rank is alive."
-    )
-    advice = (again, *(f"Its last entries below say what {named([rank])} did when it died." for rank in dead))
+    supervised = _supervised(group, f"replaces {_names(dead)}")
     if len(dead) == len(group.ranks):
-        return "is dead: no process of it lives", ("Start the group again.",)
-    return f"has lost {named(dead)}, and needs every rank", advice
+        return Finding(
+            "dead",
+            "is dead: none of its processes lives",
+            advice=supervised or (Advice(f"Start the group again.{_then_update(group)}", _update(group)),),
+            ranks=tuple(dead),
+            before=version_before(group),
+        )
+    verb = "is" if len(dead) == 1 and not _several(dead) else "are"
+    return Finding(
+        "rank-lost",
+        f"has lost {_names(dead)}, and needs every rank",
+        f"{whose_processes(dead)} {verb} gone",
+        advice=supervised or (_start_again(group),),
+        ranks=tuple(dead),
+        before=version_before(group),
+    )
 
 
-def _stopped(group: GroupFacts) -> Verdict | None:
-    stopped = [rank for rank in group.ranks if rank.life == "stopped"]
+def _stopped(group: GroupFacts) -> Finding | None:
+    stopped = [rank for rank in group.ranks if rank.life == STOPPED]
     if not stopped:
         return None
+    ranks = tuple(rank.number for rank in stopped)
     pids = " ".join(str(rank.pid) for rank in stopped)
-    return f"waits for {named([rank.rank for rank in stopped])}, whose process is stopped", (
-        f"Let it go on (kill -CONT {pids}), or kill it: a stopped process is never replaced.",
+    go_on = f"kill -CONT {pids}"
+    if group.supervisor_life == ALIVE:
+        advice = Advice(
+            f"Let it go on ('{go_on}'), or end it ('kill -9 {pids}'): the supervisor (process "
+            f"{group.supervisor_pid}) replaces it then.",
+            (go_on, f"kill -9 {pids}"),
+        )
+    else:
+        advice = Advice(
+            f"Let it go on ('{go_on}'). No process replaces it: if it is ended, the whole group has to be "
+            "started again.",
+            (go_on,),
+        )
+    return Finding(
+        "rank-stopped",
+        f"waits for {_names(ranks)}, whose process is stopped",
+        "" if _is_over(group) else f"the {asked(group)} is under way",
+        advice=(advice,),
+        ranks=ranks,
+        before=version_before(group),
     )
 
 
-def _stale(group: GroupFacts) -> Verdict | None:
+def _joining(group: GroupFacts) -> Finding | None:
     command = group.command
     if command is None:
         return None
-    late = [rank.rank for rank in group.ranks if rank.status is None or rank.status.epoch < command.epoch]
+    late = [rank.number for rank in group.ranks if rank.status is None or rank.status.epoch < command.epoch]
     if not late:
         return None
-    return f"waits for {named(late)} to join epoch {command.epoch}", (
-        "A living rank gives back what it held before it joins; its entries below say which action it is in.",
+    if command.epoch == 1:
+        return Finding(
+            "starting",
+            f"is starting: {_names(late)} {_has(late)} not joined yet",
+            advice=(Advice("Wait; its log says what it is doing."),),
+            ranks=tuple(late),
+        )
+    return Finding(
+        "joining",
+        f"waits for {_names(late)} to join epoch {command.epoch}",
+        advice=(
+            Advice(
+                "A living rank releases what it held before it joins; its last entries say what it is in."
+            ),
+        ),
+        ranks=tuple(late),
+        before=version_before(group),
     )
 
 
-def _broken(group: GroupFacts) -> Verdict | None:
-    broken = [rank for rank in group.ranks if _is_broken(rank)]
+def _broken(group: GroupFacts) -> Finding | None:
+    broken = [rank.number for rank in group.ranks if rank.is_broken]
     if not broken:
         return None
-    supervised = "its supervisor begins one" if group.owner_lives else "nobody lives who could begin one"
-    return f"cannot step: a step broke on {named([rank.rank for rank in broken])}", (
-        f"Only a new epoch leads out; {supervised}.",
-        "The log of that rank names what its step raised.",
+    advice = _supervised(group, f"replaces {_names(broken)}, which begins a new epoch") or (
+        _start_again(group),
+    )
+    return Finding(
+        "step-broken",
+        f"cannot step: a step raised on {_names(broken)}",
+        advice=(*advice, Advice("The log of that rank names what its step raised.")),
+        ranks=tuple(broken),
+        before=version_before(group),
     )
 
 
-def _under_way(group: GroupFacts) -> Verdict | None:
+def _under_way(group: GroupFacts) -> Finding | None:
     command = group.command
     if command is None or command.operation is Operation.NONE:
         return None
-    open_ranks = [rank for rank in group.ranks if not _is_done(rank, group)]
+    open_ranks = [rank for rank in group.ranks if not is_done(rank, group)]
     if not open_ranks:
         return None
-    asked = f"{command.operation.name} (sequence {command.sequence})"
+    operation, what = command.operation, asked(group)
+    late = waited_for(group)
+    meanwhile = f"serves version {group.committed.version}, and " if group.serving else ""
+    by = f" of process {group.controller_pid}" if group.controller_pid else ""
+    does = f"carries out the {what}{by}"
+    if operation.is_commit:
+        does = f"ends the {what}{by}, which is decided"
+    elif operation.is_abort:
+        does = f"takes back the {what}{by}{_why_aborted(group)}"
+    state = f"{meanwhile}{does}, and waits for {in_sentence(late)}"
+    ranks = tuple(late)
     overdue = [rank for rank in open_ranks if _overdue_s(rank) > 0]
     if overdue:
         worst = max(overdue, key=_overdue_s)
         action = worst.action.name if worst.action is not None else "an action"
-        return f"waits for rank {worst.rank}, which does not come out of {action}", (
-            f"See what process {worst.pid} does (py-spy dump --pid {worst.pid}); end it if that is nothing.",
+        return Finding(
+            "action-overdue",
+            f"{meanwhile}{does}, and waits for {who(worst.number)}, which is past the deadline of {action}",
+            advice=(_look_into(worst, group),),
+            ranks=(worst.number,),
         )
-    if group.controller_stopped and not command.operation.is_decision:
-        return _waits_for_controller(group, asked)
-    if group.controller_pid is None and not command.operation.is_decision:
-        return f"is left with {asked} undecided: its controller is gone", (
-            "Its supervisor, or a rank, decides it within a second. If none does, none of them goes on.",
+    if group.controller_stopped and not operation.is_decision:
+        return _controller_stopped(group, f"{meanwhile}{does}")
+    if group.role_known and group.controller_pid is None and not operation.is_decision:
+        return Finding(
+            "controller-gone",
+            f"{meanwhile}is left with the {what} undecided: its controller is gone",
+            advice=(_decided_soon(group),),
+            ranks=ranks,
         )
-    late = _late(open_ranks, group)
-    what = "settles" if command.operation.is_decision else "works on"
-    return f"{what} {asked}, and waits for {named([rank.rank for rank in late])}", (
-        f"If that does not end, look at {named([rank.rank for rank in late])} first.",
+    names = _names(ranks)
+    if not operation.is_decision and any(_has_failed(rank, group) for rank in open_ranks):
+        state, names = (
+            f"{meanwhile}{does}{_why_aborted(group)}, and waits for its controller to decide",
+            "the controller",
+        )
+    return Finding(
+        "under-way",
+        state,
+        advice=(Advice(f"Wait; if it does not end, see the log of {names}."),),
+        ranks=ranks,
     )
 
 
-def _uncommitted(group: GroupFacts) -> Verdict | None:
+def _uncommitted(group: GroupFacts) -> Finding | None:
     command = group.command
     if command is None or not command.operation.is_commit or group.committed.sequence == command.sequence:
         return None
+    does = f"has decided the {asked(group)}, and its version is not written yet"
     if group.controller_stopped:
-        return _waits_for_controller(group, f"{command.operation.name} (sequence {command.sequence})")
-    return f"has committed sequence {command.sequence}, and nobody has written which version that is", (
-        "Its supervisor, or a rank, does so within a second. If none does, none of them goes on.",
-    )
+        return _controller_stopped(group, does)
+    return Finding("uncommitted", does, advice=(_decided_soon(group, "writes"),))
 
 
-def _waits_for_controller(group: GroupFacts, asked: str) -> Verdict:
-    pid = group.controller_pid
-    return f"waits with {asked} for process {pid}, which has the controller role and is stopped", (
-        f"End it (kill -9 {pid}), and the group goes on by itself; or let it go on (kill -CONT {pid}).",
-    )
-
-
-def _faulted(group: GroupFacts) -> Verdict | None:
-    faulted = [rank.rank for rank in group.ranks if rank.weights == "FAULTED"]
+def _faulted(group: GroupFacts) -> Finding | None:
+    faulted = [rank.number for rank in group.ranks if rank.weights == "FAULTED"]
     if not faulted:
         return None
-    return f"does not serve: a teardown failed on {named(faulted)}", (
-        f"'wsm clear {group.name}' tries it again on all ranks.",
-        "'wsm rollout' does so by itself, a few times, and then replaces the rank.",
+    clear = f"wsm clear {group.name}"
+    commands = (clear, *_update(group))
+    advice = [Advice(f"'{clear}' tries it again on all ranks.{_then_update(group)}", commands)]
+    if group.supervisor_life == ALIVE:
+        advice = [
+            Advice(
+                f"The supervisor (process {group.supervisor_pid}) clears the group again by itself, a few "
+                f"times, and then replaces the rank; wait, or do it by hand: '{clear}'.{_then_update(group)}",
+                commands,
+            )
+        ]
+    return Finding(
+        "faulted",
+        f"could not release its memory on {_names(faulted)}",
+        _failed(group),
+        advice=tuple(advice),
+        ranks=tuple(faulted),
+        before=version_before(group),
     )
 
 
-def _serving(group: GroupFacts) -> Verdict | None:
-    return (f"serves version {group.committed.version}", ()) if serves(group) else None
+def _serving(group: GroupFacts) -> Finding | None:
+    if not group.serving:
+        return None
+    return Finding(
+        "serving",
+        f"serves version {group.committed.version}",
+        _kept(group),
+    )
 
 
-def _half(group: GroupFacts) -> Verdict | None:
-    held = {(rank.weights, rank.kv) for rank in group.ranks}
+def _half(group: GroupFacts) -> Finding | None:
+    held = {(rank.weights, rank.kv) for rank in group.ranks if not rank.helper}
     if held == {("NORMAL", "CLEARED")}:
-        return f"holds version {group.committed.version}, and no KV cache, as it was told", (
-            f"'wsm update {group.name} --tags kv_cache' brings the KV cache, and then it serves.",
+        command = f"wsm update {group.name} --tags kv_cache"
+        return Finding(
+            "without-kv-cache",
+            f"holds version {group.committed.version}, and does not serve without a KV cache",
+            _ended(group),
+            advice=(Advice(f"'{command}' rebuilds the KV cache, and then it serves.", (command,)),),
         )
     if held == {("CLEARED", "NORMAL")}:
-        return "holds its KV cache, and no weights, as it was told", (
-            f"'wsm update {group.name}' brings the weights, and then it serves.",
+        return Finding(
+            "without-weights",
+            "holds its KV cache, and does not serve without weights",
+            _ended(group),
+            advice=_load(group),
+            before=version_before(group),
         )
     return None
 
 
-def _cleared(group: GroupFacts) -> Verdict | None:
-    if any(rank.weights != "CLEARED" for rank in group.ranks):
+def _cleared(group: GroupFacts) -> Finding | None:
+    if any(rank.weights != "CLEARED" for rank in group.ranks if not rank.helper):
         return None
-    return "holds no weights, as it was told", (f"'wsm update {group.name}' makes it serve.",)
+    return Finding(
+        "cleared",
+        "holds no weights",
+        _ended(group),
+        advice=_load(group),
+        before=version_before(group),
+    )
 
 
-def _mixed(group: GroupFacts) -> Verdict | None:
-    states = ", ".join(f"rank {rank.rank} {rank.weights} and KV {rank.kv}" for rank in group.ranks)
-    return f"does not serve: {states}", (f"'wsm clear {group.name}' brings the ranks together.",)
+def _mixed(group: GroupFacts) -> Finding | None:
+    states = ", ".join(f"{who(rank.number)} {rank.weights}, KV cache {rank.kv}" for rank in group.ranks)
+    clear = f"wsm clear {group.name}"
+    return Finding(
+        "mixed",
+        "holds different things on its ranks",
+        states,
+        advice=(
+            Advice(f"'{clear}' brings the ranks together.{_then_update(group)}", (clear, *_update(group))),
+        ),
+        before=version_before(group),
+    )
 
 
-_RULES: Sequence[Callable[[GroupFacts], Verdict | None]] = (
+_RULES: Sequence[Callable[[GroupFacts], Finding | None]] = (
     _unreadable,
     _damaged,
-    _absent,
+    _starting,
     _dead,
     _stopped,
-    _stale,
     _broken,
+    _joining,
     _under_way,
     _uncommitted,
     _serving,
@@ -210,13 +512,198 @@ _RULES: Sequence[Callable[[GroupFacts], Verdict | None]] = (
 )
 
 
-def _is_broken(rank: RankFacts) -> bool:
-    return rank.step is not None and rank.step.kind is StepKind.BROKEN
+# -- what several rules say ----------------------------------------------------------------------
 
 
-def _is_done(rank: RankFacts, group: GroupFacts) -> bool:
+def _load(group: GroupFacts) -> tuple[Advice, ...]:
+    """Advise how to bring weights: never by a version that is not known to be good, if one is."""
+    if _is_owed(group) and group.supervisor_life == ALIVE:
+        commands = _update(group)
+        return (
+            Advice(
+                f"The supervisor (process {group.supervisor_pid}) tries to load it by itself, a few times: "
+                f"wait, or load it by '{commands[0]}'.",
+                commands,
+            ),
+        )
+    commands = _update(group)
+    if commands:
+        return (Advice(f"'{commands[0]}' makes it serve that version again.", commands),)
+    command = f"wsm update {group.name}"
+    if _current_failures(group):
+        return (Advice(f"Publish a whole version V, and load it by its number: '{command} --version V'."),)
+    return (Advice(f"'{command}' loads the newest version that is published.", (command,)),)
+
+
+def _update(group: GroupFacts) -> tuple[str, ...]:
+    version = version_before(group)
+    return () if version is None else (f"wsm update {group.name} --version {version}",)
+
+
+def _then_update(group: GroupFacts) -> str:
+    commands = _update(group)
+    return f" After that '{commands[0]}' makes it serve again." if commands else ""
+
+
+def _is_owed(group: GroupFacts) -> bool:
+    """Whether the group lost a rank and has not been given another command than its restore since."""
+    command, arguments = group.command, group.arguments
+    if command is None or command.epoch == 1 or group.committed.version is None:
+        return False
+    restores = arguments is not None and arguments.restores
+    return command.operation is Operation.NONE or (restores and not command.operation.is_commit)
+
+
+def _ended(group: GroupFacts) -> str:
+    """Say how the last command left the group as it is."""
+    command = group.command
+    if command is None:
+        return ""
+    if command.operation is Operation.NONE:
+        if command.epoch == 1:
+            return "nothing was loaded yet"
+        owed = group.committed.version
+        lost = f"epoch {command.epoch} began when a rank was lost"
+        return lost if owed is None else f"{lost}, and version {owed} is not loaded again yet"
+    if command.operation.is_abort:
+        released = (
+            "" if group.arguments is not None and group.arguments.clears else ", and every rank released"
+        )
+        kept = {tag for tag in (Tag.WEIGHTS, Tag.KV_CACHE) if _all_hold(group, tag)}
+        what = sentence_of(ALL_TAGS - kept)
+        return f"{_failed(group)}{f'{released} {what}' if released else ''}"
+    if command.operation is Operation.CLEAR:
+        by = f" ({group.request_id})" if group.request_id else ""
+        return f"the last command, a {asked(group)}{by}, released {_released(group)}"
+    return f"the last command was the {asked(group)}"
+
+
+def _released(group: GroupFacts) -> str:
+    tags = ALL_TAGS if group.arguments is None else group.arguments.tags
+    return "them" if tags != {Tag.KV_CACHE} else "it"
+
+
+def _all_hold(group: GroupFacts, tag: Tag) -> bool:
+    states = {rank.weights if tag is Tag.WEIGHTS else rank.kv for rank in group.ranks if not rank.helper}
+    return states == {"NORMAL"}
+
+
+def _kept(group: GroupFacts) -> str:
+    """Say of a group that serves how its last command ended, where that is not by bringing what is served."""
+    command = group.command
+    if command is None or not command.operation.is_abort:
+        return ""
+    no_fault = [rank for rank in group.ranks if _is_no_fault(rank, group)]
+    if no_fault:
+        return "the last update named no version, and the newest one is served already"
+    return f"{_failed(group)}, and changed nothing"
+
+
+def _failed(group: GroupFacts) -> str:
+    """Say that the last command failed, on which rank and in what."""
+    failure = first_failure(_current_failures(group))
+    if failure is None:
+        return f"the {asked(group)} was aborted"
+    rank = _rank(group, failure.report.rank)
+    if failure.refused:
+        return f"the {asked(group)} was refused by {who(rank.number)}"
+    return f"the {asked(group)} failed on {who(rank.number)} in {failure.report.action}"
+
+
+def _why_aborted(group: GroupFacts) -> str:
+    failure = first_failure(_current_failures(group))
+    if failure is None:
+        return ""
+    rank = _rank(group, failure.report.rank)
+    verb = "was refused by" if failure.refused else "failed on"
+    where = "" if failure.refused else f" in {failure.report.action}"
+    return f", which {verb} {who(rank.number)}{where}"
+
+
+def _current_failures(group: GroupFacts) -> list[FailureFacts]:
+    return [
+        rank.failure
+        for rank in group.ranks
+        if rank.failure is not None and is_current(rank.failure, group) and not rank.failure.is_no_fault
+    ]
+
+
+def _is_no_fault(rank: RankFacts, group: GroupFacts) -> bool:
+    return rank.failure is not None and rank.failure.is_no_fault and is_current(rank.failure, group)
+
+
+def _supervised(group: GroupFacts, does: str) -> tuple[Advice, ...]:
+    """Say what the supervisor does by itself; nothing where none keeps the group."""
+    pid = group.supervisor_pid
+    if group.supervisor_life == ALIVE:
+        return (Advice(f"The supervisor (process {pid}) {does}: wait."),)
+    if group.supervisor_life == STOPPED:
+        command = f"kill -CONT {pid}"
+        return (
+            Advice(
+                f"The supervisor (process {pid}) {does} once it goes on, and is stopped: '{command}'.",
+                (command,),
+            ),
+        )
+    return ()
+
+
+def _start_again(group: GroupFacts) -> Advice:
+    """Advise to start a group again whose ranks no process replaces."""
+    pids = [str(rank.pid) for rank in group.ranks if rank.life in (ALIVE, STOPPED) and rank.pid]
+    kill = f"kill -9 {' '.join(pids)}"
+    ends = f"End what is left of it ('{kill}'), and start" if pids else "Start"
+    return Advice(
+        f"No process replaces its ranks. {ends} the whole group again.{_then_update(group)}",
+        ((kill,) if pids else ()) + _update(group),
+    )
+
+
+def _look_into(rank: RankFacts, group: GroupFacts) -> Advice:
+    look, end = f"py-spy dump --pid {rank.pid}", f"kill -9 {rank.pid}"
+    then = (
+        f"the supervisor (process {group.supervisor_pid}) replaces it then"
+        if group.supervisor_life == ALIVE
+        else "the whole group has to be started again then"
+    )
+    return Advice(f"See what it does ('{look}'); if that is nothing, end it ('{end}'): {then}.", (end,))
+
+
+def _controller_stopped(group: GroupFacts, does: str) -> Finding:
+    pid = group.controller_pid
+    commands = (f"kill -9 {pid}", f"kill -CONT {pid}")
+    return Finding(
+        "controller-stopped",
+        f"{does}, and waits for its controller, process {pid}, which is stopped",
+        advice=(
+            Advice(
+                f"End that process ('{commands[0]}'), and the group goes on by itself; or let it go on "
+                f"('{commands[1]}').",
+                commands,
+            ),
+        ),
+    )
+
+
+def _decided_soon(group: GroupFacts, does: str = "decides") -> Advice:
+    keeps = "Its supervisor, or a rank," if group.supervisor_life == ALIVE else "A rank"
+    return Advice(f"{keeps} {does} it within a second. If that does not happen, no rank of it goes on.")
+
+
+def _holds_up(rank: RankFacts, other: int, group: GroupFacts) -> bool:
+    """Whether `other` is inside a step that `rank` has not entered: no rank leaves it before all are in."""
+    inside, here = _rank(group, other).step, rank.step
+    return (
+        inside is not None
+        and here is not None
+        and (inside.epoch, inside.kind) == (here.epoch, StepKind.RUNNING)
+        and inside.step > here.step
+    )
+
+
+def _has_failed(rank: RankFacts, group: GroupFacts) -> bool:
     code = None if group.command is None else rank.code(group.command)
-    return code is not None and code.is_terminal
+    return code is not None and code.is_failure
 
 
 def _overdue_s(rank: RankFacts) -> float:
@@ -224,15 +711,40 @@ def _overdue_s(rank: RankFacts) -> float:
     return 0.0 if action is None or action.seconds is None else action.seconds - action.deadline_s
 
 
-def _late(ranks: Sequence[RankFacts], group: GroupFacts) -> list[RankFacts]:
-    """Return the least advanced of them: for these the others wait."""
+def _progress(rank: RankFacts, group: GroupFacts) -> tuple[int, ...]:
+    code = None if group.command is None else rank.code(group.command)
+    if code is None or rank.status is None:
+        return (-1,)
+    return (code, rank.status.action, rank.status.ready)
 
-    def progress(rank: RankFacts) -> tuple[int, ...]:
-        code = None if group.command is None else rank.code(group.command)
-        if code is None or rank.status is None:
-            return (-1, 0, 0)
-        action = rank.status.action if code is StatusCode.RUNNING else 0
-        return (code, action, rank.status.ready)
 
-    least = min(map(progress, ranks))
-    return [rank for rank in ranks if progress(rank) == least]
+def _is_over(group: GroupFacts) -> bool:
+    return all(is_done(rank, group) for rank in group.ranks)
+
+
+def _rank(group: GroupFacts, number: int) -> RankFacts:
+    return group.ranks[number]
+
+
+def _index(rank: RankFacts) -> int:
+    return 0 if rank.status is None else rank.status.action
+
+
+def _and(clause: str) -> str:
+    return f" ({clause.removeprefix(', whose ').replace('process is', 'its process is')})" if clause else ""
+
+
+def _several(ranks: Sequence[int]) -> bool:
+    return len(ranks) > 1
+
+
+def _has(ranks: Sequence[int]) -> str:
+    return "have" if _several(ranks) else "has"
+
+
+def _names(ranks: Sequence[int]) -> str:
+    """List participants as in a sentence: ``ranks 0, 1 and the KV-cache process``."""
+    numbers = [str(rank) for rank in ranks if who(rank).startswith("rank")]
+    others = [who(rank) for rank in ranks if not who(rank).startswith("rank")]
+    listed = [f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)}"] if numbers else []
+    return " and ".join([*listed, *others])

@@ -28,7 +28,6 @@ from wsm.controller.recovery import AbandonedCommands
 from wsm.shortage import shortage_of
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.image import SegmentImage
-from wsm.signals.ownership import CONTROLLER_BYTE
 from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
 from wsm.states.rank_state import Phase, Todo
@@ -282,8 +281,7 @@ class Worker:
         name = self._words.segment.name
         try:
             segment = self._words.segment
-            pid = segment.lock_file.holder(CONTROLLER_BYTE)
-            return explain(read_facts(name, SegmentImage.of(segment), controller_pid=pid))
+            return explain(read_facts(name, SegmentImage.of(segment), lock_file=segment.lock_file))
         except Exception as error:  # noqa: BLE001 - an engine asks in its darkest hour: it gets an answer
             return explain(GroupFacts(name, problem=f"{type(error).__name__}: {error}"))
 
