@@ -46,7 +46,7 @@ def measure_mooncake(count: int, nbytes: int, repeats: int) -> MooncakeFound:
 
     Raises
     ------
-    MooncakeMissingError
+    RefusedError
         If the engine, or a system library of it, is not there.
     """
     _engine_class()  # before the trainer, which could not say what it lacks

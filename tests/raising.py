@@ -25,21 +25,23 @@ def raising(kinds: Kind | tuple[Kind, ...], match: str | None = None) -> Any:
     return pytest.raises(
         tuple(_family(kind) for kind in several),
         match=match,
-        check=lambda error: any(matches(error, kind) for kind in several),
+        check=lambda error: matches(error, several),
     )
 
 
-def matches(error: BaseException, kind: Kind) -> bool:
-    """Whether `error` is of that type, or is what that function makes."""
+def matches(error: BaseException, kind: Kind | tuple[Kind, ...]) -> bool:
+    """Whether `error` is of that type, or is what that function makes; of any of several."""
+    if isinstance(kind, tuple):
+        return any(matches(error, each) for each in kind)
     if isinstance(kind, type):
         return isinstance(error, kind)
-    return isinstance(error, _family(kind)) and error.code == kind.__name__.replace("_", "-")  # type: ignore[attr-defined] # a WsmError
+    code = kind.__name__.replace("_", "-")
+    return isinstance(error, _family(kind)) and isinstance(error, WsmError) and error.code == code
 
 
 def _family(kind: Kind) -> type[BaseException]:
     if isinstance(kind, type):
         return kind
-    annotation = inspect.get_annotations(kind)["return"]
-    found = kind.__globals__.get(annotation) or getattr(errors, annotation)  # type: ignore[attr-defined] # a function
+    found = getattr(errors, inspect.get_annotations(kind)["return"])
     assert isinstance(found, type)
     return found

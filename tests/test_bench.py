@@ -30,7 +30,7 @@ from bench.loading import (
 from bench.loading_measure import Case, Loading, measure
 from bench.loading_model import Model
 from bench.measure import CannotRunError, Distribution, Unmeasured
-from wsm.strategies.mooncake.errors import MooncakeMissingError
+from wsm.strategies.mooncake import errors as mooncake_errors
 
 
 def test_percentiles_are_samples_by_nearest_rank() -> None:
@@ -94,7 +94,7 @@ def bench_that_ends_early(monkeypatch, tmp_path, capsys):
     return run
 
 
-MISSING = MooncakeMissingError(reason="libibverbs.so.1: cannot open", missing=["libibverbs.so.1"])
+MISSING = mooncake_errors.mooncake_missing(reason="libibverbs.so.1: cannot open", missing=["libibverbs.so.1"])
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import numpy as np
 import paddle
 import pytest
 
+from tests.raising import raising
 from wsm.actions.backends.device_weights import DeviceWeights
 from wsm.actions.backends.errors import UnsupportedTensorError
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.measuring import resident_digest
-from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, load, publish_snapshot
-from wsm.strategies.errors import CoverageError, ShapeMismatchError
+from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, load, publish_snapshot
 
 pytestmark = pytest.mark.paddle
 
@@ -138,7 +138,7 @@ def test_the_same_shape_as_the_model_is_another_shape_where_axes_are_exchanged(s
     layer = Buffered()
     before = layer.linear.weight.tolist()
     publish_snapshot(tmp_path, 1, {0: state(surface(layer), 1.0)}, durable=False)
-    with pytest.raises(ShapeMismatchError, match=r"'linear\.weight'"):
+    with raising(errors.shape_mismatch, match=r"'linear\.weight'"):
         load(SnapshotSource(tmp_path, rank=0), surface(layer, transposed=["linear.weight"]), version=1)
     assert layer.linear.weight.tolist() == before
 
@@ -172,7 +172,7 @@ def test_a_version_without_a_persistable_buffer_is_refused_by_its_name(surface, 
     whole = state(weights, 3.0)
     del whole["scale"]
     publish_snapshot(tmp_path, 1, {0: whole}, durable=False)
-    with pytest.raises(CoverageError, match="'scale'") as caught:
+    with raising(errors.not_covered, match="'scale'") as caught:
         load(SnapshotSource(tmp_path, rank=0), weights, version=1)
     assert caught.value.missing == ("scale",)
     assert layer.scale.tolist() == [2.0] * 3

@@ -9,7 +9,9 @@ import pytest
 from command_line import Run
 from small_model import SPECS, publish
 
-from wsm.strategies.applier.admission import LoadMemoryError, LoadWay
+from tests.raising import raising
+from wsm.strategies.applier import admission
+from wsm.strategies.applier.admission import LoadWay
 from wsm.strategies.load import Preview
 from wsm.strategies.memory_plan import admit, plan_memory
 from wsm.strategies.offer import ManifestScope
@@ -80,8 +82,8 @@ def test_what_does_not_fit_all_ranks_at_once_is_a_typed_error_with_both_numbers(
     phases = plan_memory(preview(100, 20), LoadWay.HOT)
     assert phases is not None
     admit(phases, LoadWay.HOT, available=240, ranks=2)
-    with pytest.raises(
-        LoadMemoryError, match="240 bytes besides for 2 ranks, and 239 are available"
+    with raising(
+        admission.load_memory, match="240 bytes besides for 2 ranks, and 239 are available"
     ) as caught:
         admit(phases, LoadWay.HOT, available=239, ranks=2)
     assert (caught.value.phase, caught.value.way) == ("stage", LoadWay.HOT)

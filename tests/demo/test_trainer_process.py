@@ -28,7 +28,7 @@ def test_it_learns_publishes_every_rank_and_leaves_with_its_asker(tmp_path: Path
         first = trainer.publish(1)
         learned = trainer.improve(prompts, answers, TASK.rewards(prompts, answers))
         second = trainer.publish(2)
-        with pytest.raises(TrainerFailedError, match=r"publish.*VersionNumberError"):
+        with pytest.raises(TrainerFailedError, match=r"publish.*bad-version-number"):
             trainer.publish(-1)
         again = trainer.publish(3)
     assert not process.is_running()

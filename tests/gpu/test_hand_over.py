@@ -11,10 +11,11 @@ import pytest
 from tests.gpu.conftest import Start
 from tests.gpu.contents import empty_layer, published
 from tests.gpu.devices import Device
+from tests.raising import raising
 from wsm.actions.backends.device_weights import DeviceWeights
 from wsm.actions.measuring import resident_digest
 from wsm.strategies import IpcAsyncSource, IpcSource, LoadReport, errors, load
-from wsm.strategies.ipc.errors import OwnerDiedError
+from wsm.strategies.ipc import errors as ipc_errors
 
 # A process's first use of a GPU may compile every kernel anew. The twins on the CPU show what the strategies'
 # own tests show already, and start a process with paddle each.
@@ -89,7 +90,7 @@ def test_what_a_dead_trainer_left_is_refused_and_the_weights_stay(
     answer(trainer)
     trainer.kill()
     trainer.wait()
-    with pytest.raises(OwnerDiedError):
+    with raising(ipc_errors.owner_died):
         loaded(tmp_path, weights, orphans="refuse")
     assert resident_digest(weights, lambda: None) == before
     successor = start("trainer_process.py", "ipc", device.name, tmp_path, 8)
@@ -109,7 +110,7 @@ def test_tensors_that_were_written_to_after_they_were_shared_are_found_by_their_
     trainer = start("trainer_process.py", "ipc", "gpu", tmp_path, 7)
     answer(trainer)
     assert answer(trainer, "change") == "changed"
-    with pytest.raises(errors.DigestMismatchError):
+    with raising(errors.DigestMismatchError):
         loaded(tmp_path, weights)
     end(trainer)
 

@@ -31,11 +31,11 @@ REPLACEMENTS: dict[str, tuple[frozenset[str], str]] = {
     ),
     "paddle.base.core.LoDTensor._new_shared_cuda": (
         frozenset({CPU}),
-        "metas of device memory are refused with DeviceMetaError",
+        "metas of device memory are refused with code bad-device-meta",
     ),
     "paddle.base.core.LoDTensor._share_cuda": (
         frozenset({CPU}),
-        "SharedDeviceTensors refuses to publish with DeviceMetaError",
+        "SharedDeviceTensors refuses to publish with code bad-device-meta",
     ),
     "paddle.base.core.libpaddle._gpuDeviceProperties.total_memory": (
         frozenset({CPU}),

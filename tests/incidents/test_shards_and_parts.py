@@ -18,6 +18,7 @@ from snapshots_of_incidents import (
     write_flat,
 )
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies import load as load_snapshot
 from wsm.strategies.files.device_id import device_id_from_environment
@@ -28,7 +29,7 @@ from wsm.strategies.files.device_id import device_id_from_environment
 def test_fastdeploy_6815_no_rank_falls_back_to_the_file_of_rank_0(tmp_path):
     write_flat(tmp_path / "model_state.tp0.0.pdparams", 7)
     target = served_target()
-    with pytest.raises(errors.SnapshotNotFoundError, match="rank 1"):
+    with raising(errors.SnapshotNotFoundError, match="rank 1"):
         load_snapshot(source(tmp_path, 1), target)
     assert is_untouched(target)
 
@@ -38,7 +39,7 @@ def test_fastdeploy_6815_a_shard_under_the_name_of_another_rank_is_noticed(tmp_p
     for file in path.glob("model_state.tp0.0.*"):
         shutil.copy(file, path / file.name.replace("tp0.0.", "tp1.1."))
     target = served_target()
-    with pytest.raises(errors.ShardIdentityError, match="rank 0"):
+    with raising(errors.shard_identity, match="rank 0"):
         load_snapshot(source(tmp_path, 1), target, version=1)
     assert is_untouched(target)
 
@@ -54,9 +55,9 @@ def test_fastdeploy_6826_rank_1_on_device_234_and_rank_12_on_device_34_have_file
 
 def test_fastdeploy_c2_17_a_device_without_a_number_is_an_error_that_says_so():
     for visible in ("GPU-8d1f7c10-8a3d", "MIG-3f1c/1/0"):
-        with pytest.raises(errors.DeviceIdError, match="UUID or MIG"):
+        with raising(errors.bad_device_id, match="UUID or MIG"):
             device_id_from_environment(0, {"CUDA_VISIBLE_DEVICES": visible})
-    with pytest.raises(errors.DeviceIdError, match="beyond the 2 entries"):
+    with raising(errors.bad_device_id, match="beyond the 2 entries"):
         device_id_from_environment(0, {"CUDA_VISIBLE_DEVICES": "4,5", "FLAGS_selected_gpus": "2"})
 
 
@@ -89,8 +90,8 @@ def flip_last_bit(part: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "error", "touched"),
     [
-        (Path.unlink, errors.ManifestMismatchError, False),
-        (lambda part: part.write_bytes(b""), errors.SafetensorsFormatError, False),
+        (Path.unlink, errors.differs_from_manifest, False),
+        (lambda part: part.write_bytes(b""), errors.bad_safetensors, False),
         (flip_last_bit, errors.DigestMismatchError, True),
     ],
     ids=["last part missing", "last part empty", "one bit of the last part"],
@@ -100,7 +101,7 @@ def test_fastdeploy_c2_12_parts_are_counted_and_digested(tmp_path, damage, error
     *_, last = sorted(path.glob("*.part*"))
     damage(last)
     target = served_target()
-    with pytest.raises(error) as caught:
+    with raising(error) as caught:
         load_snapshot(source(tmp_path), target, version=1)
     assert getattr(caught.value, "touched", False) is touched
     assert is_untouched(target) is not touched
@@ -130,7 +131,7 @@ def test_lmdeploy_4698_sglang_30165_and_fastdeploy_c2_13_a_pickle_is_refused_and
     file.parent.mkdir()
     file.write_bytes(pickle.dumps({"weight": Payload(proof)}))
     target = served_target()
-    with pytest.raises(errors.PickleRefusedError, match="allow_pickle"):
+    with raising(errors.pickle_refused, match="allow_pickle"):
         load_snapshot(source(file.parent), target)
     assert not proof.exists()
     assert is_untouched(target)

@@ -7,6 +7,7 @@ import pytest
 from lone_rank import load
 from snapshots_of_incidents import OTHER, SPEC, is_untouched, publish, served_target, shard, source
 
+from tests.raising import raising
 from wsm import Outcome
 from wsm.controller.errors import RankFailedError
 from wsm.strategies import (
@@ -31,17 +32,17 @@ EXTRA = TensorSpec("unknown", "F32", (4,))
 @pytest.mark.parametrize(
     ("specs", "error"),
     [
-        ((SPEC,), errors.CoverageError),
-        ((SPEC, OTHER, EXTRA), errors.CoverageError),
-        ((TensorSpec("weight", "BF16", (64,)), OTHER), errors.DtypeMismatchError),
-        ((TensorSpec("weight", "F32", (8, 8)), OTHER), errors.ShapeMismatchError),
+        ((SPEC,), errors.not_covered),
+        ((SPEC, OTHER, EXTRA), errors.not_covered),
+        ((TensorSpec("weight", "BF16", (64,)), OTHER), errors.dtype_mismatch),
+        ((TensorSpec("weight", "F32", (8, 8)), OTHER), errors.shape_mismatch),
     ],
     ids=["one missing", "one unknown", "another dtype", "another shape"],
 )
 def test_fastdeploy_6052_and_c2_15_invalid_weights_are_an_error_before_the_first_byte(tmp_path, specs, error):
     publish(tmp_path, {0: shard(3, *specs)})
     target = served_target()
-    with pytest.raises(error):
+    with raising(error):
         load_snapshot(source(tmp_path), target, version=1)
     assert is_untouched(target)
 
@@ -49,7 +50,7 @@ def test_fastdeploy_6052_and_c2_15_invalid_weights_are_an_error_before_the_first
 def test_tokenspeed_1373_an_empty_list_of_tensors_is_no_success(tmp_path):
     file = tmp_path / "model_state.tp0.0.pdparams"
     file.write_bytes((2).to_bytes(8, "little") + b"{}")
-    with pytest.raises(errors.EmptySnapshotError):
+    with raising(errors.empty_snapshot):
         load_snapshot(source(tmp_path), served_target())
 
 
@@ -61,7 +62,7 @@ def test_nemo_rl_3274_a_delta_is_never_applied_to_what_half_of_it_has_left(tmp_p
     refusing = DeltaSource(tmp_path, 0, device_id=0, fallback="refuse")
     load_snapshot(refusing, target, name="delta", version=1)
     begun = []
-    with pytest.raises(errors.LoadCancelledError) as caught:
+    with raising(errors.LoadCancelledError) as caught:
         load_snapshot(
             refusing,
             target,
@@ -88,7 +89,7 @@ def test_nemo_rl_3274_a_delta_is_never_applied_to_what_half_of_it_has_left(tmp_p
 def test_fastdeploy_7472_and_c2_7_a_strategy_is_known_to_boot_update_and_wake_up_or_to_none(make_lone):
     assert {"ipc_snapshot", "ipc", "ipc_async", "delta", "rsync"} <= set(STRATEGIES)
     for unknown in ("rdma", "Ipc_snapshot"):
-        with pytest.raises(errors.UnknownStrategyError, match="ipc_snapshot"):
+        with raising(errors.UnknownStrategyError, match="ipc_snapshot"):
             strategy_for(unknown, None)
     commands = []
 
@@ -189,7 +190,7 @@ def test_sglang_31621_looking_at_a_version_changes_nothing(tmp_path):
 
 def test_marin_1829_a_version_that_was_published_cannot_change_its_content_unnoticed(tmp_path):
     publish(tmp_path, {0: shard(3)})
-    with pytest.raises(errors.VersionExistsError):
+    with raising(errors.VersionExistsError):
         publish(tmp_path, {0: shard(4)})
     target = MemoryTarget((SPEC, OTHER))
     load_snapshot(source(tmp_path), target, version=1)
@@ -200,9 +201,9 @@ def test_prime_rl_1492_a_half_written_version_is_invisible(tmp_path):
     publish(tmp_path, {0: shard(3)})
     with StagedVersion(tmp_path, 2, world_size=2, durable=False) as staged:
         staged.write_shard(0, shard(4))
-        with pytest.raises(errors.SnapshotNotFoundError):
+        with raising(errors.SnapshotNotFoundError):
             load_snapshot(source(tmp_path), served_target(), version=2)
         assert load_snapshot(source(tmp_path), served_target()).version == 1
-        with pytest.raises(errors.IncompletePublicationError):
+        with raising(errors.incomplete_publication):
             staged.commit()
     assert load_snapshot(source(tmp_path), served_target()).version == 1

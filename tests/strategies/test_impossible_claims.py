@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from small_state import make_state
 
+from tests.raising import raising
 from wsm.errors import BadInputError
 from wsm.strategies import (
     MemoryTarget,
@@ -20,13 +21,14 @@ from wsm.strategies import (
     publish_delta,
     publish_snapshot,
 )
+from wsm.strategies import errors as strategies_errors
 from wsm.strategies.buckets import messages as bucket_words
 from wsm.strategies.delta.shard import DeltaShard
 from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.documents.sealed_json import seal
-from wsm.strategies.errors import CoverageError, FileSizeError, UnreadableFileError
+from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.safetensors_header import parse_header
-from wsm.strategies.ipc.errors import DeviceMetaError
+from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment
 from wsm.strategies.ipc.source import IpcSource
@@ -194,7 +196,7 @@ def test_metas_of_device_memory_are_refused_by_a_cpu_build_before_anything_is_to
         fields["metas"]["head.weight"][6] = 0
         file.write_bytes(seal(fields))
         target, tainted = MemoryTarget(spec for spec, _ in state.values()), []
-        with pytest.raises(DeviceMetaError, match=r"'head\.weight'") as caught:
+        with raising(ipc_errors.bad_device_meta, match=r"'head\.weight'") as caught:
             load(IpcSource(tmp_path, 0, device_id=0), target, name="ipc", taint=lambda: tainted.append(1))
         assert not tainted
         assert not caught.value.touched
@@ -202,7 +204,7 @@ def test_metas_of_device_memory_are_refused_by_a_cpu_build_before_anything_is_to
 
 def test_what_a_file_says_of_itself_does_not_make_a_message_endless(tmp_path, plain):
     plain("model_state.tp0.0.pdparams", {"n" * 1_000_000: ("F32", (1,), bytes(4))})
-    with pytest.raises(CoverageError, match=r"1000023 characters|characters \.\.\.\]") as caught:
+    with raising(strategies_errors.not_covered, match=r"1000023 characters|characters \.\.\.\]") as caught:
         load_from(tmp_path)
     assert len(str(caught.value)) < 10_000
     assert caught.value.unknown == ("n" * 1_000_000,)
@@ -246,7 +248,7 @@ def test_what_is_cut_short_while_it_is_read_is_a_typed_error_and_a_good_version_
         def cut(_done: int, _total: int) -> None:
             os.truncate(file, 0)
 
-        with pytest.raises((FileSizeError, BadInputError), match=str(file)) as caught:
+        with raising((strategies_errors.bad_file_size, BadInputError), match=str(file)) as caught:
             load(
                 source,
                 target,

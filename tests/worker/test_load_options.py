@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.raising import raising
 from wsm.actions.base import ActionContext
 from wsm.config import ConfigurationError, WsmConfig, config_from_mapping
 from wsm.strategies import MemoryTarget, TensorSpec, publish_snapshot
-from wsm.strategies.applier.admission import LoadMemoryError
+from wsm.strategies.applier import admission
 from wsm.worker.loading import load_function
 from wsm.worker.sources import Sources
 
@@ -72,7 +73,7 @@ class DeviceTarget(MemoryTarget):
 
 def test_a_load_that_the_host_has_no_room_for_is_refused_before_the_first_byte(tmp_path):
     target, size = MemoryTarget(SPECS), sum(spec.nbytes for spec in SPECS)
-    with pytest.raises(LoadMemoryError, match=f"{size - 1} are available"):
+    with raising(admission.load_memory, match=f"{size - 1} are available"):
         loaded(tmp_path, Memory(size - 1), target)
     assert list(target.held()) == []
 
@@ -84,7 +85,7 @@ def test_a_load_that_fits_or_of_which_nobody_knows_goes_on(tmp_path, available):
 
 def test_a_devices_memory_is_asked_for_what_is_moved_there(tmp_path):
     size = sum(spec.nbytes for spec in SPECS)
-    with pytest.raises(LoadMemoryError):
+    with raising(admission.load_memory):
         loaded(tmp_path, Memory(size - 1, shared_by_ranks=False), DeviceTarget(SPECS))
 
 

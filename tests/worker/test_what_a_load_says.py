@@ -6,8 +6,9 @@ import pytest
 from lone_rank import LoneRank, load
 
 import wsm
+from tests.raising import raising
 from wsm.controller.errors import RankFailedError
-from wsm.strategies.errors import VersionNumberError
+from wsm.strategies import errors
 
 
 @pytest.mark.parametrize("said", [8, None, "7", True, -1])
@@ -64,6 +65,6 @@ def test_a_load_that_says_what_was_asked_serves(make_lone):
 def test_a_version_that_no_word_can_carry_is_refused_before_anything_is_written(make_lone, version):
     """It could be loaded, prepared and decided, and then never be stored as committed."""
     lone = make_lone()
-    with pytest.raises(VersionNumberError):
+    with raising(errors.bad_version_number):
         lone.controller.update(version)
     assert lone.controller.status().sequence == 0

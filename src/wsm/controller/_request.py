@@ -87,7 +87,7 @@ class CommandRequest:
             If the tags do not go with the other arguments.
         wsm.command.PartialUpdateRefusedError
             If a partial update is to be hot.
-        wsm.strategies.errors.VersionNumberError
+        BadInputError
             If the version is none.
         """
         asked = self.arguments

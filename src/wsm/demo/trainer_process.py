@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wsm.demo.errors import TrainerFailedError
+from wsm.errors import error_name
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.sharding import placements, shard
 from wsm.strategies.snapshot.publish import publish_snapshot
@@ -227,7 +228,7 @@ def _answer(trainer: Trainer, content: Mapping[str, Any], settings: Mapping[str,
         else:
             facts = _publish(trainer, content["version"], settings)
     except Exception as error:  # noqa: BLE001 - reported to whoever asked, who decides
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": f"{error_name(error)}: {error}"}
     return {"facts": facts, "started_ns": started, "finished_ns": time.monotonic_ns()}
 
 

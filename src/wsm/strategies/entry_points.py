@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from wsm.strategies.errors import StrategyImportError, StrategyTakenError
+from wsm.strategies import errors
 
 if TYPE_CHECKING:  # it takes longer to import than all strategies, and few processes need it
     from importlib.metadata import EntryPoint, EntryPoints
@@ -34,16 +34,16 @@ def announced_strategy(name: str) -> Announced | None:
 
     Raises
     ------
-    wsm.strategies.errors.StrategyTakenError
+    RefusedError
         If packages announce different things.
-    wsm.strategies.errors.StrategyImportError
+    RefusedError
         If it cannot be imported, or is a class that cannot be called.
     """
     points = {point.value: point for point in _entry_points() if point.name == name}
     if not points:
         return None
     if len(points) > 1:
-        raise StrategyTakenError(name=name, holders=[_origin(point) for point in points.values()])
+        raise errors.strategy_taken(name=name, holders=[_origin(point) for point in points.values()])
     (point,) = points.values()
     try:
         found = point.load()
@@ -51,7 +51,7 @@ def announced_strategy(name: str) -> Announced | None:
             found = found()
     except Exception as error:  # what a package does when it is imported is its own
         reason = f"{type(error).__name__}: {error}"
-        raise StrategyImportError(
+        raise errors.strategy_import(
             name=name, entry_point=point.value, package=_package(point), reason=reason
         ) from error
     return Announced(found, _origin(point))

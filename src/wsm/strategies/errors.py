@@ -1,115 +1,238 @@
-"""What can be wrong with versions, loads and publications.
+"""What can be wrong with versions, files, tensors, loads, publications and strategies themselves.
 
-Every error is raised before a byte of the target was touched, except where its docstring says
-otherwise; those carry ``touched``. Lists are complete in the attributes and shortened in the message.
-The errors about files are in :mod:`wsm.strategies.file_errors`, those about tensors that are applied in
-:mod:`wsm.strategies.apply_errors`, those about strategies themselves in
-:mod:`wsm.strategies.strategy_errors`. Knows no states and no words.
+What a caller or another module branches on is a type; the rest are functions that return their family. Every
+error is raised before a byte of the target was touched, except where its docstring says otherwise; those
+carry ``touched``: weights of which a byte was changed must not serve. Lists are complete in the attributes
+and shortened in the message. Knows no states and no words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wsm.errors import BadInputError, RefusedError
-from wsm.strategies.apply_errors import (
-    CoverageError,
-    DigestMismatchError,
-    DtypeMismatchError,
-    LoadCancelledError,
-    NotFiniteError,
-    PartialLoadRefusedError,
-    ShapeMismatchError,
-    TargetContractError,
-    TiedTensorsDifferError,
-)
-from wsm.strategies.file_errors import (
-    FileSizeError,
-    ManifestError,
-    ManifestMismatchError,
-    ManifestMissingError,
-    MixedPartsError,
-    NotARegularFileError,
-    NotPickleError,
-    OutsideDirectoryError,
-    PartSequenceError,
-    PickleContentError,
-    PickleRefusedError,
-    SafetensorsFormatError,
-    SnapshotNotFoundError,
-    UnreadableFileError,
-)
-from wsm.strategies.strategy_errors import (
-    NotAStrategyError,
-    SourceTypeError,
-    StrategyImportError,
-    StrategyTakenError,
-    TransferModeError,
-    UnknownStrategyError,
-)
+from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
 from wsm.strategies.tensor import TensorReleasedError
 
 __all__ = [
-    "CoverageError",
-    "DestinationExistsError",
-    "DeviceIdError",
     "DigestMismatchError",
-    "DtypeMismatchError",
-    "EmptySnapshotError",
-    "FileSizeError",
-    "IncompletePublicationError",
     "LoadCancelledError",
     "ManifestError",
-    "ManifestMismatchError",
-    "ManifestMissingError",
-    "MixedPartsError",
     "NotARegularFileError",
-    "NotAStrategyError",
     "NotFiniteError",
-    "NotPickleError",
-    "OutsideDirectoryError",
     "PaddleMissingError",
-    "PartSequenceError",
-    "PartialLoadRefusedError",
-    "PickleContentError",
-    "PickleRefusedError",
     "PublisherBusyError",
-    "SafetensorsFormatError",
-    "ShapeMismatchError",
-    "ShardIdentityError",
     "SnapshotNotFoundError",
-    "SourceTypeError",
     "StorageError",
-    "StrategyImportError",
-    "StrategyTakenError",
-    "TargetContractError",
     "TensorReleasedError",
     "TiedTensorsDifferError",
     "TrainerTensorError",
-    "TransferModeError",
     "UnknownStrategyError",
     "UnreadableFileError",
     "VersionExistsError",
-    "VersionFileError",
     "VersionFileMissingError",
     "VersionMismatchError",
-    "VersionNumberError",
-    "VersionUnknownError",
+    "listed",
 ]
 
+_SHOWN = 6
 
-class ShardIdentityError(BadInputError):
-    """A shard belongs to another rank or another world size."""
 
-    def __init__(self, *, file: str, field: str, expected: int, found: int) -> None:
+def listed(items: Sequence[object]) -> str:
+    """Join `items` for a message, in their own order, the first few only."""
+    shown = ", ".join(str(item) for item in items[:_SHOWN])
+    return shown if len(items) <= _SHOWN else f"{shown} and {len(items) - _SHOWN} more"
+
+
+class SnapshotNotFoundError(BadInputError):
+    """None of the places where a rank's snapshot may be holds one."""
+
+    def __init__(
+        self, *, rank: int, device_id: int, looked_at: Sequence[str], present: Sequence[str]
+    ) -> None:
+        seen = f"; snapshot files seen there: {listed(present)}" if present else ""
         super().__init__(
-            f"{file} was written for {field} {found}, this rank needs {field} {expected}; "
-            "publish a shard for every rank of this group",
-            file=file,
-            field=field,
-            expected=expected,
-            found=found,
+            f"no snapshot found for rank {rank} on device {device_id}; looked, in this order, for "
+            + "; ".join(looked_at)
+            + f"{seen}; publish one, or correct the directory, rank or device id",
+            rank=rank,
+            device_id=device_id,
+            looked_at=tuple(looked_at),
+            present=tuple(present),
         )
+
+
+class UnreadableFileError(BadInputError):
+    """The operating system refuses to open or read a file.
+
+    ``touched`` is true when the device failed while the file was being applied.
+    """
+
+    def __init__(self, *, file: str, reason: str, touched: bool = False) -> None:
+        super().__init__(
+            f"cannot read {file}: {reason}; correct the path or its permissions, or publish again",
+            file=file,
+            reason=reason,
+            touched=touched,
+        )
+
+
+class NotARegularFileError(BadInputError):
+    """A directory, pipe or device stands where a file (or a directory) should be."""
+
+    def __init__(self, *, file: str, found: str, expected: str = "regular file") -> None:
+        super().__init__(
+            f"{file} is a {found}, expected a {expected}; remove it or publish again",
+            file=file,
+            found=found,
+            expected=expected,
+        )
+
+
+def outside_directory(*, file: str, leads_to: str, directory: str) -> BadInputError:
+    """A symbolic link leads out of the snapshot's directory."""
+    return BadInputError(
+        f"{file} is a link to {leads_to}, outside of {directory}; copy the file there, "
+        "or configure the directory that really holds it",
+        code="outside-directory",
+        file=file,
+        leads_to=leads_to,
+        directory=directory,
+    )
+
+
+def bad_file_size(*, file: str, expected: int, actual: int, touched: bool = False) -> BadInputError:
+    """A file is shorter or longer than it says, or than its manifest says.
+
+    ``touched`` is true when the file shrank while it was being applied.
+    """
+    kind = "truncated" if actual < expected else "longer than announced"
+    return BadInputError(
+        f"{file} is {kind}: {actual} bytes instead of {expected}; publish the snapshot again",
+        code="bad-file-size",
+        file=file,
+        expected=expected,
+        actual=actual,
+        touched=touched,
+    )
+
+
+def bad_safetensors(*, file: str, problem: str) -> BadInputError:
+    """A file is no valid safetensors file."""
+    return BadInputError(
+        f"{file} is not a valid safetensors file: {problem}; publish the snapshot again",
+        code="bad-safetensors",
+        file=file,
+        problem=problem,
+    )
+
+
+def pickle_refused(*, file: str) -> BadInputError:
+    """A file is in pickle format, which runs code of its writer's choice when it is read."""
+    return BadInputError(
+        f"{file} is in pickle format, which may run any code when read, and is refused; convert it with "
+        "'wsm convert SOURCE DESTINATION', or set allow_pickle: true if you trust its writer",
+        code="pickle-refused",
+        file=file,
+        command="wsm convert SOURCE DESTINATION",
+    )
+
+
+def bad_pickle(*, file: str, problem: str) -> BadInputError:
+    """A pickle file that may be read holds something else than a flat state dict of tensors."""
+    return BadInputError(
+        f"{file} is no state dict: {problem}; save layer.state_dict() and nothing else",
+        code="bad-pickle",
+        file=file,
+        problem=problem,
+    )
+
+
+def not_pickle(*, where: str) -> BadInputError:
+    """A conversion from pickle found no pickle."""
+    return BadInputError(
+        f"{where} holds no state dict in pickle format; nothing has to be converted",
+        code="not-pickle",
+        where=where,
+    )
+
+
+def part_sequence(*, base: str, indexes: Sequence[int], problem: str) -> BadInputError:
+    """The part files of one shard do not count up without gap or repetition."""
+    return BadInputError(
+        f"the parts of {base} are numbered {listed(indexes)}: {problem}; publish the snapshot again",
+        code="part-sequence",
+        base=base,
+        indexes=tuple(indexes),
+        problem=problem,
+    )
+
+
+def mixed_parts(*, field: str, values: Sequence[tuple[str, str]]) -> BadInputError:
+    """Files that are to be loaded together were written for different versions, ranks or publications."""
+    pairs = listed([f"{file}: {value}" for file, value in values])
+    return BadInputError(
+        f"the files of one snapshot differ in their {field} ({pairs}); publish the snapshot again",
+        code="mixed-parts",
+        field=field,
+        values=tuple(values),
+    )
+
+
+class ManifestError(BadInputError):
+    """A manifest is unreadable, damaged or of an unknown layout."""
+
+    def __init__(self, *, file: str, problem: str) -> None:
+        super().__init__(
+            f"the manifest {file} cannot be used: {problem}; publish the snapshot again",
+            file=file,
+            problem=problem,
+        )
+
+
+def differs_from_manifest(*, file: str, problem: str) -> BadInputError:
+    """The files beside a manifest, or another manifest, are not what it describes."""
+    return BadInputError(
+        f"the manifest {file} does not describe what lies beside it: {problem}; publish again",
+        code="differs-from-manifest",
+        file=file,
+        problem=problem,
+    )
+
+
+def manifest_missing(
+    *, manifest: str, file: str, version: int | None, publication: str | None
+) -> BadInputError:
+    """Files that wsm published lie there without the manifest that says what they must hold.
+
+    Nothing was changed.
+    """
+    said = (
+        f"{file} says that it was published as version {version}"
+        if version is not None
+        else f"every file needs its manifest (verify: required), {file} too"
+    )
+    return BadInputError(
+        f"{manifest} is missing, so nothing can be verified: {said}; copy the manifests along with the "
+        "parts, or publish again, or load what there is unverified (snapshot: {verify: if_present})",
+        code="manifest-missing",
+        manifest=manifest,
+        file=file,
+        version=version,
+        publication=publication,
+    )
+
+
+def shard_identity(*, file: str, field: str, expected: int, found: int) -> BadInputError:
+    """A shard belongs to another rank or another world size."""
+    return BadInputError(
+        f"{file} was written for {field} {found}, this rank needs {field} {expected}; "
+        "publish a shard for every rank of this group",
+        code="shard-identity",
+        file=file,
+        field=field,
+        expected=expected,
+        found=found,
+    )
 
 
 class VersionMismatchError(BadInputError):
@@ -125,25 +248,25 @@ class VersionMismatchError(BadInputError):
         )
 
 
-class VersionUnknownError(BadInputError):
+def version_unknown(*, requested: int, where: str) -> BadInputError:
     """A version was asked for, and nothing says which version the files hold."""
+    return BadInputError(
+        f"version {requested} was asked for, but neither a manifest, nor the files, nor a version.yaml "
+        f"in {where} says which they hold; write version.yaml beside them, or ask for no particular one",
+        code="version-unknown",
+        requested=requested,
+        where=where,
+    )
 
-    def __init__(self, *, requested: int, where: str) -> None:
-        super().__init__(
-            f"version {requested} was asked for, but neither a manifest, nor the files, nor a version.yaml "
-            f"in {where} says which they hold; write version.yaml beside them, or ask for no particular one",
-            requested=requested,
-            where=where,
-        )
 
-
-class VersionNumberError(BadInputError):
+def bad_version_number(*, value: object, limit: int) -> BadInputError:
     """A version is not an integer in the range that the group's words can carry."""
-
-    def __init__(self, *, value: object, limit: int) -> None:
-        super().__init__(
-            f"{value!r} is no version; give an integer from 0 to {limit}", value=value, limit=limit
-        )
+    return BadInputError(
+        f"{value!r} is no version; give an integer from 0 to {limit}",
+        code="bad-version-number",
+        value=value,
+        limit=limit,
+    )
 
 
 class VersionFileMissingError(BadInputError):
@@ -156,32 +279,30 @@ class VersionFileMissingError(BadInputError):
         )
 
 
-class VersionFileError(BadInputError):
+def bad_version_file(*, file: str, problem: str) -> BadInputError:
     """A ``version.yaml`` does not hold ``step: <version>``."""
+    return BadInputError(
+        f"{file} {problem}; it must be a mapping with one field, step: <version>",
+        code="bad-version-file",
+        file=file,
+        problem=problem,
+    )
 
-    def __init__(self, *, file: str, problem: str) -> None:
-        super().__init__(
-            f"{file} {problem}; it must be a mapping with one field, step: <version>",
-            file=file,
-            problem=problem,
-        )
 
-
-class EmptySnapshotError(BadInputError):
+def empty_snapshot(*, where: str) -> BadInputError:
     """There is a snapshot, and it holds no tensor."""
+    return BadInputError(
+        f"{where} holds no tensor; publish the whole state dict", code="empty-snapshot", where=where
+    )
 
-    def __init__(self, *, where: str) -> None:
-        super().__init__(f"{where} holds no tensor; publish the whole state dict", where=where)
 
-
-class DeviceIdError(BadInputError):
+def bad_device_id(*, problem: str) -> BadInputError:
     """The environment does not say which physical device a rank uses."""
-
-    def __init__(self, *, problem: str) -> None:
-        super().__init__(
-            f"no device id for the snapshot's file name: {problem}; set device_id in the configuration",
-            problem=problem,
-        )
+    return BadInputError(
+        f"no device id for the snapshot's file name: {problem}; set device_id in the configuration",
+        code="bad-device-id",
+        problem=problem,
+    )
 
 
 class PaddleMissingError(RefusedError):
@@ -205,15 +326,14 @@ class TrainerTensorError(BadInputError):
         )
 
 
-class IncompletePublicationError(BadInputError):
+def incomplete_publication(*, version: int, problem: str) -> BadInputError:
     """The shards of a publication are not exactly one per rank. Nothing was published."""
-
-    def __init__(self, *, version: int, problem: str) -> None:
-        super().__init__(
-            f"version {version} was not published: {problem}; write exactly one shard per rank",
-            version=version,
-            problem=problem,
-        )
+    return BadInputError(
+        f"version {version} was not published: {problem}; write exactly one shard per rank",
+        code="incomplete-publication",
+        version=version,
+        problem=problem,
+    )
 
 
 class VersionExistsError(RefusedError):
@@ -246,11 +366,13 @@ class PublisherBusyError(RefusedError):
         )
 
 
-class DestinationExistsError(RefusedError):
+def destination_exists(*, file: str) -> RefusedError:
     """A conversion would overwrite a file."""
-
-    def __init__(self, *, file: str) -> None:
-        super().__init__(f"{file} exists and is not overwritten; remove it or name another", file=file)
+    return RefusedError(
+        f"{file} exists and is not overwritten; remove it or name another",
+        code="destination-exists",
+        file=file,
+    )
 
 
 class StorageError(RefusedError):
@@ -262,3 +384,266 @@ class StorageError(RefusedError):
             path=path,
             reason=reason,
         )
+
+
+def not_covered(
+    *,
+    missing: Sequence[str] = (),
+    unknown: Sequence[str] = (),
+    duplicate: Sequence[str] = (),
+    origins: Sequence[str] = (),
+    touched: bool = False,
+) -> BadInputError:
+    """The offered tensors are not exactly the model's: some are missing, unknown, or offered twice.
+
+    `origins` are the files or peers that bring them. ``touched`` if a stream showed it only after other
+    tensors of it were applied.
+    """
+    found = [
+        f"{len(names)} {kind}: {listed([repr(name) for name in names])}"
+        for kind, names in (("missing", missing), ("unknown", unknown), ("duplicate", duplicate))
+        if names
+    ]
+    return BadInputError(
+        "the snapshot does not cover the model's tensors exactly once: "
+        + "; ".join(found)
+        + (f"; they come from {listed(origins)}" if origins else "")
+        + ("; the target's weights are not whole" if touched else "")
+        + "; publish the state dict of this very model and rank",
+        code="not-covered",
+        missing=tuple(missing),
+        unknown=tuple(unknown),
+        duplicate=tuple(duplicate),
+        origins=tuple(origins),
+        touched=touched,
+    )
+
+
+def dtype_mismatch(
+    *, mismatches: Sequence[tuple[str, str, str, str]], touched: bool = False
+) -> BadInputError:
+    """Tensors have another dtype than the model's; `mismatches` holds (name, expected, found, origin)."""
+    return BadInputError(
+        _mismatch_message("dtype", mismatches, touched=touched),
+        code="dtype-mismatch",
+        mismatches=tuple(mismatches),
+        touched=touched,
+    )
+
+
+def shape_mismatch(
+    *,
+    mismatches: Sequence[tuple[str, tuple[int, ...], tuple[int, ...], str]],
+    touched: bool = False,
+) -> BadInputError:
+    """Tensors have another shape than the model's; `mismatches` holds (name, expected, found, origin)."""
+    return BadInputError(
+        _mismatch_message("shape", mismatches, touched=touched),
+        code="shape-mismatch",
+        mismatches=tuple(mismatches),
+        touched=touched,
+    )
+
+
+def _mismatch_message(
+    kind: str, mismatches: Sequence[tuple[str, object, object, str]], *, touched: bool
+) -> str:
+    details = listed(
+        [
+            f"{name!r} has {kind} {found} in {origin}, the model has {expected}"
+            for name, expected, found, origin in mismatches
+        ]
+    )
+    whole = "; the target's weights are not whole" if touched else ""
+    return (
+        f"{len(mismatches)} tensors of another {kind}: {details}{whole}; publish this model's own state dict"
+    )
+
+
+class NotFiniteError(BadInputError):
+    """A tensor holds NaN or infinity although its manifest promises neither.
+
+    Found in the pass that copies, so the target was touched and must not serve; only loaders of models get
+    bytes that were checked before, and what a change leaves as it is may be looked at first.
+    """
+
+    def __init__(self, *, tensor: str, origin: str, index: int, touched: bool = True) -> None:
+        super().__init__(
+            f"tensor {tensor!r} of {origin} is not finite from element {index} on (in C order), although its "
+            "manifest says finite; "
+            + ("the target's weights are not whole; " if touched else "")
+            + "publish a version without NaN",
+            tensor=tensor,
+            origin=origin,
+            index=index,
+            touched=touched,
+        )
+
+
+class TiedTensorsDifferError(BadInputError):
+    """A source brings one tensor of the model under two of its names, with different bytes."""
+
+    def __init__(self, *, tensor: str, name: str, origin: str, touched: bool) -> None:
+        super().__init__(
+            f"{tensor!r} and {name!r} are one tensor of the model, and {origin} has other bytes there; "
+            + ("the target's weights are not whole; " if touched else "")
+            + "publish it once, or the same under both names",
+            tensor=tensor,
+            name=name,
+            origin=origin,
+            touched=touched,
+        )
+
+
+def partial_load_refused(*, tensor: str, reason: str) -> RefusedError:
+    """A partial load would leave tensors without the bytes that it does not bring. Nothing was changed."""
+    return RefusedError(
+        f"a partial load leaves {tensor!r} as it is, and it cannot stay: {reason}; "
+        "load a whole version first",
+        code="partial-load-refused",
+        tensor=tensor,
+        reason=reason,
+    )
+
+
+class DigestMismatchError(BadInputError):
+    """Bytes that were applied are not those that the manifest promised.
+
+    Found in the pass that copies, so the target was touched and must not serve; only loaders of models get
+    bytes that were verified first.
+    """
+
+    def __init__(self, *, tensor: str, origin: str, expected: str, actual: str, touched: bool = True) -> None:
+        super().__init__(
+            f"tensor {tensor!r} of {origin} is corrupt: digest {actual} instead of {expected}; "
+            + ("the target's weights are not whole; " if touched else "")
+            + "publish the snapshot again and load it",
+            tensor=tensor,
+            origin=origin,
+            expected=expected,
+            actual=actual,
+            touched=touched,
+        )
+
+
+class LoadCancelledError(GroupError):
+    """The caller no longer wants the load. ``touched`` says whether a byte of the target was changed."""
+
+    def __init__(self, *, tensors_applied: int, tensors: int, touched: bool) -> None:
+        super().__init__(
+            f"the load was cancelled after {tensors_applied} of {tensors} tensors; "
+            + ("the target's weights are not whole" if touched else "the target is as it was"),
+            tensors_applied=tensors_applied,
+            tensors=tensors,
+            touched=touched,
+        )
+
+
+def target_contract(*, tensor: str, problem: str) -> InternalError:
+    """A weight target hands out memory that does not fit its own specification. Its weights are touched."""
+    return InternalError(
+        f"the target's memory for {tensor!r} cannot take the tensor: {problem}",
+        code="target-contract",
+        tensor=tensor,
+        problem=problem,
+        touched=True,
+    )
+
+
+def loader_contract(*, loader: str, problem: str, touched: bool) -> InternalError:
+    """A model's loader did not do what it said. ``touched`` says whether its weights may be written."""
+    return InternalError(
+        f"the loader of {loader} broke its contract: {problem}; correct the model's load_weights",
+        code="loader-contract",
+        loader=loader,
+        problem=problem,
+        touched=touched,
+    )
+
+
+def no_auxiliary_tensors(*, loader: str) -> BadInputError:
+    """An auxiliary model takes no tensor of the stream, so it would go on with old weights."""
+    return BadInputError(
+        f"the auxiliary model {loader} takes no tensor of the stream; its names match none, correct "
+        "where its layers begin, or leave the model out",
+        code="no-auxiliary-tensors",
+        loader=loader,
+    )
+
+
+def partial_feed() -> RefusedError:
+    """A partial update was asked of models with loaders, which build parameters out of several tensors."""
+    return RefusedError(
+        "a partial update cannot go through the loaders of models: what is missing may be half of a "
+        "fused parameter; bring a whole version, or name a strategy that applies by name",
+        code="partial-feed",
+    )
+
+
+class UnknownStrategyError(BadInputError):
+    """No strategy of that name is wsm's own, was registered, or is announced by an installed package."""
+
+    def __init__(self, *, name: str, known: Sequence[str]) -> None:
+        super().__init__(
+            f"no load strategy is called {name!r}; use one of {', '.join(known)}",
+            name=name,
+            known=tuple(known),
+        )
+
+
+def bad_source_type(*, strategy: str, expected: str, found: str) -> BadInputError:
+    """A strategy was given another strategy's source."""
+    return BadInputError(
+        f"strategy {strategy} loads from a {expected}, not from a {found}",
+        code="bad-source-type",
+        strategy=strategy,
+        expected=expected,
+        found=found,
+    )
+
+
+def strategy_taken(*, name: str, holders: Sequence[str]) -> RefusedError:
+    """Another strategy has this name already; `holders` says which, or which two."""
+    return RefusedError(
+        f"the name {name!r} of a load strategy is taken by {' and by '.join(holders)}; "
+        "a name stands for one way on every rank: choose another, or remove what has it",
+        code="strategy-taken",
+        name=name,
+        holders=tuple(holders),
+    )
+
+
+def not_astrategy(*, name: str, origin: str, problem: str) -> BadInputError:
+    """What was registered or announced under a name is not what a strategy must be."""
+    return BadInputError(
+        f"{origin} gives no load strategy {name!r}: {problem}; "
+        "give an object of a class that derives from wsm.strategies.Strategy",
+        code="not-astrategy",
+        name=name,
+        origin=origin,
+        problem=problem,
+    )
+
+
+def strategy_import(*, name: str, entry_point: str, package: str, reason: str) -> RefusedError:
+    """A package announces a strategy of this name and cannot be imported, or its class not be called."""
+    return RefusedError(
+        f"the package {package} announces the load strategy {name!r} as {entry_point}, which fails: "
+        f"{reason}; repair or remove the package where this process runs",
+        code="strategy-import",
+        name=name,
+        entry_point=entry_point,
+        package=package,
+        reason=reason,
+    )
+
+
+def transfer_mode_unavailable(*, mode: str, problem: str, available: Sequence[str]) -> RefusedError:
+    """The transfer mode that a command asked for is not available here. Nothing was changed."""
+    return RefusedError(
+        f"the transfer mode {mode!r} cannot be used: {problem}; available are {listed(available) or 'none'}",
+        code="transfer-mode-unavailable",
+        mode=mode,
+        problem=problem,
+        available=tuple(available),
+    )

@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from wsm.clock import Clock, SystemClock
+from wsm.strategies import errors
 from wsm.strategies.applier.admission import Admit, memory_need
 from wsm.strategies.applier.apply import Applied, apply_tensors
 from wsm.strategies.applier.feeding import feed_loaders
-from wsm.strategies.applier.loaders import ModelLoader, PartialFeedError
+from wsm.strategies.applier.loaders import ModelLoader
 from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.applier.rare_collections import rare_collections
 from wsm.strategies.applier.ties import check_tied_coverage
@@ -169,9 +170,9 @@ def load(
     wsm.strategies.errors.BadInputError
         If the source is not what it must be, see :mod:`wsm.strategies.errors`; the target is untouched
         unless ``touched`` is true on the error.
-    PartialLoadRefusedError
+    RefusedError
         If a tensor that is missing there holds no bytes. Nothing was changed.
-    wsm.strategies.applier.admission.LoadMemoryError
+    NoRoomError
         If `admit` says that there is too little memory. Nothing was changed.
     LoadCancelledError
         If `cancelled` said so; its ``touched`` says whether the target was changed.
@@ -241,7 +242,7 @@ def _applied(
     """Bring what is offered to the model's loaders where they take it in chunks, else to the target."""
     if loaders and offer.chunk_tensors is not None:
         if partial:
-            raise PartialFeedError
+            raise errors.partial_feed()
         return feed_loaders(offer, loaders, target, observer, allowed_unknown=allowed_unknown)
     return apply_tensors(
         offer.tensors,

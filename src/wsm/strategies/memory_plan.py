@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wsm.strategies.applier.admission import LoadMemoryError, LoadWay
+from wsm.strategies.applier import admission
+from wsm.strategies.applier.admission import LoadWay
 from wsm.strategies.load import Preview
 
 
@@ -70,11 +71,13 @@ def admit(phases: Sequence[MemoryPhase], way: LoadWay, *, available: int | None,
 
     Raises
     ------
-    LoadMemoryError
+    NoRoomError
         If one does not.
     """
     begun = phases[0].held
     for phase in phases:
         needed = ranks * (phase.peak - begun)
         if available is not None and needed > available:
-            raise LoadMemoryError(way=way, phase=phase.name, needed=needed, available=available, ranks=ranks)
+            raise admission.load_memory(
+                way=way, phase=phase.name, needed=needed, available=available, ranks=ranks
+            )

@@ -10,15 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from wsm.strategies import errors
 from wsm.strategies.buckets.ipc_async import IpcAsync
 from wsm.strategies.delta.strategy import Delta
 from wsm.strategies.entry_points import announced_names, announced_strategy
-from wsm.strategies.errors import (
-    NotAStrategyError,
-    SourceTypeError,
-    StrategyTakenError,
-    UnknownStrategyError,
-)
+from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.ipc.strategy import Ipc
 from wsm.strategies.mooncake.configured import MOONCAKE
 from wsm.strategies.own_sections import OWN_SECTIONS
@@ -61,16 +57,16 @@ def register_strategy(name: str, strategy: Strategy) -> None:
 
     Raises
     ------
-    wsm.strategies.errors.StrategyTakenError
+    RefusedError
         If there is a strategy of that name already, also one that an installed package only announces.
-    wsm.strategies.errors.NotAStrategyError
+    BadInputError
         If it is no strategy.
     """
     _check(name, strategy, "this process")
     if name in STRATEGIES:
-        raise StrategyTakenError(name=name, holders=["wsm itself"])
+        raise errors.strategy_taken(name=name, holders=["wsm itself"])
     if name in _from_outside or name in announced_names():
-        raise StrategyTakenError(name=name, holders=["another strategy from outside"])
+        raise errors.strategy_taken(name=name, holders=["another strategy from outside"])
     _from_outside[name] = strategy
 
 
@@ -84,7 +80,7 @@ def strategy_called(name: str) -> Strategy:
     ------
     wsm.strategies.errors.UnknownStrategyError
         If there is none.
-    wsm.strategies.errors.StrategyImportError, NotAStrategyError, StrategyTakenError
+    RefusedError, BadInputError
         If a package announces one that cannot be imported or is none, or two packages do.
     """
     strategy = STRATEGIES.get(name) or _from_outside.get(name)
@@ -102,14 +98,14 @@ def strategy_for(name: str, source: object) -> Strategy:
 
     Raises
     ------
-    wsm.strategies.errors.SourceTypeError
+    BadInputError
         If it does not load from such a source.
     wsm.errors.WsmError
         As :func:`strategy_called`.
     """
     strategy = strategy_called(name)
     if not isinstance(source, strategy.source_type):
-        raise SourceTypeError(
+        raise errors.bad_source_type(
             strategy=name, expected=strategy.source_type.__name__, found=type(source).__name__
         )
     return strategy
@@ -130,7 +126,7 @@ def _check(name: object, thing: object, origin: str) -> Strategy:
         problem = "it has more than one section of its own, and each would be called as the strategy is"
     else:
         return thing
-    raise NotAStrategyError(name=str(name), origin=origin, problem=problem)
+    raise errors.not_astrategy(name=str(name), origin=origin, problem=problem)
 
 
 def _are_sections(found: object) -> bool:

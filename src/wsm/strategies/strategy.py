@@ -106,7 +106,7 @@ class Strategy(ABC):
 
         Raises
         ------
-        wsm.strategies.errors.TransferModeError
+        RefusedError
             If there is no such mode, or it is not open here.
         """
         return sections

@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from wsm.config import WsmConfig
-from wsm.strategies.errors import TransferModeError
+from wsm.strategies import errors
 from wsm.strategies.registry import strategy_called
 from wsm.strategies.snapshot.version_pins import VersionPins
 
@@ -56,13 +56,13 @@ class Sources:
 
         Raises
         ------
-        wsm.strategies.errors.TransferModeError
+        RefusedError
             If the strategy has no such mode, or it is not available here.
         """
         usual = self._strategy.default_mode(self._sections)
         if mode is not None and usual is None:
             problem = f"the strategy {self.strategy} has no transfer modes"
-            raise TransferModeError(mode=mode, problem=problem, available=())
+            raise errors.transfer_mode_unavailable(mode=mode, problem=problem, available=())
         used = mode or usual
         sections = self._sections if used is None else self._strategy.in_mode(self._sections, used)
         if (rank, used) not in self._made:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import IpcSource, MemoryTarget, SharedTensors, SnapshotSource, TensorSpec, load
 from wsm.strategies import publish_snapshot as publish
-from wsm.strategies.applier.admission import LoadMemoryError, LoadWay, MemoryNeed, memory_need
+from wsm.strategies.applier import admission
+from wsm.strategies.applier.admission import LoadWay, MemoryNeed, memory_need
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 
 SPECS = [TensorSpec("large", "U8", (3 << 20,)), TensorSpec("small", "U8", (100,))]
@@ -40,7 +42,7 @@ def only(available):
 
 def test_a_load_that_does_not_fit_is_refused_before_the_target_is_touched(source):
     target, tainted = MemoryTarget(SPECS), []
-    with pytest.raises(LoadMemoryError, match="after a clear does not fit") as caught:
+    with raising(admission.load_memory, match="after a clear does not fit") as caught:
         load(source, target, taint=lambda: tainted.append(1), admit=only(BYTES - 1))
     assert (caught.value.needed, caught.value.available) == (BYTES, BYTES - 1)
     assert caught.value.way is LoadWay.AFTER_A_CLEAR
@@ -60,7 +62,7 @@ def test_a_load_in_place_is_refused_by_what_the_strategy_holds_beside():
     offer = Offer(7, (), (), None, ManifestScope.LOADED, peak_extra_bytes=10, declared=False)
     need = memory_need(offer, held())
     assert need == MemoryNeed(10, 0, released=False)
-    with pytest.raises(LoadMemoryError, match="in place does not fit"):
+    with raising(admission.load_memory, match="in place does not fit"):
         need.fits(host=9)
 
 
@@ -108,9 +110,9 @@ def test_what_is_moved_to_a_device_takes_one_tensor_of_the_host_and_all_of_the_d
     load(source, DeviceTarget(SPECS), admit=needs.append)
     assert needs == [MemoryNeed(SPECS[0].nbytes, BYTES, released=True)]
     needs[0].fits(host=SPECS[0].nbytes, device=BYTES)
-    with pytest.raises(LoadMemoryError):
+    with raising(admission.load_memory):
         needs[0].fits(host=None, device=BYTES - 1)
-    with pytest.raises(LoadMemoryError):
+    with raising(admission.load_memory):
         needs[0].fits(host=SPECS[0].nbytes - 1, device=None)
 
 

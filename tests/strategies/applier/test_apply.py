@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.applier.copying import CHUNK_BYTES
@@ -57,17 +58,17 @@ def test_the_target_is_tainted_before_its_memory_is_asked_for_and_once_only():
 @pytest.mark.parametrize(
     ("tensors", "error"),
     [
-        ([offered("a", b"111")], errors.CoverageError),
-        ([offered("a", b"111"), offered("b", b"22"), offered("c", b"3")], errors.CoverageError),
-        ([offered("a", b"111"), offered("b", b"22"), offered("b", b"22")], errors.CoverageError),
-        ([offered("a", b"111"), offered("b", b"22", dtype="I8")], errors.DtypeMismatchError),
-        ([offered("a", b"111"), offered("b", b"22", shape=(2, 1))], errors.ShapeMismatchError),
+        ([offered("a", b"111")], errors.not_covered),
+        ([offered("a", b"111"), offered("b", b"22"), offered("c", b"3")], errors.not_covered),
+        ([offered("a", b"111"), offered("b", b"22"), offered("b", b"22")], errors.not_covered),
+        ([offered("a", b"111"), offered("b", b"22", dtype="I8")], errors.dtype_mismatch),
+        ([offered("a", b"111"), offered("b", b"22", shape=(2, 1))], errors.shape_mismatch),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_touched(tensors, error):
     events = []
     target = LoggingTarget([A, B], events)
-    with pytest.raises(error):
+    with raising(error):
         apply_tensors(tensors, target, LoadObserver(taint=lambda: events.append("taint")))
     assert events == []
 
@@ -75,7 +76,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_touched(tensors, error)
 def test_one_error_lists_everything_that_is_missing_unknown_and_duplicate():
     specs = {name: TensorSpec(name, "U8", (1,)) for name in "abcdefghijklm"}
     rows = [(TensorSpec(name, "U8", (1,)), "f") for name in ("a", "a", "x", "y")]
-    with pytest.raises(errors.CoverageError) as caught:
+    with raising(errors.not_covered) as caught:
         check_coverage(rows, specs)
     assert caught.value.missing == tuple("bcdefghijklm")
     assert caught.value.unknown == ("x", "y")
@@ -87,12 +88,10 @@ def test_one_error_lists_everything_that_is_missing_unknown_and_duplicate():
 def test_all_mismatches_are_listed_with_both_sides_and_their_file():
     wanted = {"a": TensorSpec("a", "F32", (2,)), "b": TensorSpec("b", "F32", (2,))}
     rows = [(TensorSpec("a", "BF16", (2,)), "f1"), (TensorSpec("b", "F16", (2,)), "f2")]
-    with pytest.raises(errors.DtypeMismatchError) as dtypes:
+    with raising(errors.dtype_mismatch) as dtypes:
         check_coverage(rows, wanted)
     assert dtypes.value.mismatches == (("a", "F32", "BF16", "f1"), ("b", "F32", "F16", "f2"))
-    with pytest.raises(
-        errors.ShapeMismatchError, match=r"'a' has shape \(2, 1\) in f1, the model has \(2,\)"
-    ):
+    with raising(errors.shape_mismatch, match=r"'a' has shape \(2, 1\) in f1, the model has \(2,\)"):
         check_coverage([(TensorSpec("a", "F32", (2, 1)), "f1")], {"a": wanted["a"]})
 
 
@@ -111,7 +110,7 @@ def test_unknown_names_may_be_allowed_by_name_and_are_not_read():
 
 def test_a_wrong_digest_ends_the_load_and_says_that_the_target_was_touched():
     tensors = [offered("a", b"111", digest=digest_of(b"111")), offered("b", b"22", digest=digest_of(b"xx"))]
-    with pytest.raises(errors.DigestMismatchError, match="'b' of somewhere is corrupt") as caught:
+    with raising(errors.DigestMismatchError, match="'b' of somewhere is corrupt") as caught:
         apply_tensors(tensors, MemoryTarget([A, B]), LoadObserver())
     assert caught.value.touched
     assert caught.value.expected == digest_of(b"xx")
@@ -120,7 +119,7 @@ def test_a_wrong_digest_ends_the_load_and_says_that_the_target_was_touched():
 def test_a_cancellation_before_the_first_byte_leaves_the_target_untouched():
     events = []
     observer = LoadObserver(taint=lambda: events.append("taint"), cancelled=lambda: True)
-    with pytest.raises(errors.LoadCancelledError, match="is as it was") as caught:
+    with raising(errors.LoadCancelledError, match="is as it was") as caught:
         apply_tensors([offered("a", b"111")], LoggingTarget([A], events), observer)
     assert not caught.value.touched
     assert events == []
@@ -138,7 +137,7 @@ def test_a_cancellation_stops_between_tensors_and_between_chunks(after):
 
     observer = LoadObserver(progress=progress, cancelled=lambda: done >= after)
     target = MemoryTarget([TensorSpec("s", "U8", (1,)), TensorSpec("l", "U8", (size,))])
-    with pytest.raises(errors.LoadCancelledError) as caught:
+    with raising(errors.LoadCancelledError) as caught:
         apply_tensors([offered("s", b"1"), offered("l", bytes(size))], target, observer)
     assert caught.value.touched
     assert caught.value.tensors_applied == 1
@@ -167,13 +166,13 @@ def test_a_target_that_breaks_its_own_contract_is_an_internal_error(memory, prob
         def writable(self, name):
             return memory
 
-    with pytest.raises(errors.TargetContractError, match=problem):
+    with raising(errors.target_contract, match=problem):
         apply_tensors([offered("a", b"111")], Broken([A]), LoadObserver())
 
 
 def test_a_memory_target_holds_what_was_written_until_it_is_released():
     target = MemoryTarget([A, TensorSpec("z", "F32", (0,))])
-    with pytest.raises(errors.TensorReleasedError):
+    with raising(errors.TensorReleasedError):
         target.readable("a")
     target.writable("a")[:] = b"123"
     target.writable("z")
@@ -214,7 +213,7 @@ def test_bytes_are_copied_into_a_tensor_that_holds_memory_or_keeps_none(target):
 
 def test_memory_with_a_wrong_digest_is_never_kept():
     target = MemoryTarget([A], adopting=True)
-    with pytest.raises(errors.DigestMismatchError):
+    with raising(errors.DigestMismatchError):
         apply_tensors(
             [kept("a", b"111", bytearray(b"111"), digest=digest_of(b"222"))], target, LoadObserver()
         )

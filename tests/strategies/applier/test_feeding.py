@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.applier.apply import Applied
 from wsm.strategies.applier.auxiliary_names import AuxiliaryNames
 from wsm.strategies.applier.feeding import feed_loaders
-from wsm.strategies.applier.loaders import LoaderContractError, NoAuxiliaryTensorsError, ParameterMemory
+from wsm.strategies.applier.loaders import ParameterMemory
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
@@ -153,7 +154,7 @@ class HastyLoader(FusingLoader):
 def test_memory_that_a_loader_opens_before_the_first_tensor_is_tainted_before():
     model = Model(draft=False)
     model.loaders = [HastyLoader()]
-    with pytest.raises(LoaderContractError, match="unheard of") as caught:
+    with raising(errors.loader_contract, match="unheard of") as caught:
         model.feed()
     assert caught.value.touched
     assert model.tainted == 1
@@ -201,7 +202,7 @@ def test_layers_are_matched_by_their_whole_number(name, matches):
 def test_an_auxiliary_model_that_takes_nothing_is_an_error_before_anything_is_touched():
     model = Model()
     model.loaders = [model.main, DraftLoader(NAMES, OTHERS)]
-    with pytest.raises(NoAuxiliaryTensorsError, match="mtp takes no tensor"):
+    with raising(errors.no_auxiliary_tensors, match="mtp takes no tensor"):
         model.feed()
     assert model.tainted == 0
 
@@ -210,7 +211,7 @@ def test_an_auxiliary_model_that_takes_nothing_is_an_error_before_anything_is_to
 def test_a_stream_that_lacks_a_tensor_is_an_error_with_its_name(promised):
     model = Model()
     del model.checkpoint["mtp_norm"]
-    with pytest.raises(errors.CoverageError, match="mtp_norm") as caught:
+    with raising(errors.not_covered, match="mtp_norm") as caught:
         model.feed(stream(model.checkpoint, promised=promised))
     assert caught.value.touched == bool(model.tainted) == (not promised)
 
@@ -218,7 +219,7 @@ def test_a_stream_that_lacks_a_tensor_is_an_error_with_its_name(promised):
 def test_a_tensor_of_another_shape_is_refused_before_the_loader_sees_it():
     model = Model(draft=False)
     model.checkpoint["layers.0.q"] = np.zeros((WIDTH, 1), np.float32)
-    with pytest.raises(errors.ShapeMismatchError, match=r"layers\.0\.q"):
+    with raising(errors.shape_mismatch, match=r"layers\.0\.q"):
         model.feed(stream(model.checkpoint, promised=False))
     assert (model.main.seen, model.tainted) == ([], 0)
 
@@ -226,7 +227,7 @@ def test_a_tensor_of_another_shape_is_refused_before_the_loader_sees_it():
 @pytest.mark.parametrize(("lie", "seen"), [("layers.0.q", 0), ("head", 3)])
 def test_a_corrupt_tensor_never_reaches_the_loader(lie, seen):
     model = Model(draft=False)
-    with pytest.raises(errors.DigestMismatchError, match=lie) as caught:
+    with raising(errors.DigestMismatchError, match=lie) as caught:
         model.feed(stream(model.checkpoint, lie=lie))
     assert len(model.main.seen) == seen
     assert caught.value.touched == bool(model.tainted) == bool(seen)
@@ -238,7 +239,7 @@ def test_a_corrupt_tensor_never_reaches_the_loader(lie, seen):
 def test_nan_where_it_is_forbidden_never_reaches_the_loader(name, seen):
     model = Model()
     model.checkpoint[name].flat[5] = np.nan
-    with pytest.raises(errors.NotFiniteError, match=f"'{name}' .* element 5 ") as caught:
+    with raising(errors.NotFiniteError, match=f"'{name}' .* element 5 ") as caught:
         model.feed(stream(model.checkpoint, finite=True))
     assert len(model.main.seen) == seen
     assert caught.value.touched == bool(model.tainted) == bool(seen)
@@ -249,7 +250,7 @@ def test_nan_where_it_is_forbidden_never_reaches_the_loader(name, seen):
 def test_a_load_can_be_cancelled_between_two_tensors():
     model = Model(draft=False)
     asked = iter([False, False, False])
-    with pytest.raises(errors.LoadCancelledError) as caught:
+    with raising(errors.LoadCancelledError) as caught:
         model.feed(cancelled=lambda: next(asked, True))
     assert caught.value.touched
     assert caught.value.tensors_applied == 2
@@ -297,7 +298,7 @@ class _Hasty(FusingLoader):
 def test_a_loader_that_breaks_its_contract_is_named(loader, text):
     model = Model(draft=False)
     model.loaders = [loader()]
-    with pytest.raises(LoaderContractError, match=text) as caught:
+    with raising(errors.loader_contract, match=text) as caught:
         model.feed()
     assert caught.value.touched
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.digest import digest_of, shard_digest
@@ -42,7 +43,7 @@ def test_a_tensor_that_is_not_brought_and_holds_nothing_is_an_error_before_anyth
     tainted = []
     target = MemoryTarget([A, B])
     target.writable("b")[:] = b"ol"
-    with pytest.raises(errors.PartialLoadRefusedError, match="leaves 'a' as it is") as caught:
+    with raising(errors.partial_load_refused, match="leaves 'a' as it is") as caught:
         apply_tensors(
             iter([of_bytes("b", b"22")]),
             target,
@@ -61,7 +62,7 @@ def test_a_tensor_that_is_not_brought_and_holds_nothing_is_an_error_before_anyth
     [([], "3 missing"), ([of_bytes("c", b"1")], "1 unknown"), ([of_bytes("b", b"22")] * 2, "1 duplicate")],
 )
 def test_a_partial_load_is_strict_about_everything_else(target, declared, tensors, text):
-    with pytest.raises(errors.CoverageError, match=text):
+    with raising(errors.not_covered, match=text):
         apply_tensors(iter(tensors), target, LoadObserver(), declared=declared, partial=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.applier.copying import CHUNK_BYTES
@@ -56,7 +57,7 @@ def test_bytes_that_nobody_promised_are_compared_as_they_come(declared):
         bytes(CHUNK_BYTES + 4),
     )
     apply([tensor("w", data + b"1"), tensor("v", data + b"1")], into, declared=declared)
-    with pytest.raises(errors.TiedTensorsDifferError) as caught:
+    with raising(errors.TiedTensorsDifferError) as caught:
         apply([tensor("w", data + b"1"), tensor("v", data + b"2")], into, declared=declared)
     assert caught.value.touched
     assert (caught.value.tensor, caught.value.name, caught.value.origin) == ("w", "v", "file")
@@ -67,7 +68,7 @@ def test_digests_that_were_promised_are_compared_before_anything_is_touched():
         tensor(name, data, promised=True) for name, data in (("embed", b"111222"), ("head", b"111223"))
     ]
     into, tainted = target(), []
-    with pytest.raises(errors.TiedTensorsDifferError) as caught:
+    with raising(errors.TiedTensorsDifferError) as caught:
         apply_tensors([*tensors, tensor("bias", b"34")], into, LoadObserver(taint=lambda: tainted.append(1)))
     assert not caught.value.touched
     assert not tainted
@@ -78,19 +79,19 @@ def test_digests_that_were_promised_are_compared_before_anything_is_touched():
 @pytest.mark.parametrize(
     ("again", "error"),
     [
-        (tensor("head", b"111222", shape=(2, 3)), errors.ShapeMismatchError),
-        (tensor("head", b"111222", dtype="I8"), errors.DtypeMismatchError),
+        (tensor("head", b"111222", shape=(2, 3)), errors.shape_mismatch),
+        (tensor("head", b"111222", dtype="I8"), errors.dtype_mismatch),
     ],
 )
 def test_another_shape_or_dtype_under_another_name_is_refused(again, error, declared):
-    with pytest.raises(error, match="'embed'") as caught:
+    with raising(error, match="'embed'") as caught:
         apply([tensor("embed", b"111222"), again, tensor("bias", b"34")], declared=declared)
     assert caught.value.touched is not declared
 
 
 @EVERYHOW
 def test_one_name_twice_is_still_a_duplicate(declared):
-    with pytest.raises(errors.CoverageError) as caught:
+    with raising(errors.not_covered) as caught:
         apply([*[tensor("head", b"111222")] * 2, tensor("bias", b"34")], declared=declared)
     assert caught.value.duplicate == ("embed",)
 
@@ -108,7 +109,7 @@ def test_what_was_promised_for_a_stream_may_name_both():
     _, into = apply(tensors, declared=False, promised=promised)
     assert into.readable("embed") == b"111222"
     wrong = [TensorSpec("head", "U8", (6, 1)), EMBED, BIAS]
-    with pytest.raises(errors.ShapeMismatchError) as caught:
+    with raising(errors.shape_mismatch) as caught:
         apply(tensors, declared=False, promised=wrong)
     assert not caught.value.touched
 

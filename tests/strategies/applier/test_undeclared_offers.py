@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies.applier.apply import apply_tensors
 from wsm.strategies.applier.coverage import RunningCoverage
@@ -67,16 +68,16 @@ def test_memory_is_used_again_for_the_next_tensor_once_it_is_asked_for():
 
 
 WRONGS = [
-    (of_bytes("c", b"3"), errors.CoverageError, "1 unknown: 'c'"),
-    (of_bytes("b", b"22", dtype="I8"), errors.DtypeMismatchError, "'b' has dtype I8 in a stream"),
-    (of_bytes("b", b"22", shape=(2, 1)), errors.ShapeMismatchError, r"'b' has shape \(2, 1\) in a stream"),
+    (of_bytes("c", b"3"), errors.not_covered, "1 unknown: 'c'"),
+    (of_bytes("b", b"22", dtype="I8"), errors.dtype_mismatch, "'b' has dtype I8 in a stream"),
+    (of_bytes("b", b"22", shape=(2, 1)), errors.shape_mismatch, r"'b' has shape \(2, 1\) in a stream"),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "error", "text"), WRONGS)
 def test_a_first_tensor_that_does_not_fit_leaves_the_target_untouched(wrong, error, text):
     rank = Rank()
-    with pytest.raises(error, match=text) as caught:
+    with raising(error, match=text) as caught:
         rank.apply([wrong, of_bytes("a", b"111")])
     assert not caught.value.touched
     assert rank.tainted == 0
@@ -84,11 +85,11 @@ def test_a_first_tensor_that_does_not_fit_leaves_the_target_untouched(wrong, err
 
 
 @pytest.mark.parametrize(
-    ("wrong", "error", "text"), [*WRONGS, (of_bytes("a", b"333"), errors.CoverageError, "1 duplicate: 'a'")]
+    ("wrong", "error", "text"), [*WRONGS, (of_bytes("a", b"333"), errors.not_covered, "1 duplicate: 'a'")]
 )
 def test_a_later_tensor_that_does_not_fit_is_not_written_and_the_error_says_touched(wrong, error, text):
     rank = Rank()
-    with pytest.raises(error, match=text) as caught:
+    with raising(error, match=text) as caught:
         rank.apply([of_bytes("a", b"111"), wrong])
     assert caught.value.touched
     assert "not whole" in str(caught.value)
@@ -98,7 +99,7 @@ def test_a_later_tensor_that_does_not_fit_is_not_written_and_the_error_says_touc
 
 def test_what_is_missing_is_an_error_at_the_end():
     rank = Rank()
-    with pytest.raises(errors.CoverageError, match="1 missing: 'b'") as caught:
+    with raising(errors.not_covered, match="1 missing: 'b'") as caught:
         rank.apply([of_bytes("a", b"111")])
     assert caught.value.touched
     assert caught.value.missing == ("b",)
@@ -106,7 +107,7 @@ def test_what_is_missing_is_an_error_at_the_end():
 
 def test_a_stream_without_a_tensor_touches_nothing():
     rank = Rank()
-    with pytest.raises(errors.CoverageError, match="2 missing: 'a', 'b'") as caught:
+    with raising(errors.not_covered, match="2 missing: 'a', 'b'") as caught:
         rank.apply([])
     assert not caught.value.touched
     assert rank.tainted == 0
@@ -120,7 +121,7 @@ def test_what_is_allowed_by_name_is_left_out_and_does_not_count_as_touching():
     assert applied.tensors == 2
     coverage = RunningCoverage({"a": A}, allowed_unknown=["x"])
     assert not coverage.admits(TensorSpec("x", "U8", (1,)), "a stream")
-    with pytest.raises(errors.CoverageError) as caught:
+    with raising(errors.not_covered) as caught:
         coverage.finish()
     assert not caught.value.touched
 

@@ -15,6 +15,7 @@ import pytest
 from bucket_ranks import BUCKET, PROGRAM, WINDOW, digest_of_shard, receive, shard, shards
 from receiving_rank import SPECS
 
+from tests.raising import raising
 from wsm.errors import WsmError
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.buckets import messages as say
@@ -113,7 +114,7 @@ def test_a_sender_sends_one_version_at_a_time_and_closing_it_ends_what_is_sent(o
     refused = []
 
     def close_it(done, total):
-        with pytest.raises(stream_errors.SenderBusyError, match="sending version 1 and cannot close"):
+        with raising(stream_errors.sender_busy, match="sending version 1 and cannot close"):
             over_ipc.close()
         refused.append(done)
 
@@ -121,15 +122,15 @@ def test_a_sender_sends_one_version_at_a_time_and_closing_it_ends_what_is_sent(o
     rank = threads.submit(receive, over_ipc, 0, 1, progress=lambda done, total: reached.set())
     sending = threads.submit(over_ipc.send, 1, shards(1), progress=close_it)
     assert reached.wait(60)
-    with pytest.raises(stream_errors.SenderBusyError, match="sending version 1 and cannot send version 2"):
+    with raising(stream_errors.sender_busy, match="sending version 1 and cannot send version 2"):
         over_ipc.send(2, shards(2))
     over_ipc.close()
-    with pytest.raises(stream_errors.SendCancelledError):
+    with raising(stream_errors.SendCancelledError):
         sending.result()
     with contextlib.suppress(WsmError):  # it may have had all it needs
         rank.result()
     assert refused
-    with pytest.raises(stream_errors.SenderClosedError, match="cannot send version 3"):
+    with raising(stream_errors.sender_closed, match="cannot send version 3"):
         over_ipc.send(3, shards(3))
 
 
@@ -152,14 +153,14 @@ def test_a_rank_that_fails_is_named_with_its_own_error_and_the_other_is_told(ove
 
     good = threads.submit(receive, over_ipc, 0, 1, progress=hold)
     bad = threads.submit(receive, over_ipc, 1, 1, target=Broken(SPECS))
-    with pytest.raises(stream_errors.PeerFailedError) as caught:
+    with raising(stream_errors.PeerFailedError) as caught:
         over_ipc.send(1, shards(1))
     assert (caught.value.peer, caught.value.error) == ("rank 1", "OSError")
     assert "no memory today" in str(caught.value)
     told_apart.set()
-    with pytest.raises(stream_errors.PeerFailedError, match="gave up") as told:
+    with raising(stream_errors.PeerFailedError, match="gave up") as told:
         good.result()
-    assert told.value.error == "PeerFailedError"
+    assert told.value.error == "peer-failed"
     assert "rank 1" in str(told.value)
     assert told.value.touched
     with pytest.raises(OSError, match="no memory today"):
@@ -179,7 +180,7 @@ def test_a_rank_that_is_killed_while_it_applies_is_named(over_ipc, launch):
             process.kill()
             process.wait()
 
-    with pytest.raises(stream_errors.PeerDiedError, match="rank 0 has ended") as caught:
+    with raising(stream_errors.PeerDiedError, match="rank 0 has ended") as caught:
         over_ipc.send(1, shards(1), progress=kill_it, silence_s=600)
     assert caught.value.peer == "rank 0"
 
@@ -193,7 +194,7 @@ def test_a_rank_that_is_stopped_is_silent_and_named(over_ipc, launch):
             os.kill(process.pid, signal.SIGSTOP)
 
     try:
-        with pytest.raises(stream_errors.PeerSilentError, match="rank 1 said nothing") as caught:
+        with raising(stream_errors.PeerSilentError, match="rank 1 said nothing") as caught:
             over_ipc.send(1, {0: shard(1, 0), 1: shard(1, 1)}, progress=stop_it, silence_s=0.2)
         assert caught.value.expected == "an acknowledgement"
     finally:
@@ -216,7 +217,7 @@ def test_a_rank_that_died_before_it_began_may_be_replaced(over_ipc, launch, thre
 
 def test_a_rank_that_never_comes_is_named_at_the_deadline(over_ipc, threads):
     first = threads.submit(receive, over_ipc, 0, 1)
-    with pytest.raises(stream_errors.PeerSilentError, match="rank 1 said nothing") as caught:
+    with raising(stream_errors.PeerSilentError, match="rank 1 said nothing") as caught:
         over_ipc.send(1, shards(1), join_s=0.5)
     assert caught.value.expected == "its Hello"
     with contextlib.suppress(stream_errors.PeerFailedError):  # it may have had all it needs
@@ -230,7 +231,7 @@ def test_a_sending_that_is_cancelled_tells_the_ranks(over_ipc, threads):
         reached.set()
 
     pending = threads.submit(receive, over_ipc, 0, 1, progress=hold)
-    with pytest.raises(stream_errors.SendCancelledError):
+    with raising(stream_errors.SendCancelledError):
         over_ipc.send(1, shards(1), progress=lambda done, total: None, cancelled=reached.is_set)
     with contextlib.suppress(stream_errors.PeerFailedError):
         pending.result()
@@ -280,11 +281,11 @@ def test_a_load_that_is_cancelled_while_it_waits_says_how_much_was_applied(over_
 
     pending = threads.submit(over_ipc.send, 1, {0: shard(1, 0)}, progress=stop)
     source = IpcAsyncSource(over_ipc.address)
-    with pytest.raises(errors.LoadCancelledError, match="after 1 of 2 tensors") as caught:
+    with raising(errors.LoadCancelledError, match="after 1 of 2 tensors") as caught:
         load(source, MemoryTarget(SPECS), name="ipc_async", progress=count, cancelled=changed_its_mind)
     assert caught.value.touched
     ended.set()
-    with pytest.raises(stream_errors.PeerFailedError, match="LoadCancelledError"):
+    with raising(stream_errors.PeerFailedError, match="load-cancelled"):
         pending.result()
 
 
@@ -295,7 +296,7 @@ def test_progress_that_raises_ends_the_sending_and_tells_the_ranks(over_ipc, thr
     pending = threads.submit(receive, over_ipc, 0, 1)
     with pytest.raises(KeyboardInterrupt):
         over_ipc.send(1, shards(1), progress=refuse)
-    with pytest.raises(stream_errors.PeerFailedError, match="KeyboardInterrupt"):
+    with raising(stream_errors.PeerFailedError, match="KeyboardInterrupt"):
         pending.result()
 
 
@@ -318,7 +319,7 @@ def test_what_is_no_message_reaches_no_stream(over_ipc, threads):
 @pytest.mark.parametrize("scheme", ["ipc", "tcp"])
 def test_an_address_has_one_sender(tmp_path, scheme):
     first = BucketSender("tcp://127.0.0.1:*" if scheme == "tcp" else f"ipc://{tmp_path}/buckets")
-    with first, pytest.raises(stream_errors.AddressBusyError, match=scheme):
+    with first, raising(stream_errors.address_busy, match=scheme):
         BucketSender(first.address)
     with BucketSender(first.address):
         pass
@@ -338,14 +339,14 @@ def test_an_address_has_one_sender(tmp_path, scheme):
     ],
 )
 def test_an_address_that_is_not_of_this_host_is_refused_on_both_sides(address):
-    with pytest.raises(stream_errors.AddressError):
+    with raising(stream_errors.bad_address):
         BucketSender(address)
-    with pytest.raises(stream_errors.AddressError):
+    with raising(stream_errors.bad_address):
         load(IpcAsyncSource(address), MemoryTarget(SPECS), name="ipc_async")
 
 
 def test_a_socket_in_a_directory_that_does_not_exist_is_an_error(tmp_path):
-    with pytest.raises(stream_errors.AddressBusyError, match="No such file"):
+    with raising(stream_errors.address_busy, match="No such file"):
         BucketSender(f"ipc://{tmp_path}/nowhere/buckets")
 
 
@@ -355,13 +356,13 @@ def test_a_socket_in_a_directory_that_does_not_exist_is_an_error(tmp_path):
     ids=str,
 )
 def test_buckets_that_cannot_be_are_refused(options):
-    with pytest.raises(stream_errors.BucketSizeError):
+    with raising(stream_errors.bad_bucket_size):
         BucketSender("tcp://127.0.0.1:*", **options)
 
 
 @pytest.mark.parametrize("given", [{}, {1: {}}, {0: {}, 2: {}}], ids=str)
 def test_shards_that_are_not_one_per_rank_are_refused(over_ipc, given):
-    with pytest.raises(errors.IncompletePublicationError):
+    with raising(errors.incomplete_publication):
         over_ipc.send(1, given)
 
 
@@ -369,13 +370,13 @@ def test_a_version_too_large_for_its_buckets_is_refused_before_any_rank_hears_of
     large = {0: {"a": np.zeros((64 << 17) + 1, np.uint8)}}
     with (
         BucketSender(f"ipc://{tmp_path}/small", bucket_bytes=64) as sender,
-        pytest.raises(stream_errors.ManyBucketsError, match=r"rank 0 .* bucket_bytes=128 at least"),
+        raising(stream_errors.too_many_buckets, match=r"rank 0 .* bucket_bytes=128 at least"),
     ):
         sender.send(1, large)
 
 
 def test_a_shard_without_tensors_is_refused(over_ipc):
-    with pytest.raises(errors.TrainerTensorError, match="rank 0"):
+    with raising(errors.TrainerTensorError, match="rank 0"):
         over_ipc.send(1, {0: {}})
 
 
@@ -459,7 +460,7 @@ def test_a_mark_that_leaves_room_for_nothing_but_the_gap_between_two_tensors_is_
 def test_a_rank_that_has_taken_what_there_is_not_is_named(stream, place):
     begin(stream)
     Marks(stream.segment, 5).set_taken(place)
-    with pytest.raises(stream_errors.PeerMessageError, match=f"rank 0 .* taken {place} of 300"):
+    with raising(stream_errors.PeerMessageError, match=f"rank 0 .* taken {place} of 300"):
         write_all(stream)
 
 
@@ -469,7 +470,7 @@ def test_a_rank_that_gives_bytes_back_twice_is_named(stream):
     marks.set_taken(64)
     write_all(stream)
     marks.set_taken(32)
-    with pytest.raises(stream_errors.PeerMessageError, match="taken 32 of 300 bytes, and had 64"):
+    with raising(stream_errors.PeerMessageError, match="taken 32 of 300 bytes, and had 64"):
         write_all(stream)
 
 
@@ -483,7 +484,7 @@ def test_what_another_stream_marked_is_no_news(stream):
 def test_memory_that_is_cut_short_is_an_error_of_the_trainer(stream):
     begin(stream)
     os.truncate(f"{MEMORY_DIRECTORY}/{stream.segment.name}", 100)
-    with pytest.raises(errors.FileSizeError, match="truncated"):
+    with raising(errors.bad_file_size, match="truncated"):
         stream.write()
 
 
@@ -496,7 +497,7 @@ def test_what_is_not_due_is_an_error_of_that_rank(stream, wrong):
     begin(stream)
     stream.write()
     stream.next_message()
-    with pytest.raises(stream_errors.PeerMessageError, match="rank 0 sent"):
+    with raising(stream_errors.PeerMessageError, match="rank 0 sent"):
         stream.hear(wrong)
 
 
@@ -554,7 +555,7 @@ def test_a_rank_removes_the_buckets_of_a_killed_sender_and_the_next_sender_those
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "listening\n"
         source = IpcAsyncSource(address, 0, world_size=2, silence_s=600, memory_directory=str(memory))
-        with pytest.raises(stream_errors.PeerDiedError, match="has ended") as caught:
+        with raising(stream_errors.PeerDiedError, match="has ended") as caught:
             load(source, MemoryTarget(SPECS), name="ipc_async", version=1)
         assert caught.value.touched
         own, others = process.stdout.readline().split()

@@ -116,7 +116,7 @@ def test_who_says_that_it_is_a_rank_and_gives_up_ends_nothing(over_ipc, threads)
 def test_a_rank_that_cannot_begin_is_named_with_its_reason_when_its_time_is_over(over_ipc, threads):
     source = IpcAsyncSource(over_ipc.address, memory_directory="/nowhere")
     pending = threads.submit(load, source, MemoryTarget(SPECS), name="ipc_async")
-    with pytest.raises(stream_errors.PeerFailedError, match="rank 0 gave up: SegmentMissingError"):
+    with pytest.raises(stream_errors.PeerFailedError, match="rank 0 gave up: shared-memory-gone"):
         over_ipc.send(1, {0: shards(1)[0]}, join_s=0.5)
     with pytest.raises(WsmError):
         pending.result()

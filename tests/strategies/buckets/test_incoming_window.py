@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.raising import raising
+from wsm.strategies import errors
 from wsm.strategies.buckets.incoming import IncomingWindow
 from wsm.strategies.buckets.marks import Marks
 from wsm.strategies.buckets.plan import SEGMENT_PREFIX, segment_bytes, window_at
-from wsm.strategies.errors import FileSizeError, UnreadableFileError
+from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.ipc import shared_segment
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment
 
@@ -106,7 +108,7 @@ def test_no_mark_and_that_of_another_stream_are_no_news(segment, window):
 @pytest.mark.parametrize("touched", [False, True])
 def test_memory_that_was_cut_short_is_an_error_before_it_is_read(segment, window, touched):
     os.truncate(f"{MEMORY_DIRECTORY}/{segment.name}", 0)
-    with pytest.raises(FileSizeError, match="truncated") as caught:
+    with raising(errors.bad_file_size, match="truncated") as caught:
         window.look(touched=touched)
     assert caught.value.touched is touched
 

@@ -162,6 +162,6 @@ def test_a_trainer_that_is_stopped_in_the_middle_is_silent_and_hears_so_when_it_
             assert caught.value.met
             os.waitpid(process.pid, os.WUNTRACED)
             process.send_signal(signal.SIGCONT)
-            assert process.stdout.read() == "PeerFailedError PeerSilentError\n"
+            assert process.stdout.read() == "PeerFailedError peer-silent\n"
         finally:
             process.kill()

@@ -74,7 +74,7 @@ class DeltaArrival:
 
     def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
         if wrong is Wrong.NOTHING_THERE:
-            return Expected(delta_errors.DeltaNotFoundError, (str(self._root), "rank 0"))
+            return Expected(delta_errors.delta_not_found, (str(self._root), "rank 0"))
         if wrong is Wrong.PEER_DIES:
             return self._killed_while_publishing(version)
         if wrong is Wrong.OTHER_WORLD:
@@ -100,7 +100,7 @@ class DeltaArrival:
     def _killed_while_publishing(self, version: int) -> Expected:
         command = [sys.executable, "-c", _DYING_PUBLISHER, str(self._root), str(version)]
         assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-        return Expected(delta_errors.DeltaNotFoundError, (str(self._root), f"version {version}"))
+        return Expected(delta_errors.delta_not_found, (str(self._root), f"version {version}"))
 
     def _duplicate_name(self, path: Path, version: int) -> Expected:
         shard = self._shard(path)
@@ -118,11 +118,11 @@ class DeltaArrival:
     def _other_rank(self, path: Path, version: int) -> Expected:
         for name in (MANIFEST, BLOCKS):
             shutil.copy(path / name.replace("tp0", "tp1"), path / name)
-        return Expected(errors.ShardIdentityError, (MANIFEST, "rank 1", "rank 0"))
+        return Expected(errors.shard_identity, (MANIFEST, "rank 1", "rank 0"))
 
     def _flipped_bit(self, path: Path, version: int) -> Expected:
         flip(path / BLOCKS, (path / BLOCKS).stat().st_size // 2)
-        return Expected(delta_errors.DeltaFormatError, (str(path / BLOCKS), "'large.weight'"))
+        return Expected(delta_errors.bad_delta, (str(path / BLOCKS), "'large.weight'"))
 
     def _flipped_bit_in_description(self, path: Path, version: int) -> Expected:
         flip(path / MANIFEST, 200)
@@ -130,7 +130,7 @@ class DeltaArrival:
 
     def _truncated(self, path: Path, version: int) -> Expected:
         os.truncate(path / BLOCKS, (path / BLOCKS).stat().st_size - 3)
-        return Expected(errors.FileSizeError, (str(path / BLOCKS),))
+        return Expected(errors.bad_file_size, (str(path / BLOCKS),))
 
     def _truncated_description(self, path: Path, version: int) -> Expected:
         os.truncate(path / MANIFEST, (path / MANIFEST).stat().st_size // 2)
@@ -146,7 +146,7 @@ class DeltaArrival:
         (path / MANIFEST).write_bytes(shard.encode())
         (path / BLOCKS).write_bytes(b"")
         (path / GROUP_MANIFEST).write_bytes(DeltaManifest.of([shard, other]).encode())
-        return Expected(errors.EmptySnapshotError, (str(path / MANIFEST),))
+        return Expected(errors.empty_snapshot, (str(path / MANIFEST),))
 
     def _peer_silent(self, path: Path, version: int) -> Expected:
         (path / BLOCKS).unlink()

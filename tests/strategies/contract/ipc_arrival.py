@@ -55,17 +55,17 @@ class IpcArrival:
 
     def publish_wrong(self, version: int, state: State, wrong: Wrong) -> Expected:
         if wrong is Wrong.NOTHING_THERE:
-            return Expected(share_errors.MetasNotFoundError, (str(self._metas),))
+            return Expected(share_errors.metas_not_found, (str(self._metas),))
         if wrong is Wrong.PEER_DIES:
             command = [sys.executable, "-c", _DYING_TRAINER, str(self._directory), str(version)]
             assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-            return Expected(share_errors.MetasNotFoundError, (str(self._metas),))
+            return Expected(share_errors.metas_not_found, (str(self._metas),))
         if wrong is Wrong.OTHER_WORLD:
             with SharedTensors(self._directory) as shared:
                 shared.publish(version, {0: state})
                 content = self._metas.read_bytes()
             self._metas.write_bytes(content)
-            return Expected(errors.ShardIdentityError, (str(self._metas), "world size 1", "world size 2"))
+            return Expected(errors.shard_identity, (str(self._metas), "world size 1", "world size 2"))
         self.publish(version, wrong_state(state, wrong))
         if wrong in BY_STATE:
             return BY_STATE[wrong]
@@ -96,7 +96,7 @@ class IpcArrival:
 
     def _other_rank(self, version: int) -> Expected:
         shutil.copy(self._directory / "ipc_metas_1", self._metas)
-        return Expected(errors.ShardIdentityError, (str(self._metas), "rank 1", "rank 0"))
+        return Expected(errors.shard_identity, (str(self._metas), "rank 1", "rank 0"))
 
     def _flipped_bit(self, version: int) -> Expected:
         segment = self._segment
@@ -114,7 +114,7 @@ class IpcArrival:
     def _truncated(self, version: int) -> Expected:
         segment = self._segment
         os.truncate(segment, segment.stat().st_size - 1)
-        return Expected(errors.FileSizeError, (str(segment), "truncated"))
+        return Expected(errors.bad_file_size, (str(segment), "truncated"))
 
     def _truncated_description(self, version: int) -> Expected:
         os.truncate(self._metas, self._metas.stat().st_size - 9)
@@ -127,7 +127,7 @@ class IpcArrival:
     def _empty(self, version: int) -> Expected:
         metas = IpcMetas.decode(self._metas.read_bytes(), file="metas")
         self._metas.write_bytes(replace(metas, tensors=(), digests={}).encode())
-        return Expected(errors.EmptySnapshotError, (str(self._metas),))
+        return Expected(errors.empty_snapshot, (str(self._metas),))
 
     def _peer_silent(self, version: int) -> Expected:
         self._metas.unlink()

@@ -15,9 +15,9 @@ from wsm.strategies import errors
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.messages import errors as stream_errors
 from wsm.strategies.mooncake import addresses
+from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake import messages as say
 from wsm.strategies.mooncake.engine import Engine, EngineSettings
-from wsm.strategies.mooncake.errors import TransferFailedError
 from wsm.strategies.mooncake.memory import PublishedMemory
 from wsm.strategies.mooncake.plan import Layout
 from wsm.strategies.mooncake.publisher import MooncakePublisher
@@ -166,7 +166,7 @@ class MooncakeArrival(AddressArrival):
 
     def _other_rank(self, version: int, state: State) -> Expected:
         self._answer(say.to_bytes(replace(self._grant(version, state), rank=1)))
-        return Expected(errors.ShardIdentityError, (self._address, "rank 1", "rank 0"))
+        return Expected(errors.shard_identity, (self._address, "rank 1", "rank 0"))
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
         _, data = state["large.weight"]
@@ -189,7 +189,7 @@ class MooncakeArrival(AddressArrival):
         for region in grant.layout.regions:
             self._engine.unregister(region.address)
         self._answer(say.to_bytes(grant))
-        return Expected(TransferFailedError, (self._address, grant.session, "could not read"))
+        return Expected(mooncake_errors.transfer_failed, (self._address, grant.session, "could not read"))
 
     def _truncated_description(self, version: int, state: State) -> Expected:
         self._answer(say.to_bytes(self._grant(version, state))[:-7])
@@ -209,7 +209,7 @@ class MooncakeArrival(AddressArrival):
             shards=(digest, digest),
         )
         self._answer(say.to_bytes(grant))
-        return Expected(errors.EmptySnapshotError, (self._address,))
+        return Expected(errors.empty_snapshot, (self._address,))
 
 
 class GdrMooncakeArrival(MooncakeArrival):

@@ -80,4 +80,4 @@ class AddressArrival(PeerArrival):
 
     def _other_world(self, version: int, state: State) -> Expected:
         self._hand_over(version, {0: state})
-        return Expected(errors.ShardIdentityError, (self._address, "world size 1", "world size 2"))
+        return Expected(errors.shard_identity, (self._address, "world size 1", "world size 2"))

@@ -45,7 +45,7 @@ class ReslicedArrival(SnapshotArrival):
 
     def _other_rank(self, path: Path, version: int) -> Expected:
         super()._other_rank(path, version)
-        return Expected(errors.ManifestMismatchError, (MANIFEST, "another publication"))
+        return Expected(errors.differs_from_manifest, (MANIFEST, "another publication"))
 
 
 def axis_of(spec: TensorSpec) -> int | None:

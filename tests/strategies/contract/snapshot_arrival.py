@@ -54,7 +54,7 @@ class SnapshotArrival:
             return self._killed_while_publishing(version)
         if wrong is Wrong.OTHER_WORLD:
             path = publish_snapshot(self._root, version, {0: state}, durable=False).path
-            return Expected(errors.ShardIdentityError, (path, "world size 1", "world size 2"))
+            return Expected(errors.shard_identity, (path, "world size 1", "world size 2"))
         path = self.publish(version, wrong_state(state, wrong))
         if wrong in BY_STATE:
             return BY_STATE[wrong]
@@ -74,7 +74,7 @@ class SnapshotArrival:
     def _duplicate_name(self, path: Path, version: int) -> Expected:
         part = path / "model_state.tp0.0.part1.pdparams"
         shutil.copy(path / PART, part)
-        return Expected((errors.ManifestMismatchError, errors.FileSizeError), ("part1",))
+        return Expected((errors.differs_from_manifest, errors.bad_file_size), ("part1",))
 
     def _other_version(self, path: Path, version: int) -> Expected:
         shutil.rmtree(path)
@@ -86,7 +86,7 @@ class SnapshotArrival:
             file.unlink()
         for file in path.glob("model_state.tp1.1.*"):
             shutil.copy(file, path / file.name.replace("tp1.1.", "tp0.0."))
-        return Expected(errors.ShardIdentityError, (MANIFEST, "rank 1", "rank 0"))
+        return Expected(errors.shard_identity, (MANIFEST, "rank 1", "rank 0"))
 
     def _flipped_bit(self, path: Path, version: int) -> Expected:
         file = max(path.glob("model_state.tp0.0.part*"), key=lambda part: part.stat().st_size)
@@ -99,7 +99,7 @@ class SnapshotArrival:
 
     def _truncated(self, path: Path, version: int) -> Expected:
         os.truncate(path / PART, (path / PART).stat().st_size - 3)
-        return Expected(errors.FileSizeError, (str(path / PART),))
+        return Expected(errors.bad_file_size, (str(path / PART),))
 
     def _truncated_description(self, path: Path, version: int) -> Expected:
         os.truncate(path / MANIFEST, (path / MANIFEST).stat().st_size // 2)
@@ -109,14 +109,14 @@ class SnapshotArrival:
         (path / MANIFEST).unlink()
         (path / "model_state.manifest.json").unlink()
         (path / PART).write_bytes(b"no weights today")
-        return Expected(errors.SafetensorsFormatError, (str(path / PART),))
+        return Expected(errors.bad_safetensors, (str(path / PART),))
 
     def _empty(self, path: Path, version: int) -> Expected:
         for file in path.glob("model_state*"):
             file.unlink()
         (path / "model_state.tp0.0.pdparams").write_bytes((2).to_bytes(8, "little") + b"{}")
         (path / "version.yaml").write_text(f"step: {version}\n")
-        return Expected(errors.EmptySnapshotError, (str(path),))
+        return Expected(errors.empty_snapshot, (str(path),))
 
     def _peer_silent(self, path: Path, version: int) -> Expected:
         (path / PART).unlink()

@@ -14,6 +14,7 @@ from pathlib import Path
 from peer_arrival import AddressArrival
 from wrongs import Expected, State, Wrong
 
+from wsm.errors import BadInputError
 from wsm.strategies import errors
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets import messages as say
@@ -176,7 +177,7 @@ class StreamArrival(AddressArrival):
                 stream.hear(message)
 
         def work() -> Iterable[bytes]:
-            with suppress(_HarmDoneError, errors.FileSizeError):
+            with suppress(_HarmDoneError, BadInputError):
                 stream.write()
             while (message := stream.next_message()) is not None:
                 yield say.to_bytes(message, stream.session)
@@ -223,7 +224,7 @@ class StreamArrival(AddressArrival):
 
     def _other_rank(self, version: int, state: State) -> Expected:
         self._offer(version, state, lambda init, session: [say.to_bytes(replace(init, rank=1), session)])
-        return Expected(errors.ShardIdentityError, (self._address, "rank 1", "rank 0"))
+        return Expected(errors.shard_identity, (self._address, "rank 1", "rank 0"))
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
         def flip(stream: RankStream, place: int) -> None:
@@ -248,7 +249,7 @@ class StreamArrival(AddressArrival):
         assert self._segment is not None
         path = f"{MEMORY_DIRECTORY}/{self._segment.name}"
         os.truncate(path, BUCKET_BYTES)
-        return Expected(errors.FileSizeError, (path, "truncated"))
+        return Expected(errors.bad_file_size, (path, "truncated"))
 
     def _truncated_on_the_way(self, version: int, state: State) -> Expected:
         def cut(stream: RankStream, place: int) -> None:
@@ -262,7 +263,7 @@ class StreamArrival(AddressArrival):
 
         stream = self._send_until(version, state, 3, cut)
         path = f"{MEMORY_DIRECTORY}/{stream.segment.name}"
-        return Expected(errors.FileSizeError, (path, "truncated"), may_touch=True)
+        return Expected(errors.bad_file_size, (path, "truncated"), may_touch=True)
 
     def _truncated_description(self, version: int, state: State) -> Expected:
         self._offer(version, state, lambda init, session: [say.to_bytes(init, session)[:-7]])
@@ -274,4 +275,4 @@ class StreamArrival(AddressArrival):
 
     def _empty(self, version: int, state: State) -> Expected:
         self._offer(version, state, lambda init, session: [say.to_bytes(replace(init, tensors=()), session)])
-        return Expected(errors.EmptySnapshotError, (self._address,))
+        return Expected(errors.empty_snapshot, (self._address,))

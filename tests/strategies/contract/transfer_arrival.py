@@ -119,7 +119,7 @@ class TransferArrival(PeerArrival):
     def _duplicate_name(self, version: int, state: State) -> Expected:
         sent = described(state, version)
         self._send(version, [*sent.items(), ("embed.weight", state["embed.weight"])])
-        return Expected(errors.CoverageError, ("1 duplicate: 'embed.weight'",), may_touch=True)
+        return Expected(errors.not_covered, ("1 duplicate: 'embed.weight'",), may_touch=True)
 
     def _other_version(self, version: int, state: State) -> Expected:
         self._change_manifest(version, state, version=version + 1)
@@ -127,11 +127,11 @@ class TransferArrival(PeerArrival):
 
     def _other_rank(self, version: int, state: State) -> Expected:
         self._change_manifest(version, state, rank=1)
-        return Expected(errors.ShardIdentityError, (str(self._port), "rank 1", "rank 0"))
+        return Expected(errors.shard_identity, (str(self._port), "rank 1", "rank 0"))
 
     def _other_world(self, version: int, state: State) -> Expected:
         self._change_manifest(version, state, world_size=1)
-        return Expected(errors.ShardIdentityError, (str(self._port), "world size 1", "world size 2"))
+        return Expected(errors.shard_identity, (str(self._port), "world size 1", "world size 2"))
 
     def _flipped_bit(self, version: int, state: State) -> Expected:
         self._send(version, described(state, version), "lie")
@@ -148,7 +148,7 @@ class TransferArrival(PeerArrival):
         sent = described(state, version)
         del sent["head.weight"]
         self._send(version, sent)
-        return Expected(errors.CoverageError, ("1 missing: 'head.weight'",), may_touch=True)
+        return Expected(errors.not_covered, ("1 missing: 'head.weight'",), may_touch=True)
 
     def _truncated_description(self, version: int, state: State) -> Expected:
         sent = described(state, version)
@@ -174,7 +174,7 @@ class TransferArrival(PeerArrival):
 
     def _empty(self, version: int, state: State) -> Expected:
         self._change_manifest(version, state, tensors={})
-        return Expected(errors.EmptySnapshotError, (str(self._port),))
+        return Expected(errors.empty_snapshot, (str(self._port),))
 
     def _nothing_there(self, version: int, state: State) -> Expected:
         return Expected(stream_errors.PeerFailedError, (str(self._port), "ConnectionRefusedError"))
@@ -190,7 +190,7 @@ class TransferArrival(PeerArrival):
 
     def _peer_endless(self, version: int, state: State) -> Expected:
         self._send(version, described(state, version), "endless")
-        return Expected(errors.CoverageError, ("1 duplicate: 'head.weight'",), may_touch=True)
+        return Expected(errors.not_covered, ("1 duplicate: 'head.weight'",), may_touch=True)
 
 
 class GdrArrival(TransferArrival):

@@ -12,6 +12,7 @@ from delta_directory import A, B, C, Directory, changed, digest_of_state, holdin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.raising import raising
 from wsm.strategies import (
     MemoryTarget,
     TensorSpec,
@@ -155,7 +156,7 @@ def test_another_base_is_refused_with_both_named_and_weights_untouched(directory
     directory.whole(5, C)
     directory.delta(2, 1, B)
     target = holding(C)
-    with pytest.raises(wrong.DeltaBaseError) as caught:
+    with raising(wrong.DeltaBaseError) as caught:
         directory.load(2, target, fallback="refuse")
     error = caught.value
     assert (error.version, error.base_version, error.found_version) == (2, 1, 5)
@@ -172,7 +173,7 @@ def test_one_changed_bit_of_the_base_is_enough_to_refuse(directory):
     target = holding(A)
     target.writable("layer.weight")[100] ^= 1
     before = bytes(target.readable("layer.weight"))
-    with pytest.raises(wrong.DeltaBaseError) as caught:
+    with raising(wrong.DeltaBaseError) as caught:
         directory.load(2, target, fallback="refuse")
     assert caught.value.tensors == ("layer.weight",)
     assert caught.value.found_version is None
@@ -184,7 +185,7 @@ def test_released_weights_are_refused_where_no_whole_files_are(directory):
     directory.delta(2, 1, B)
     shutil.rmtree(directory.path / "versions/1")
     for fallback in ("full", "refuse"):
-        with pytest.raises(wrong.DeltaBaseError, match="holds no whole weights") as caught:
+        with raising(wrong.DeltaBaseError, match="holds no whole weights") as caught:
             directory.load(2, released(A), fallback=fallback)
         assert caught.value.found_digest is None
 
@@ -193,7 +194,7 @@ def test_a_whole_version_that_was_published_anew_with_other_bytes_is_no_base(dir
     directory.whole(1, A)
     directory.delta(2, 1, B)
     directory.whole(1, C, replace=True)
-    with pytest.raises(wrong.DeltaBaseError):
+    with raising(wrong.DeltaBaseError):
         directory.load(2, released(A))
 
 
@@ -203,7 +204,7 @@ def test_a_chain_ends_where_a_delta_was_published_anew_with_other_bytes(director
     directory.delta(3, 2, C)
     directory.delta(2, 1, changed(A, 0.02, 8), replace=True)
     target = holding(A)
-    with pytest.raises(wrong.DeltaBaseError):
+    with raising(wrong.DeltaBaseError):
         directory.load(3, target)
     assert holds(target, A)
 
@@ -213,7 +214,7 @@ def test_deltas_that_lead_in_a_circle_end_somewhere(directory):
     directory.delta(2, 1, B)
     directory.delta(1, 2, A)
     shutil.rmtree(directory.path / "versions/1")
-    with pytest.raises(wrong.DeltaBaseError):
+    with raising(wrong.DeltaBaseError):
         directory.load(1, released(A))
 
 
@@ -221,7 +222,7 @@ def test_a_chain_is_followed_no_further_than_allowed(directory):
     directory.whole(1, A)
     directory.delta(2, 1, B)
     directory.delta(3, 2, C)
-    with pytest.raises(wrong.DeltaBaseError):
+    with raising(wrong.DeltaBaseError):
         directory.load(3, released(A), max_chain=1)
 
 
@@ -323,7 +324,7 @@ def test_a_failed_load_holds_on_to_no_memory_of_the_target(directory):
     directory.whole(1, A)
     directory.delta(2, 1, B)
     target = holding(C)
-    with pytest.raises(wrong.DeltaBaseError) as caught:
+    with raising(wrong.DeltaBaseError) as caught:
         directory.load(2, target, fallback="refuse")
     memory = target._memory["layer.weight"]
     behind = memory.obj
@@ -346,12 +347,12 @@ def test_blocks_that_change_between_the_look_and_the_load_leave_the_weights_mark
         file.write_bytes(bytes(file.stat().st_size))
 
     monkeypatch.setattr(OpenDelta, "verify", verify_then_damage)
-    with pytest.raises(wrong.DeltaFormatError) as caught:
+    with raising(wrong.bad_delta) as caught:
         directory.load(2, holding(A))
     assert caught.value.touched
     assert "load a full version" in str(caught.value)
     file.write_bytes(good)
-    with pytest.raises(wrong.DeltaFormatError) as caught:
+    with raising(wrong.bad_delta) as caught:
         directory.delta(3, 2, C)
     assert not caught.value.touched  # a publisher reads its base, and has no weights that could be
     assert "load a full version" not in str(caught.value)
@@ -372,7 +373,7 @@ def test_a_base_that_changes_under_the_load_is_found_by_the_result(directory):
     for name, (spec, data) in A.items():
         if spec.nbytes:
             MemoryTarget.writable(target, name)[:] = data
-    with pytest.raises(errors.DigestMismatchError) as caught:
+    with raising(errors.DigestMismatchError) as caught:
         directory.load(2, target)
     assert caught.value.touched
 
@@ -387,7 +388,7 @@ def test_a_damaged_block_file_is_found_before_the_first_byte_at_every_position(d
         data = bytearray(good)
         data[position] ^= 1
         file.write_bytes(data)
-        with pytest.raises(wrong.DeltaFormatError) as caught:
+        with raising(wrong.bad_delta) as caught:
             directory.load(2, target)
         assert not caught.value.touched
         assert holds(target, A)
@@ -402,7 +403,7 @@ def test_a_link_out_of_the_directory_is_refused(directory, tmp_path):
     file = directory.path / "deltas/2/delta.tp0.blocks"
     file.rename(tmp_path / "elsewhere")
     file.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(errors.OutsideDirectoryError):
+    with raising(errors.outside_directory):
         directory.load(2, holding(A))
 
 
@@ -444,7 +445,7 @@ def test_a_manifest_of_another_publication_is_refused(directory):
     kept = (directory.path / "deltas/2/delta.tp0.manifest.json").read_bytes()
     directory.delta(2, 1, C, replace=True)
     (directory.path / "deltas/2/delta.tp0.manifest.json").write_bytes(kept)
-    with pytest.raises(errors.ManifestMismatchError):
+    with raising(errors.differs_from_manifest):
         directory.load(2, holding(A))
 
 
@@ -453,7 +454,7 @@ def test_a_missing_part_is_named(directory):
     directory.delta(2, 1, B)
     for name in ("delta.tp0.blocks", "delta.tp0.manifest.json", "delta.manifest.json"):
         (directory.path / "deltas/2" / name).unlink()
-        with pytest.raises(errors.ManifestMismatchError, match=name):
+        with raising(errors.differs_from_manifest, match=name):
             directory.load(2, holding(A))
 
 
@@ -464,6 +465,6 @@ def test_a_target_without_the_package_is_told_what_to_install(directory, monkeyp
     monkeypatch.delitem(sys.modules, "wsm.strategies.delta.codec", raising=False)
     monkeypatch.delattr("wsm.strategies.delta.codec", raising=False)
     target = holding(A)
-    with pytest.raises(wrong.ZstandardMissingError, match=r"wsm\[delta\]"):
+    with raising(wrong.zstandard_missing, match=r"wsm\[delta\]"):
         directory.load(2, target)
     assert holds(target, A)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from delta_directory import A, B, C, Directory, State, holding, holds, released
 
+from tests.raising import raising
 from wsm.strategies import (
     DeltaSource,
     MemoryTarget,
@@ -80,7 +81,7 @@ def test_whole_files_that_nobody_can_cut_are_refused_by_what_they_lack(directory
     for version, states in ((1, (A, B)), (2, (B, C))):
         directory.whole(version, *states)
     delta_between(directory.path, 1, 2, crossover=2.0, durable=False)
-    with pytest.raises(errors.ShardIdentityError, match=r"world size 2, .* world size 1"):
+    with raising(errors.shard_identity, match=r"world size 2, .* world size 1"):
         directory.load(2, released(A), world_size=1)
 
 

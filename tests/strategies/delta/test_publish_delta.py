@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from delta_directory import A, B, C, Directory, changed, digest_of_state, holding, holds, make_state, released
 
+from tests.raising import raising
 from wsm.strategies import (
     DeltaSource,
     Retention,
@@ -54,7 +55,7 @@ def test_each_rank_has_its_own_delta_and_all_have_one_manifest(directory):
 
 def test_a_base_that_was_not_published_as_such_is_refused_to_the_trainer(directory):
     directory.whole(1, A)
-    with pytest.raises(wrong.DeltaPublishedBaseError) as caught:
+    with raising(wrong.delta_base_not_published) as caught:
         directory.delta(2, 1, C, base={0: B})
     assert (caught.value.expected, caught.value.actual) == (digest_of_state(A), digest_of_state(B))
     assert not (directory.path / "deltas/2").exists()
@@ -62,15 +63,15 @@ def test_a_base_that_was_not_published_as_such_is_refused_to_the_trainer(directo
 
 def test_a_base_of_another_model_is_refused_to_the_trainer(directory):
     directory.whole(1, A)
-    with pytest.raises(wrong.DeltaModelError, match="'steps'"):
+    with raising(wrong.delta_of_other_model, match="'steps'"):
         directory.delta(2, 1, {name: row for name, row in B.items() if name != "steps"})
     resized = (TensorSpec("steps", "I64", (1,)), A["steps"][1])
-    with pytest.raises(wrong.DeltaModelError, match="'steps'"):
+    with raising(wrong.delta_of_other_model, match="'steps'"):
         directory.delta(2, 1, {**B, "steps": resized})
 
 
 def test_a_base_that_is_not_there_is_refused_to_the_trainer(directory):
-    with pytest.raises(wrong.DeltaNotFoundError, match="version 1"):
+    with raising(wrong.delta_not_found, match="version 1"):
         directory.delta(2, 1, B)
 
 
@@ -85,7 +86,7 @@ def test_publishing_the_same_delta_again_is_no_second_publication(directory):
     directory.whole(1, A)
     first, again = directory.delta(2, 1, B), directory.delta(2, 1, B)
     assert again.manifest_digest == first.manifest_digest
-    with pytest.raises(errors.VersionExistsError):
+    with raising(errors.VersionExistsError):
         directory.delta(2, 1, C)
     directory.delta(2, 1, C, replace=True)
     target = holding(A)
@@ -96,7 +97,7 @@ def test_publishing_the_same_delta_again_is_no_second_publication(directory):
 def test_a_promise_that_what_stands_does_not_make_is_refused_unless_it_is_replaced(directory):
     directory.whole(1, FINITE)
     first = directory.delta(2, 1, FINER)
-    with pytest.raises(errors.VersionExistsError, match=r"same tensors, but .* finite"):
+    with raising(errors.VersionExistsError, match=r"same tensors, but .* finite"):
         directory.delta(2, 1, FINER, finite=True)
     again = directory.delta(2, 1, FINER, finite=True, replace=True)
     assert again.manifest_digest != first.manifest_digest
@@ -108,7 +109,7 @@ def test_a_promise_that_what_stands_does_not_make_is_refused_unless_it_is_replac
 def test_a_delta_that_promises_less_than_the_whole_version_instead_of_it_makes_way(directory):
     directory.whole(1, FINITE)
     directory.delta(2, 1, FINER)
-    with pytest.raises(errors.VersionExistsError, match=r"does not say .* finite"):
+    with raising(errors.VersionExistsError, match=r"does not say .* finite"):
         directory.delta(2, 1, FINER, crossover=0.0, finite=True)
     assert directory.delta(2, 1, FINER, crossover=0.0, finite=True, replace=True).whole == "size"
     assert not (directory.path / "deltas/2").exists()
@@ -119,7 +120,7 @@ def test_a_damaged_delta_is_repaired_by_publishing_it_again(directory):
     directory.delta(2, 1, B)
     blocks = directory.path / "deltas/2/delta.tp0.blocks"
     blocks.write_bytes(blocks.read_bytes()[:-1])
-    with pytest.raises(errors.VersionExistsError, match="damaged"):
+    with raising(errors.VersionExistsError, match="damaged"):
         directory.delta(2, 1, B)
     directory.delta(2, 1, B, replace=True)
     target = holding(A)
@@ -130,10 +131,10 @@ def test_a_damaged_delta_is_repaired_by_publishing_it_again(directory):
 def test_one_number_never_means_two_contents(directory):
     directory.whole(1, A)
     directory.whole(2, C)
-    with pytest.raises(errors.VersionExistsError):
+    with raising(errors.VersionExistsError):
         directory.delta(2, 1, B, replace=True)
     directory.delta(3, 1, B)
-    with pytest.raises(errors.VersionExistsError):
+    with raising(errors.VersionExistsError):
         directory.delta(3, 1, C, crossover=0.0)
     assert directory.delta(3, 1, C, crossover=0.0, replace=True).whole == "size"
     target = holding(A)
@@ -141,7 +142,7 @@ def test_one_number_never_means_two_contents(directory):
     assert holds(target, C)
     directory.delta(4, 3, B)
     directory.whole(4, C)  # by a publisher that knows no deltas
-    with pytest.raises(errors.ManifestMismatchError, match="holds other tensors"):
+    with raising(errors.differs_from_manifest, match="holds other tensors"):
         directory.load(4, target)
     assert holds(target, C)
 
@@ -153,6 +154,7 @@ from itertools import groupby
 from pathlib import Path
 from delta_directory import A, B, C, Directory, holding, holds
 from dying_publisher import deaths
+from wsm.errors import error_name
 
 directory = Directory(Path(sys.argv[1]))
 
@@ -169,7 +171,7 @@ def found():
     try:
         directory.load(2, target)
     except Exception as error:
-        return type(error).__name__
+        return error_name(error)
     return "B" if holds(target, B) else "C" if holds(target, C) else "mixed"
 
 begin()
@@ -189,7 +191,7 @@ def test_a_delta_that_the_whole_version_replaces_goes_in_one_step_once_the_whole
     shared = str(Path(__file__).parents[1] / "shared")
     environment = {**os.environ, "PYTHONPATH": shared}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
-    assert json.loads(done.stdout) == ["B", "ManifestMismatchError", "C"]
+    assert json.loads(done.stdout) == ["B", "differs-from-manifest", "C"]
 
 
 def test_no_other_publisher_comes_between_a_delta_and_the_whole_version_instead_of_it(directory, monkeypatch):
@@ -209,7 +211,7 @@ def test_no_other_publisher_comes_between_a_delta_and_the_whole_version_instead_
 
 def test_one_publisher_at_a_time_whatever_it_publishes(directory):
     directory.whole(1, A)
-    with StagedVersion(directory.path, 2, world_size=1), pytest.raises(errors.PublisherBusyError):
+    with StagedVersion(directory.path, 2, world_size=1), raising(errors.PublisherBusyError):
         directory.delta(2, 1, B)
     directory.delta(2, 1, B)
 
@@ -249,7 +251,7 @@ def test_what_a_dead_publisher_left_is_swept(directory):
 )
 def test_states_and_bases_are_one_per_rank(directory, states, base, says):
     directory.whole(1, A)
-    with pytest.raises(errors.IncompletePublicationError, match=says):
+    with raising(errors.incomplete_publication, match=says):
         publish_delta(directory.path, 2, 1, states, base=base)
-    with pytest.raises(errors.IncompletePublicationError, match="its own base"):
+    with raising(errors.incomplete_publication, match="its own base"):
         directory.delta(1, 1, B)

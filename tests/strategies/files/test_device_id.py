@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.strategies.errors import DeviceIdError
+from tests.raising import raising
+from wsm.strategies import errors
 from wsm.strategies.files.device_id import device_id_from_environment
 
 
@@ -37,6 +38,6 @@ def test_the_device_is_the_selected_entry_of_the_visible_ones_or_the_rank(enviro
     ],
 )
 def test_an_environment_without_a_number_is_refused_and_says_what_to_set(environment, problem):
-    with pytest.raises(DeviceIdError, match=problem) as caught:
+    with raising(errors.bad_device_id, match=problem) as caught:
         device_id_from_environment(3, environment)
     assert "set device_id" in str(caught.value)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, inspect, load
 from wsm.strategies.files.safetensors_header import build_header
 from wsm.strategies.snapshot.convert import convert
@@ -56,9 +57,7 @@ def test_a_pickle_is_refused_by_its_content_and_nothing_in_it_is_run(snapshot, t
     (snapshot.root / NAME).write_bytes(pickle.dumps({"a": Bomb(tmp_path / "ran")}, protocol=protocol))
     target = snapshot.served_target()
     before = held(target)
-    with pytest.raises(
-        errors.PickleRefusedError, match=r"'wsm convert SOURCE DESTINATION'.*allow_pickle: true"
-    ):
+    with raising(errors.pickle_refused, match=r"'wsm convert SOURCE DESTINATION'.*allow_pickle: true"):
         load(snapshot.source(), target)
     assert not (tmp_path / "ran").exists()
     assert held(target) == before
@@ -68,7 +67,7 @@ def test_the_shared_directory_takes_no_pickle_either(snapshot, tmp_path):
     """FastDeploy reads that place, and only that, as a pickle."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / NAME).write_bytes(pickle.dumps({}))
-    with pytest.raises(errors.PickleRefusedError):
+    with raising(errors.pickle_refused):
         inspect(snapshot.source(shared_directory=tmp_path / "shared"))
 
 
@@ -97,7 +96,7 @@ def test_float8_has_lost_its_dtype_in_a_pickle_and_is_refused(paddle, snapshot):
     """paddle.save writes it as int8, so nobody can tell afterwards."""
     snapshot.root.mkdir()
     paddle.save({"a": paddle.zeros([2]).astype("float8_e4m3fn")}, str(snapshot.root / NAME))
-    with pytest.raises(errors.DtypeMismatchError):
+    with raising(errors.dtype_mismatch):
         load(snapshot.source(allow_pickle=True), MemoryTarget([TensorSpec("a", "F8_E4M3", (2,))]))
 
 
@@ -106,7 +105,7 @@ def test_float8_has_lost_its_dtype_in_a_pickle_and_is_refused(paddle, snapshot):
 def test_an_allowed_pickle_that_is_no_state_dict_is_refused(paddle, snapshot, content):
     snapshot.root.mkdir()
     (snapshot.root / NAME).write_bytes(pickle.dumps(content, protocol=4))
-    with pytest.raises(errors.PickleContentError, match="no state dict"):
+    with raising(errors.bad_pickle, match="no state dict"):
         load(snapshot.source(allow_pickle=True), MemoryTarget(SPECS))
 
 
@@ -114,14 +113,14 @@ def test_an_allowed_pickle_that_is_no_state_dict_is_refused(paddle, snapshot, co
 def test_an_allowed_pickle_that_is_truncated_is_refused(pickled, snapshot):
     data = (snapshot.root / NAME).read_bytes()
     (snapshot.root / NAME).write_bytes(data[: len(data) // 2])
-    with pytest.raises(errors.PickleContentError, match="paddle cannot read it"):
+    with raising(errors.bad_pickle, match="paddle cannot read it"):
         load(snapshot.source(allow_pickle=True), MemoryTarget(SPECS))
 
 
 @pytest.mark.paddle
 def test_an_allowed_pickle_of_another_shape_is_refused_like_any_other_file(pickled, snapshot):
     wrong = [TensorSpec("f32", "F32", (3, 2)), *SPECS[1:]]
-    with pytest.raises(errors.ShapeMismatchError):
+    with raising(errors.shape_mismatch):
         load(snapshot.source(allow_pickle=True), MemoryTarget(wrong))
 
 
@@ -129,7 +128,7 @@ def test_without_paddle_an_allowed_pickle_says_what_to_install(snapshot, monkeyp
     snapshot.root.mkdir()
     (snapshot.root / NAME).write_bytes(pickle.dumps({}))
     monkeypatch.setitem(sys.modules, "paddle", None)
-    with pytest.raises(errors.PaddleMissingError, match=r"wsm\[cpu\]"):
+    with raising(errors.PaddleMissingError, match=r"wsm\[cpu\]"):
         load(snapshot.source(allow_pickle=True), MemoryTarget(SPECS))
 
 
@@ -166,19 +165,19 @@ def test_a_directory_is_converted_file_by_file_and_others_are_left(pickled, snap
 
 @pytest.mark.paddle
 def test_a_conversion_overwrites_nothing(pickled, snapshot):
-    with pytest.raises(errors.DestinationExistsError):
+    with raising(errors.destination_exists):
         convert(snapshot.root / NAME, snapshot.root / NAME)
-    with pytest.raises(errors.DestinationExistsError):
+    with raising(errors.destination_exists):
         convert(snapshot.root, snapshot.root)
     assert [path.name for path in snapshot.root.iterdir()] == [NAME]
 
 
 def test_what_is_no_pickle_is_not_converted(snapshot, plain, tmp_path):
     path = plain(NAME, {"a": ("U8", (1,), b"1")})
-    with pytest.raises(errors.NotPickleError):
+    with raising(errors.not_pickle):
         convert(path, tmp_path / "out")
-    with pytest.raises(errors.NotPickleError):
+    with raising(errors.not_pickle):
         convert(tmp_path, tmp_path / "out")
-    with pytest.raises(errors.UnreadableFileError):
+    with raising(errors.UnreadableFileError):
         convert(tmp_path / "nothing", tmp_path / "out")
     assert not (tmp_path / "out").exists()

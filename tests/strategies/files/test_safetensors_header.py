@@ -8,6 +8,8 @@ import safetensors
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.raising import raising
+from wsm.errors import BadInputError
 from wsm.strategies import TensorSpec, errors
 from wsm.strategies.files.safetensors_header import (
     MAX_HEADER_BYTES,
@@ -107,14 +109,14 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_header_is_refused_with_what_is_wrong(name):
     data, problem = BAD[name]
-    with pytest.raises(errors.SafetensorsFormatError, match=problem) as caught:
+    with raising(errors.bad_safetensors, match=problem) as caught:
         parse(data)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("data", "kind"), [(b"xxx", "truncated"), (b"xxxxx", "longer than announced")])
 def test_data_of_another_size_than_announced_is_refused(data, kind):
-    with pytest.raises(errors.FileSizeError, match=kind):
+    with raising(errors.bad_file_size, match=kind):
         parse(file_with({"a": tensor(0, 4)}, data))
 
 
@@ -152,7 +154,7 @@ def test_what_we_write_is_what_python_s_own_json_would_write():
 @given(st.binary(max_size=200))
 @example(b"\x80\x04\0\0\0\0\0\0{")
 def test_any_bytes_give_a_header_or_a_typed_error(data):
-    with suppress(errors.SafetensorsFormatError, errors.FileSizeError):
+    with suppress(BadInputError):
         parse(data)
 
 
@@ -176,7 +178,7 @@ def test_anything_near_a_header_gives_a_header_that_covers_the_file_or_a_typed_e
     file = file_with(json.dumps(fields).encode() + tail, data)
     try:
         header = parse(file)
-    except (errors.SafetensorsFormatError, errors.FileSizeError):
+    except BadInputError:
         return
     assert header.data_begin + header.data_bytes == len(file)
     assert header.data_bytes == sum(spec.nbytes for spec in header.specs)
@@ -193,5 +195,5 @@ def test_one_flipped_bit_in_a_good_file_gives_a_header_or_a_typed_error(data):
     position = data.draw(st.integers(0, len(good) * 8 - 1))
     damaged = bytearray(good)
     damaged[position // 8] ^= 1 << position % 8
-    with suppress(errors.SafetensorsFormatError, errors.FileSizeError):
+    with suppress(BadInputError):
         parse(bytes(damaged))

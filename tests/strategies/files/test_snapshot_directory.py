@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from wsm.strategies.errors import NotARegularFileError, OutsideDirectoryError
+from tests.raising import raising
+from wsm.strategies import errors
+from wsm.strategies.errors import NotARegularFileError
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 
 
@@ -42,7 +44,7 @@ def test_a_directory_that_became_a_link_meanwhile_leads_nowhere_else(tmp_path):
         assert directory.read("deep", 100) == b"ours"
         (root / "7" / "parent").rename(root / "7" / "away")
         (root / "7" / "parent").symlink_to(outside)
-        with pytest.raises(OutsideDirectoryError, match="outside/real"):
+        with raising(errors.outside_directory, match="outside/real"):
             directory.open("deep")
 
 

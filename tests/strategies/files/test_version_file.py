@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.raising import raising
+from wsm.errors import BadInputError
 from wsm.states.words import MAX_VERSION as MAX_VERSION_OF_THE_WORD
 from wsm.strategies import MAX_VERSION, errors, read_version, write_version
 from wsm.strategies.files.version_file import parse_version
@@ -35,9 +37,9 @@ def test_a_step_may_be_an_integer_or_its_digits(tmp_path, text, expected):
 
 
 def test_a_missing_file_has_an_error_of_its_own(tmp_path):
-    with pytest.raises(errors.VersionFileMissingError, match=r"version\.yaml does not exist"):
+    with raising(errors.VersionFileMissingError, match=r"version\.yaml does not exist"):
         read_version(tmp_path)
-    with pytest.raises(errors.VersionFileMissingError):
+    with raising(errors.VersionFileMissingError):
         read_version(tmp_path / "nowhere")
 
 
@@ -70,7 +72,7 @@ def test_a_missing_file_has_an_error_of_its_own(tmp_path):
 )
 def test_anything_else_is_refused_with_the_file_and_the_rule(tmp_path, text, problem):
     (tmp_path / "version.yaml").write_text(text)
-    with pytest.raises(errors.VersionFileError, match=problem) as caught:
+    with raising(errors.bad_version_file, match=problem) as caught:
         read_version(tmp_path)
     assert str(tmp_path / "version.yaml") in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -78,19 +80,19 @@ def test_anything_else_is_refused_with_the_file_and_the_rule(tmp_path, text, pro
 
 def test_a_directory_in_its_place_is_refused(tmp_path):
     (tmp_path / "version.yaml").mkdir()
-    with pytest.raises(errors.NotARegularFileError):
+    with raising(errors.NotARegularFileError):
         read_version(tmp_path)
 
 
 @pytest.mark.parametrize("value", [-1, MAX_VERSION + 1, True, "3", 1.0, None])
 def test_what_is_no_version_is_not_written(tmp_path, value):
-    with pytest.raises(errors.VersionNumberError):
+    with raising(errors.bad_version_number):
         write_version(tmp_path, value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    with pytest.raises(errors.StorageError):
+    with raising(errors.StorageError):
         write_version(tmp_path / "nowhere", 1)
 
 
@@ -100,6 +102,6 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
 def test_any_bytes_give_a_version_or_a_typed_error(data):
     try:
         version = parse_version(data, file="version.yaml")
-    except errors.VersionFileError:
+    except BadInputError:
         return
     assert 0 <= version <= MAX_VERSION

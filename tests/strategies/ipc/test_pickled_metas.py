@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.ipc import errors as share_errors
 from wsm.strategies.ipc import pickled_metas as module
@@ -43,7 +44,7 @@ def source(directory, **options):
 
 
 def test_a_pickle_is_refused_unless_it_was_allowed_by_name(shared):
-    with pytest.raises(share_errors.PickledMetasRefusedError, match="allow_pickle: true") as caught:
+    with raising(share_errors.pickled_metas_refused, match="allow_pickle: true") as caught:
         load(source(shared), MemoryTarget(SPECS), name="ipc")
     assert caught.value.file == str(file(shared))
 
@@ -58,20 +59,20 @@ def test_an_allowed_pickle_is_loaded_through_paddles_own_calls(shared):
 
 
 def test_its_version_is_what_version_yaml_beside_it_says(shared):
-    with pytest.raises(errors.VersionUnknownError):
+    with raising(errors.version_unknown):
         load(source(shared, allow_pickle=True), MemoryTarget(SPECS), name="ipc", version=4)
     (shared / "version.yaml").write_text("step: 4\n")
     assert load(source(shared, allow_pickle=True), MemoryTarget(SPECS), name="ipc", version=4).version == 4
-    with pytest.raises(errors.VersionMismatchError):
+    with raising(errors.VersionMismatchError):
         load(source(shared, allow_pickle=True), MemoryTarget(SPECS), name="ipc", version=5)
 
 
 @pytest.mark.parametrize(
     ("content", "error"),
     [
-        ({}, errors.EmptySnapshotError),
-        ([1, 2], errors.PickleContentError),
-        ({1: ()}, errors.PickleContentError),
+        ({}, errors.empty_snapshot),
+        ([1, 2], errors.bad_pickle),
+        ({1: ()}, errors.bad_pickle),
         ({"w": None}, errors.ManifestError),
         ({"w": ("handle", 0, 24, 10, [2, 4], [], 0)}, errors.ManifestError),
     ],
@@ -79,14 +80,14 @@ def test_its_version_is_what_version_yaml_beside_it_says(shared):
 )
 def test_a_pickle_of_something_else_is_refused(tmp_path, content, error):
     file(tmp_path).write_bytes(pickle.dumps(content, protocol=4))
-    with pytest.raises(error):
+    with raising(error):
         load(source(tmp_path, allow_pickle=True), MemoryTarget(SPECS), name="ipc")
 
 
 def test_cuda_handles_are_refused_where_there_is_no_gpu(tmp_path):
     """By a CPU build because it has no CUDA, by a GPU build because CUDA finds no driver."""
     paddle.save({"w": ("h" * 64, 0, 24, 10, [2, 3], [], 0)}, str(file(tmp_path)))
-    with pytest.raises(share_errors.DeviceMetaError, match="CUDA"):
+    with raising(share_errors.bad_device_meta, match="CUDA"):
         load(source(tmp_path, allow_pickle=True), MemoryTarget(SPECS[:1]), name="ipc")
 
 
@@ -132,7 +133,7 @@ def test_device_memory_is_refused_before_anything_is_touched_where_paddle_sees_n
     fake.device_count = lambda: 0
     monkeypatch.setattr(module, "_paddle", lambda _: fake)
     meta = TensorMeta(SPECS[0], "h" * 64, 0, device=2)
-    with pytest.raises(share_errors.DeviceMetaError, match="sees no GPU") as caught:
+    with raising(share_errors.bad_device_meta, match="sees no GPU") as caught:
         module.device_tensor(meta, "digest", "metas", device_index=0)
     assert not caught.value.touched
     assert not fake.opened

@@ -7,6 +7,7 @@ import secrets
 import numpy as np
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.ipc import errors as share_errors
 from wsm.strategies.ipc import pickled_metas as reading
@@ -116,7 +117,7 @@ def test_tensors_without_elements_need_no_device_memory(gpu, state, tmp_path):
 def test_two_trainers_do_not_write_one_metas_file_in_turn(gpu, state, tmp_path):
     with SharedDeviceTensors(tmp_path) as shared:
         shared.publish(1, state)
-        with pytest.raises(errors.PublisherBusyError, match=str(tmp_path)):
+        with raising(errors.PublisherBusyError, match=str(tmp_path)):
             SharedDeviceTensors(tmp_path)
         with SharedDeviceTensors(tmp_path, device_id=3):  # another rank's
             pass
@@ -137,7 +138,7 @@ def test_weights_that_were_trained_on_while_published_are_found_by_their_digest(
     with SharedDeviceTensors(tmp_path) as shared:
         shared.publish(1, state)
         state["w"].array += 1
-        with pytest.raises(errors.DigestMismatchError, match="'w'"):
+        with raising(errors.DigestMismatchError, match="'w'"):
             receive(tmp_path)
         shared.publish(2, state)
         report, target = receive(tmp_path)
@@ -155,7 +156,7 @@ def test_memory_is_not_let_go_under_a_reader(gpu, state, tmp_path):
             if not seen:
                 shared.withdraw()
                 seen.append(shared.leased())
-                with pytest.raises(share_errors.DeviceMemoryLeasedError):
+                with raising(share_errors.device_memory_leased):
                     shared.close(wait_s=0)
             return super().writable(name)
 
@@ -163,7 +164,7 @@ def test_memory_is_not_let_go_under_a_reader(gpu, state, tmp_path):
     assert seen == [True]
     assert not shared.leased()
     shared.close()
-    with pytest.raises(share_errors.MetasNotFoundError):
+    with raising(share_errors.metas_not_found):
         receive(tmp_path)
 
 
@@ -179,7 +180,7 @@ def test_device_memory_of_a_dead_trainer_is_refused_whatever_the_source_says(gpu
     (orphan / lease.name).chmod(0o600)
     shared.close()
     (tmp_path / "ipc_metas_6").write_bytes(metas)
-    with pytest.raises(share_errors.OwnerDiedError, match="device memory"):
+    with raising(share_errors.owner_died, match="device memory"):
         receive(tmp_path, orphans="copy", memory_directory=str(orphan))
     assert gpu.opened_on == []
 
@@ -188,7 +189,7 @@ def test_ranks_of_a_group_publish_under_one_name_with_each_others_digests(gpu, s
     ranks = [SharedDeviceTensors(tmp_path, rank=rank, world_size=2, device_id=rank) for rank in (0, 1)]
     group = [shared.digest(state) for shared in ranks]
     for problem in ({}, {"publication": "p"}, {"publication": "p", "group": ["0" * 32] * 2}):
-        with pytest.raises(errors.IncompletePublicationError):
+        with raising(errors.incomplete_publication):
             ranks[0].publish(3, state, **problem)
     digests = {shared.publish(3, state, publication="p", group=group) for shared in ranks}
     report, _ = receive(tmp_path, device_id=0, world_size=2)
@@ -200,7 +201,7 @@ def test_ranks_of_a_group_publish_under_one_name_with_each_others_digests(gpu, s
 def test_a_build_without_cuda_is_said_to_be_one(gpu, tmp_path):
     with (
         SharedDeviceTensors(tmp_path) as shared,
-        pytest.raises(share_errors.DeviceMetaError, match="no CUDA"),
+        raising(share_errors.bad_device_meta, match="no CUDA"),
     ):
         shared.publish(1, {"w": FakeCpuTensor(gpu, W)})
     assert not list(tmp_path.iterdir())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.ipc import errors as share_errors
@@ -150,7 +151,7 @@ def test_a_dead_trainers_version_is_copied_and_never_kept(directory, dead_traine
 @pytest.mark.processes
 def test_a_dead_trainers_version_is_refused_where_orphans_are(directory, dead_trainer):
     target = MemoryTarget([SPEC])
-    with pytest.raises(share_errors.OwnerDiedError, match="has ended") as caught:
+    with raising(share_errors.owner_died, match="has ended") as caught:
         load(source(directory, orphans="refuse"), target, name="ipc", version=1)
     assert caught.value.file == str(directory / "ipc_metas_0")
     assert list(target.held()) == []
@@ -186,7 +187,7 @@ def test_the_next_trainer_sweeps_what_a_dead_one_left_when_it_has_published(dire
 
 
 def test_two_trainers_do_not_share_one_directory(directory, trainer):
-    with pytest.raises(errors.PublisherBusyError, match=str(directory)):
+    with raising(errors.PublisherBusyError, match=str(directory)):
         SharedTensors(directory)
 
 
@@ -197,10 +198,10 @@ def test_no_room_is_an_error_before_anything_is_visible_and_the_old_version_stay
     class Endless:
         """Claims to be large; nobody can hold that much to hand over."""
 
-    with pytest.raises(share_errors.SharingRefusedError, match="--shm-size"):
+    with raising(share_errors.sharing_refused, match="--shm-size"):
         OwnedSegment("wsm-test-no-room.", huge.nbytes)
     assert not list(Path(MEMORY_DIRECTORY).glob("wsm-test-no-room.*"))
-    with pytest.raises(errors.TrainerTensorError):
+    with raising(errors.TrainerTensorError):
         trainer.publish(2, {0: {"w": Endless()}})
     load(source(directory), MemoryTarget([SPEC]), name="ipc", version=1)
 
@@ -232,7 +233,7 @@ def test_a_publication_that_reaches_a_part_of_the_ranks_is_taken_back(directory,
     second = directory / "ipc_metas_1"
     second.unlink()
     second.mkdir()  # nothing can be renamed to it
-    with pytest.raises(errors.StorageError, match="ipc_metas_1"):
+    with raising(errors.StorageError, match="ipc_metas_1"):
         trainer.publish(2, {0: B, 1: B})
     assert loaded_by(directory, 0, 1) == A["w"][1]
     second.rmdir()
@@ -252,9 +253,9 @@ def test_memory_that_a_metas_file_still_names_is_not_written_over(directory, tra
         replace_file(path, content, **options)
 
     monkeypatch.setattr(shared_tensors, "replace_file", failing)
-    with pytest.raises(errors.StorageError, match="ipc_metas_1"):
+    with raising(errors.StorageError, match="ipc_metas_1"):
         trainer.publish(2, {0: B, 1: B})
-    with pytest.raises(errors.StorageError, match="ipc_metas_0"):
+    with raising(errors.StorageError, match="ipc_metas_0"):
         trainer.publish(3, {0: C, 1: C})  # it writes its memory, and no metas
     assert loaded_by(directory, 0, 2) == B["w"][1]
     assert loaded_by(directory, 1, 1) == A["w"][1]
@@ -266,20 +267,20 @@ def test_memory_that_a_metas_file_still_names_is_not_written_over(directory, tra
 def test_ranks_that_a_smaller_publication_does_not_have_find_nothing(directory, trainer):
     trainer.publish(1, {0: A, 1: A})
     trainer.publish(2, {0: B})
-    with pytest.raises(share_errors.MetasNotFoundError):
+    with raising(share_errors.metas_not_found):
         loaded_by(directory, 1, 1)
 
 
 @pytest.mark.parametrize("ranks", [[], [1], [0, 2]])
 def test_shards_that_are_not_one_per_rank_are_refused(trainer, ranks):
-    with pytest.raises(errors.IncompletePublicationError):
+    with raising(errors.incomplete_publication):
         trainer.publish(1, dict.fromkeys(ranks, A))
 
 
 def test_a_withdrawn_version_is_gone(directory, trainer):
     trainer.publish(1, {0: A})
     trainer.withdraw()
-    with pytest.raises(share_errors.MetasNotFoundError):
+    with raising(share_errors.metas_not_found):
         load(source(directory), MemoryTarget([SPEC]), name="ipc")
 
 
@@ -287,13 +288,13 @@ def test_shared_memory_that_vanished_is_named(directory, trainer):
     trainer.publish(1, {0: A})
     (name,) = segments_of(directory)
     (Path(MEMORY_DIRECTORY) / name).unlink()
-    with pytest.raises(share_errors.SegmentMissingError, match=name):
+    with raising(share_errors.SharedMemoryGoneError, match=name):
         load(source(directory), MemoryTarget([SPEC]), name="ipc")
 
 
 def test_a_link_in_the_place_of_shared_memory_is_not_followed(tmp_path):
     (tmp_path / "link").symlink_to("/etc/passwd")
-    with pytest.raises(share_errors.ForeignSegmentError, match="symbolic link"):
+    with raising(share_errors.foreign_segment, match="symbolic link"):
         AttachedSegment("link", 1, prefixes=("li",), referrer="metas", directory=str(tmp_path))
 
 
@@ -301,7 +302,7 @@ def test_a_reader_meets_no_half_written_memory():
     segment = OwnedSegment("wsm-test.", 64)
     try:
         assert segment.begin_writing()
-        with pytest.raises(share_errors.SegmentBusyError):
+        with raising(share_errors.SharedMemoryBusyError):
             AttachedSegment(segment.name, 64, prefixes=("wsm-test.",), referrer="metas")
         segment.end_writing()
         reader = AttachedSegment(segment.name, 64, prefixes=("wsm-test.",), referrer="metas")

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import (
     EngineSettings,
     LoadReport,
@@ -32,14 +33,8 @@ from wsm.strategies import (
 )
 from wsm.strategies.messages import errors as stream_errors
 from wsm.strategies.mooncake import engine as mooncake_engine
+from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake.engine import Engine, address_of
-from wsm.strategies.mooncake.errors import (
-    EngineExposedError,
-    LeaseLostError,
-    MemoryRegistrationError,
-    MooncakeMissingError,
-    PublicationHeldError,
-)
 from wsm.strategies.transports.transport import KeptTransport
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("mooncake")]
@@ -190,7 +185,7 @@ def test_a_version_is_not_withdrawn_while_a_rank_reads_it(publisher, ranks):
     seen: list[BaseException] = []
 
     def withdraw() -> None:
-        with pytest.raises(PublicationHeldError, match=r"read by ranks \[0\]") as caught:
+        with raising(mooncake_errors.publication_held, match=r"read by ranks \[0\]") as caught:
             publisher.withdraw(wait_s=0.05)
         seen.append(caught.value)
 
@@ -198,7 +193,7 @@ def test_a_version_is_not_withdrawn_while_a_rank_reads_it(publisher, ranks):
     assert rank.holds(state)
     assert seen[0].retryable
     publisher.withdraw()
-    with pytest.raises(stream_errors.PeerFailedError, match="no version is published"):
+    with raising(stream_errors.PeerFailedError, match="no version is published"):
         ranks(publisher.address, connect_s=0.05).load(1)
 
 
@@ -217,7 +212,7 @@ def test_who_writes_what_is_published_changes_no_weights_of_the_trainer_and_rank
     )
     other.close()
     assert all(np.array_equal(state[name], before[name]) for name in SIZES)
-    with pytest.raises(errors.DigestMismatchError):
+    with raising(errors.DigestMismatchError):
         ranks(publisher.address).load(1)
 
 
@@ -245,7 +240,7 @@ def test_publishing_waits_for_who_reads_the_version_before(publisher, ranks):
 def test_a_revoked_lease_ends_the_load_with_the_reason(publisher, ranks):
     rank, state = ranks(publisher.address, **SMALL), make_state(1)
     publisher.publish(1, {0: state})
-    with pytest.raises(stream_errors.PeerFailedError, match="version 1 was withdrawn") as caught:
+    with raising(stream_errors.PeerFailedError, match="version 1 was withdrawn") as caught:
         rank.load(1, progress=when(1 << 20, lambda: publisher.withdraw(revoke=True)))
     assert caught.value.touched
     publisher.publish(2, {0: state})
@@ -275,7 +270,7 @@ def test_a_rank_that_was_silent_for_longer_than_its_lease_hears_that_it_lost_it(
     with MooncakePublisher(f"ipc://{tmp_path}/p", lease_s=0.05) as publisher:
         publisher.publish(1, {0: state})
         # The load stands still until the publisher waits for nobody any more.
-        with pytest.raises((LeaseLostError, stream_errors.PeerFailedError), match=r"lease") as caught:
+        with raising((mooncake_errors.lease_lost, stream_errors.PeerFailedError), match=r"lease") as caught:
             ranks(publisher.address).load(1, progress=when(TOTAL, lambda: publisher.withdraw(wait_s=60)))
         assert caught.value.touched
 
@@ -304,7 +299,7 @@ def test_a_trainer_that_is_killed_while_it_is_read_is_a_typed_error(trainer, ran
         process.kill()
         process.wait()
 
-    with pytest.raises(stream_errors.PeerDiedError, match="has ended") as caught:
+    with raising(stream_errors.PeerDiedError, match="has ended") as caught:
         rank.load(1, progress=when(1 << 20, kill))
     assert caught.value.touched
     with MooncakePublisher(address) as publisher:  # at the same path
@@ -317,7 +312,7 @@ def test_a_trainer_that_is_killed_while_it_is_read_is_a_typed_error(trainer, ran
 def test_a_trainer_that_stops_while_it_is_read_is_a_typed_error_within_the_deadline(trainer, ranks):
     process, address = trainer
     rank = ranks(address, silence_s=0.5, **SMALL)
-    with pytest.raises(stream_errors.PeerSilentError, match=r"said nothing for 0\.5") as caught:
+    with raising(stream_errors.PeerSilentError, match=r"said nothing for 0\.5") as caught:
         rank.load(1, progress=when(1 << 20, lambda: process.send_signal(signal.SIGSTOP)))
     assert caught.value.touched
 
@@ -331,7 +326,7 @@ def test_a_load_of_a_stopped_trainer_can_be_cancelled(trainer, ranks):
         process.send_signal(signal.SIGSTOP)
         stopped.set()
 
-    with pytest.raises(errors.LoadCancelledError) as caught:
+    with raising(errors.LoadCancelledError) as caught:
         rank.load(1, progress=when(1 << 20, stop), cancelled=stopped.is_set)
     assert caught.value.touched
 
@@ -348,9 +343,9 @@ def test_what_is_looked_at_is_not_read_and_takes_no_engine(publisher, ranks, mon
 def test_bad_tensors_leave_what_is_published_in_place(publisher, ranks):
     state = make_state(1)
     publisher.publish(1, {0: state})
-    with pytest.raises(errors.TrainerTensorError):
+    with raising(errors.TrainerTensorError):
         publisher.publish(2, {0: {"w": object()}})
-    with pytest.raises(errors.IncompletePublicationError):
+    with raising(errors.incomplete_publication):
         publisher.publish(2, {1: state})
     rank = ranks(publisher.address)
     rank.load(1)
@@ -358,7 +353,7 @@ def test_bad_tensors_leave_what_is_published_in_place(publisher, ranks):
 
 
 def test_only_one_publisher_listens_at_an_address(publisher):
-    with pytest.raises(stream_errors.AddressBusyError):
+    with raising(stream_errors.address_busy):
         MooncakePublisher(publisher.address)
 
 
@@ -389,7 +384,7 @@ def test_an_engine_on_loopback_cannot_be_reached_from_elsewhere_nor_by_inheritan
 
 def test_an_engine_that_cannot_be_kept_to_this_host_is_refused(monkeypatch):
     monkeypatch.setattr(mooncake_engine, "_PORTS", range(1, 2))
-    with pytest.raises(EngineExposedError, match="only 1 of the two"):
+    with raising(mooncake_errors.engine_exposed, match="only 1 of the two"):
         Engine(EngineSettings())
 
 
@@ -424,7 +419,7 @@ def test_an_engine_that_is_not_there_or_does_not_let_us_read_is_told_apart():
     source = memoryview(bytearray(4096))
     assert reading.find(serving.session, address_of(source), 60.0) is False
     serving.register(address_of(source), len(source))
-    with pytest.raises(MemoryRegistrationError):
+    with raising(mooncake_errors.memory_not_registered):
         serving.register(address_of(source), 10)
     assert reading.find(serving.session, address_of(source), 60.0) is True
     serving.unregister(address_of(source))
@@ -443,7 +438,7 @@ def test_a_missing_system_library_is_named_with_what_to_install(monkeypatch):
 
     monkeypatch.delitem(sys.modules, "mooncake.engine", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    with pytest.raises(MooncakeMissingError, match=r"libibverbs\.so\.1.*apt-get install libibverbs1"):
+    with raising(mooncake_errors.mooncake_missing, match=r"libibverbs\.so\.1.*apt-get install libibverbs1"):
         Engine(EngineSettings())
 
 

@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.raising import raising
 from wsm.clock import SystemClock
 from wsm.strategies.digest import digest_of
 from wsm.strategies.messages import frames as bucket_frames
 from wsm.strategies.messages.caller import Caller
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.mooncake import addresses
+from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake import messages as say
 from wsm.strategies.mooncake.addresses import parse_address
 from wsm.strategies.mooncake.desk import Desk, Publication
 from wsm.strategies.mooncake.engine import EngineSettings
-from wsm.strategies.mooncake.errors import EngineSettingsError
 from wsm.strategies.mooncake.leases import Leases
 from wsm.strategies.mooncake.memory import merged
 from wsm.strategies.mooncake.plan import Layout, Placed, ReadPlan, Region
@@ -109,13 +110,13 @@ def test_a_grant_whose_fields_do_not_fit_each_other_is_refused(grant, problem):
     "address", ["", "tcp://localhost:1", "tcp://127.0.0.1", "tcp://127.0.0.1:99999", "ipc://x"]
 )
 def test_an_address_that_cannot_be_is_refused(address):
-    with pytest.raises(EngineSettingsError, match="neither"):
+    with raising(mooncake_errors.bad_engine_settings, match="neither"):
         parse_address(address)
 
 
 @pytest.mark.parametrize(("field", "value"), [("host", "localhost"), ("host", ""), ("protocol", "smoke")])
 def test_engine_settings_that_cannot_be_are_refused(field, value):
-    with pytest.raises(EngineSettingsError, match=field):
+    with raising(mooncake_errors.bad_engine_settings, match=field):
         EngineSettings(**{field: value})
 
 

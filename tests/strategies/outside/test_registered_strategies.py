@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from tests.raising import raising
 from wsm.config import WsmConfig
-from wsm.strategies import STRATEGIES, MemoryTarget, SnapshotSource, load, publish_snapshot, register_strategy
-from wsm.strategies.errors import NotAStrategyError, SourceTypeError, StrategyTakenError
+from wsm.strategies import (
+    STRATEGIES,
+    MemoryTarget,
+    SnapshotSource,
+    errors,
+    load,
+    publish_snapshot,
+    register_strategy,
+)
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
 from wsm.strategies.tensor import TensorSpec
 from wsm.worker.sources import Sources
@@ -63,7 +71,7 @@ def test_sources_are_let_go_by_their_strategy_once_also_where_one_cannot_be():
 def test_a_name_that_is_taken_is_refused(announce, name):
     announce("some_weights", "raise OSError('imported')", "announced = some_weights:Any")
     register_strategy("twin", Twin())
-    with pytest.raises(StrategyTakenError, match=f"the name '{name}' of a load strategy is taken by"):
+    with raising(errors.strategy_taken, match=f"the name '{name}' of a load strategy is taken by"):
         register_strategy(name, Twin())
     assert list(STRATEGIES) == ["ipc_snapshot", "ipc", "ipc_async", "delta", "rsync", "gdr"]
 
@@ -80,11 +88,11 @@ def test_a_name_that_is_taken_is_refused(announce, name):
     ids=["a class", "an object", "nothing", "no name", "a number as its name"],
 )
 def test_what_is_no_strategy_is_refused_with_the_reason(name, thing, problem):
-    with pytest.raises(NotAStrategyError, match=problem):
+    with raising(errors.not_astrategy, match=problem):
         register_strategy(name, thing)
 
 
 def test_a_source_of_another_strategy_is_refused_by_type():
     register_strategy("twin", Twin())
-    with pytest.raises(SourceTypeError, match="strategy twin loads from a SnapshotSource, not from a str"):
+    with raising(errors.bad_source_type, match="strategy twin loads from a SnapshotSource, not from a str"):
         load("somewhere", MemoryTarget([SPEC]), name="twin")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, ShardManifest, TensorSpec, errors, inspect, load
 from wsm.strategies.documents.sealed_json import seal
 
@@ -82,51 +83,51 @@ U8 = '{"dtype":"U8","shape":[4],"data_offsets":'
 DAMAGES = {
     "wrong magic": (
         lambda path: (path / PART0).write_bytes(header("[]")),
-        errors.SafetensorsFormatError,
+        errors.bad_safetensors,
         "does not begin with",
     ),
     "header longer than the file": (
         lambda path: (path / PART0).write_bytes((1 << 20).to_bytes(8, "little") + b"{}"),
-        errors.SafetensorsFormatError,
+        errors.bad_safetensors,
         "header of 1048576 bytes is longer than the file",
     ),
     "header of eight bytes of ones": (
         lambda path: (path / PART0).write_bytes(b"\xff" * 64),
-        errors.SafetensorsFormatError,
+        errors.bad_safetensors,
         "is larger than 100000000 bytes",
     ),
     "overlapping tensors": (
         lambda path: (path / PART0).write_bytes(header(f'{{"a":{U8}[0,4]}},"b":{U8}[2,6]}}}}', b"123456")),
-        errors.SafetensorsFormatError,
+        errors.bad_safetensors,
         "'b' overlaps the one before it",
     ),
     "tensor outside of the file": (
         lambda path: (path / PART0).write_bytes(header(f'{{"a":{U8}[0,4]}}}}', b"12")),
-        errors.FileSizeError,
+        errors.bad_file_size,
         "truncated",
     ),
     "tensor far outside of the file": (
         lambda path: (path / PART0).write_bytes(
             header('{"a":{"dtype":"U8","shape":[1099511627776],"data_offsets":[0,1099511627776]}}')
         ),
-        errors.FileSizeError,
+        errors.bad_file_size,
         "truncated",
     ),
     "duplicated name": (
         lambda path: (path / PART0).write_bytes(header(f'{{"a":{U8}[0,4]}},"a":{U8}[4,8]}}}}', b"12345678")),
-        errors.SafetensorsFormatError,
+        errors.bad_safetensors,
         "the key 'a' occurs twice",
     ),
     "part of another version": (
         lambda path: (path / PART0).write_bytes(
             (path / PART0).read_bytes().replace(b'"wsm.version":"1"', b'"wsm.version":"2"')
         ),
-        errors.MixedPartsError,
+        errors.mixed_parts,
         "version",
     ),
     "sparse part of a terabyte": (
         lambda path: os.truncate(path / PART0, 1 << 40),
-        errors.FileSizeError,
+        errors.bad_file_size,
         "longer than announced",
     ),
     "sparse manifest of a terabyte": (
@@ -141,7 +142,7 @@ DAMAGES = {
     ),
     "device for a part": (
         lambda path: replace_by(path / PART0, lambda part: part.symlink_to("/dev/zero")),
-        errors.OutsideDirectoryError,
+        errors.outside_directory,
         "/dev/zero",
     ),
     "pipe for a manifest": (
@@ -156,25 +157,25 @@ DAMAGES = {
     ),
     "manifest linked out of the directory": (
         lambda path: replace_by(path / MANIFEST, lambda part: part.symlink_to("/etc/hostname")),
-        errors.OutsideDirectoryError,
+        errors.outside_directory,
         "/etc/hostname",
     ),
-    "truncated part": (lambda path: truncate(path / PART0), errors.FileSizeError, PART0),
-    "longer part": (lambda path: append(path / PART0), errors.FileSizeError, PART0),
-    "empty part": (lambda path: (path / PART0).write_bytes(b""), errors.SafetensorsFormatError, "is empty"),
-    "header bit flipped": (lambda path: flip_header_bit(path / PART0), errors.SafetensorsFormatError, PART0),
+    "truncated part": (lambda path: truncate(path / PART0), errors.bad_file_size, PART0),
+    "longer part": (lambda path: append(path / PART0), errors.bad_file_size, PART0),
+    "empty part": (lambda path: (path / PART0).write_bytes(b""), errors.bad_safetensors, "is empty"),
+    "header bit flipped": (lambda path: flip_header_bit(path / PART0), errors.bad_safetensors, PART0),
     "text instead of data": (
         lambda path: (path / PART1).write_text("no weights today"),
-        errors.SafetensorsFormatError,
+        errors.bad_safetensors,
         "header of",
     ),
-    "part missing": (lambda path: (path / PART1).unlink(), errors.PartSequenceError, "missing in between"),
+    "part missing": (lambda path: (path / PART1).unlink(), errors.part_sequence, "missing in between"),
     "last part missing": (
         lambda path: max(path.glob("*tp0.0.part*")).unlink(),
-        errors.ManifestMismatchError,
+        errors.differs_from_manifest,
         "parts missing",
     ),
-    "first part missing": (lambda path: (path / PART0).unlink(), errors.ManifestMismatchError, PART0),
+    "first part missing": (lambda path: (path / PART0).unlink(), errors.differs_from_manifest, PART0),
     "all parts missing": (
         lambda path: [part.unlink() for part in path.glob("*tp0.0.part*")],
         errors.SnapshotNotFoundError,
@@ -182,23 +183,23 @@ DAMAGES = {
     ),
     "extra part": (
         lambda path: shutil.copy(path / PART0, path / "model_state.tp0.0.part3.pdparams"),
-        errors.ManifestMismatchError,
+        errors.differs_from_manifest,
         "part3",
     ),
     "part of another rank": (
         lambda path: shutil.copy(path / "model_state.tp1.1.part0.pdparams", path / PART0),
-        errors.MixedPartsError,
+        errors.mixed_parts,
         "rank",
     ),
-    "everything of another rank": (swap_in_rank_1, errors.ShardIdentityError, "rank 1"),
+    "everything of another rank": (swap_in_rank_1, errors.shard_identity, "rank 1"),
     "pickle": (
         lambda path: (path / PART0).write_bytes(b"\x80\x04\x95\x10\0\0\0\0\0\0\0}\x94."),
-        errors.PickleRefusedError,
+        errors.pickle_refused,
         "wsm convert SOURCE DESTINATION",
     ),
     "old pickle": (
         lambda path: (path / PART0).write_bytes(b"\x80\x02}q\x00(X\x01\x00\x00\x00aK\x01u."),
-        errors.PickleRefusedError,
+        errors.pickle_refused,
         "allow_pickle",
     ),
     "directory for a part": (
@@ -211,7 +212,7 @@ DAMAGES = {
         errors.NotARegularFileError,
         "special file",
     ),
-    "link out of the directory": (link_outside, errors.OutsideDirectoryError, "elsewhere"),
+    "link out of the directory": (link_outside, errors.outside_directory, "elsewhere"),
     "dangling link": (
         lambda path: replace_by(path / PART0, lambda part: part.symlink_to("gone")),
         errors.UnreadableFileError,
@@ -239,12 +240,12 @@ DAMAGES = {
     ),
     "manifest missing": (
         lambda path: (path / MANIFEST).unlink(),
-        errors.ManifestMismatchError,
+        errors.differs_from_manifest,
         f"{MANIFEST} is missing",
     ),
     "manifest for another world size": (
         lambda path: reseal(path / MANIFEST, world_size=4),
-        errors.ShardIdentityError,
+        errors.shard_identity,
         "world size 4",
     ),
     "manifest for another version": (
@@ -254,19 +255,19 @@ DAMAGES = {
     ),
     "manifest of another publication": (
         lambda path: reseal(path / MANIFEST, publication="00"),
-        errors.ManifestMismatchError,
+        errors.differs_from_manifest,
         "another publication",
     ),
     "version manifest of another publication": (
         lambda path: reseal(path / WHOLE_MANIFEST, publication="00"),
-        errors.ManifestMismatchError,
+        errors.differs_from_manifest,
         "another publication",
     ),
     "version manifest for fewer ranks": (
         lambda path: reseal(
             path / WHOLE_MANIFEST, shards=json.loads((path / WHOLE_MANIFEST).read_bytes())["shards"][:1]
         ),
-        errors.ManifestMismatchError,
+        errors.differs_from_manifest,
         "another publication",
     ),
     "version manifest damaged": (
@@ -284,13 +285,13 @@ def test_a_bad_snapshot_is_refused_and_the_weights_stay_as_they_were(snapshot, h
     before = held(target)
     spoil(snapshot.publish(1))
     tainted = []
-    with pytest.raises(error) as caught:
+    with raising(error) as caught:
         load(snapshot.source(world_size=2), target, version=1, taint=lambda: tainted.append(1))
     assert text in str(caught.value)
     assert "\n" not in str(caught.value)
     assert held(target) == before
     assert tainted == []
-    with pytest.raises(error):
+    with raising(error):
         inspect(snapshot.source(world_size=2), 1)
 
     snapshot.publish(2, seed=2)
@@ -312,7 +313,7 @@ def test_a_sealed_manifest_that_tells_of_other_tensors_than_the_parts_is_refused
         (path / MANIFEST).write_bytes(edited.encode())
         target = snapshot.served_target()
         before = held(target)
-        with pytest.raises(errors.ManifestMismatchError, match="has other tensors, names, dtypes or shapes"):
+        with raising(errors.differs_from_manifest, match="has other tensors, names, dtypes or shapes"):
             load(snapshot.source(), target)
         assert held(target) == before
 
@@ -323,7 +324,7 @@ def test_flipped_data_is_found_in_the_pass_that_copies_and_reported_as_touched(s
     data[-1] ^= 1
     (path / PART1).write_bytes(data)
     target = snapshot.target()
-    with pytest.raises(errors.DigestMismatchError) as caught:
+    with raising(errors.DigestMismatchError) as caught:
         load(snapshot.source(), target)
     assert caught.value.touched
     assert caught.value.origin.endswith(PART1)
@@ -341,7 +342,7 @@ def test_a_file_that_shrinks_while_it_is_read_gives_an_error_and_no_signal(snaps
     def shrink(done, total):
         os.truncate(path, 1 << 20)
 
-    with pytest.raises(errors.FileSizeError, match="truncated") as caught:
+    with raising(errors.bad_file_size, match="truncated") as caught:
         load(snapshot.source(), target, progress=shrink)
     assert caught.value.touched
 
@@ -351,7 +352,7 @@ def test_a_file_that_grows_while_it_is_read_gives_what_was_published(snapshot, h
     target = snapshot.target()
     load(snapshot.source(), target, progress=lambda *_: append(path / PART1))
     assert held(target) == bytes_of()
-    with pytest.raises(errors.FileSizeError, match="longer than announced"):
+    with raising(errors.bad_file_size, match="longer than announced"):
         load(snapshot.source(), target)
 
 
@@ -369,13 +370,13 @@ ANNOUNCEMENTS = {
     "socket": (socket_at, errors.UnreadableFileError, "version.yaml"),
     "link out": (
         lambda path: path.symlink_to("/etc/hostname"),
-        errors.OutsideDirectoryError,
+        errors.outside_directory,
         "/etc/hostname",
     ),
     "link to itself": (lambda path: path.symlink_to(path), errors.UnreadableFileError, "version.yaml"),
     "terabyte": (
         lambda path: path.touch() or os.truncate(path, 1 << 40),
-        errors.VersionFileError,
+        errors.bad_version_file,
         "is larger than",
     ),
 }
@@ -389,7 +390,7 @@ def test_what_stands_where_the_announcement_should_be_is_refused_and_never_waite
     replace_by(announcement, make)
     target = snapshot.served_target()
     before = held(target)
-    with pytest.raises(error, match=text):
+    with raising(error, match=text):
         load(snapshot.source(), target)
     assert held(target) == before
     assert load(snapshot.source(), target, version=1).version == 1
@@ -398,11 +399,11 @@ def test_what_stands_where_the_announcement_should_be_is_refused_and_never_waite
 def test_another_model_is_refused_with_what_is_missing_and_unknown(snapshot, held):
     snapshot.publish(1)
     target = MemoryTarget([TensorSpec("other", "U8", (4,))])
-    with pytest.raises(errors.CoverageError) as caught:
+    with raising(errors.not_covered) as caught:
         load(snapshot.source(), target)
     assert caught.value.missing == ("other",)
     assert "embed.weight" in caught.value.unknown
-    with pytest.raises(errors.CoverageError):
+    with raising(errors.not_covered):
         inspect(snapshot.source(), target=target)
 
 
@@ -410,7 +411,7 @@ def test_without_manifests_the_parts_still_tell_whose_they_are(snapshot):
     path = snapshot.publish(1)
     swap_in_rank_1(path)
     drop_manifests(path)
-    with pytest.raises(errors.ShardIdentityError, match="written for rank 1"):
+    with raising(errors.shard_identity, match="written for rank 1"):
         load(snapshot.source(), snapshot.target())
 
 
@@ -419,7 +420,7 @@ def test_without_manifests_parts_of_two_versions_are_not_mixed(snapshot):
     other = snapshot.publish(2, seed=2)
     shutil.copy(other / PART1, path / PART1)
     drop_manifests(path)
-    with pytest.raises(errors.MixedPartsError, match="version"):
+    with raising(errors.mixed_parts, match="version"):
         load(snapshot.source(), snapshot.target(), version=1)
 
 
@@ -428,10 +429,10 @@ def test_without_manifests_parts_of_two_publications_of_one_version_are_not_mixe
     shutil.copytree(path, tmp_path / "first")
     again = snapshot.publish(1, seed=2, replace=True)
     shutil.copy(tmp_path / "first" / PART1, again / PART1)
-    with pytest.raises(errors.MixedPartsError, match="publication"):
+    with raising(errors.mixed_parts, match="publication"):
         load(snapshot.source(), snapshot.target())
     drop_manifests(again)
-    with pytest.raises(errors.MixedPartsError, match="publication"):
+    with raising(errors.mixed_parts, match="publication"):
         load(snapshot.source(), snapshot.target())
 
 
@@ -440,7 +441,7 @@ def test_a_part_of_a_foreign_writer_is_not_mixed_with_ours(snapshot, plain):
     drop_manifests(path)
     (path / PART1).unlink()
     plain(PART1, {"x": ("U8", (1,), b"x")}, directory=path)
-    with pytest.raises(errors.MixedPartsError, match="not written by wsm"):
+    with raising(errors.mixed_parts, match="not written by wsm"):
         load(snapshot.source(), snapshot.target())
 
 
@@ -451,28 +452,28 @@ def test_damaged_metadata_of_ours_is_refused(snapshot, plain):
         directory=snapshot.root,
         metadata={"wsm.version": "1", "wsm.rank": "zero", "wsm.world_size": "1", "wsm.publication": "p"},
     )
-    with pytest.raises(errors.SafetensorsFormatError, match="metadata is damaged"):
+    with raising(errors.bad_safetensors, match="metadata is damaged"):
         inspect(snapshot.source())
 
 
 def test_a_snapshot_without_any_tensor_is_refused(snapshot, plain):
     plain("model_state.tp0.0.pdparams", {}, directory=snapshot.root)
-    with pytest.raises(errors.EmptySnapshotError):
+    with raising(errors.empty_snapshot):
         load(snapshot.source(), snapshot.target())
 
 
 def test_the_same_tensor_in_two_parts_is_refused(snapshot, plain):
     for index in range(2):
         plain(f"model_state.tp0.0.part{index}.pdparams", {"a": ("U8", (1,), b"1")}, directory=snapshot.root)
-    with pytest.raises(errors.CoverageError, match="1 duplicate: 'a'"):
+    with raising(errors.not_covered, match="1 duplicate: 'a'"):
         load(snapshot.source(), MemoryTarget([TensorSpec("a", "U8", (1,))]))
 
 
 def test_a_file_for_a_directory_and_a_directory_that_may_not_be_read(snapshot, tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(errors.NotARegularFileError, match="expected a directory"):
+    with raising(errors.NotARegularFileError, match="expected a directory"):
         inspect(snapshot.source(directory=tmp_path / "file"))
-    with pytest.raises(errors.UnreadableFileError):
+    with raising(errors.UnreadableFileError):
         inspect(snapshot.source(directory=f"{tmp_path}/with\0nul"))
 
 
@@ -480,7 +481,7 @@ def test_a_version_directory_that_leads_elsewhere_is_refused(snapshot, tmp_path)
     path = snapshot.publish(1)
     shutil.move(path, tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(errors.OutsideDirectoryError):
+    with raising(errors.outside_directory):
         load(snapshot.source(), snapshot.target())
 
 
@@ -498,13 +499,13 @@ def test_the_directory_itself_may_be_a_link(snapshot, tmp_path):
 
 
 def test_an_unknown_strategy_and_a_foreign_source_are_refused(snapshot):
-    with pytest.raises(errors.UnknownStrategyError, match="ipc_snapshot"):
+    with raising(errors.UnknownStrategyError, match="ipc_snapshot"):
         load(snapshot.source(), snapshot.target(), name="rdma")
-    with pytest.raises(errors.SourceTypeError, match="SnapshotSource"):
+    with raising(errors.bad_source_type, match="SnapshotSource"):
         load("somewhere", snapshot.target())
 
 
 @pytest.mark.parametrize("version", [-1, True, "1", 1 << 40])
 def test_what_is_no_version_is_refused(snapshot, version):
-    with pytest.raises(errors.VersionNumberError):
+    with raising(errors.bad_version_number):
         load(snapshot.source(), snapshot.target(), version=version)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import safetensors
 
+from tests.raising import raising
 from wsm.strategies import (
     ManifestScope,
     MemoryTarget,
@@ -113,7 +114,7 @@ def test_versions_a_b_a_have_the_digests_a_b_a(snapshot):
 
 def test_a_version_that_is_not_there_is_refused_with_those_that_are(snapshot):
     snapshot.publish(1)
-    with pytest.raises(errors.SnapshotNotFoundError) as caught:
+    with raising(errors.SnapshotNotFoundError) as caught:
         load(snapshot.source(), snapshot.target(), version=5)
     assert f"{snapshot.root}/versions/5" in caught.value.looked_at
     assert f"{snapshot.root}/versions/1" in caught.value.present
@@ -124,7 +125,7 @@ def test_a_version_directory_without_this_ranks_shard_is_not_made_up_for_by_olde
     for part in path.glob("model_state.tp0.0.*"):
         part.unlink()
     plain("model_state.tp0.0.pdparams", {"a": ("U8", (1,), b"x")}, directory=snapshot.root)
-    with pytest.raises(errors.SnapshotNotFoundError):
+    with raising(errors.SnapshotNotFoundError):
         load(snapshot.source(), snapshot.target())
 
 
@@ -195,7 +196,7 @@ def test_the_same_content_again_is_announced_as_it_stands(snapshot):
 
 def test_a_promise_that_what_stands_does_not_make_is_refused_unless_it_is_replaced(snapshot):
     path = zeros(snapshot, finite=False)
-    with pytest.raises(errors.VersionExistsError, match=r"same tensors, but .* finite") as caught:
+    with raising(errors.VersionExistsError, match=r"same tensors, but .* finite") as caught:
         zeros(snapshot, finite=True)
     assert caught.value.lacking == ("that all is finite",)
     assert not promised(path)
@@ -215,7 +216,7 @@ def test_a_promise_is_not_taken_back_by_who_does_not_ask_for_it(snapshot):
 
 def test_the_same_tensors_under_names_for_other_devices_are_another_publication(snapshot):
     snapshot.publish(1)
-    with pytest.raises(errors.VersionExistsError, match="name for device 5"):
+    with raising(errors.VersionExistsError, match="name for device 5"):
         snapshot.publish(1, device_ids={1: 5})
     snapshot.publish(1, device_ids={1: 5}, replace=True)
     assert load(snapshot.source(1, device_id=5), snapshot.target(1)).verified == 7
@@ -223,7 +224,7 @@ def test_the_same_tensors_under_names_for_other_devices_are_another_publication(
 
 def test_other_content_under_the_same_version_is_refused_unless_it_is_replaced(snapshot, held, bytes_of):
     snapshot.publish(1, seed=1)
-    with pytest.raises(errors.VersionExistsError, match="version 1 is already published"):
+    with raising(errors.VersionExistsError, match="version 1 is already published"):
         snapshot.publish(1, seed=2)
     target = snapshot.target()
     load(snapshot.source(), target)
@@ -238,14 +239,14 @@ def test_a_damaged_version_is_repaired_by_publishing_it_again(snapshot):
     path = snapshot.publish(1)
     part = path / "model_state.tp0.0.part0.pdparams"
     part.write_bytes(part.read_bytes()[:-1])
-    with pytest.raises(errors.VersionExistsError):
+    with raising(errors.VersionExistsError):
         snapshot.publish(1)
     snapshot.publish(1, replace=True)
     assert load(snapshot.source(), snapshot.target()).verified == 7
 
 
 def test_a_second_publisher_is_refused_while_the_first_writes(snapshot, tmp_path):
-    with StagedVersion(tmp_path, 1, world_size=1), pytest.raises(errors.PublisherBusyError):
+    with StagedVersion(tmp_path, 1, world_size=1), raising(errors.PublisherBusyError):
         StagedVersion(tmp_path, 2, world_size=1)
     StagedVersion(tmp_path, 2, world_size=1).discard()
 
@@ -272,7 +273,7 @@ def inspect_or_none(source):
 def test_a_publication_that_lacks_a_rank_publishes_nothing(snapshot, tmp_path, states):
     with StagedVersion(tmp_path, 4, world_size=2) as staged:
         staged.write_shard(1, states(1))
-        with pytest.raises(errors.IncompletePublicationError, match=r"ranks \[1\] have a shard"):
+        with raising(errors.incomplete_publication, match=r"ranks \[1\] have a shard"):
             staged.commit()
     assert versions(tmp_path) == []
     assert hidden(tmp_path) == set()
@@ -281,21 +282,21 @@ def test_a_publication_that_lacks_a_rank_publishes_nothing(snapshot, tmp_path, s
 
 @pytest.mark.parametrize("shards", [{}, {1: {}}, {0: {}}, {0: {"a": b"x"}, 2: {"a": b"x"}}])
 def test_shards_that_are_not_one_per_rank_publish_nothing(tmp_path, shards):
-    with pytest.raises(errors.IncompletePublicationError):
+    with raising(errors.incomplete_publication):
         publish_snapshot(tmp_path, 1, shards)
     assert not (tmp_path / "version.yaml").exists()
 
 
 def test_a_place_that_takes_no_files_is_reported(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(errors.StorageError):
+    with raising(errors.StorageError):
         publish_snapshot(tmp_path / "file", 1, {0: {"a": b"x"}})
 
 
 def test_a_failing_tensor_publishes_nothing_and_leaves_the_old_version(snapshot, held, bytes_of, states):
     snapshot.publish(1, seed=1)
     bad = {rank: {**states(rank, 2), "late": object()} for rank in range(2)}
-    with pytest.raises(errors.TrainerTensorError, match="'late'"):
+    with raising(errors.TrainerTensorError, match="'late'"):
         publish_snapshot(snapshot.root, 2, bad)
     assert versions(snapshot.root) == [1]
     assert hidden(snapshot.root) == set()

@@ -8,11 +8,13 @@ import math
 import numpy as np
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, inspect, load, publish_snapshot
 from wsm.strategies.documents.sealed_json import seal
 from wsm.strategies.inventory import take_inventory
+from wsm.strategies.snapshot import errors as snapshot_errors
+from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.placement import Member, Placement, Replicated, Segment, Split, split
-from wsm.strategies.snapshot.placement_errors import PlacementError, PlacementMissingError, SlicesError
 from wsm.strategies.snapshot.slice_reader import STAGING_BYTES
 from wsm.strategies.tensor import ITEM_BYTES
 
@@ -150,7 +152,7 @@ def test_one_flipped_bit_outside_of_the_slice_is_found_too(tmp_path, whole):
     data[position] ^= 8
     part.write_bytes(data)
     state = sliced(whole, 0, 2)
-    with pytest.raises(errors.DigestMismatchError, match="'tall'") as caught:
+    with raising(errors.DigestMismatchError, match="'tall'") as caught:
         loaded(tmp_path, state, 0, 2)
     assert caught.value.touched
     assert caught.value.origin == f"{path}/{part.name}"
@@ -181,7 +183,7 @@ def refused(root, state, which: tuple[int, int], error: type[Exception], match: 
     rank, ranks = which
     target = MemoryTarget(spec for spec, _ in state.values())
     tainted = []
-    with pytest.raises(error, match=match) as caught:
+    with raising(error, match=match) as caught:
         load(source(root, rank, ranks), target, taint=lambda: tainted.append(1))
     assert not tainted
     assert "\n" not in str(caught.value)
@@ -191,7 +193,7 @@ def refused(root, state, which: tuple[int, int], error: type[Exception], match: 
 def test_without_placements_a_version_is_for_its_own_number_of_ranks(tmp_path, whole):
     publish(tmp_path, whole, 2, placements=None)
     state = sliced(whole, 0, 1)
-    refused(tmp_path, state, (0, 1), errors.ShardIdentityError, "world size 2, this rank needs world size 1")
+    refused(tmp_path, state, (0, 1), errors.shard_identity, "world size 2, this rank needs world size 1")
     loaded(tmp_path, sliced(whole, 1, 2), 1, 2)
 
 
@@ -203,7 +205,7 @@ def test_a_number_of_ranks_that_does_not_divide_is_refused(tmp_path, whole):
 
 def test_a_rank_that_the_group_does_not_have_is_refused(tmp_path, whole):
     publish(tmp_path, whole, 1)
-    refused(tmp_path, sliced(whole, 0, 1), (2, 2), errors.ShardIdentityError, "world size 3")
+    refused(tmp_path, sliced(whole, 0, 1), (2, 2), errors.shard_identity, "world size 3")
 
 
 def test_a_placement_that_the_tensor_does_not_have_is_refused_when_it_is_published(tmp_path, whole):
@@ -226,7 +228,7 @@ def test_a_placement_that_the_tensor_does_not_have_is_refused_when_it_is_publish
 
 def test_placements_that_are_added_later_replace_a_publication_without_them(tmp_path, whole):
     publish(tmp_path, whole, 2, placements=None)
-    with pytest.raises(errors.VersionExistsError):
+    with raising(errors.VersionExistsError):
         publish(tmp_path, whole, 2)
     publish(tmp_path, whole, 2, replace=True)
     loaded(tmp_path, sliced(whole, 0, 4), 0, 4)
@@ -260,7 +262,9 @@ def test_shards_that_place_a_tensor_differently_do_not_fit_together(tmp_path, wh
         fields["kinds"][kind_of(fields, "tall")]["placement"] = {"how": "replicated"}
 
     edit(tmp_path, 1, other_axis)
-    error = refused(tmp_path, sliced(whole, 0, 1), (0, 1), SlicesError, "'tall' is placed otherwise")
+    error = refused(
+        tmp_path, sliced(whole, 0, 1), (0, 1), snapshot_errors.bad_slices, "'tall' is placed otherwise"
+    )
     assert error.problems[0][0] == "tall"
 
 
@@ -271,7 +275,7 @@ def test_a_tensor_that_some_shards_do_not_place_cannot_be_read_by_others(tmp_pat
         fields["kinds"][kind_of(fields, "tall")]["placement"] = None
 
     edit(tmp_path, 1, forget)
-    error = refused(tmp_path, sliced(whole, 0, 1), (0, 1), PlacementMissingError, "'tall'")
+    error = refused(tmp_path, sliced(whole, 0, 1), (0, 1), snapshot_errors.placement_missing, "'tall'")
     assert error.tensors == ("tall",)
 
 
@@ -280,12 +284,18 @@ def test_shards_that_lack_a_slice_or_have_one_too_many_do_not_fit_together(tmp_p
     short = {"b": one["b"]}
     halves = {"a": split((4,), 0), "b": Replicated()}
     publish_snapshot(tmp_path / "missing", 1, {0: one, 1: short}, placements=halves, durable=False)
-    refused(tmp_path / "missing", one, (0, 1), SlicesError, "'a' is missing on rank 1")
+    refused(tmp_path / "missing", one, (0, 1), snapshot_errors.bad_slices, "'a' is missing on rank 1")
 
     copies = {"a": Replicated(), "b": Replicated()}
     other = {**one, "b": (one["b"][0], b"xy")}
     publish_snapshot(tmp_path / "twins", 1, {0: one, 1: other}, placements=copies, durable=False)
-    refused(tmp_path / "twins", one, (0, 1), SlicesError, "'b' overlaps: ranks 0 and 1 hold the same slice")
+    refused(
+        tmp_path / "twins",
+        one,
+        (0, 1),
+        snapshot_errors.bad_slices,
+        "'b' overlaps: ranks 0 and 1 hold the same slice",
+    )
 
 
 def test_the_manifests_of_all_shards_must_be_of_one_publication(tmp_path, whole):
@@ -293,9 +303,9 @@ def test_the_manifests_of_all_shards_must_be_of_one_publication(tmp_path, whole)
     publish(tmp_path / "b", whole, 2)
     name = "versions/1/model_state.tp1.1.manifest.json"
     (tmp_path / "a" / name).write_bytes((tmp_path / "b" / name).read_bytes())
-    refused(tmp_path / "a", sliced(whole, 0, 1), (0, 1), errors.ManifestMismatchError, "another publication")
+    refused(tmp_path / "a", sliced(whole, 0, 1), (0, 1), errors.differs_from_manifest, "another publication")
     (tmp_path / "a" / name).unlink()
-    refused(tmp_path / "a", sliced(whole, 0, 1), (0, 1), errors.ManifestMismatchError, "is missing")
+    refused(tmp_path / "a", sliced(whole, 0, 1), (0, 1), errors.differs_from_manifest, "is missing")
 
 
 def test_the_parts_of_another_rank_under_a_rank_s_names_are_refused(tmp_path, whole):
@@ -303,11 +313,11 @@ def test_the_parts_of_another_rank_under_a_rank_s_names_are_refused(tmp_path, wh
     path = tmp_path / "versions" / "1"
     for part in path.glob("model_state.tp1.1.part*"):
         (path / part.name.replace("tp1.1", "tp0.0")).write_bytes(part.read_bytes())
-    refused(tmp_path, sliced(whole, 0, 1), (0, 1), errors.ManifestMismatchError, "the parts are of rank 1")
+    refused(tmp_path, sliced(whole, 0, 1), (0, 1), errors.differs_from_manifest, "the parts are of rank 1")
 
 
 def test_another_model_is_refused_by_its_shapes(tmp_path, whole):
     publish(tmp_path, whole, 2)
     state = sliced(whole, 0, 1)
     state["up"] = (TensorSpec("up", "BF16", (24, 31)), b"")
-    refused(tmp_path, state, (0, 1), errors.ShapeMismatchError, r"\(24, 32\)")
+    refused(tmp_path, state, (0, 1), errors.shape_mismatch, r"\(24, 32\)")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.raising import raising
 from wsm import log
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, inspect, load
 
@@ -85,9 +86,7 @@ def test_the_shared_directory_does_for_a_model_directory_that_does_not_exist(pla
 
 def test_nothing_found_lists_every_place_in_order_and_what_is_there_instead(plain, model, shared, source):
     plain("model_state.tp0.0.part0.pdparams", WHOLE, directory=model)
-    with pytest.raises(
-        errors.SnapshotNotFoundError, match="no snapshot found for rank 3 on device 5"
-    ) as caught:
+    with raising(errors.SnapshotNotFoundError, match="no snapshot found for rank 3 on device 5") as caught:
         load(source, MemoryTarget([A]))
     assert caught.value.looked_at == (
         f"{model}/version.yaml",
@@ -105,7 +104,7 @@ def test_a_rank_never_takes_another_ranks_shard(plain, model, source):
     """FastDeploy#6852: all ranks loaded rank 0's file."""
     plain("model_state.tp0.5.pdparams", WHOLE, directory=model)
     plain("model_state.tp35.pdparams", WHOLE, directory=model)
-    with pytest.raises(errors.SnapshotNotFoundError):
+    with raising(errors.SnapshotNotFoundError):
         inspect(source)
 
 
@@ -157,5 +156,5 @@ def test_the_index_comes_from_the_file_name_and_never_from_a_directory(plain, tm
 def test_gaps_and_repetitions_among_the_parts_are_refused(plain, model, source, indexes, problem):
     for index in indexes:
         plain(f"model_state.tp3.5.part{index}.pdparams", one(f"x{index}", b"11"), directory=model)
-    with pytest.raises(errors.PartSequenceError, match=problem):
+    with raising(errors.part_sequence, match=problem):
         inspect(source)

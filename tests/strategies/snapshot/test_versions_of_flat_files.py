@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import ManifestScope, MemoryTarget, TensorSpec, errors, inspect, load, write_version
 
 WHOLE = {"a": ("U8", (2,), b"11")}
@@ -39,7 +40,7 @@ def test_without_any_evidence_a_load_of_no_particular_version_reports_none(snaps
 
 
 def test_without_any_evidence_a_particular_version_is_refused(snapshot, flat):
-    with pytest.raises(errors.VersionUnknownError, match="version 3 was asked for"):
+    with raising(errors.version_unknown, match="version 3 was asked for"):
         load(snapshot.source(), MemoryTarget([A]), version=3)
 
 
@@ -47,13 +48,13 @@ def test_a_version_file_beside_the_files_is_evidence(snapshot, flat):
     write_version(flat, 3)
     assert load(snapshot.source(), MemoryTarget([A])).version == 3
     assert load(snapshot.source(), MemoryTarget([A]), version=3).version == 3
-    with pytest.raises(errors.VersionMismatchError, match="holds version 3"):
+    with raising(errors.VersionMismatchError, match="holds version 3"):
         load(snapshot.source(), MemoryTarget([A]), version=4)
 
 
 def test_a_broken_version_file_is_an_error_and_not_no_evidence(snapshot, flat):
     (flat / "version.yaml").write_text("step: soon")
-    with pytest.raises(errors.VersionFileError):
+    with raising(errors.bad_version_file):
         load(snapshot.source(), MemoryTarget([A]))
 
 
@@ -66,9 +67,7 @@ def test_parts_of_ours_that_lost_the_manifest_of_all_ranks_load_only_where_that_
     snapshot, flat_parts
 ):
     (flat_parts / "model_state.manifest.json").unlink()
-    with pytest.raises(
-        errors.ManifestMissingError, match=r"/model_state.manifest.json is missing.*version 7"
-    ):
+    with raising(errors.manifest_missing, match=r"/model_state.manifest.json is missing.*version 7"):
         load(snapshot.source(), snapshot.target(), version=7)
     report = load(snapshot.source(verify="if_present"), snapshot.target(), version=7)
     assert (report.manifest_scope, report.verified) == (ManifestScope.RANK, 7)
@@ -76,7 +75,7 @@ def test_parts_of_ours_that_lost_the_manifest_of_all_ranks_load_only_where_that_
 
 def test_a_version_file_that_ran_ahead_of_flat_files_is_refused(snapshot, flat_parts):
     write_version(flat_parts, 8)
-    with pytest.raises(errors.VersionMismatchError, match="version 8 was asked for"):
+    with raising(errors.VersionMismatchError, match="version 8 was asked for"):
         load(snapshot.source(), snapshot.target())
 
 
@@ -85,7 +84,7 @@ def test_parts_tell_their_version_without_manifest_and_version_file(snapshot, fl
         (flat_parts / name).unlink()
     report = load(snapshot.source(verify="if_present"), snapshot.target())
     assert (report.version, report.manifest_scope, report.verified) == (7, ManifestScope.LOADED, 0)
-    with pytest.raises(errors.VersionMismatchError):
+    with raising(errors.VersionMismatchError):
         load(snapshot.source(verify="if_present"), snapshot.target(), version=6)
 
 
@@ -98,7 +97,7 @@ def test_damage_is_not_hidden_by_copying_parts_without_their_manifests(snapshot,
     for manifest in flat_parts.glob("*.json"):
         manifest.unlink()
     target = snapshot.served_target()
-    with pytest.raises(errors.ManifestMissingError, match="copy the manifests") as caught:
+    with raising(errors.manifest_missing, match="copy the manifests") as caught:
         load(snapshot.source(), target)
     assert caught.value.manifest.endswith("model_state.tp0.0.manifest.json")
     assert caught.value.version == 7
@@ -106,7 +105,7 @@ def test_damage_is_not_hidden_by_copying_parts_without_their_manifests(snapshot,
 
 
 def test_files_of_other_writers_are_refused_where_everything_must_be_verified(snapshot, flat):
-    with pytest.raises(errors.ManifestMissingError, match="verify: required"):
+    with raising(errors.manifest_missing, match="verify: required"):
         load(snapshot.source(verify="required"), MemoryTarget([A]))
 
 
@@ -118,7 +117,7 @@ def test_the_version_file_of_the_model_directory_does_not_bind_the_shared_direct
     plain("model_state.tp0.0.pdparams", WHOLE, directory=tmp_path / "shared")
     source = snapshot.source(shared_directory=tmp_path / "shared")
     assert load(source, MemoryTarget([A])).version is None
-    with pytest.raises(errors.VersionUnknownError):
+    with raising(errors.version_unknown):
         load(source, MemoryTarget([A]), version=3)
 
 

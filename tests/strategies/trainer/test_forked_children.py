@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.another_user import fork
+from tests.raising import raising
 from wsm.own_descriptor import ForkedChildError
 from wsm.strategies import (
     BucketSender,
@@ -25,7 +26,7 @@ from wsm.strategies import (
     load,
     publish_snapshot,
 )
-from wsm.strategies.ipc.errors import OwnerDiedError
+from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment
 from wsm.strategies.snapshot.staged_version import StagedVersion
 from wsm.strategies.snapshot.version_pins import VersionPins
@@ -160,7 +161,7 @@ def test_a_trainer_that_was_killed_is_dead_though_a_child_of_it_lives(tmp_path):
             trainer.kill()
             trainer.wait()
             os.kill(child, 0)
-            with pytest.raises(OwnerDiedError):
+            with raising(ipc_errors.owner_died):
                 load(source, MemoryTarget([SPEC]), name="ipc")
         finally:
             trainer.kill()

@@ -16,6 +16,7 @@ from checkpoint_transfer.stream import FakeCheckpointTransfer
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
 from small_state import State, contents, make_paddle_state
 
+from tests.raising import raising
 from wsm.clock import ManualClock
 from wsm.errors import GroupError
 from wsm.strategies import (
@@ -133,7 +134,7 @@ def test_the_object_is_made_once_and_made_anew_after_an_error(sender, source, ma
         sender.send(described(make_paddle_state(seed=version), version), step_id=str(version))
         model.load(rsync, version)
     assert [transfer.cleaned for transfer in made] == [False]
-    with pytest.raises(stream_errors.PeerFailedError, match="step 9 is not ready") as caught:
+    with raising(stream_errors.PeerFailedError, match="step 9 is not ready") as caught:
         model.load(rsync, 9)
     assert not caught.value.touched
     assert [transfer.cleaned for transfer in made] == [True]
@@ -169,7 +170,7 @@ def test_without_leave_to_keep_it_a_released_model_gets_a_copy(sender, source):
 def test_a_stream_without_a_manifest_is_refused_before_anything_is_touched(sender, source):
     sender.send(make_paddle_state(), step_id="1")
     model = Model()
-    with pytest.raises(transport_errors.UnverifiedStreamError, match=r"'embed.weight' first.*with_manifest"):
+    with raising(transport_errors.unverified_stream, match=r"'embed.weight' first.*with_manifest"):
         model.load(source(), 1)
     assert model.tainted == 0
 
@@ -187,7 +188,7 @@ def test_a_tensor_that_the_manifest_describes_otherwise_is_refused(sender, sourc
     sent["head.weight"] = paddle.zeros([16, 8])
     sender.send(sent, step_id="1")
     model = Model()
-    with pytest.raises(transport_errors.UnpromisedTensorError, match=r"F32\[16, 8\].*F32\[8, 16\]") as caught:
+    with raising(transport_errors.unpromised_tensor, match=r"F32\[16, 8\].*F32\[8, 16\]") as caught:
         model.load(source(), 1)
     assert caught.value.touched
     assert model.tainted == 1
@@ -206,7 +207,7 @@ def test_a_failing_sender_is_a_typed_error_within_its_deadline(sender, source, w
     limits = {"discover_timeout_s": 0.3, "recv_bucket_timeout_s": 0.3}
     sender.send(described(make_paddle_state(), 1), step_id="1", wrong=wrong)
     model = Model()
-    with pytest.raises(error, match=text) as caught:
+    with raising(error, match=text) as caught:
         model.load(source(config=limits), 1)
     assert caught.value.touched == bool(model.tainted) == (wrong != "silent")
     sender.send(described(make_paddle_state(seed=2), 2), step_id="2")
@@ -217,7 +218,7 @@ def test_a_failing_sender_is_a_typed_error_within_its_deadline(sender, source, w
 def test_a_sender_that_always_sends_something_is_ended_by_the_limit_of_the_whole(sender, source):
     sender.send(make_paddle_state(), step_id="1", wrong="dribble")
     rsync = source(config={"session_total_timeout_s": 0.5}, verify_checksum=False)
-    with pytest.raises(transport_errors.TransferTooLongError, match="session_total_timeout_s") as caught:
+    with raising(transport_errors.transfer_too_long, match="session_total_timeout_s") as caught:
         Model().load(rsync, 1, allowed_unknown=["one more"])
     assert caught.value.touched
 
@@ -269,13 +270,13 @@ def test_a_cancelled_load_does_not_wait_for_a_silent_sender(sender, source):
     sender.send(described(make_paddle_state(), 1), step_id="1", wrong="silent")
     cancel = threading.Event()
     threading.Timer(0.05, cancel.set).start()
-    with pytest.raises(errors.LoadCancelledError) as caught:
+    with raising(errors.LoadCancelledError) as caught:
         Model().load(source(), 1, cancelled=cancel.is_set)
     assert not caught.value.touched
 
 
 def test_an_unnamed_version_without_a_directory_is_refused(source):
-    with pytest.raises(transport_errors.VersionUnnamedError, match="directory"):
+    with raising(transport_errors.version_unnamed, match="directory"):
         Model().load(source(), None)
 
 
@@ -290,20 +291,20 @@ def test_what_is_no_named_tensor_is_a_typed_error(source, monkeypatch, item):
             yield item
 
     monkeypatch.setattr("checkpoint_transfer.CheckpointTransfer", Strange, raising=False)
-    with pytest.raises(transport_errors.ForeignTensorError) as caught:
+    with raising(transport_errors.foreign_tensor) as caught:
         Model().load(source(verify_checksum=False), 1)
     assert not caught.value.touched
 
 
 def test_a_package_that_is_missing_is_named_with_what_to_do(source, monkeypatch):
     monkeypatch.setitem(sys.modules, "checkpoint_transfer", None)
-    with pytest.raises(transport_errors.TransportPackageError, match="not on PyPI"):
+    with raising(transport_errors.transport_package_unusable, match="not on PyPI"):
         Model().load(source(), 1)
 
 
 def test_a_package_of_another_shape_is_no_attribute_error(source, monkeypatch):
     monkeypatch.setitem(sys.modules, "checkpoint_transfer", SimpleNamespace())
-    with pytest.raises(transport_errors.TransportPackageError, match="has no CheckpointTransfer"):
+    with raising(transport_errors.transport_package_unusable, match="has no CheckpointTransfer"):
         Model().load(source(), 1)
 
 
@@ -370,7 +371,7 @@ def test_the_callers_mapping_is_not_changed():
     ],
 )
 def test_options_that_fastdeploy_would_drop_or_misread_are_refused(config, text):
-    with pytest.raises(transport_errors.TransportOptionError, match=text):
+    with raising(transport_errors.bad_transport_option, match=text):
         CheckpointTransferOptions.of(config)
 
 
@@ -388,5 +389,5 @@ def test_the_trainer_may_hand_over_paddle_tensors_numpy_arrays_and_buffers(sende
 
 def test_there_is_no_manifest_of_nothing_or_of_itself():
     for state in ({}, described(make_paddle_state(), 1)):
-        with pytest.raises(errors.TrainerTensorError, match=r"!wsm\.manifest"):
+        with raising(errors.TrainerTensorError, match=r"!wsm\.manifest"):
             described(state, 1)

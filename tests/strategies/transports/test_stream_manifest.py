@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.raising import raising
 from wsm.strategies import TensorSpec, errors, with_manifest
 from wsm.strategies.documents.sealed_json import seal
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
@@ -57,7 +58,7 @@ def test_shards_of_one_version_have_one_group_digest_iff_they_are_of_one_publica
 
 
 def test_a_shard_of_several_needs_its_publication_s_name_and_speaks_for_itself_without_one():
-    with pytest.raises(errors.IncompletePublicationError, match=r"rank 1 of 2 needs the publication's name"):
+    with raising(errors.incomplete_publication, match=r"rank 1 of 2 needs the publication's name"):
         with_manifest(STATE, version=7, rank=1, world_size=2)
     unnamed = replace(manifest_of(STATE, rank=1, world_size=2, publication="p"), publication="")
     assert unnamed.group_digest is None  # of an older trainer
@@ -65,7 +66,7 @@ def test_a_shard_of_several_needs_its_publication_s_name_and_speaks_for_itself_w
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_no_manifest(data):
-    with pytest.raises(errors.ManifestError, match="the trainer"):
+    with raising(errors.ManifestError, match="the trainer"):
         StreamManifest.decode(data, peer="the trainer")
 
 
@@ -102,5 +103,5 @@ def test_a_sealed_document_with_another_value_is_an_error_or_a_manifest(field, v
 
 @pytest.mark.parametrize(("rank", "world_size"), [(1, None), (None, 2)])
 def test_a_rank_without_a_world_or_a_world_without_a_rank_cannot_be_written(rank, world_size):
-    with pytest.raises(errors.TrainerTensorError):
+    with raising(errors.TrainerTensorError):
         with_manifest(STATE, version=7, rank=rank, world_size=world_size)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.raising import raising
 from wsm.actions.backends.errors import CallMissingError
 from wsm.actions.backends.paddle_memory import DeviceMemory
 from wsm.config import config_from_mapping
-from wsm.strategies.errors import TransferModeError
-from wsm.strategies.transports.errors import TransportOptionError, TransportUnknownError
+from wsm.strategies import errors as strategies_errors
+from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.transfer_modes import INTERFACES, check_transfer_mode
 from wsm.worker.sources import Sources
 
@@ -21,7 +22,7 @@ from wsm.worker.sources import Sources
     ],
 )
 def test_a_mode_that_is_not_available_is_refused_with_those_that_are(mode, transport, text):
-    with pytest.raises(TransferModeError, match=text):
+    with raising(strategies_errors.transfer_mode_unavailable, match=text):
         check_transfer_mode(mode, transport)
 
 
@@ -29,7 +30,9 @@ def test_a_build_without_cuda_is_refused_with_the_modes_that_are_left(monkeypatc
     import paddle  # noqa: PLC0415 - a second of import time, for this test alone
 
     monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: False)
-    with pytest.raises(TransferModeError, match="paddle is built without CUDA; available are host"):
+    with raising(
+        strategies_errors.transfer_mode_unavailable, match="paddle is built without CUDA; available are host"
+    ):
         check_transfer_mode("ipc", "checkpoint_transfer")
 
 
@@ -38,7 +41,7 @@ def test_a_build_with_cuda_and_without_a_gpu_says_which_of_them_is_missing(monke
 
     monkeypatch.setattr(paddle, "is_compiled_with_cuda", lambda: True)
     monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: 0)
-    with pytest.raises(TransferModeError, match="paddle sees no GPU"):
+    with raising(strategies_errors.transfer_mode_unavailable, match="paddle sees no GPU"):
         check_transfer_mode("gpu_direct", "checkpoint_transfer")
     with pytest.raises(CallMissingError, match="this machine has no GPU"):
         DeviceMemory()
@@ -56,21 +59,21 @@ def sources(strategy, **rsync):
 @pytest.mark.parametrize(
     ("rsync", "error"),
     [
-        ({"transport": "rdma"}, TransportUnknownError),
-        ({"transfer_mode": "gpu_direct"}, TransferModeError),
-        ({"rsync_config": {"etcd": "a:1"}}, TransportOptionError),
+        ({"transport": "rdma"}, transport_errors.transport_unknown),
+        ({"transfer_mode": "gpu_direct"}, strategies_errors.transfer_mode_unavailable),
+        ({"rsync_config": {"etcd": "a:1"}}, transport_errors.bad_transport_option),
     ],
 )
 @pytest.mark.parametrize("strategy", ["rsync", "gdr"])
 def test_what_no_load_could_use_is_refused_when_the_worker_starts(strategy, rsync, error):
-    with pytest.raises(error):
+    with raising(error):
         sources(strategy, **rsync)
 
 
 @pytest.mark.parametrize("strategy", ["ipc", "ipc_snapshot", "delta", "rsync"])
 def test_a_strategy_without_modes_refuses_all_of_them_by_its_name(strategy):
     text = f"the strategy {strategy} has no transfer modes; available are none"
-    with pytest.raises(TransferModeError, match=text):
+    with raising(strategies_errors.transfer_mode_unavailable, match=text):
         sources(strategy).of(0, "host")
 
 
@@ -79,5 +82,5 @@ def test_a_source_is_made_once_for_each_mode():
     assert made.of(0) is made.of(0, "host")
     assert made.of(0) is not made.of(1)
     assert made.of(0).chunk_tensors == 3
-    with pytest.raises(TransferModeError):
+    with raising(strategies_errors.transfer_mode_unavailable):
         made.of(0, "gpu_direct")

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.raising import raising
 from wsm.strategies import (
     STRATEGIES,
     MemoryTarget,
     SnapshotSource,
     TensorSpec,
     errors,
-    file_errors,
     publish_snapshot,
     write_version,
 )
@@ -105,7 +105,7 @@ def test_after_an_error_the_transport_is_closed_and_built_anew(tmp_path):
     publish(tmp_path, 1)
     built = Built(tmp_path)
     source = RsyncSource(built.kept)
-    with pytest.raises(file_errors.SnapshotNotFoundError):
+    with raising(errors.SnapshotNotFoundError):
         loaded(source, 9)
     with pytest.raises(OSError, match="the model has no memory"), STRATEGIES["rsync"].open(source, 1):
         raise OSError("the model has no memory")
@@ -116,7 +116,7 @@ def test_after_an_error_the_transport_is_closed_and_built_anew(tmp_path):
 def test_an_error_of_closing_does_not_hide_why_it_was_closed(tmp_path, caplog):
     publish(tmp_path, 1)
     built = Built(tmp_path, close_error=OSError("the peer is gone"))
-    with caplog.at_level(logging.WARNING), pytest.raises(file_errors.SnapshotNotFoundError):
+    with caplog.at_level(logging.WARNING), raising(errors.SnapshotNotFoundError):
         loaded(RsyncSource(built.kept), 9)
     assert "transport.not_closed" in caplog.text
     assert "the peer is gone" in caplog.text
@@ -135,9 +135,9 @@ def test_an_unnamed_version_is_the_one_that_version_yaml_announces(tmp_path):
     ("text", "error"),
     [
         (None, errors.VersionFileMissingError),
-        ("[1]\n", errors.VersionFileError),
-        ("version: 1\n", errors.VersionFileError),
-        ("step: {\n", errors.VersionFileError),
+        ("[1]\n", errors.bad_version_file),
+        ("version: 1\n", errors.bad_version_file),
+        ("step: {\n", errors.bad_version_file),
     ],
     ids=["missing", "a list", "without a step", "not YAML"],
 )
@@ -145,7 +145,7 @@ def test_a_version_yaml_that_names_none_is_an_error_and_no_connection(tmp_path, 
     if text is not None:
         (tmp_path / "version.yaml").write_text(text)
     built = Built(tmp_path)
-    with pytest.raises(error, match=r"version\.yaml"):
+    with raising(error, match=r"version\.yaml"):
         loaded(RsyncSource(built.kept, directory=tmp_path), None)
     assert built.transports == []
 
@@ -156,6 +156,6 @@ def test_a_transport_that_offers_another_version_is_refused_by_the_strategy(tmp_
             return super().open(None, rank, observer, world_size=world_size)
 
     publish(tmp_path, 2)
-    with pytest.raises(errors.VersionMismatchError, match="version 1 was asked for") as caught:
+    with raising(errors.VersionMismatchError, match="version 1 was asked for") as caught:
         loaded(RsyncSource(KeptTransport("newest", lambda: Newest(tmp_path))), 1)
     assert caught.value.found == 2

@@ -30,19 +30,18 @@ class LoadWay(enum.Enum):
     HOT = "hot"
 
 
-class LoadMemoryError(NoRoomError):
+def load_memory(*, way: LoadWay, phase: str, needed: int, available: int, ranks: int) -> NoRoomError:
     """A load would take more memory than there is. Nothing was changed."""
-
-    def __init__(self, *, way: LoadWay, phase: str, needed: int, available: int, ranks: int) -> None:
-        super().__init__(
-            f"a load {way.value} does not fit: {phase!r} takes {needed} bytes besides for {ranks} ranks, and "
-            f"{available} are available; free memory, clear first, or give it fewer ranks per host",
-            way=way,
-            phase=phase,
-            needed=needed,
-            available=available,
-            ranks=ranks,
-        )
+    return NoRoomError(
+        f"a load {way.value} does not fit: {phase!r} takes {needed} bytes besides for {ranks} ranks, and "
+        f"{available} are available; free memory, clear first, or give it fewer ranks per host",
+        code="load-memory",
+        way=way,
+        phase=phase,
+        needed=needed,
+        available=available,
+        ranks=ranks,
+    )
 
 
 @dataclass(frozen=True)
@@ -69,12 +68,12 @@ class MemoryNeed:
 
         Raises
         ------
-        LoadMemoryError
+        NoRoomError
             If it is not.
         """
         for needed, available in ((self.host, host), (self.device, device)):
             if available is not None and needed > available:
-                raise LoadMemoryError(
+                raise load_memory(
                     way=LoadWay.AFTER_A_CLEAR if self.released else LoadWay.IN_PLACE,
                     phase="fill" if self.released else "overwrite",
                     needed=needed,
@@ -83,7 +82,7 @@ class MemoryNeed:
                 )
 
 
-#: Raises if there is too little memory, :class:`LoadMemoryError` for one.
+#: Raises if there is too little memory, :class:`NoRoomError` (``load-memory``) for one.
 Admit = Callable[[MemoryNeed], None]
 
 

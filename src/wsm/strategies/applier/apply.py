@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from wsm.strategies import errors
 from wsm.strategies.applier.coverage import RunningCoverage, promised_by
 from wsm.strategies.applier.parallel_copy import CopyJob, copy_on_threads
 from wsm.strategies.applier.partial import check_kept, digests_of_kept
@@ -27,7 +28,7 @@ from wsm.strategies.applier.tensor_copy import (
 )
 from wsm.strategies.applier.ties import Ties, check_tied_coverage
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.errors import LoadCancelledError, TargetContractError, TiedTensorsDifferError
+from wsm.strategies.errors import LoadCancelledError, TiedTensorsDifferError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import (
@@ -100,11 +101,11 @@ def apply_tensors(
 
     Raises
     ------
-    CoverageError, DtypeMismatchError, ShapeMismatchError
+    BadInputError
         Before the target was touched, if `declared` or promised; else their ``touched`` says whether it was.
-    PartialLoadRefusedError
+    RefusedError
         If a tensor that is not brought holds no bytes. Nothing was touched.
-    LoadCancelledError, DigestMismatchError, TiedTensorsDifferError, TargetContractError
+    LoadCancelledError, DigestMismatchError, TiedTensorsDifferError, InternalError
         Their ``touched`` says whether it was. So does that of whatever ``read_into`` raises.
     """
     specs, tied = target.specs(), tied_names(target)
@@ -301,7 +302,7 @@ class _Pass:
         elif memory.nbytes != spec.nbytes:
             problem = f"it has {memory.nbytes} bytes instead of {spec.nbytes}"
         if problem:
-            raise TargetContractError(tensor=spec.name, problem=problem)
+            raise errors.target_contract(tensor=spec.name, problem=problem)
         return memory
 
     def _copy(self, tensor: OfferedTensor) -> str:

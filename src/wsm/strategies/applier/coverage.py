@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from wsm.strategies.errors import CoverageError, DtypeMismatchError, ShapeMismatchError
-from wsm.strategies.file_errors import listed
+from wsm.strategies import errors
+from wsm.strategies.errors import listed
 from wsm.strategies.tensor import TensorSpec
 
 
@@ -36,11 +36,11 @@ def check_coverage(
 
     Raises
     ------
-    CoverageError
+    BadInputError
         If names are missing, unknown or offered more than once.
-    DtypeMismatchError
+    BadInputError
         If a tensor has another dtype.
-    ShapeMismatchError
+    BadInputError
         If a tensor has another shape.
     """
     rows = list(offered)
@@ -55,7 +55,7 @@ def check_coverage(
     if missing or unknown or duplicate:
         wrong = set(unknown) | set(duplicate)
         origins = dict.fromkeys(origin for spec, origin in rows if not wrong or spec.name in wrong)
-        raise CoverageError(missing=missing, unknown=unknown, duplicate=duplicate, origins=list(origins))
+        raise errors.not_covered(missing=missing, unknown=unknown, duplicate=duplicate, origins=list(origins))
     known = [(spec, wanted[spec.name], origin) for spec, origin in rows if spec.name in wanted]
     dtypes = [
         (spec.name, model.dtype, spec.dtype, origin)
@@ -63,14 +63,14 @@ def check_coverage(
         if spec.dtype != model.dtype
     ]
     if dtypes:
-        raise DtypeMismatchError(mismatches=dtypes)
+        raise errors.dtype_mismatch(mismatches=dtypes)
     shapes = [
         (spec.name, model.shape, spec.shape, origin)
         for spec, model, origin in known
         if spec.shape != model.shape
     ]
     if shapes:
-        raise ShapeMismatchError(mismatches=shapes)
+        raise errors.shape_mismatch(mismatches=shapes)
 
 
 def _is_covered(rows: Sequence[tuple[TensorSpec, str]], wanted: Mapping[str, TensorSpec]) -> bool:
@@ -123,7 +123,7 @@ class RunningCoverage:
 
         Raises
         ------
-        CoverageError, DtypeMismatchError, ShapeMismatchError
+        BadInputError
             If it must not come; ``touched`` if another one was admitted before it.
         """
         name, touched = spec.name, bool(self._seen)
@@ -131,9 +131,9 @@ class RunningCoverage:
         if model is None:
             if name in self._allowed_unknown:
                 return False
-            raise CoverageError(unknown=[name], origins=[origin], touched=touched)
+            raise errors.not_covered(unknown=[name], origins=[origin], touched=touched)
         if name in self._seen:
-            raise CoverageError(duplicate=[name], origins=[origin], touched=touched)
+            raise errors.not_covered(duplicate=[name], origins=[origin], touched=touched)
         self.fits(spec, origin)
         self._seen.add(name)
         return True
@@ -143,25 +143,25 @@ class RunningCoverage:
 
         Raises
         ------
-        DtypeMismatchError, ShapeMismatchError
+        BadInputError
             If it has not; ``touched`` if any was admitted before.
         """
         name, model, touched = spec.name, self._wanted[spec.name], bool(self._seen)
         if spec.dtype != model.dtype:
-            raise DtypeMismatchError(mismatches=[(name, model.dtype, spec.dtype, origin)], touched=touched)
+            raise errors.dtype_mismatch(mismatches=[(name, model.dtype, spec.dtype, origin)], touched=touched)
         if spec.shape != model.shape:
-            raise ShapeMismatchError(mismatches=[(name, model.shape, spec.shape, origin)], touched=touched)
+            raise errors.shape_mismatch(mismatches=[(name, model.shape, spec.shape, origin)], touched=touched)
 
     def finish(self) -> None:
         """Take in that no more tensors come.
 
         Raises
         ------
-        CoverageError
+        BadInputError
             If some are missing, or all; ``touched`` if any was admitted.
         """
         if self._partial and self._seen:
             return
         missing = [name for name in self._wanted if name not in self._seen]
         if missing:
-            raise CoverageError(missing=missing, origins=self._origins, touched=bool(self._seen))
+            raise errors.not_covered(missing=missing, origins=self._origins, touched=bool(self._seen))

@@ -11,15 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from wsm.strategies import errors
 from wsm.strategies.applier.apply import Applied
 from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.coverage import RunningCoverage, check_coverage, promised_by
-from wsm.strategies.applier.loaders import (
-    LoaderContractError,
-    ModelLoader,
-    NoAuxiliaryTensorsError,
-    ParameterMemory,
-)
+from wsm.strategies.applier.loaders import ModelLoader, ParameterMemory
 from wsm.strategies.applier.tensor_copy import check_promised
 from wsm.strategies.digest import digest_of, running_digest, shard_digest
 from wsm.strategies.errors import DigestMismatchError, LoadCancelledError
@@ -58,11 +54,11 @@ def feed_loaders(
 
     Raises
     ------
-    NoAuxiliaryTensorsError
+    BadInputError
         If an auxiliary model takes nothing. Nothing was changed.
-    CoverageError, DtypeMismatchError, ShapeMismatchError
+    BadInputError
         If the stream is not what the loaders take; ``touched`` says whether anything was changed.
-    DigestMismatchError, NotFiniteError, LoadCancelledError, LoaderContractError
+    DigestMismatchError, NotFiniteError, LoadCancelledError, InternalError
         Their ``touched`` says whether anything was changed.
     """
     return _Feeding(loaders, target, observer, offer.chunk_tensors or 1, allowed_unknown).run(offer)
@@ -97,7 +93,7 @@ class _Feeding:
     def run(self, offer: Offer) -> Applied:
         for auxiliary, takes in zip(self._auxiliaries, self._by_auxiliaries, strict=True):
             if not takes:
-                raise NoAuxiliaryTensorsError(loader=auxiliary.name)
+                raise errors.no_auxiliary_tensors(loader=auxiliary.name)
             self._wanted.update(takes)
         self._total = sum(spec.nbytes for spec in self._wanted.values())
         promised = [tensor.spec for tensor in offer.known or ()] if offer.declared else offer.promised
@@ -110,7 +106,7 @@ class _Feeding:
         except LoadCancelledError as error:  # a source that saw it does not know how much was applied
             raise self._cancelled() from error
         if not self._ended:
-            raise LoaderContractError(
+            raise errors.loader_contract(
                 loader=self._main.name,
                 problem=f"it took {self._tensors} tensors and not the rest",
                 touched=self._taint.touched,

@@ -10,43 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from wsm.errors import BadInputError, InternalError, RefusedError
+from wsm.errors import InternalError
+from wsm.strategies import errors
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.observer import Taint
 from wsm.strategies.tensor import StagedTarget, TensorSpec, WeightTarget
-
-
-class LoaderContractError(InternalError):
-    """A model's loader did not do what it said. ``touched`` says whether its weights may be written."""
-
-    def __init__(self, *, loader: str, problem: str, touched: bool) -> None:
-        super().__init__(
-            f"the loader of {loader} broke its contract: {problem}; correct the model's load_weights",
-            loader=loader,
-            problem=problem,
-            touched=touched,
-        )
-
-
-class NoAuxiliaryTensorsError(BadInputError):
-    """An auxiliary model takes no tensor of the stream, so it would go on with old weights."""
-
-    def __init__(self, *, loader: str) -> None:
-        super().__init__(
-            f"the auxiliary model {loader} takes no tensor of the stream; its names match none, correct "
-            "where its layers begin, or leave the model out",
-            loader=loader,
-        )
-
-
-class PartialFeedError(RefusedError):
-    """A partial update was asked of models with loaders, which build parameters out of several tensors."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "a partial update cannot go through the loaders of models: what is missing may be half of a "
-            "fused parameter; bring a whole version, or name a strategy that applies by name"
-        )
 
 
 class ParameterMemory:
@@ -76,7 +44,7 @@ class ParameterMemory:
 
         Raises
         ------
-        LoaderContractError
+        InternalError
             If there is no such parameter, or it is complete already.
         """
         found = self._open.get(name)
@@ -98,7 +66,7 @@ class ParameterMemory:
 
         Raises
         ------
-        LoaderContractError
+        InternalError
             If it was never open.
         """
         if name not in self._open:
@@ -118,20 +86,20 @@ class ParameterMemory:
 
         Raises
         ------
-        LoaderContractError
+        InternalError
             If one is not.
         """
         left = [name for name in self._specs if name not in self._whole]
         if left:
             shown = ", ".join(map(repr, left[:5]))
-            raise LoaderContractError(
+            raise errors.loader_contract(
                 loader="the model",
                 problem=f"{len(left)} parameters were not completed: {shown}",
                 touched=self._taint.touched,
             )
 
-    def _broken(self, problem: str) -> LoaderContractError:
-        return LoaderContractError(loader=self._loader, problem=problem, touched=self._taint.touched)
+    def _broken(self, problem: str) -> InternalError:
+        return errors.loader_contract(loader=self._loader, problem=problem, touched=self._taint.touched)
 
 
 class ModelLoader(Protocol):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from wsm.errors import WsmError
+from wsm.strategies import errors
 from wsm.strategies.digest import digest_of
-from wsm.strategies.errors import PartialLoadRefusedError
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 
 
@@ -19,7 +19,7 @@ def check_kept(target: WeightTarget, names: Iterable[str]) -> None:
 
     Raises
     ------
-    PartialLoadRefusedError
+    RefusedError
         If one does not. Nothing was changed.
     """
     name = ""
@@ -27,7 +27,7 @@ def check_kept(target: WeightTarget, names: Iterable[str]) -> None:
         for name in names:
             target.readable(name)
     except WsmError as error:
-        raise PartialLoadRefusedError(tensor=name, reason=str(error)) from error
+        raise errors.partial_load_refused(tensor=name, reason=str(error)) from error
 
 
 def digests_of_kept(

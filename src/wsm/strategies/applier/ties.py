@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from wsm.strategies.applier.coverage import check_coverage
-from wsm.strategies.apply_errors import TiedTensorsDifferError
+from wsm.strategies.errors import TiedTensorsDifferError
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import TensorSpec
 
@@ -87,7 +87,7 @@ def check_tied_coverage(
 
     Raises
     ------
-    CoverageError, DtypeMismatchError, ShapeMismatchError
+    BadInputError
         If what is offered does not fit, under whatever name.
     """
     if not tied:

@@ -11,12 +11,13 @@ import secrets
 from collections.abc import Callable
 
 from wsm.clock import Clock, SystemClock
-from wsm.errors import WsmError
+from wsm.errors import BadInputError, WsmError, error_name
+from wsm.strategies import errors
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.patience import Patience
 from wsm.strategies.buckets.source import IpcAsyncSource
-from wsm.strategies.errors import LoadCancelledError, ShardIdentityError, VersionMismatchError
+from wsm.strategies.errors import LoadCancelledError, VersionMismatchError
 from wsm.strategies.messages.caller import Presence
 from wsm.strategies.messages.errors import (
     PeerDiedError,
@@ -53,7 +54,7 @@ class Conversation:
 
     Raises
     ------
-    AddressError
+    BadInputError
         If there is no way to talk.
     """
 
@@ -79,7 +80,7 @@ class Conversation:
 
         Raises
         ------
-        VersionMismatchError, ShardIdentityError, PeerFailedError
+        VersionMismatchError, BadInputError, PeerFailedError
             If the trainer refuses.
         PeerDiedError
             If it has ended, and nobody took its place for ``silence_s``.
@@ -201,7 +202,7 @@ class Conversation:
         if not isinstance(error, PeerFailedError):
             reason = "cancelled" if isinstance(error, LoadCancelledError) else "failed"
             text = str(error) if isinstance(error, WsmError) else repr(error)
-            self.send(say.Abort(reason, type(error).__name__, text[:2000]))
+            self.send(say.Abort(reason, error_name(error), text[:2000]))
 
     def close(self) -> None:
         """Let the last message leave, if anybody hears us. Idempotent."""
@@ -211,9 +212,9 @@ class Conversation:
         """Return the error that says what is wrong with a message."""
         return PeerMessageError(peer=self.peer, problem=problem, touched=self.touched)
 
-    def other_world(self, found: int) -> ShardIdentityError:
+    def other_world(self, found: int) -> BadInputError:
         """Return the error that says that it is a version for another number of ranks."""
-        return ShardIdentityError(
+        return errors.shard_identity(
             file=self.peer, field="world size", expected=self._source.world_size or 0, found=found
         )
 

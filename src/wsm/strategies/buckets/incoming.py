@@ -14,7 +14,7 @@ from collections.abc import Callable
 from wsm.strategies.buckets.marks import Marks
 from wsm.strategies.buckets.plan import SEGMENT_PREFIX, segment_bytes, step_bytes, window_at
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.ipc.errors import ForeignSegmentError
+from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment
 
 # Bytes are given back when they make up this part of the window: more often is not worth the system calls.
@@ -46,7 +46,7 @@ class IncomingWindow:
 
     Raises
     ------
-    SegmentMissingError, FileSizeError, ForeignSegmentError, SegmentBusyError, UnreadableFileError
+    SharedMemoryGoneError, BadInputError, SharedMemoryBusyError, UnreadableFileError
         If the memory cannot be mapped.
     """
 
@@ -78,7 +78,7 @@ class IncomingWindow:
         try:
             if not self._marks.offered():
                 problem = f"{referrer} names it, and it was not made for this stream"
-                raise ForeignSegmentError(  # noqa: TRY301 - closed below, like after any error
+                raise ipc_errors.foreign_segment(  # noqa: TRY301 - closed below, like after any error
                     segment=self._segment.path, problem=problem, fix="look who answers there"
                 )
             self._memory = self._segment.shared_memory()
@@ -140,7 +140,7 @@ class IncomingWindow:
 
         Raises
         ------
-        FileSizeError
+        BadInputError
             If the memory has been cut short.
         ValueError
             If the mark is where it cannot be; says so in words.

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TypeAlias
 
 from wsm.clock import Clock
+from wsm.strategies import errors
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.conversation import Conversation
 from wsm.strategies.buckets.incoming import IncomingWindow
@@ -19,12 +20,7 @@ from wsm.strategies.buckets.plan import Piece, plan_buckets, segment_bytes, step
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.digest import RunningDigest, digest_of, shard_digest
 from wsm.strategies.documents.sealed_json import content_digest
-from wsm.strategies.errors import (
-    DigestMismatchError,
-    EmptySnapshotError,
-    ShardIdentityError,
-    VersionMismatchError,
-)
+from wsm.strategies.errors import DigestMismatchError, VersionMismatchError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 
@@ -46,7 +42,7 @@ class BucketReceiver:
 
     Raises
     ------
-    AddressError
+    BadInputError
         If there is no way to talk.
     """
 
@@ -64,7 +60,7 @@ class BucketReceiver:
 
         Raises
         ------
-        VersionMismatchError, ShardIdentityError, EmptySnapshotError
+        VersionMismatchError, BadInputError
             If it is not what we want.
         PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
             If there is no proper answer.
@@ -72,13 +68,13 @@ class BucketReceiver:
         source, peer = self._source, self._trainer.peer
         init = self._trainer.ask(say.Hello(source.rank, source.world_size, version, look))
         if init.rank != source.rank:
-            raise ShardIdentityError(file=peer, field="rank", expected=source.rank, found=init.rank)
+            raise errors.shard_identity(file=peer, field="rank", expected=source.rank, found=init.rank)
         if source.world_size is not None and init.world_size != source.world_size:
             raise self._trainer.other_world(init.world_size)
         if version is not None and init.version != version:
             raise VersionMismatchError(requested=version, found=init.version, where=peer)
         if not init.tensors:
-            raise EmptySnapshotError(where=peer)
+            raise errors.empty_snapshot(where=peer)
         self._init = init
         return init
 
@@ -87,7 +83,7 @@ class BucketReceiver:
 
         Raises
         ------
-        SegmentMissingError, FileSizeError, ForeignSegmentError, SegmentBusyError, UnreadableFileError
+        SharedMemoryGoneError, BadInputError, SharedMemoryBusyError, UnreadableFileError
             If the memory that the trainer names cannot be mapped.
         PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
             If nothing comes.

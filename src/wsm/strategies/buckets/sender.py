@@ -23,7 +23,7 @@ from wsm.strategies.buckets.stream import RankStream
 from wsm.strategies.documents.sealed_json import content_digest
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
-from wsm.strategies.messages.errors import BucketSizeError, SenderBusyError, SenderClosedError
+from wsm.strategies.messages import errors as message_errors
 from wsm.strategies.observer import never_cancelled
 from wsm.strategies.trainer.report import TrainerReport
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of
@@ -110,9 +110,9 @@ class BucketSender:
 
     Raises
     ------
-    AddressError, AddressBusyError
+    BadInputError, RefusedError
         If it cannot listen there.
-    BucketSizeError
+    BadInputError
         If buckets or a window have no bytes, or would not end on cache lines.
     """
 
@@ -126,7 +126,7 @@ class BucketSender:
         clock: Clock | None = None,
     ) -> None:
         if any(size < 1 or size % ALIGNMENT for size in (bucket_bytes, window_bytes)):
-            raise BucketSizeError(bucket_bytes=bucket_bytes, window_bytes=window_bytes)
+            raise message_errors.bad_bucket_size(bucket_bytes=bucket_bytes, window_bytes=window_bytes)
         self._bucket_bytes = bucket_bytes
         self._window_bytes = window_bytes
         self._memory_directory = memory_directory
@@ -179,13 +179,13 @@ class BucketSender:
             What the first rank that failed did; the others were told to stop.
         SendCancelledError
             If `cancelled` said so.
-        SharingRefusedError
+        RefusedError
             If there is no room for buckets.
-        IncompletePublicationError, TrainerTensorError, wsm.strategies.errors.VersionNumberError
+        BadInputError, TrainerTensorError
             If what was handed over is no version.
-        ManyBucketsError
+        BadInputError
             If it is too large for buckets of this size.
-        SenderBusyError, SenderClosedError
+        RefusedError
             If another thread is sending, or it listens no more.
         """
         with self._alone(version):
@@ -278,12 +278,12 @@ class BucketSender:
 
         Raises
         ------
-        SenderBusyError
+        RefusedError
             If it is called by what is being sent, from `progress` or `cancelled`.
         """
         with self._changed:
             if self._sends is not None and self._sends[1] == threading.get_ident():
-                raise SenderBusyError(address=self.address, version=self._sends[0], wanted="close")
+                raise message_errors.sender_busy(address=self.address, version=self._sends[0], wanted="close")
             self._closing = True
             self._changed.wait_for(lambda: self._sends is None)
             if self._closed:
@@ -304,11 +304,11 @@ class BucketSender:
         """Send nothing else, and stay open, meanwhile."""
         with self._changed:
             if self._sends is not None:
-                raise SenderBusyError(
+                raise message_errors.sender_busy(
                     address=self.address, version=self._sends[0], wanted=f"send version {version}"
                 )
             if self._closing:
-                raise SenderClosedError(address=self.address, version=version)
+                raise message_errors.sender_closed(address=self.address, version=version)
             self._sends = (version, threading.get_ident())
         try:
             yield

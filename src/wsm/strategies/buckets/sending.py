@@ -12,7 +12,7 @@ from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 from wsm.clock import Clock
-from wsm.errors import WsmError
+from wsm.errors import WsmError, error_name
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.patience import Patience
 from wsm.strategies.buckets.stream import RankStream, Stage
@@ -195,7 +195,7 @@ class SendingLoop:
         self._asked[connection] = (None, session)
         if stream is None:
             text = f"versions are sent to ranks 0 to {len(self._streams) - 1}"
-            self._say(connection, session, say.Abort("rank", "ShardIdentityError", text, None))
+            self._say(connection, session, say.Abort("rank", "shard-identity", text, None))
             return
         answer = stream.greet(hello, session)
         if isinstance(answer, say.Init) and not hello.look:
@@ -219,7 +219,7 @@ class SendingLoop:
             connection.kept = True
             return
         text = "another process has this rank's place, or the memory does not say that it is yours"
-        self._say(connection, session, say.Abort("busy", "RankBusyError", text))
+        self._say(connection, session, say.Abort("busy", "rank-busy", text))
         self._asked[connection] = (None, session)
 
     def _forget(self, connection: Connection) -> None:
@@ -255,7 +255,7 @@ class SendingLoop:
     def _end_all(self, error: BaseException) -> None:
         reason = "cancelled" if isinstance(error, SendCancelledError) else "failed"
         text = str(error) if isinstance(error, WsmError) else repr(error)
-        abort = say.Abort(reason, type(error).__name__, text[:2000])
+        abort = say.Abort(reason, error_name(error), text[:2000])
         for connection, stream in self._ranks.items():
             self._say(connection, stream.session, abort)
         for connection, (offered, session) in list(self._asked.items()):

@@ -24,7 +24,8 @@ from wsm.strategies.buckets.plan import (
 from wsm.strategies.digest import RunningDigest, digest_of, running_digest, shard_digest
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.ipc.shared_segment import OwnedSegment
-from wsm.strategies.messages.errors import ManyBucketsError, PeerFailedError, PeerMessageError
+from wsm.strategies.messages import errors as message_errors
+from wsm.strategies.messages.errors import PeerFailedError, PeerMessageError
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
 
@@ -95,7 +96,7 @@ class RankStream:
             raise TrainerTensorError(tensor="", problem=f"rank {rank} has none")
         fewest = fewest_bytes(self._specs)
         if bucket_bytes < fewest:
-            raise ManyBucketsError(
+            raise message_errors.too_many_buckets(
                 rank=rank, nbytes=self.total_bytes, bucket_bytes=bucket_bytes, fewest_bytes=fewest
             )
         self._buckets = plan_buckets(self._specs, bucket_bytes)
@@ -138,14 +139,14 @@ class RankStream:
         """Answer a Hello. Anybody may say that it is this rank, so many may be offered the same stream."""
         init = self._init
         if hello.version is not None and hello.version != init.version:
-            return say.Abort("version", "VersionMismatchError", "another version is sent", init.version)
+            return say.Abort("version", "version-mismatch", "another version is sent", init.version)
         if hello.world_size is not None and hello.world_size != init.world_size:
             text = f"versions are sent to {init.world_size} ranks"
-            return say.Abort("world_size", "ShardIdentityError", text, init.world_size)
+            return say.Abort("world_size", "shard-identity", text, init.world_size)
         if hello.look:
             return init
         if self.stage not in (Stage.WAITING, Stage.OFFERED):
-            return say.Abort("busy", "RankBusyError", f"rank {self.rank} receives already", None)
+            return say.Abort("busy", "rank-busy", f"rank {self.rank} receives already", None)
         self.stage = Stage.OFFERED
         # Who else says that this memory is the stream's cannot have written the stream's number into it.
         self._offers += 1
@@ -193,7 +194,7 @@ class RankStream:
 
         Raises
         ------
-        wsm.strategies.errors.FileSizeError
+        BadInputError
             If the memory has been cut short.
         PeerMessageError
             If the rank's mark is where it cannot be.

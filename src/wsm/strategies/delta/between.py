@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
+from wsm.strategies.delta import errors as delta_errors
 from wsm.strategies.delta.blocks import BLOCK_BYTES
-from wsm.strategies.delta.errors import DeltaNotFoundError
 from wsm.strategies.delta.names import DELTAS_DIRECTORY
 from wsm.strategies.delta.publish import CROSSOVER
 from wsm.strategies.delta.report import DeltaReport
@@ -104,7 +104,9 @@ def delta_between(
 def _whole(source: DeltaSource, version: int, stack: ExitStack) -> Offer:
     offer = whole_offer(source, version, stack)
     if offer is None:
-        raise DeltaNotFoundError(version=version, rank=source.rank, looked_at=places(source, version)[1:])
+        raise delta_errors.delta_not_found(
+            version=version, rank=source.rank, looked_at=places(source, version)[1:]
+        )
     return offer
 
 

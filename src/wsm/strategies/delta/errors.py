@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wsm.errors import BadInputError, RefusedError
-from wsm.strategies.file_errors import listed
+from wsm.strategies.errors import listed
 
 
 class DeltaBaseError(RefusedError):
@@ -90,64 +90,60 @@ class DeltaLayoutError(BadInputError):
         )
 
 
-class DeltaNotFoundError(BadInputError):
+def delta_not_found(*, version: int | None, rank: int, looked_at: Sequence[str]) -> BadInputError:
     """Neither a delta nor a full version is published under the number that is wanted."""
+    wanted = "any version" if version is None else f"version {version}"
+    return BadInputError(
+        f"{wanted} is not published for rank {rank}; looked for {', '.join(looked_at)}; "
+        "publish it, or correct the directory",
+        code="delta-not-found",
+        version=version,
+        rank=rank,
+        looked_at=tuple(looked_at),
+    )
 
-    def __init__(self, *, version: int | None, rank: int, looked_at: Sequence[str]) -> None:
-        wanted = "any version" if version is None else f"version {version}"
-        super().__init__(
-            f"{wanted} is not published for rank {rank}; looked for {', '.join(looked_at)}; "
-            "publish it, or correct the directory",
-            version=version,
-            rank=rank,
-            looked_at=tuple(looked_at),
-        )
 
-
-class DeltaFormatError(BadInputError):
+def bad_delta(*, file: str, tensor: str, problem: str, touched: bool = False) -> BadInputError:
     """A delta's blocks are not what its manifest says. ``touched`` says whether weights were changed."""
+    return BadInputError(
+        f"{file} is damaged at tensor {tensor!r}: {problem}; publish the delta again"
+        + (", and load a full version: the target's weights are not whole" if touched else ""),
+        code="bad-delta",
+        file=file,
+        tensor=tensor,
+        problem=problem,
+        touched=touched,
+    )
 
-    def __init__(self, *, file: str, tensor: str, problem: str, touched: bool = False) -> None:
-        super().__init__(
-            f"{file} is damaged at tensor {tensor!r}: {problem}; publish the delta again"
-            + (", and load a full version: the target's weights are not whole" if touched else ""),
-            file=file,
-            tensor=tensor,
-            problem=problem,
-            touched=touched,
-        )
 
-
-class DeltaModelError(BadInputError):
+def delta_of_other_model(*, rank: int, tensors: Sequence[str]) -> BadInputError:
     """The base and the new version are not of one model. Nothing was published."""
+    return BadInputError(
+        f"rank {rank} has other tensors, dtypes or shapes than the base version: "
+        f"{listed([repr(name) for name in tensors])}; publish a full version",
+        code="delta-of-other-model",
+        rank=rank,
+        tensors=tuple(tensors),
+    )
 
-    def __init__(self, *, rank: int, tensors: Sequence[str]) -> None:
-        super().__init__(
-            f"rank {rank} has other tensors, dtypes or shapes than the base version: "
-            f"{listed([repr(name) for name in tensors])}; publish a full version",
-            rank=rank,
-            tensors=tuple(tensors),
-        )
 
-
-class DeltaPublishedBaseError(RefusedError):
+def delta_base_not_published(
+    *, base_version: int, rank: int, expected: str, actual: str, where: str
+) -> RefusedError:
     """The trainer's base is not what was published under that number. Nothing was published."""
+    return RefusedError(
+        f"the base that was handed over for rank {rank} has digest {actual}, but version {base_version} "
+        f"was published in {where} with digest {expected}; hand over that version's tensors, leave the "
+        "base out to have it read from there, or publish a full version",
+        code="delta-base-not-published",
+        base_version=base_version,
+        rank=rank,
+        expected=expected,
+        actual=actual,
+        where=where,
+    )
 
-    def __init__(self, *, base_version: int, rank: int, expected: str, actual: str, where: str) -> None:
-        super().__init__(
-            f"the base that was handed over for rank {rank} has digest {actual}, but version {base_version} "
-            f"was published in {where} with digest {expected}; hand over that version's tensors, leave the "
-            "base out to have it read from there, or publish a full version",
-            base_version=base_version,
-            rank=rank,
-            expected=expected,
-            actual=actual,
-            where=where,
-        )
 
-
-class ZstandardMissingError(RefusedError):
+def zstandard_missing() -> RefusedError:
     """Deltas are compressed with zstd, and the package that does it is not installed."""
-
-    def __init__(self) -> None:
-        super().__init__("deltas take the package zstandard; install wsm[delta]")
+    return RefusedError("deltas take the package zstandard; install wsm[delta]", code="zstandard-missing")

@@ -13,8 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
+from wsm.strategies import errors as strategies_errors
+from wsm.strategies.delta import errors as delta_errors
 from wsm.strategies.delta.blocks import BLOCK_BYTES
-from wsm.strategies.delta.errors import DeltaPublishedBaseError
 from wsm.strategies.delta.names import DELTAS_DIRECTORY
 from wsm.strategies.delta.published import chain_to, content_digests
 from wsm.strategies.delta.report import DeltaReport
@@ -23,7 +24,6 @@ from wsm.strategies.delta.source import MAX_CHAIN, DeltaSource
 from wsm.strategies.delta.staged import StagedDelta
 from wsm.strategies.delta.strategy import published_tensors
 from wsm.strategies.delta.writer import DeltaPlan, write_delta
-from wsm.strategies.errors import IncompletePublicationError
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.snapshot.staged_version import StagedVersion
@@ -89,15 +89,15 @@ def publish_delta(
 
     Raises
     ------
-    DeltaModelError
+    BadInputError
         If base and new version have other tensors, dtypes or shapes. Nothing became visible.
-    DeltaPublishedBaseError
+    RefusedError
         If `base` is not what is published as `base_version`. Nothing became visible.
-    wsm.strategies.delta.errors.DeltaNotFoundError
+    BadInputError
         If the base was to be read from the directory and is not there.
-    VersionExistsError, PublisherBusyError, StorageError, ZstandardMissingError
+    VersionExistsError, PublisherBusyError, StorageError, RefusedError
         If it cannot be published now. Nothing became visible.
-    IncompletePublicationError, TrainerTensorError, VersionNumberError
+    BadInputError, TrainerTensorError
         If what was handed over is no version. Nothing became visible.
     """
     _check_ranks(version, states, base)
@@ -153,7 +153,7 @@ def _check_ranks(
     ranks = sorted(states)
     if not ranks or ranks != list(range(len(ranks))) or (base is not None and sorted(base) != ranks):
         bases = "" if base is None else f", bases for ranks {sorted(base)}"
-        raise IncompletePublicationError(
+        raise strategies_errors.incomplete_publication(
             version=version, problem=f"states were given for ranks {ranks}{bases}"
         )
 
@@ -196,7 +196,7 @@ def _check_published(directory: Path | str, base_version: int, shards: list[Delt
         return
     for shard, expected in zip(shards, published, strict=False):
         if shard.base_digest != expected:
-            raise DeltaPublishedBaseError(
+            raise delta_errors.delta_base_not_published(
                 base_version=base_version,
                 rank=shard.rank,
                 expected=expected,

@@ -14,23 +14,16 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 
+from wsm.strategies import errors as strategies_errors
+from wsm.strategies.delta import errors as delta_errors
 from wsm.strategies.delta.blocks import BlockKind
-from wsm.strategies.delta.errors import DeltaFormatError, DeltaLayoutError, ZstandardMissingError
+from wsm.strategies.delta.errors import DeltaLayoutError
 from wsm.strategies.delta.manifest import DeltaManifest
 from wsm.strategies.delta.names import DELTA_MANIFEST, DELTAS_DIRECTORY, blocks_name, rank_manifest_name
 from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
 from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.digest import running_digest
-from wsm.strategies.errors import (
-    EmptySnapshotError,
-    FileSizeError,
-    LoadCancelledError,
-    ManifestError,
-    ManifestMismatchError,
-    ShardIdentityError,
-    UnreadableFileError,
-    VersionMismatchError,
-)
+from wsm.strategies.errors import LoadCancelledError, ManifestError, UnreadableFileError, VersionMismatchError
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
 from wsm.strategies.observer import LoadObserver, never_touched
 from wsm.strategies.tensor import ITEM_BYTES
@@ -76,11 +69,11 @@ class OpenDelta:
 
         Raises
         ------
-        DeltaFormatError
+        BadInputError
             If a tensor's blocks are not those that were written.
         LoadCancelledError
             If the observer says so; nothing was touched.
-        FileSizeError, UnreadableFileError
+        BadInputError, UnreadableFileError
             If the file shrank meanwhile, or cannot be read.
         """
         self._touched = observer.touched
@@ -98,7 +91,7 @@ class OpenDelta:
                 digest.update(piece)
                 begin += len(piece)
             if digest.hexdigest() != row.stored_digest:
-                raise DeltaFormatError(
+                raise delta_errors.bad_delta(
                     file=self.path,
                     tensor=row.spec.name,
                     problem=f"digest {digest.hexdigest()} instead of {row.stored_digest}",
@@ -125,7 +118,7 @@ class OpenDelta:
 
         Raises
         ------
-        DeltaFormatError, FileSizeError, UnreadableFileError
+        BadInputError, UnreadableFileError
             If the blocks are not what they were when they were verified.
         """
         row, size = self.rows[name], self.shard.block_bytes
@@ -161,7 +154,7 @@ class OpenDelta:
                 item=ITEM_BYTES[row.spec.dtype],
             )
         except codec.BlockError as error:
-            raise DeltaFormatError(
+            raise delta_errors.bad_delta(
                 file=self.path,
                 tensor=row.spec.name,
                 problem=f"block {index}: {error}",
@@ -187,7 +180,7 @@ class OpenDelta:
             except OSError as error:
                 raise UnreadableFileError(file=self.path, reason=str(error), touched=touched) from error
             if count == 0:
-                raise FileSizeError(
+                raise strategies_errors.bad_file_size(
                     file=self.path, expected=self.shard.nbytes, actual=position, touched=touched
                 )
             position += count
@@ -208,7 +201,7 @@ def open_delta(source: DeltaSource, version: int, stack: ExitStack) -> OpenDelta
 
     Raises
     ------
-    ZstandardMissingError
+    RefusedError
         If there is one, and what reads it is not installed.
     DeltaLayoutError
         If it was made for another number of ranks. Nothing was changed.
@@ -228,7 +221,9 @@ def open_delta(source: DeltaSource, version: int, stack: ExitStack) -> OpenDelta
     _check_group(manifest, directory.locate(DELTA_MANIFEST), source, version)
     shard = DeltaShard.decode(read_small(directory, name), file=file)
     if shard.rank != source.rank:
-        raise ShardIdentityError(file=file, field="rank", expected=source.rank, found=shard.rank)
+        raise strategies_errors.shard_identity(
+            file=file, field="rank", expected=source.rank, found=shard.rank
+        )
     if (shard.digest, shard.version, shard.base_version, shard.publication, shard.world_size) != (
         manifest.shards[source.rank].digest,
         manifest.version,
@@ -236,16 +231,18 @@ def open_delta(source: DeltaSource, version: int, stack: ExitStack) -> OpenDelta
         manifest.publication,
         manifest.world_size,
     ):
-        raise ManifestMismatchError(file=directory.locate(DELTA_MANIFEST), problem=f"{name} is another one")
+        raise strategies_errors.differs_from_manifest(
+            file=directory.locate(DELTA_MANIFEST), problem=f"{name} is another one"
+        )
     if not shard.tensors:
-        raise EmptySnapshotError(where=file)
+        raise strategies_errors.empty_snapshot(where=file)
     blocks = _opened(directory, blocks_name(source.rank))
     opened = stack.enter_context(
         closing(OpenDelta(shard, manifest, directory.locate(blocks_name(source.rank)), blocks))
     )
     size = os.fstat(blocks).st_size
     if size != shard.nbytes:
-        raise FileSizeError(file=opened.path, expected=shard.nbytes, actual=size)
+        raise strategies_errors.bad_file_size(file=opened.path, expected=shard.nbytes, actual=size)
     _require_codec()
     return opened
 
@@ -292,18 +289,22 @@ def _check_group(manifest: DeltaManifest, file: str, source: DeltaSource, versio
             looked_for="whole files were not looked for",
         )
     if source.rank >= wanted:
-        raise ShardIdentityError(file=file, field="world size", expected=source.rank + 1, found=wanted)
+        raise strategies_errors.shard_identity(
+            file=file, field="world size", expected=source.rank + 1, found=wanted
+        )
 
 
 def _opened(directory: SnapshotDirectory, name: str) -> int:
     try:
         return directory.open(name)
     except FileNotFoundError as error:
-        raise ManifestMismatchError(file=directory.path, problem=f"{name} is missing") from error
+        raise strategies_errors.differs_from_manifest(
+            file=directory.path, problem=f"{name} is missing"
+        ) from error
 
 
 def _require_codec() -> None:
     try:
         from wsm.strategies.delta import codec  # noqa: F401, PLC0415 - an optional package, asked for in time
     except ImportError as error:
-        raise ZstandardMissingError from error
+        raise delta_errors.zstandard_missing() from error

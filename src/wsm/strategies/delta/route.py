@@ -11,14 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from wsm.strategies.delta.errors import DeltaBaseError, DeltaLayoutError, DeltaNotFoundError
+from wsm.strategies import errors as strategies_errors
+from wsm.strategies.delta import errors as delta_errors
+from wsm.strategies.delta.errors import DeltaBaseError, DeltaLayoutError
 from wsm.strategies.delta.names import DELTAS_DIRECTORY
 from wsm.strategies.delta.published import content_digests, version_with_digest
 from wsm.strategies.delta.reader import OpenDelta, open_delta
 from wsm.strategies.delta.shard import DeltaShard
 from wsm.strategies.delta.source import DeltaSource
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.errors import ManifestMismatchError, SnapshotNotFoundError
+from wsm.strategies.errors import SnapshotNotFoundError
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
 from wsm.strategies.offer import Offer
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
@@ -101,7 +103,7 @@ def find_route(
         one can be cut from.
     DeltaBaseError
         If the version is a delta, and the rank neither holds its base nor may load whole files instead.
-    DeltaNotFoundError
+    BadInputError
         If nothing is published under that number.
     wsm.strategies.errors.BadInputError
         If what is published is damaged.
@@ -113,7 +115,9 @@ def find_route(
     if not links:
         whole = whole_offer(source, version, stack)
         if whole is None:
-            raise DeltaNotFoundError(version=version, rank=source.rank, looked_at=places(source, version))
+            raise delta_errors.delta_not_found(
+                version=version, rank=source.rank, looked_at=places(source, version)
+            )
         return Route((), whole, None)
     _check_one_content(source, links[-1])
     holds = held(links[-1].shard)
@@ -194,7 +198,7 @@ def _check_one_content(source: DeltaSource, link: OpenDelta) -> None:
     whole = content_digests(source.directory, link.shard.version, deltas=False)
     ours = tuple(entry.content_digest for entry in link.manifest.shards)
     if whole is not None and len(whole) == len(ours) and whole != ours:
-        raise ManifestMismatchError(
+        raise strategies_errors.differs_from_manifest(
             file=link.path,
             problem=f"the whole version {link.shard.version} beside it holds other tensors; remove one",
         )

@@ -12,9 +12,10 @@ from dataclasses import replace
 from functools import partial
 
 from wsm import log
-from wsm.errors import InternalError
+from wsm.errors import BadInputError, InternalError
+from wsm.strategies.delta import errors as delta_errors
 from wsm.strategies.delta.base import BaseTensors, SnapshotBase, TargetBase
-from wsm.strategies.delta.errors import DeltaLayoutError, DeltaNotFoundError
+from wsm.strategies.delta.errors import DeltaLayoutError
 from wsm.strategies.delta.reader import OpenDelta
 from wsm.strategies.delta.route import (
     Held,
@@ -141,9 +142,9 @@ def _number(source: DeltaSource, version: int | None) -> int:
         raise _nothing(source, None) from error
 
 
-def _nothing(source: DeltaSource, version: int | None) -> DeltaNotFoundError:
+def _nothing(source: DeltaSource, version: int | None) -> BadInputError:
     looked_at = [f"{source.directory}/{VERSION_FILE}"] if version is None else places(source, version)
-    return DeltaNotFoundError(version=version, rank=source.rank, looked_at=looked_at)
+    return delta_errors.delta_not_found(version=version, rank=source.rank, looked_at=looked_at)
 
 
 def _offer(route: Route, held: TargetBase | None) -> Offer:

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wsm.strategies import errors as strategies_errors
 from wsm.strategies.applier.finite import check_finite
+from wsm.strategies.delta import errors as delta_errors
 from wsm.strategies.delta.blocks import BLOCK_BYTES, MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind
-from wsm.strategies.delta.errors import DeltaFormatError, DeltaModelError, ZstandardMissingError
 from wsm.strategies.delta.names import blocks_name, rank_manifest_name
 from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
 from wsm.strategies.digest import running_digest
-from wsm.strategies.errors import IncompletePublicationError, StorageError
+from wsm.strategies.errors import StorageError
 from wsm.strategies.files.atomic_file import write_all, write_new
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
@@ -79,17 +80,17 @@ def write_delta(
 
     Raises
     ------
-    DeltaModelError
+    BadInputError
         If base and new version have other tensors, dtypes or shapes.
-    IncompletePublicationError
+    BadInputError
         If there is no tensor, or the plan is none.
-    DeltaFormatError
+    BadInputError
         If a tensor was promised by a digest, and is another one.
     TrainerTensorError
         If one is not finite although it is to be.
     StorageError
         If the file system refuses.
-    ZstandardMissingError
+    RefusedError
         If what compresses is not installed.
     """
     _check_plan(specs, plan)
@@ -130,21 +131,21 @@ def _check_plan(specs: Sequence[TensorSpec], plan: DeltaPlan) -> None:
     elif not specs:
         problem = f"the state dict of rank {plan.rank} is empty"
     if problem:
-        raise IncompletePublicationError(version=plan.version, problem=problem)
+        raise strategies_errors.incomplete_publication(version=plan.version, problem=problem)
 
 
 def _check_model(specs: Sequence[TensorSpec], base: Mapping[str, OfferedTensor], rank: int) -> None:
     ours, theirs = {spec.name: spec for spec in specs}, {name: row.spec for name, row in base.items()}
     different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     if different:
-        raise DeltaModelError(rank=rank, tensors=different)
+        raise delta_errors.delta_of_other_model(rank=rank, tensors=different)
 
 
 def _write(descriptor: int, tensor: OfferedTensor, base: OfferedTensor, plan: DeltaPlan) -> DeltaTensor:
     try:
         from wsm.strategies.delta import codec  # noqa: PLC0415 - needs an optional package
     except ImportError as error:
-        raise ZstandardMissingError from error
+        raise delta_errors.zstandard_missing() from error
     spec = tensor.spec
     old = memoryview(bytearray(min(plan.block_bytes, spec.nbytes)))
     new = memoryview(bytearray(min(plan.block_bytes, spec.nbytes)))
@@ -172,7 +173,7 @@ def _write(descriptor: int, tensor: OfferedTensor, base: OfferedTensor, plan: De
 
 def _check(tensor: OfferedTensor, digest: str) -> None:
     if tensor.digest is not None and tensor.digest != digest:
-        raise DeltaFormatError(
+        raise delta_errors.bad_delta(
             file=tensor.origin,
             tensor=tensor.spec.name,
             problem=f"digest {digest} instead of {tensor.digest}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from wsm.strategies.errors import DeviceIdError
+from wsm.strategies import errors
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -27,7 +27,7 @@ def device_id_from_environment(rank: int, environment: Mapping[str, str]) -> int
 
     Raises
     ------
-    DeviceIdError
+    BadInputError
         If the environment names devices by UUID or MIG instance, or points outside of its own list.
     """
     selected = environment.get("FLAGS_selected_gpus", "").strip()
@@ -39,17 +39,17 @@ def device_id_from_environment(rank: int, environment: Mapping[str, str]) -> int
         return index  # every device is visible under its own number
     entries = [entry.strip() for entry in visible.split(",")]
     if entries in ([""], ["-1"]):
-        raise DeviceIdError(
+        raise errors.bad_device_id(
             problem=f"FLAGS_selected_gpus is {selected!r}, but CUDA_VISIBLE_DEVICES hides all devices"
         )
     if index >= len(entries):
-        raise DeviceIdError(
+        raise errors.bad_device_id(
             problem=f"FLAGS_selected_gpus is {index}, beyond the {len(entries)} entries of "
             f"CUDA_VISIBLE_DEVICES={visible!r}"
         )
     entry = entries[index]
     if not _NUMBER.fullmatch(entry):
-        raise DeviceIdError(
+        raise errors.bad_device_id(
             problem=f"CUDA_VISIBLE_DEVICES holds {entry!r}, a UUID or MIG instance, which has no number"
         )
     return int(entry)
@@ -60,7 +60,7 @@ def device_index_from_environment(environment: Mapping[str, str]) -> int:
 
     Raises
     ------
-    DeviceIdError
+    BadInputError
         If ``FLAGS_selected_gpus`` is not one index.
     """
     return _selected_index(environment.get("FLAGS_selected_gpus", "").strip())
@@ -70,5 +70,5 @@ def _selected_index(selected: str) -> int:
     if not selected:
         return 0
     if not _NUMBER.fullmatch(selected):
-        raise DeviceIdError(problem=f"FLAGS_selected_gpus is {selected!r}, which is not one index")
+        raise errors.bad_device_id(problem=f"FLAGS_selected_gpus is {selected!r}, which is not one index")
     return int(selected)

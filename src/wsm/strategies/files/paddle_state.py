@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from wsm.strategies.errors import PaddleMissingError, PickleContentError
+from wsm.strategies import errors
+from wsm.strategies.errors import PaddleMissingError
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import TensorSpec
 
@@ -27,7 +28,7 @@ def read_state(descriptor: int, *, file: str) -> dict[str, tuple[TensorSpec, mem
     ------
     PaddleMissingError
         If paddle is not installed.
-    PickleContentError
+    BadInputError
         If the file cannot be read, or holds something else than a flat map of names to tensors.
     """
     try:
@@ -37,18 +38,18 @@ def read_state(descriptor: int, *, file: str) -> dict[str, tuple[TensorSpec, mem
     try:
         state = paddle.load(f"/proc/self/fd/{descriptor}")
     except Exception as error:  # unpickling may raise anything
-        raise PickleContentError(file=file, problem=f"paddle cannot read it: {error}") from error
+        raise errors.bad_pickle(file=file, problem=f"paddle cannot read it: {error}") from error
     if not isinstance(state, dict) or not state:
-        raise PickleContentError(file=file, problem=f"it holds a {type(state).__name__}, or nothing")
+        raise errors.bad_pickle(file=file, problem=f"it holds a {type(state).__name__}, or nothing")
     return {name: _tensor(name, value, file) for name, value in state.items()}
 
 
 def _tensor(name: object, value: Any, file: str) -> tuple[TensorSpec, memoryview]:
     if not isinstance(name, str) or not hasattr(value, "numpy") or not hasattr(value, "dtype"):
-        raise PickleContentError(file=file, problem=f"{name!r} is a {type(value).__name__}, not a tensor")
+        raise errors.bad_pickle(file=file, problem=f"{name!r} is a {type(value).__name__}, not a tensor")
     dtype = paddle_name(value)
     if dtype not in PADDLE_DTYPES:
-        raise PickleContentError(file=file, problem=f"{name!r} has the unsupported dtype {dtype}")
+        raise errors.bad_pickle(file=file, problem=f"{name!r} has the unsupported dtype {dtype}")
     spec = TensorSpec(name, PADDLE_DTYPES[dtype], tuple(value.shape))
     array = value.numpy()
     data = memoryview(array.reshape(-1).view("u1")) if array.size else memoryview(b"")

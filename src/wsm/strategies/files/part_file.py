@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from wsm.strategies.errors import PickleRefusedError, UnreadableFileError
+from wsm.strategies import errors
+from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.pickle_file import PickleFile
 from wsm.strategies.files.safetensors_file import SafetensorsFile
 from wsm.strategies.files.safetensors_header import PREFIX_BYTES, Header
@@ -80,7 +81,7 @@ def open_part(
 
     Raises
     ------
-    PickleRefusedError
+    BadInputError
         If it is a pickle and these are not allowed.
     wsm.strategies.errors.BadInputError
         If it cannot be opened, or is no valid file of its format.
@@ -99,7 +100,7 @@ def open_part(
         return SafetensorsFile(descriptor, path, expected)
     if not allow_pickle:
         os.close(descriptor)
-        raise PickleRefusedError(file=path)
+        raise errors.pickle_refused(file=path)
     return PickleFile(descriptor, path)
 
 

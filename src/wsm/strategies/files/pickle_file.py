@@ -23,7 +23,7 @@ class PickleFile:
 
     Raises
     ------
-    PaddleMissingError, PickleContentError
+    PaddleMissingError, BadInputError
         If it cannot be read.
     """
 

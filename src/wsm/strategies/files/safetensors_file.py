@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from wsm.strategies.errors import FileSizeError, UnreadableFileError
+from wsm.strategies import errors
+from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.readahead import advise_needed
 from wsm.strategies.files.safetensors_header import PREFIX_BYTES, Header, header_length, parse_header
 from wsm.strategies.tensor import TensorSpec
@@ -40,7 +41,7 @@ class SafetensorsFile:
 
     Raises
     ------
-    SafetensorsFormatError, FileSizeError
+    BadInputError
         If it is no valid file.
     UnreadableFileError
         If reading fails.
@@ -78,7 +79,7 @@ class SafetensorsFile:
     def readers(self) -> Iterator[tuple[TensorSpec, Callable[[int, memoryview], None]]]:
         """Iterate over its tensors, each with ``read_into(offset in the tensor, destination)``.
 
-        It fills `destination`, and blocks. FileSizeError says that the file ends early: it was truncated
+        It fills `destination`, and blocks. ``bad-file-size`` says that the file ends early: it was truncated
         after it was opened; UnreadableFileError, that the device failed. `destination` may be partly filled.
         """
         read, begin = self._read, self.header.data_begin
@@ -93,7 +94,9 @@ class SafetensorsFile:
         try:
             while (count := os.preadv(self._descriptor, [rest], position)) < len(rest):
                 if count == 0:
-                    raise FileSizeError(file=self.path, expected=self.nbytes, actual=position, touched=True)
+                    raise errors.bad_file_size(
+                        file=self.path, expected=self.nbytes, actual=position, touched=True
+                    )
                 position += count
                 rest = rest[count:]
         except OSError as error:

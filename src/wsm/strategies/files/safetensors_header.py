@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from wsm.strategies import errors
 from wsm.strategies.documents import strict_json
 from wsm.strategies.documents.strict_json import is_count, is_text
-from wsm.strategies.errors import FileSizeError, SafetensorsFormatError
 from wsm.strategies.tensor import BEGIN_IN_PAGE, ITEM_BYTES, TensorSpec, is_shape
 
 #: Bytes before the JSON.
@@ -63,20 +63,20 @@ def header_length(prefix: bytes, *, file: str, file_bytes: int) -> int:
 
     Raises
     ------
-    SafetensorsFormatError
+    BadInputError
         If the file cannot hold such a header.
     """
     if file_bytes == 0:
-        raise SafetensorsFormatError(file=file, problem="it is empty")
+        raise errors.bad_safetensors(file=file, problem="it is empty")
     if file_bytes < PREFIX_BYTES + 2:
-        raise SafetensorsFormatError(file=file, problem=f"its {file_bytes} bytes are too few for a header")
+        raise errors.bad_safetensors(file=file, problem=f"its {file_bytes} bytes are too few for a header")
     length = int.from_bytes(prefix[:PREFIX_BYTES], "little")
     if length > MAX_HEADER_BYTES:
-        raise SafetensorsFormatError(
+        raise errors.bad_safetensors(
             file=file, problem=f"its header of {length} bytes is larger than {MAX_HEADER_BYTES} bytes"
         )
     if PREFIX_BYTES + length > file_bytes:
-        raise SafetensorsFormatError(
+        raise errors.bad_safetensors(
             file=file, problem=f"its header of {length} bytes is longer than the file of {file_bytes}"
         )
     return length
@@ -96,28 +96,28 @@ def parse_header(text: bytes, *, file: str, file_bytes: int) -> Header:
 
     Raises
     ------
-    SafetensorsFormatError
+    BadInputError
         If it is no header, or its tensors overlap, leave gaps, or have another size than shape and dtype say.
-    FileSizeError
+    BadInputError
         If the data is shorter or longer than the tensors say.
     """
     if not text.startswith(b"{"):
-        raise SafetensorsFormatError(file=file, problem="its header does not begin with '{'")
+        raise errors.bad_safetensors(file=file, problem="its header does not begin with '{'")
     try:
         fields = strict_json.parse(text)
     except strict_json.StrictJsonError as error:
-        raise SafetensorsFormatError(file=file, problem=f"in its header, {error}") from error
+        raise errors.bad_safetensors(file=file, problem=f"in its header, {error}") from error
     metadata = _metadata(fields.pop(METADATA_KEY, {}), file)
     rows = sorted((_row(name, fields[name], file) for name in fields), key=lambda row: (row[0], row[1]))
     position = 0
     for begin, end, spec in rows:
         if begin != position:
             problem = "overlaps the one before it" if begin < position else "leaves a gap before it"
-            raise SafetensorsFormatError(file=file, problem=f"the data of {spec.name!r} {problem}")
+            raise errors.bad_safetensors(file=file, problem=f"the data of {spec.name!r} {problem}")
         position = end
     data_begin = PREFIX_BYTES + len(text)
     if data_begin + position != file_bytes:
-        raise FileSizeError(file=file, expected=data_begin + position, actual=file_bytes)
+        raise errors.bad_file_size(file=file, expected=data_begin + position, actual=file_bytes)
     specs, begins = tuple(spec for _, _, spec in rows), tuple(begin for begin, _, _ in rows)
     return Header(specs, begins, metadata, data_begin, position)
 
@@ -159,30 +159,30 @@ def _compact(value: Any) -> str:
 
 def _metadata(value: Any, file: str) -> dict[str, str]:
     if not isinstance(value, dict) or not all(is_text(item) for pair in value.items() for item in pair):
-        raise SafetensorsFormatError(file=file, problem="its __metadata__ is not a map of strings")
+        raise errors.bad_safetensors(file=file, problem="its __metadata__ is not a map of strings")
     return value
 
 
 def _row(name: str, value: Any, file: str) -> tuple[int, int, TensorSpec]:
     if not is_text(name):
-        raise SafetensorsFormatError(file=file, problem=f"the name {name!r} is not Unicode")
+        raise errors.bad_safetensors(file=file, problem=f"the name {name!r} is not Unicode")
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        raise SafetensorsFormatError(
+        raise errors.bad_safetensors(
             file=file,
             problem=f"tensor {name!r} does not have exactly the fields dtype, shape and data_offsets",
         )
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise SafetensorsFormatError(
+        raise errors.bad_safetensors(
             file=file, problem=f"tensor {name!r} has the unsupported dtype {dtype!r}"
         )
     if not is_shape(shape):
-        raise SafetensorsFormatError(file=file, problem=f"the shape of {name!r} is no list of extents")
+        raise errors.bad_safetensors(file=file, problem=f"the shape of {name!r} is no list of extents")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_count, offsets)):
-        raise SafetensorsFormatError(file=file, problem=f"the data_offsets of {name!r} are not two offsets")
+        raise errors.bad_safetensors(file=file, problem=f"the data_offsets of {name!r} are not two offsets")
     begin, end = offsets
     if math.prod(shape) * ITEM_BYTES[dtype] != end - begin:
-        raise SafetensorsFormatError(
+        raise errors.bad_safetensors(
             file=file,
             problem=f"tensor {name!r} of dtype {dtype} and shape {shape} cannot lie at {begin}..{end}",
         )

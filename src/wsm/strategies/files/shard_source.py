@@ -45,7 +45,7 @@ class ShardSource:
 
         Raises
         ------
-        wsm.strategies.errors.DeviceIdError
+        BadInputError
             If the environment gives no number either.
         """
         if self.device_id is not None:

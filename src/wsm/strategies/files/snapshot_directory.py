@@ -15,7 +15,8 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from wsm.own_descriptor import OwnDescriptor, path_of, reopened
-from wsm.strategies.errors import NotARegularFileError, OutsideDirectoryError, UnreadableFileError
+from wsm.strategies import errors
+from wsm.strategies.errors import NotARegularFileError, UnreadableFileError
 from wsm.strategies.files.leases import take_lease
 
 # Each further attempt takes a publisher that replaced the directory between two of our system calls.
@@ -99,7 +100,7 @@ class SnapshotDirectory:
             If there is no such name, or it is a dangling link.
         NotARegularFileError
             If it is a directory, pipe, socket or device.
-        OutsideDirectoryError
+        BadInputError
             If it is a link that leads out of the boundary.
         UnreadableFileError
             If the operating system refuses.
@@ -164,7 +165,7 @@ class SnapshotDirectory:
         with suppress(ValueError):
             if os.path.commonpath((self._boundary, leads_to)) == self._boundary:
                 return
-        raise OutsideDirectoryError(file=path, leads_to=leads_to, directory=self._boundary)
+        raise errors.outside_directory(file=path, leads_to=leads_to, directory=self._boundary)
 
 
 def open_held(path: str, *, boundary: str, stack: ExitStack) -> SnapshotDirectory | None:
@@ -186,7 +187,7 @@ def open_held(path: str, *, boundary: str, stack: ExitStack) -> SnapshotDirector
 
     Raises
     ------
-    NotARegularFileError, UnreadableFileError, OutsideDirectoryError
+    NotARegularFileError, UnreadableFileError, BadInputError
         As :class:`SnapshotDirectory`.
     """
     for _ in range(_ATTEMPTS):

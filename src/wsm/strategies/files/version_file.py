@@ -13,13 +13,8 @@ from pathlib import Path
 
 import yaml
 
-from wsm.strategies.errors import (
-    NotARegularFileError,
-    StorageError,
-    VersionFileError,
-    VersionFileMissingError,
-    VersionNumberError,
-)
+from wsm.strategies import errors
+from wsm.strategies.errors import NotARegularFileError, StorageError, VersionFileMissingError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import VERSION_FILE
@@ -37,11 +32,11 @@ def check_version(value: object) -> int:
 
     Raises
     ------
-    VersionNumberError
+    BadInputError
         If it is no integer from 0 to :data:`MAX_VERSION`; True and False are none.
     """
     if type(value) is not int or not 0 <= value <= MAX_VERSION:
-        raise VersionNumberError(value=value, limit=MAX_VERSION)
+        raise errors.bad_version_number(value=value, limit=MAX_VERSION)
     return value
 
 
@@ -54,7 +49,7 @@ def read_version(directory: Path | str) -> int:
         If there is no such file.
     wsm.strategies.errors.BadInputError
         If it is no regular file, leads out of the directory, or cannot be read.
-    VersionFileError
+    BadInputError
         If it is no mapping with one ``step`` from 0 to :data:`MAX_VERSION`.
     """
     path = f"{directory}/{VERSION_FILE}"
@@ -68,7 +63,7 @@ def read_version(directory: Path | str) -> int:
         except FileNotFoundError as error:
             raise VersionFileMissingError(file=path) from error
     if data is None:
-        raise VersionFileError(file=path, problem=f"is larger than {_MAX_BYTES} bytes")
+        raise errors.bad_version_file(file=path, problem=f"is larger than {_MAX_BYTES} bytes")
     return parse_version(data, file=path)
 
 
@@ -77,23 +72,27 @@ def parse_version(data: bytes, *, file: str) -> int:
 
     Raises
     ------
-    VersionFileError
+    BadInputError
         If they hold none. Any bytes give this or a version.
     """
     if len(data) > _MAX_BYTES:
-        raise VersionFileError(file=file, problem=f"is larger than {_MAX_BYTES} bytes")
+        raise errors.bad_version_file(file=file, problem=f"is larger than {_MAX_BYTES} bytes")
     try:
         root = compose(data)
     except YamlReadingError as error:
-        raise VersionFileError(file=file, problem=f"is not YAML ({error})") from error
+        raise errors.bad_version_file(file=file, problem=f"is not YAML ({error})") from error
     if not isinstance(root, yaml.MappingNode):
-        raise VersionFileError(file=file, problem="is not a mapping")
+        raise errors.bad_version_file(file=file, problem="is not a mapping")
     steps = [value for key, value in root.value if isinstance(key, yaml.ScalarNode) and key.value == "step"]
     if len(steps) != 1:
-        raise VersionFileError(file=file, problem=f"has {len(steps)} fields called step instead of one")
+        raise errors.bad_version_file(
+            file=file, problem=f"has {len(steps)} fields called step instead of one"
+        )
     step = steps[0].value if isinstance(steps[0], yaml.ScalarNode) else None
     if step is None or not _DIGITS.fullmatch(step) or int(step) > MAX_VERSION:
-        raise VersionFileError(file=file, problem=f"has a step that is no integer from 0 to {MAX_VERSION}")
+        raise errors.bad_version_file(
+            file=file, problem=f"has a step that is no integer from 0 to {MAX_VERSION}"
+        )
     return int(step)
 
 
@@ -102,7 +101,7 @@ def write_version(directory: Path | str, version: int, *, durable: bool = True) 
 
     Raises
     ------
-    VersionNumberError
+    BadInputError
         If `version` is none.
     StorageError
         If the file cannot be written; the old one stands.

@@ -14,16 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.errors import (
-    EmptySnapshotError,
-    PaddleMissingError,
-    PickleContentError,
-    VersionMismatchError,
-    VersionUnknownError,
-)
+from wsm.strategies.errors import PaddleMissingError, VersionMismatchError
 from wsm.strategies.files.device_id import device_index_from_environment
-from wsm.strategies.ipc.errors import DeviceMetaError
+from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.metas import HOST, TensorMeta
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.snapshot.lookup import announced_version
@@ -44,7 +39,7 @@ class PickledMetas:
     ------
     PaddleMissingError
         If paddle is not installed.
-    PickleContentError
+    BadInputError
         If it holds something else than a map of names to metas.
     """
 
@@ -55,9 +50,11 @@ class PickledMetas:
         except PaddleMissingError:
             raise
         except Exception as error:  # unpickling may raise anything
-            raise PickleContentError(file=path, problem=f"paddle cannot read it: {error}") from error
+            raise strategies_errors.bad_pickle(
+                file=path, problem=f"paddle cannot read it: {error}"
+            ) from error
         if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-            raise PickleContentError(file=path, problem="it is no map of names to metas")
+            raise strategies_errors.bad_pickle(file=path, problem="it is no map of names to metas")
         self._metas: dict[str, Sequence[Any]] = content
 
     @contextmanager
@@ -66,17 +63,17 @@ class PickledMetas:
 
         Raises
         ------
-        VersionUnknownError, VersionMismatchError
+        BadInputError, VersionMismatchError
             If `version` was asked for, and ``version.yaml`` beside the file does not say that it is this one.
         wsm.strategies.errors.ManifestError
             If a meta is none.
         """
         if not self._metas:
-            raise EmptySnapshotError(where=self.path)
+            raise strategies_errors.empty_snapshot(where=self.path)
         directory = str(Path(self.path).parent)
         beside = announced_version(directory)
         if version is not None and beside is None:
-            raise VersionUnknownError(requested=version, where=directory)
+            raise strategies_errors.version_unknown(requested=version, where=directory)
         if version is not None and beside is not None and beside != version:
             raise VersionMismatchError(requested=version, found=beside, where=directory)
         tensors = tuple(self._tensor(name, device_index) for name in self._metas)
@@ -107,7 +104,7 @@ def device_tensor(
 
     Raises
     ------
-    DeviceMetaError
+    BadInputError
         If this build of paddle opens none. Nothing was changed.
     """
     shared = _shared_cuda(meta, file)
@@ -149,7 +146,9 @@ def _open_on_host(meta: TensorMeta, file: str, fields: tuple[Any, ...]) -> Any:
     try:
         return paddle.to_tensor(_dense_tensor(paddle)._new_shared_filename(fields))
     except Exception as error:  # whatever paddle says of memory that is gone, or never was
-        raise DeviceMetaError(tensor=meta.spec.name, file=file, problem=str(error), touched=True) from error
+        raise ipc_errors.bad_device_meta(
+            tensor=meta.spec.name, file=file, problem=str(error), touched=True
+        ) from error
 
 
 def _shared_cuda(meta: TensorMeta, file: str) -> Callable[[Any], Any]:
@@ -160,7 +159,7 @@ def _shared_cuda(meta: TensorMeta, file: str) -> Callable[[Any], Any]:
     problem = "this build of paddle has no CUDA; use a GPU build"
     if shared is not None:
         problem = "paddle's CUDA sees no GPU; run the rank where the trainer's GPU is"
-    raise DeviceMetaError(tensor=meta.spec.name, file=file, problem=problem)
+    raise ipc_errors.bad_device_meta(tensor=meta.spec.name, file=file, problem=problem)
 
 
 def _open_on_device(shared: Callable[[Any], Any], meta: TensorMeta, file: str, index: int) -> Any:
@@ -168,7 +167,9 @@ def _open_on_device(shared: Callable[[Any], Any], meta: TensorMeta, file: str, i
     try:
         return _paddle(file).to_tensor(shared((fields[0].encode("latin-1"), *fields[1:6], index)))
     except Exception as error:  # whatever CUDA says
-        raise DeviceMetaError(tensor=meta.spec.name, file=file, problem=str(error), touched=True) from error
+        raise ipc_errors.bad_device_meta(
+            tensor=meta.spec.name, file=file, problem=str(error), touched=True
+        ) from error
 
 
 def _dense_tensor(paddle: Any) -> Any:

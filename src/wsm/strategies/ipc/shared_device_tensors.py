@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from wsm.shared_directory import ForeignPathError, read_ours, remove_ours
+from wsm.strategies import errors as strategies_errors
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.errors import IncompletePublicationError, StorageError
+from wsm.strategies.errors import StorageError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.device_id import device_id_from_environment, device_index_from_environment
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.files.version_file import check_version
-from wsm.strategies.ipc.errors import DeviceMemoryLeasedError, DeviceMetaError
+from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.metas import DEVICE_SEGMENT_PREFIX, HOST, IpcMetas, TensorMeta, metas_name
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
@@ -60,7 +61,7 @@ class SharedDeviceTensors:
 
     Raises
     ------
-    wsm.strategies.errors.DeviceIdError
+    BadInputError
         If the environment gives no number either.
     wsm.strategies.errors.PublisherBusyError
         If another process shares device tensors through the same file.
@@ -96,7 +97,7 @@ class SharedDeviceTensors:
 
         Raises
         ------
-        DeviceMetaError
+        BadInputError
             If one of the tensors cannot be exported.
         """
         return shard_digest((meta.spec, digest) for meta, digest in self._exported(tensors))
@@ -132,13 +133,13 @@ class SharedDeviceTensors:
 
         Raises
         ------
-        DeviceMetaError
+        BadInputError
             If this build of paddle has no CUDA, or a tensor cannot be exported. Nothing became visible.
         TrainerTensorError
             If one is not finite although it is to be. Nothing became visible.
-        IncompletePublicationError
+        BadInputError
             If the ranks' digests are missing or do not fit. Nothing became visible.
-        StorageError, SharingRefusedError
+        StorageError, RefusedError
             If the file or the segment cannot be written. Nothing became visible.
         """
         check_version(version)
@@ -147,7 +148,7 @@ class SharedDeviceTensors:
         if group is None and self._world_size == 1:
             group, publication = (own,), publication or secrets.token_hex(16)
         if publication is None or group is None or list(group)[self._rank : self._rank + 1] != [own]:
-            raise IncompletePublicationError(
+            raise strategies_errors.incomplete_publication(
                 version=version,
                 problem=f"rank {self._rank} of {self._world_size} needs the publication's name and the "
                 "digests of all ranks, its own among them",
@@ -197,7 +198,7 @@ class SharedDeviceTensors:
 
         Raises
         ------
-        DeviceMemoryLeasedError
+        RefusedError
             If a worker still reads after `wait_s` seconds: the tensors stay alive, and this may be called
             again. Freed under a reader, device memory is anything.
         """
@@ -207,7 +208,7 @@ class SharedDeviceTensors:
             time.sleep(_LOOK_EVERY_S)
             self._let_go()
         if self._held:
-            raise DeviceMemoryLeasedError(file=str(self._path), waited_s=wait_s)
+            raise ipc_errors.device_memory_leased(file=str(self._path), waited_s=wait_s)
         self._lock.release(remove=True)
 
     def __enter__(self) -> SharedDeviceTensors:  # noqa: PYI034 - typing has Self from Python 3.11 on
@@ -234,14 +235,16 @@ class SharedDeviceTensors:
         dense = tensor.value().get_tensor()
         share = getattr(dense, "_share_cuda", None)
         if share is None:
-            raise DeviceMetaError(
+            raise ipc_errors.bad_device_meta(
                 tensor=name, file=file, problem="this build of paddle has no CUDA; use a GPU build"
             )
         if not tensor.size:
             # It has no memory that could be exported; it lies nowhere in the segment of the leases.
             dtype = PADDLE_DTYPES.get(paddle_name(tensor))
             if dtype is None:
-                raise DeviceMetaError(tensor=name, file=file, problem=f"wsm does not move {tensor.dtype}")
+                raise ipc_errors.bad_device_meta(
+                    tensor=name, file=file, problem=f"wsm does not move {tensor.dtype}"
+                )
             spec = TensorSpec(name, dtype, tuple(tensor.shape))
             return TensorMeta(spec, self._prefix, 0, HOST), digest_of(b"")
         data = memoryview(tensor.numpy().reshape(-1)).cast("B")
@@ -249,7 +252,7 @@ class SharedDeviceTensors:
         try:
             handle, *rest = share()
         except Exception as error:  # whatever CUDA says
-            raise DeviceMetaError(tensor=name, file=file, problem=str(error)) from error
+            raise ipc_errors.bad_device_meta(tensor=name, file=file, problem=str(error)) from error
         text = handle.decode("latin-1") if isinstance(handle, bytes) else handle
         meta = TensorMeta.of_fields(name, [text, *rest[:5], self._index], file=file)
         if finite:

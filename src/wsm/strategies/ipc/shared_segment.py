@@ -20,13 +20,10 @@ from pathlib import Path
 
 from wsm.own_descriptor import OwnDescriptor, reopened
 from wsm.shared_directory import ForeignPathError, create_ours, open_ours, remove_same
-from wsm.strategies.errors import FileSizeError, UnreadableFileError
-from wsm.strategies.ipc.errors import (
-    ForeignSegmentError,
-    SegmentBusyError,
-    SegmentMissingError,
-    SharingRefusedError,
-)
+from wsm.strategies import errors as strategies_errors
+from wsm.strategies.errors import UnreadableFileError
+from wsm.strategies.ipc import errors as ipc_errors
+from wsm.strategies.ipc.errors import SharedMemoryBusyError, SharedMemoryGoneError
 
 #: Where POSIX shared memory lies on Linux.
 MEMORY_DIRECTORY = "/dev/shm"  # noqa: S108 - no place for temporary files: the place that is shared
@@ -57,7 +54,7 @@ class OwnedSegment:
 
     Raises
     ------
-    SharingRefusedError
+    RefusedError
         If there is no room.
     """
 
@@ -67,14 +64,14 @@ class OwnedSegment:
         try:
             self.name, self._descriptor, self._locks = _create_owned(prefix, directory)
         except OSError as error:
-            raise SharingRefusedError(path=directory, nbytes=nbytes, reason=str(error)) from error
+            raise ipc_errors.sharing_refused(path=directory, nbytes=nbytes, reason=str(error)) from error
         self._path = f"{directory}/{self.name}"
         try:
             os.posix_fallocate(self._descriptor, 0, nbytes)
             self._mapping = mmap.mmap(self._descriptor, nbytes)
         except OSError as error:
             self._let_go()
-            raise SharingRefusedError(path=directory, nbytes=nbytes, reason=str(error)) from error
+            raise ipc_errors.sharing_refused(path=directory, nbytes=nbytes, reason=str(error)) from error
         self.memory = memoryview(self._mapping)
 
     def leased(self) -> bool:
@@ -86,7 +83,7 @@ class OwnedSegment:
 
         Raises
         ------
-        FileSizeError
+        BadInputError
             If it has.
         """
         _require_whole(self._descriptor, self._path, self.nbytes)
@@ -156,7 +153,7 @@ class AttachedSegment:
 
     Raises
     ------
-    SegmentMissingError, FileSizeError, ForeignSegmentError, SegmentBusyError, UnreadableFileError
+    SharedMemoryGoneError, BadInputError, SharedMemoryBusyError, UnreadableFileError
         If it is not there, too short, not ours or not of this kind, being written, or cannot be opened.
     """
 
@@ -177,21 +174,23 @@ class AttachedSegment:
         if not name.startswith(tuple(prefixes)):
             expected = " or ".join(f"{prefix}..." for prefix in prefixes)
             problem = f"{referrer} names it, and such memory is called {expected}"
-            raise ForeignSegmentError(segment=self.path, problem=problem, fix="look who wrote or sent that")
+            raise ipc_errors.foreign_segment(
+                segment=self.path, problem=problem, fix="look who wrote or sent that"
+            )
         access = os.O_RDWR if answering else os.O_RDONLY
         try:
             self._descriptor = open_ours(Path(self.path), access)
         except FileNotFoundError as error:
-            raise SegmentMissingError(file=referrer, segment=self.path) from error
+            raise SharedMemoryGoneError(file=referrer, segment=self.path) from error
         except ForeignPathError as error:
-            raise ForeignSegmentError(segment=self.path, problem=error.context["problem"]) from error
+            raise ipc_errors.foreign_segment(segment=self.path, problem=error.context["problem"]) from error
         except OSError as error:
             raise UnreadableFileError(file=self.path, reason=str(error)) from error
         try:
             _require_whole(self._descriptor, self.path, nbytes)
             self._lease = _again(self._descriptor, access)
             if not self._lease.try_lock_byte(_READERS, shared=True):
-                raise SegmentBusyError(segment=self.path)  # noqa: TRY301 - closed below, like after any error
+                raise SharedMemoryBusyError(segment=self.path)  # noqa: TRY301 - closed below, like after any error
         except BaseException:
             self.close()
             raise
@@ -215,7 +214,7 @@ class AttachedSegment:
 
         Raises
         ------
-        FileSizeError, UnreadableFileError
+        BadInputError, UnreadableFileError
             If it was cut short meanwhile, or cannot be read. `destination` may be partly filled.
         """
         rest = destination
@@ -225,7 +224,9 @@ class AttachedSegment:
             except OSError as error:
                 raise UnreadableFileError(file=self.path, reason=str(error), touched=True) from error
             if count == 0:
-                raise FileSizeError(file=self.path, expected=self.nbytes, actual=offset, touched=True)
+                raise strategies_errors.bad_file_size(
+                    file=self.path, expected=self.nbytes, actual=offset, touched=True
+                )
             offset += count
             rest = rest[count:]
 
@@ -248,7 +249,7 @@ class AttachedSegment:
 
         Raises
         ------
-        FileSizeError
+        BadInputError
             If it has; `touched` is what it says of the target.
         """
         _require_whole(self._descriptor, self.path, self.nbytes, touched=touched)
@@ -319,7 +320,7 @@ def sweep(prefix: str, keep: frozenset[str], directory: str = MEMORY_DIRECTORY) 
 def _require_whole(descriptor: int, path: str, nbytes: int, *, touched: bool = False) -> None:
     size = os.fstat(descriptor).st_size
     if size < nbytes:
-        raise FileSizeError(file=path, expected=nbytes, actual=size, touched=touched)
+        raise strategies_errors.bad_file_size(file=path, expected=nbytes, actual=size, touched=touched)
 
 
 def _create_owned(prefix: str, directory: str) -> tuple[str, int, OwnDescriptor]:

@@ -114,10 +114,10 @@ class SharedTensors:
 
         Raises
         ------
-        SharingRefusedError, StorageError
+        RefusedError, StorageError
             If there is no room, or a metas file cannot be written. The version before stays published; if a
             metas file cannot be put back either, its rank finds a version that the others do not.
-        IncompletePublicationError, TrainerTensorError, wsm.strategies.errors.VersionNumberError
+        BadInputError, TrainerTensorError
             If what was handed over is no version. The version before stays published.
         """
         begun = self._clock.monotonic_ns()

@@ -14,22 +14,12 @@ from functools import partial
 from pathlib import Path
 
 from wsm import log
-from wsm.strategies.errors import (
-    EmptySnapshotError,
-    ManifestError,
-    ShardIdentityError,
-    UnreadableFileError,
-    VersionMismatchError,
-)
+from wsm.strategies import errors as strategies_errors
+from wsm.strategies.errors import ManifestError, UnreadableFileError, VersionMismatchError
 from wsm.strategies.files.part_file import is_pickle
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
-from wsm.strategies.ipc.errors import (
-    MetasNotFoundError,
-    OwnerDiedError,
-    PickledMetasRefusedError,
-    SegmentBusyError,
-    SegmentMissingError,
-)
+from wsm.strategies.ipc import errors as ipc_errors
+from wsm.strategies.ipc.errors import SharedMemoryBusyError, SharedMemoryGoneError
 from wsm.strategies.ipc.metas import (
     DEVICE_SEGMENT_PREFIX,
     HOST,
@@ -90,7 +80,7 @@ class Ipc(Strategy):
         ------
         wsm.strategies.errors.BadInputError
             If there is nothing, or not what was asked for. Nothing was changed.
-        OwnerDiedError
+        GroupError
             If the trainer has ended and the source refuses orphans. Nothing was changed.
         """
         with ExitStack() as stack:
@@ -127,7 +117,7 @@ def _found(source: IpcSource, version: int | None, stack: ExitStack) -> Offer:
         with ExitStack() as held:
             try:
                 offer = _offer(data, file, source, version, held)
-            except (SegmentMissingError, SegmentBusyError) as error:
+            except (SharedMemoryGoneError, SharedMemoryBusyError) as error:
                 gone = error
             before, data = data, _read(directory, name, source)
             if data == before:
@@ -138,7 +128,7 @@ def _found(source: IpcSource, version: int | None, stack: ExitStack) -> Offer:
                         del gone  # a cycle with its own traceback would keep what the callers hold
                 stack.push(held.pop_all())
                 return offer
-    raise SegmentBusyError(segment=file)
+    raise SharedMemoryBusyError(segment=file)
 
 
 def _directory(source: IpcSource, stack: ExitStack) -> SnapshotDirectory:
@@ -146,7 +136,7 @@ def _directory(source: IpcSource, stack: ExitStack) -> SnapshotDirectory:
         return stack.enter_context(closing(SnapshotDirectory(str(source.directory))))
     except FileNotFoundError as error:
         file = f"{source.directory}/{metas_name(source.resolved_device_id())}"
-        raise MetasNotFoundError(file=file, present=()) from error
+        raise ipc_errors.metas_not_found(file=file, present=()) from error
 
 
 def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes | PickledMetas:
@@ -155,12 +145,12 @@ def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes |
         descriptor = directory.open(name)
     except FileNotFoundError as error:
         present = [other for other in directory.names() if is_metas_file(other)]
-        raise MetasNotFoundError(file=path, present=present) from error
+        raise ipc_errors.metas_not_found(file=path, present=present) from error
     with os.fdopen(descriptor, "rb") as file:
         try:
             if is_pickle(descriptor):
                 if not source.allow_pickle:
-                    raise PickledMetasRefusedError(file=path)
+                    raise ipc_errors.pickled_metas_refused(file=path)
                 return PickledMetas(descriptor, path)
             if os.fstat(descriptor).st_size > _MAX_METAS_BYTES:
                 raise ManifestError(file=path, problem=f"it is larger than {_MAX_METAS_BYTES} bytes")
@@ -173,7 +163,7 @@ def _offer(data: bytes, file: str, source: IpcSource, version: int | None, held:
     metas = IpcMetas.decode(data, file=file)
     _check_identity(file, metas, source, version)
     if not metas.tensors:
-        raise EmptySnapshotError(where=file)
+        raise strategies_errors.empty_snapshot(where=file)
     segments = {
         name: held.enter_context(
             closing(
@@ -193,7 +183,7 @@ def _offer(data: bytes, file: str, source: IpcSource, version: int | None, held:
     if orphaned:
         # Host memory outlives its owner; device memory is gone with the process.
         if on_device or source.orphans != "copy":
-            raise OwnerDiedError(file=file, segment=orphaned[0], on_device=bool(on_device))
+            raise ipc_errors.owner_died(file=file, segment=orphaned[0], on_device=bool(on_device))
         _log.warning(log.SHARED_MEMORY_ORPHANED, file=file, segment=orphaned[0])
     adopt = source.adopt and not orphaned
     tensors = tuple(
@@ -236,9 +226,11 @@ def _memory(segment: AttachedSegment, meta: TensorMeta) -> memoryview:
 
 def _check_identity(file: str, metas: IpcMetas, source: IpcSource, version: int | None) -> None:
     if metas.rank != source.rank:
-        raise ShardIdentityError(file=file, field="rank", expected=source.rank, found=metas.rank)
+        raise strategies_errors.shard_identity(
+            file=file, field="rank", expected=source.rank, found=metas.rank
+        )
     if source.world_size is not None and metas.world_size != source.world_size:
-        raise ShardIdentityError(
+        raise strategies_errors.shard_identity(
             file=file, field="world size", expected=source.world_size, found=metas.world_size
         )
     if version is not None and metas.version != version:

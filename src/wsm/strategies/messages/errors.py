@@ -9,79 +9,72 @@ from __future__ import annotations
 from wsm.errors import BadInputError, GroupError, RefusedError
 
 
-class AddressError(BadInputError):
+def bad_address(*, address: str, problem: str) -> BadInputError:
     """An address is none that buckets can travel by."""
+    return BadInputError(
+        f"the address {address!r} cannot be used: {problem}; buckets lie in memory of this host, so give "
+        "ipc:///absolute/path or tcp://127.0.0.1:port",
+        code="bad-address",
+        address=address,
+        problem=problem,
+    )
 
-    def __init__(self, *, address: str, problem: str) -> None:
-        super().__init__(
-            f"the address {address!r} cannot be used: {problem}; buckets lie in memory of this host, so give "
-            "ipc:///absolute/path or tcp://127.0.0.1:port",
-            address=address,
-            problem=problem,
-        )
 
-
-class AddressBusyError(RefusedError):
+def address_busy(*, address: str, reason: str) -> RefusedError:
     """Another process sends buckets at the same address."""
+    return RefusedError(
+        f"cannot listen at {address}: {reason}; end the other sender or choose another address",
+        code="address-busy",
+        address=address,
+        reason=reason,
+    )
 
-    def __init__(self, *, address: str, reason: str) -> None:
-        super().__init__(
-            f"cannot listen at {address}: {reason}; end the other sender or choose another address",
-            address=address,
-            reason=reason,
-        )
 
-
-class BucketSizeError(BadInputError):
+def bad_bucket_size(*, bucket_bytes: int, window_bytes: int) -> BadInputError:
     """A sender was told to use buckets, or a window, that cannot be."""
+    return BadInputError(
+        f"buckets of {bucket_bytes} bytes through a window of {window_bytes} cannot be; give positive "
+        "multiples of 64",
+        code="bad-bucket-size",
+        bucket_bytes=bucket_bytes,
+        window_bytes=window_bytes,
+    )
 
-    def __init__(self, *, bucket_bytes: int, window_bytes: int) -> None:
-        super().__init__(
-            f"buckets of {bucket_bytes} bytes through a window of {window_bytes} cannot be; give positive "
-            "multiples of 64",
-            bucket_bytes=bucket_bytes,
-            window_bytes=window_bytes,
-        )
 
-
-class ManyBucketsError(BadInputError):
+def too_many_buckets(*, rank: int, nbytes: int, bucket_bytes: int, fewest_bytes: int) -> BadInputError:
     """A version would be cut into more buckets than a rank takes."""
+    return BadInputError(
+        f"the {nbytes} bytes of rank {rank} are too many for buckets of {bucket_bytes} bytes; make the "
+        f"sender with bucket_bytes={fewest_bytes} at least",
+        code="too-many-buckets",
+        rank=rank,
+        nbytes=nbytes,
+        bucket_bytes=bucket_bytes,
+        fewest_bytes=fewest_bytes,
+    )
 
-    def __init__(self, *, rank: int, nbytes: int, bucket_bytes: int, fewest_bytes: int) -> None:
-        super().__init__(
-            f"the {nbytes} bytes of rank {rank} are too many for buckets of {bucket_bytes} bytes; make the "
-            f"sender with bucket_bytes={fewest_bytes} at least",
-            rank=rank,
-            nbytes=nbytes,
-            bucket_bytes=bucket_bytes,
-            fewest_bytes=fewest_bytes,
-        )
 
-
-class SenderBusyError(RefusedError):
+def sender_busy(*, address: str, version: int, wanted: str) -> RefusedError:
     """A sender is asked for something that cannot be while it sends a version."""
-
-    retryable = True
-
-    def __init__(self, *, address: str, version: int, wanted: str) -> None:
-        super().__init__(
-            f"the sender at {address} is sending version {version} and cannot {wanted} meanwhile; "
-            "wait until that has returned, or cancel it",
-            address=address,
-            version=version,
-            wanted=wanted,
-        )
+    return RefusedError(
+        f"the sender at {address} is sending version {version} and cannot {wanted} meanwhile; "
+        "wait until that has returned, or cancel it",
+        code="sender-busy",
+        retryable=True,
+        address=address,
+        version=version,
+        wanted=wanted,
+    )
 
 
-class SenderClosedError(RefusedError):
+def sender_closed(*, address: str, version: int) -> RefusedError:
     """A sender is asked to send after it was closed."""
-
-    def __init__(self, *, address: str, version: int) -> None:
-        super().__init__(
-            f"the sender at {address} is closed and cannot send version {version}; make a new one",
-            address=address,
-            version=version,
-        )
+    return RefusedError(
+        f"the sender at {address} is closed and cannot send version {version}; make a new one",
+        code="sender-closed",
+        address=address,
+        version=version,
+    )
 
 
 class PeerMessageError(BadInputError):

@@ -21,8 +21,8 @@ from pathlib import Path
 from wsm import log
 from wsm.own_descriptor import not_inherited
 from wsm.shared_directory import bind_alone
+from wsm.strategies.messages import errors as message_errors
 from wsm.strategies.messages.connection import Connection, Place
-from wsm.strategies.messages.errors import AddressBusyError
 
 #: Connections that a listener has at most at one time; a quarter of what its process may open, if less.
 MOST_CONNECTIONS = 256
@@ -287,7 +287,7 @@ def listen_at(place: Place, address: str, *, most_connections: int = MOST_CONNEC
 
     Raises
     ------
-    AddressBusyError
+    RefusedError
         If another process listens there, or that cannot be.
     wsm.shared_directory.ForeignPathError
         If something else lies at the path, or in the place of its lock file.
@@ -299,7 +299,7 @@ def listen_at(place: Place, address: str, *, most_connections: int = MOST_CONNEC
         if isinstance(where, str):
             bound = bind_alone(Path(where))
             if bound is None:
-                raise AddressBusyError(address=address, reason="another process listens there")
+                raise message_errors.address_busy(address=address, reason="another process listens there")
             made, release = bound.socket, bound.release
             return Listener(made, address, release, most_connections=most_connections)
         made = not_inherited(socket.socket(family, socket.SOCK_STREAM))
@@ -310,7 +310,7 @@ def listen_at(place: Place, address: str, *, most_connections: int = MOST_CONNEC
         if made is not None:
             made.close()
         release()
-        raise AddressBusyError(address=address, reason=str(error)) from error
+        raise message_errors.address_busy(address=address, reason=str(error)) from error
 
 
 def _named(bound: socket.socket) -> str:

@@ -8,7 +8,7 @@ import socket
 
 from wsm.strategies.messages.connection import Place
 from wsm.strategies.messages.listener import Listener, listen_at
-from wsm.strategies.mooncake.errors import EngineSettingsError
+from wsm.strategies.mooncake import errors as mooncake_errors
 
 _TCP = re.compile(r"tcp://([0-9.]{7,15}):([0-9]{1,5})")
 # A socket's address on Linux holds 108 characters, the last of them zero.
@@ -22,7 +22,7 @@ def parse_address(address: str) -> Place:
 
     Raises
     ------
-    EngineSettingsError
+    BadInputError
         If it is neither.
     """
     path = address.removeprefix("ipc://")
@@ -30,7 +30,7 @@ def parse_address(address: str) -> Place:
         return socket.AF_UNIX, path
     found = _TCP.fullmatch(address)
     if found is None or int(found[2]) > 0xFFFF:
-        raise EngineSettingsError(
+        raise mooncake_errors.bad_engine_settings(
             field="address",
             value=address,
             problem=f"is neither tcp://IPv4:port nor ipc:///absolute/path of at most {_LONGEST_PATH} bytes",
@@ -43,9 +43,9 @@ def listen(address: str) -> Listener:
 
     Raises
     ------
-    EngineSettingsError
+    BadInputError
         If the address is none.
-    AddressBusyError
+    RefusedError
         If somebody else listens there.
     wsm.shared_directory.ForeignPathError
         If something else lies at the path, or in the place of its lock file.

@@ -37,13 +37,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wsm import log
-from wsm.strategies.mooncake.errors import (
-    EngineExposedError,
-    EngineSettingsError,
-    EngineStartError,
-    MemoryRegistrationError,
-    MooncakeMissingError,
-)
+from wsm.strategies.mooncake import errors as mooncake_errors
 
 #: What the engine can be asked for. Only ``tcp`` has been run by us; ``rdma`` takes hardware.
 PROTOCOLS = ("tcp", "rdma")
@@ -91,11 +85,11 @@ class EngineSettings:
         try:
             ipaddress.IPv4Address(self.host)
         except ValueError as error:
-            raise EngineSettingsError(
+            raise mooncake_errors.bad_engine_settings(
                 field="host", value=self.host, problem="is no IPv4 address; give that of this host"
             ) from error
         if self.protocol not in PROTOCOLS:
-            raise EngineSettingsError(
+            raise mooncake_errors.bad_engine_settings(
                 field="protocol", value=self.protocol, problem=f"is none of {', '.join(PROTOCOLS)}"
             )
 
@@ -120,11 +114,11 @@ class Engine:
 
     Raises
     ------
-    MooncakeMissingError
+    RefusedError
         If it cannot be imported.
-    EngineStartError
+    RefusedError
         If it does not start.
-    EngineExposedError
+    RefusedError
         If it cannot be kept to this host.
     """
 
@@ -133,7 +127,7 @@ class Engine:
         made, others = _engine_class()(), set(_sockets().values())
         code = made.initialize(settings.host, "P2PHANDSHAKE", settings.protocol, settings.device)
         if code != 0:
-            raise EngineStartError(
+            raise mooncake_errors.engine_not_started(
                 host=settings.host, protocol=settings.protocol, device=settings.device, code=code
             )
         self._engine: Any = made
@@ -142,7 +136,7 @@ class Engine:
         found = _seclude(others, made.get_rpc_port(), loopback=settings.loopback)
         if settings.loopback and settings.protocol == "tcp" and len(found) < _LISTENING:
             self.close()
-            raise EngineExposedError(found=len(found), ports=(_PORTS.start, _PORTS.stop - 1))
+            raise mooncake_errors.engine_exposed(found=len(found), ports=(_PORTS.start, _PORTS.stop - 1))
         if settings.loopback:
             self._ports = found
         else:
@@ -156,13 +150,13 @@ class Engine:
 
         Raises
         ------
-        MemoryRegistrationError
+        RefusedError
             If it overlaps with what is registered, or the engine cannot take it.
         """
         _cut_off(self._ports)  # who had connected, and was not taken yet, when the engine started
         code = self._engine.register_memory(address, nbytes)
         if code != 0:
-            raise MemoryRegistrationError(nbytes=nbytes, code=code)
+            raise mooncake_errors.memory_not_registered(nbytes=nbytes, code=code)
 
     def register_destination(self, memory: memoryview) -> None:
         """Make it possible to read into `memory`, where the protocol asks for that (TCP does not)."""
@@ -243,7 +237,7 @@ def _engine_class() -> Any:
         from mooncake.engine import TransferEngine  # noqa: PLC0415 - an optional dependency of 50 MB
     except ImportError as error:
         missing = _LIBRARY.findall(str(error))
-        raise MooncakeMissingError(reason=str(error), missing=missing) from error
+        raise mooncake_errors.mooncake_missing(reason=str(error), missing=missing) from error
     return TransferEngine
 
 

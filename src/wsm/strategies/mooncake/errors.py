@@ -9,109 +9,105 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wsm.errors import BadInputError, GroupError, RefusedError
-from wsm.strategies.file_errors import listed
+from wsm.strategies.errors import listed
 
 
-class MooncakeMissingError(RefusedError):
+def mooncake_missing(*, reason: str, missing: Sequence[str]) -> RefusedError:
     """The transfer engine cannot be imported: the package, or a system library of it, is not there."""
+    what = (
+        f"system libraries are missing: {listed(missing)} "
+        "(Debian: apt-get install libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4)"
+        if missing
+        else "install wsm[mooncake]"
+    )
+    return RefusedError(
+        f"Mooncake's transfer engine cannot be loaded ({reason}); {what}",
+        code="mooncake-missing",
+        reason=reason,
+        missing=tuple(missing),
+    )
 
-    def __init__(self, *, reason: str, missing: Sequence[str]) -> None:
-        what = (
-            f"system libraries are missing: {listed(missing)} "
-            "(Debian: apt-get install libibverbs1 librdmacm1 libnuma1 liburing2 libcurl4)"
-            if missing
-            else "install wsm[mooncake]"
-        )
-        super().__init__(
-            f"Mooncake's transfer engine cannot be loaded ({reason}); {what}",
-            reason=reason,
-            missing=tuple(missing),
-        )
 
-
-class EngineSettingsError(BadInputError):
+def bad_engine_settings(*, field: str, value: object, problem: str) -> BadInputError:
     """The transfer engine was given a host, protocol or device that cannot be."""
+    return BadInputError(
+        f"mooncake: {field} {value!r} {problem}",
+        code="bad-engine-settings",
+        field=field,
+        value=value,
+        problem=problem,
+    )
 
-    def __init__(self, *, field: str, value: object, problem: str) -> None:
-        super().__init__(f"mooncake: {field} {value!r} {problem}", field=field, value=value, problem=problem)
 
-
-class EngineStartError(RefusedError):
+def engine_not_started(*, host: str, protocol: str, device: str, code: int) -> RefusedError:
     """The transfer engine does not start; its own log says why."""
+    return RefusedError(
+        f"the transfer engine does not start on {host} with protocol {protocol!r}, device {device!r} "
+        f"(code {code}); set MC_LOG_LEVEL=INFO and read what it writes to standard error",
+        code="engine-not-started",
+        host=host,
+        protocol=protocol,
+        device=device,
+        engine_code=code,
+    )
 
-    def __init__(self, *, host: str, protocol: str, device: str, code: int) -> None:
-        super().__init__(
-            f"the transfer engine does not start on {host} with protocol {protocol!r}, device {device!r} "
-            f"(code {code}); set MC_LOG_LEVEL=INFO and read what it writes to standard error",
-            host=host,
-            protocol=protocol,
-            device=device,
-            engine_code=code,
-        )
 
-
-class EngineExposedError(RefusedError):
+def engine_exposed(*, found: int, ports: tuple[int, int]) -> RefusedError:
     """The transfer engine was to be reached from this host only, and listens where that cannot be seen to."""
+    return RefusedError(
+        f"only {found} of the two sockets that the transfer engine listens on were found at ports "
+        f"{ports[0]} to {ports[1]}, so they cannot be kept to this host; unset MC_MIN_RPC_PORT and "
+        "MC_MAX_RPC_PORT, or give the address of this host instead of a loopback one",
+        code="engine-exposed",
+        found=found,
+        ports=ports,
+    )
 
-    def __init__(self, *, found: int, ports: tuple[int, int]) -> None:
-        super().__init__(
-            f"only {found} of the two sockets that the transfer engine listens on were found at ports "
-            f"{ports[0]} to {ports[1]}, so they cannot be kept to this host; unset MC_MIN_RPC_PORT and "
-            "MC_MAX_RPC_PORT, or give the address of this host instead of a loopback one",
-            found=found,
-            ports=ports,
-        )
 
-
-class MemoryRegistrationError(RefusedError):
+def memory_not_registered(*, nbytes: int, code: int) -> RefusedError:
     """The transfer engine does not take memory."""
+    return RefusedError(
+        f"the transfer engine does not register {nbytes} bytes (code {code}); with RDMA look at the "
+        "limit of locked memory (ulimit -l)",
+        code="memory-not-registered",
+        nbytes=nbytes,
+        engine_code=code,
+    )
 
-    def __init__(self, *, nbytes: int, code: int) -> None:
-        super().__init__(
-            f"the transfer engine does not register {nbytes} bytes (code {code}); with RDMA look at the "
-            "limit of locked memory (ulimit -l)",
-            nbytes=nbytes,
-            engine_code=code,
-        )
 
-
-class TransferFailedError(GroupError):
+def transfer_failed(*, peer: str, nbytes: int, touched: bool) -> GroupError:
     """The transfer engine could not read from a peer that lives and still publishes."""
+    return GroupError(
+        f"the transfer engine could not read {nbytes} bytes from {peer}; load again, and if it stays so "
+        "set MC_LOG_LEVEL=INFO and read what the engine writes to standard error on both sides",
+        code="transfer-failed",
+        peer=peer,
+        nbytes=nbytes,
+        touched=touched,
+    )
 
-    def __init__(self, *, peer: str, nbytes: int, touched: bool) -> None:
-        super().__init__(
-            f"the transfer engine could not read {nbytes} bytes from {peer}; load again, and if it stays so "
-            "set MC_LOG_LEVEL=INFO and read what the engine writes to standard error on both sides",
-            peer=peer,
-            nbytes=nbytes,
-            touched=touched,
-        )
 
-
-class LeaseLostError(GroupError):
+def lease_lost(*, peer: str, version: int, lease_s: float, touched: bool) -> GroupError:
     """The publisher no longer holds its memory still for this rank: it took longer than its lease."""
+    return GroupError(
+        f"{peer} no longer keeps version {version} for this rank, which did not renew its lease of "
+        f"{lease_s:.3g} s; give the publisher a longer lease_s, or load again",
+        code="lease-lost",
+        peer=peer,
+        version=version,
+        lease_s=lease_s,
+        touched=touched,
+    )
 
-    def __init__(self, *, peer: str, version: int, lease_s: float, touched: bool) -> None:
-        super().__init__(
-            f"{peer} no longer keeps version {version} for this rank, which did not renew its lease of "
-            f"{lease_s:.3g} s; give the publisher a longer lease_s, or load again",
-            peer=peer,
-            version=version,
-            lease_s=lease_s,
-            touched=touched,
-        )
 
-
-class PublicationHeldError(RefusedError):
+def publication_held(*, version: int, ranks: Sequence[int], waited_s: float) -> RefusedError:
     """A published version cannot be withdrawn yet: ranks are reading it."""
-
-    retryable = True
-
-    def __init__(self, *, version: int, ranks: Sequence[int], waited_s: float) -> None:
-        super().__init__(
-            f"version {version} is still being read by ranks {list(ranks)} after {waited_s:.3g} s; its "
-            "tensors must not change yet. Wait longer, or withdraw with revoke=True",
-            version=version,
-            ranks=tuple(ranks),
-            waited_s=waited_s,
-        )
+    return RefusedError(
+        f"version {version} is still being read by ranks {list(ranks)} after {waited_s:.3g} s; its "
+        "tensors must not change yet. Wait longer, or withdraw with revoke=True",
+        code="publication-held",
+        retryable=True,
+        version=version,
+        ranks=tuple(ranks),
+        waited_s=waited_s,
+    )

@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 import time
 
-from wsm.errors import WsmError
-from wsm.strategies.errors import LoadCancelledError, ShardIdentityError, VersionMismatchError
+from wsm.errors import BadInputError, WsmError
+from wsm.strategies import errors as strategies_errors
+from wsm.strategies.errors import LoadCancelledError, VersionMismatchError
 from wsm.strategies.messages.caller import Caller, Presence
 from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerMessageError, PeerSilentError
+from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake import messages as say
 from wsm.strategies.mooncake.addresses import parse_address
-from wsm.strategies.mooncake.errors import LeaseLostError
 from wsm.strategies.observer import LoadObserver
 
 # How long a wait lasts before cancellation and deadlines are looked at again.
@@ -65,7 +66,7 @@ class RankLease:
 
         Raises
         ------
-        VersionMismatchError, ShardIdentityError
+        VersionMismatchError, BadInputError
             If another version, rank or number of ranks is published.
         PeerDiedError
             If the publisher has ended, and nobody took its place for ``silence_s``.
@@ -107,7 +108,7 @@ class RankLease:
 
         Raises
         ------
-        LeaseLostError, PeerFailedError, PeerDiedError, PeerSilentError, PeerMessageError
+        GroupError, PeerFailedError, PeerDiedError, PeerSilentError, PeerMessageError
             If the lease holds no longer, or nobody knows.
         LoadCancelledError
             If the load was cancelled.
@@ -133,7 +134,7 @@ class RankLease:
 
         Raises
         ------
-        LeaseLostError
+        GroupError
             If it was not held.
         PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
             If there is no proper answer.
@@ -146,7 +147,7 @@ class RankLease:
             if isinstance(message, say.Released):
                 if message.held:
                     return
-                raise LeaseLostError(
+                raise mooncake_errors.lease_lost(
                     peer=self.peer,
                     version=grant.version,
                     lease_s=grant.lease_ms / 1000,
@@ -217,7 +218,9 @@ class RankLease:
 
     def _check(self, ask: say.Ask, grant: say.Grant) -> None:
         if grant.rank != ask.rank:
-            raise ShardIdentityError(file=self.peer, field="rank", expected=ask.rank, found=grant.rank)
+            raise strategies_errors.shard_identity(
+                file=self.peer, field="rank", expected=ask.rank, found=grant.rank
+            )
         if ask.world_size is not None and grant.world_size != ask.world_size:
             raise self._other_world(ask.world_size, grant.world_size)
         if ask.version is not None and grant.version != ask.version:
@@ -230,8 +233,10 @@ class RankLease:
             return self._other_world(ask.world_size, refuse.found)
         return PeerFailedError(peer=self.peer, error=f"Refused ({refuse.reason})", reason=refuse.text)
 
-    def _other_world(self, expected: int, found: int) -> ShardIdentityError:
-        return ShardIdentityError(file=self.peer, field="world size", expected=expected, found=found)
+    def _other_world(self, expected: int, found: int) -> BadInputError:
+        return strategies_errors.shard_identity(
+            file=self.peer, field="world size", expected=expected, found=found
+        )
 
     def _held(self) -> tuple[Caller, say.Grant]:
         if self._caller is None or self._grant is None:

@@ -73,7 +73,7 @@ class PublishedMemory:
         ------
         TrainerTensorError
             If one of them is no tensor in an accepted form, or `finite` and one is not.
-        MemoryRegistrationError
+        RefusedError
             If the engine does not take it.
         """
         first = {id(tensors): rank for rank, tensors in reversed(list(shards.items()))}

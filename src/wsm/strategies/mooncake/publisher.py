@@ -19,9 +19,9 @@ from wsm.strategies.digest import shard_digest
 from wsm.strategies.documents.sealed_json import content_digest
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.mooncake import addresses
+from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake.desk import Desk, Publication
 from wsm.strategies.mooncake.engine import Engine, EngineSettings
-from wsm.strategies.mooncake.errors import EngineSettingsError, PublicationHeldError
 from wsm.strategies.mooncake.leases import Leases
 from wsm.strategies.mooncake.memory import PACKED_BELOW, PublishedMemory, check_shards
 from wsm.strategies.mooncake.plan import Layout
@@ -80,9 +80,9 @@ class MooncakePublisher:
 
     Raises
     ------
-    MooncakeMissingError, EngineStartError, EngineSettingsError
+    RefusedError, BadInputError
         If the engine does not start.
-    AddressBusyError
+    RefusedError
         If it cannot listen there.
     """
 
@@ -97,7 +97,9 @@ class MooncakePublisher:
         clock: Clock | None = None,
     ) -> None:
         if not lease_s > 0:
-            raise EngineSettingsError(field="lease_s", value=lease_s, problem="is no time; give seconds")
+            raise mooncake_errors.bad_engine_settings(
+                field="lease_s", value=lease_s, problem="is no time; give seconds"
+            )
         self._clock = clock or SystemClock()
         listener = addresses.listen(address)
         try:
@@ -144,12 +146,12 @@ class MooncakePublisher:
 
         Raises
         ------
-        PublicationHeldError
+        RefusedError
             If they still read it then. Nothing was changed, but no rank is given that version any more.
-        IncompletePublicationError, TrainerTensorError, wsm.strategies.errors.VersionNumberError
+        BadInputError, TrainerTensorError
             If what was handed over is no version. Nothing was changed, unless a tensor is not finite although
             it is to be: nothing is published then.
-        MemoryRegistrationError
+        RefusedError
             If the engine does not take the memory. Nothing is published.
         """
         begun = self._clock.monotonic_ns()
@@ -213,7 +215,7 @@ class MooncakePublisher:
 
         Raises
         ------
-        PublicationHeldError
+        RefusedError
             If ranks still read after `wait_s`; the tensors must not change. It can be called again.
         """
         if self._version is None:
@@ -224,7 +226,7 @@ class MooncakePublisher:
         else:
             ranks = self._desk.wait_until_free(wait_s)
             if ranks:
-                raise PublicationHeldError(version=self._version, ranks=ranks, waited_s=wait_s)
+                raise mooncake_errors.publication_held(version=self._version, ranks=ranks, waited_s=wait_s)
         self._version = None
 
     def close(self) -> None:

@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from wsm.errors import GroupError
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.messages.errors import PeerSilentError
+from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake.engine import Engine
-from wsm.strategies.mooncake.errors import TransferFailedError
 from wsm.strategies.mooncake.lease import RankLease
 from wsm.strategies.mooncake.plan import ReadPlan, Span
 
@@ -90,9 +91,9 @@ class SpanReader:
 
         Raises
         ------
-        TransferFailedError, PeerSilentError
+        GroupError, PeerSilentError
             If the engine cannot read, or no read ends.
-        LeaseLostError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
+        GroupError, PeerDiedError, PeerFailedError, PeerMessageError, LoadCancelledError
             As :meth:`RankLease.keep`.
         """
         with self._lock:
@@ -186,12 +187,12 @@ class SpanReader:
                 self._arrived[index] = buffer
         return ended
 
-    def _failed(self, span: Span) -> TransferFailedError:
+    def _failed(self, span: Span) -> GroupError:
         """Ask the publisher first whether it lives and still publishes; that raises if not."""
         deadline_s = time.monotonic() + _LAST_WORDS_S
         while time.monotonic() < deadline_s:
             self._lease.keep(_GLANCE_S)
-        return TransferFailedError(
+        return mooncake_errors.transfer_failed(
             peer=f"{self._lease.peer} (engine {self._session})",
             nbytes=span.nbytes,
             touched=self._lease.touched,

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from wsm import log
+from wsm.strategies import errors as strategies_errors
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.errors import EmptySnapshotError
 from wsm.strategies.messages.errors import PeerMessageError, PeerSilentError
+from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake import messages as say
 from wsm.strategies.mooncake.addresses import parse_address
 from wsm.strategies.mooncake.engine import Engine, EngineSettings
-from wsm.strategies.mooncake.errors import EngineSettingsError, TransferFailedError
 from wsm.strategies.mooncake.lease import RankLease
 from wsm.strategies.mooncake.plan import Layout, ReadPlan, in_reading_order
 from wsm.strategies.mooncake.publisher import manifest_digest
@@ -103,7 +103,7 @@ class MooncakeTransport:
 
     Raises
     ------
-    EngineSettingsError
+    BadInputError
         If the address, or a size, cannot be.
     """
 
@@ -121,7 +121,9 @@ class MooncakeTransport:
     ) -> None:
         for field, value in (("span_bytes", span_bytes), ("buffers", buffers)):
             if value < 1:
-                raise EngineSettingsError(field=field, value=value, problem="is less than one")
+                raise mooncake_errors.bad_engine_settings(
+                    field=field, value=value, problem="is less than one"
+                )
         parse_address(address)
         self.costs: TransferCosts | None = None
         self._address = address
@@ -143,12 +145,12 @@ class MooncakeTransport:
 
         Raises
         ------
-        VersionMismatchError, ShardIdentityError, EmptySnapshotError
+        VersionMismatchError, BadInputError
             If it is not what was asked for. Nothing was changed.
-        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, TransferFailedError, LeaseLostError
+        PeerSilentError, PeerDiedError, PeerFailedError, PeerMessageError, GroupError
             If the publisher does not answer properly or cannot be read, now or later; ``touched`` says
             whether anything was changed.
-        MooncakeMissingError, EngineStartError, MemoryRegistrationError
+        RefusedError
             If there is no engine here. Nothing was changed.
         """
         begun_s = time.monotonic()
@@ -214,7 +216,7 @@ class MooncakeTransport:
         known = self._layout
         layout = known.layout
         if not layout.tensors:
-            raise EmptySnapshotError(where=lease.peer)
+            raise strategies_errors.empty_snapshot(where=lease.peer)
         if len(grant.digests) != len(layout.tensors):
             raise PeerMessageError(
                 peer=lease.peer, problem=f"{len(grant.digests)} digests for {len(layout.tensors)} tensors"
@@ -255,7 +257,7 @@ class MooncakeTransport:
         peer = f"{lease.peer} (engine {session})"
         if found is None:
             raise PeerSilentError(peer=peer, waited_s=self._silence_s, expected="its memory")
-        raise TransferFailedError(peer=peer, nbytes=1, touched=False)
+        raise mooncake_errors.transfer_failed(peer=peer, nbytes=1, touched=False)
 
     def _offer(self, grant: say.Grant, known: _KnownLayout, peer: str, reader: SpanReader | None) -> Offer:
         def nothing(_region: int, _offset: int, _destination: memoryview) -> None:

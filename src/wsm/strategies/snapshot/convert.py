@@ -13,12 +13,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from wsm.strategies.errors import (
-    DestinationExistsError,
-    NotPickleError,
-    StorageError,
-    UnreadableFileError,
-)
+from wsm.strategies import errors
+from wsm.strategies.errors import StorageError, UnreadableFileError
 from wsm.strategies.files.atomic_file import sync_directory
 from wsm.strategies.files.part_file import is_pickle
 from wsm.strategies.files.pickle_file import PickleFile
@@ -48,11 +44,11 @@ def convert(source: Path | str, destination: Path | str) -> ConversionReport:
     ------
     UnreadableFileError
         If `source` does not exist or cannot be read.
-    NotPickleError
+    BadInputError
         If there is no pickle in it.
-    DestinationExistsError
+    RefusedError
         If a file would be overwritten; nothing was converted then.
-    PaddleMissingError, PickleContentError
+    PaddleMissingError, BadInputError
         If a pickle cannot be read.
     StorageError
         If the file system refuses.
@@ -61,12 +57,12 @@ def convert(source: Path | str, destination: Path | str) -> ConversionReport:
     files = _candidates(source)
     pickles = [file for file in files if _is_pickle(file)]
     if not pickles:
-        raise NotPickleError(where=str(source))
+        raise errors.not_pickle(where=str(source))
     into_directory = source.is_dir() or destination.is_dir()
     pairs = [(file, destination / file.name if into_directory else destination) for file in pickles]
     for _, target in pairs:
         if target.exists():
-            raise DestinationExistsError(file=str(target))
+            raise errors.destination_exists(file=str(target))
     try:
         (destination if into_directory else destination.parent).mkdir(parents=True, exist_ok=True)
         for file, target in pairs:
@@ -110,7 +106,7 @@ def _convert_file(source: Path, destination: Path) -> None:
             write_safetensors(temporary, specs, (part.data(spec.name) for spec in specs), {}, durable=True)
             os.link(temporary, destination)  # unlike a rename, it never overwrites
         except FileExistsError as error:
-            raise DestinationExistsError(file=str(destination)) from error
+            raise errors.destination_exists(file=str(destination)) from error
         finally:
             temporary.unlink(missing_ok=True)
     sync_directory(destination.parent)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
-from wsm.strategies.errors import EmptySnapshotError
+from wsm.strategies import errors
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.sections import Sections
@@ -65,7 +65,7 @@ class IpcSnapshot(Strategy):
         with ExitStack() as stack:
             offer = _resliced(source, version, stack) or _own_shard(source, version, stack)
             if not offer.tensors:
-                raise EmptySnapshotError(where=", ".join(offer.files))
+                raise errors.empty_snapshot(where=", ".join(offer.files))
             yield offer
 
     def preview(self, source: SnapshotSource, version: int | None) -> AbstractContextManager[Offer]:

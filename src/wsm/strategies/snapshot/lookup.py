@@ -116,7 +116,7 @@ def announced_version(directory: Path | str) -> int | None:
 
     Raises
     ------
-    VersionFileError, UnreadableFileError
+    BadInputError, UnreadableFileError
         If it is there and unusable.
     """
     try:

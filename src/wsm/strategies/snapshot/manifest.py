@@ -17,8 +17,8 @@ from wsm.strategies.documents.manifest_fields import FieldReader
 from wsm.strategies.documents.sealed_document import SealedDocument
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.files.version_file import MAX_VERSION
+from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.placement import whole_shape
-from wsm.strategies.snapshot.placement_errors import PlacementError
 from wsm.strategies.snapshot.tensor_table import TensorEntry, decode_rows, encode_rows
 
 

@@ -5,7 +5,8 @@ Knows their names and how much they may hold, not what they are checked against.
 
 from __future__ import annotations
 
-from wsm.strategies.errors import ManifestError, ManifestMismatchError
+from wsm.strategies import errors
+from wsm.strategies.errors import ManifestError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.snapshot.manifest import ShardManifest
@@ -50,19 +51,19 @@ def require_listed(
 
     Raises
     ------
-    ManifestMismatchError
+    BadInputError
         If it is missing, or another one. `file` is the version's manifest.
     """
     entry = whole.shards[rank]
     if manifest is None:
-        raise ManifestMismatchError(file=file, problem=f"{entry.manifest} is missing")
+        raise errors.differs_from_manifest(file=file, problem=f"{entry.manifest} is missing")
     if (manifest.digest, manifest.version, manifest.publication, manifest.world_size) != (
         entry.digest,
         whole.version,
         whole.publication,
         whole.world_size,
     ):
-        raise ManifestMismatchError(file=file, problem=f"{entry.manifest} is of another publication")
+        raise errors.differs_from_manifest(file=file, problem=f"{entry.manifest} is of another publication")
     return manifest
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wsm.strategies.errors import SafetensorsFormatError
+from wsm.strategies import errors
 
 _FIELDS = ("version", "rank", "world_size", "publication")
 _PREFIX = "wsm."
@@ -36,7 +36,7 @@ class PartMetadata:
 
         Raises
         ------
-        SafetensorsFormatError
+        BadInputError
             If some are there and some are not, or a number is none.
         """
         found = {field: metadata[_PREFIX + field] for field in _FIELDS if _PREFIX + field in metadata}
@@ -44,7 +44,7 @@ class PartMetadata:
             return None
         numbers = {field: found.get(field, "") for field in _FIELDS if field != "publication"}
         if len(found) != len(_FIELDS) or not all(map(_NUMBER.fullmatch, numbers.values())):
-            raise SafetensorsFormatError(file=file, problem="its wsm metadata is damaged")
+            raise errors.bad_safetensors(file=file, problem="its wsm metadata is damaged")
         return cls(
             version=int(found["version"]),
             rank=int(found["rank"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from wsm.strategies.snapshot.placement_errors import PlacementError
+from wsm.strategies.snapshot.errors import PlacementError
 
 Shape: TypeAlias = tuple[int, ...]
 

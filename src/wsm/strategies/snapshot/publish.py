@@ -96,7 +96,7 @@ def publish_snapshot(
     ------
     VersionExistsError, PublisherBusyError, StorageError
         If it cannot be published now. Nothing became visible.
-    IncompletePublicationError, TrainerTensorError, PlacementError, wsm.strategies.errors.VersionNumberError
+    BadInputError, TrainerTensorError, PlacementError
         If what was handed over is no version. Nothing became visible.
     """
     check_ranks(version, shards)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from wsm.errors import InternalError
-from wsm.strategies.errors import ShardIdentityError
+from wsm.strategies import errors as strategies_errors
+from wsm.strategies.snapshot import errors as snapshot_errors
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.placement import Placement, Run, Shape, Split, local_shape, runs, whole_shape
-from wsm.strategies.snapshot.placement_errors import PlacementMissingError, SlicesError
 from wsm.strategies.snapshot.tensor_table import TensorEntry
 from wsm.strategies.tensor import TensorSpec
 
@@ -98,18 +98,18 @@ def plan(shards: Sequence[ShardManifest], rank: int, ranks: int, *, where: str) 
 
     Raises
     ------
-    ShardIdentityError
+    BadInputError
         If no tensor at all is placed: the version is for its own number of ranks alone. Or if there is no
         such rank.
-    PlacementMissingError
+    BadInputError
         If some tensors are not placed.
     PlacementError
         If one cannot be divided by so many ranks.
-    SlicesError
+    BadInputError
         If the shards do not fit together.
     """
     if rank >= ranks:
-        raise ShardIdentityError(file=where, field="world size", expected=rank + 1, found=ranks)
+        raise strategies_errors.shard_identity(file=where, field="world size", expected=rank + 1, found=ranks)
     held = _by_name(shards)
     _require_placements(held, len(shards), ranks, where)
     whole = _whole_shapes(held, shards, where)
@@ -149,9 +149,9 @@ def _require_placements(
         name for name, entries in held.items() if any(entry.placement is None for entry in entries.values())
     ]
     if len(missing) == len(held):
-        raise ShardIdentityError(file=where, field="world size", expected=wanted, found=found)
+        raise strategies_errors.shard_identity(file=where, field="world size", expected=wanted, found=found)
     if missing:
-        raise PlacementMissingError(where=where, found=found, wanted=wanted, tensors=missing)
+        raise snapshot_errors.placement_missing(where=where, found=found, wanted=wanted, tensors=missing)
 
 
 def _whole_shapes(
@@ -183,7 +183,7 @@ def _whole_shapes(
             problems.append((name, problem))
         found[name] = shape
     if problems:
-        raise SlicesError(where=where, problems=problems)
+        raise snapshot_errors.bad_slices(where=where, problems=problems)
     return found
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from wsm import log
-from wsm.strategies.errors import ManifestMismatchError, VersionMismatchError
+from wsm.strategies import errors
+from wsm.strategies.errors import VersionMismatchError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.part_file import PartFile
 from wsm.strategies.offer import OfferedTensor
@@ -74,7 +75,7 @@ def open_resliced(
     ------
     wsm.strategies.errors.BadInputError
         If manifests and files do not fit together, or the version cannot be divided by so many ranks
-        (:mod:`wsm.strategies.snapshot.placement_errors`). Nothing was changed.
+        (:mod:`wsm.strategies.snapshot.errors`). Nothing was changed.
     """
     file = published.directory.locate(snapshot_names.VERSION_MANIFEST)
     if published.expected is not None and whole.version != published.expected:
@@ -106,7 +107,7 @@ def _manifest(published: Published, whole: VersionManifest, rank: int) -> ShardM
     name = whole.shards[rank].manifest
     manifest = require_listed(whole, rank, read_shard_manifest(published.directory, name), file=file)
     if manifest.rank != rank:
-        raise ManifestMismatchError(
+        raise errors.differs_from_manifest(
             file=file, problem=f"{name} is of rank {manifest.rank}, not of rank {rank}"
         )
     return manifest
@@ -119,7 +120,7 @@ def _open_rank(
     parts = open_parts(published.directory, [part.file for part in manifest.parts], manifest, stack)
     metadata = common_metadata(parts)
     if metadata is not None and (metadata.rank, metadata.world_size) != (manifest.rank, manifest.world_size):
-        raise ManifestMismatchError(file=file, problem=f"the parts are of rank {metadata.rank}")
+        raise errors.differs_from_manifest(file=file, problem=f"the parts are of rank {metadata.rank}")
     check_content(file, manifest, metadata, parts)
     return parts
 

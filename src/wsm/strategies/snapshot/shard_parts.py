@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
-from wsm.strategies.errors import FileSizeError, ManifestMismatchError, MixedPartsError
+from wsm.strategies import errors
 from wsm.strategies.files.part_file import PartFile, open_part
 from wsm.strategies.files.readahead import Readahead
 from wsm.strategies.files.safetensors_file import SafetensorsFile
@@ -80,9 +80,9 @@ def common_metadata(files: Sequence[PartFile]) -> PartMetadata | None:
 
     Raises
     ------
-    MixedPartsError
+    BadInputError
         If they differ.
-    SafetensorsFormatError
+    BadInputError
         If one says something that makes no sense.
     """
     found = [PartMetadata.decode(file.metadata, file=file.path) for file in files]
@@ -90,7 +90,7 @@ def common_metadata(files: Sequence[PartFile]) -> PartMetadata | None:
         values = [str(getattr(item, field, "not written by wsm")) for item in found]
         if len(set(values)) > 1:
             paths = [file.path for file in files]
-            raise MixedPartsError(field=field, values=list(zip(paths, values, strict=True)))
+            raise errors.mixed_parts(field=field, values=list(zip(paths, values, strict=True)))
     return found[0]
 
 
@@ -112,19 +112,19 @@ def check_content(
 
     Raises
     ------
-    ManifestMismatchError
+    BadInputError
         If the parts are of another publication, or hold other tensors.
-    FileSizeError
+    BadInputError
         If one has another size.
     """
     if metadata is not None and metadata.publication != manifest.publication:
-        raise ManifestMismatchError(file=file, problem="the parts are of another publication")
+        raise errors.differs_from_manifest(file=file, problem="the parts are of another publication")
     sizes = {part.file: part.nbytes for part in manifest.parts}
     promised = _promised(manifest)
     for part in files:
         name = Path(part.path).name
         if part.nbytes != sizes[name]:
-            raise FileSizeError(file=part.path, expected=sizes[name], actual=part.nbytes)
+            raise errors.bad_file_size(file=part.path, expected=sizes[name], actual=part.nbytes)
         found = list(part.specs())
         if found != promised[name]:
             _refuse_other_tensors(file, part.path, found, promised[name])
@@ -151,6 +151,6 @@ def _refuse_other_tensors(
     ours, theirs = ({spec.name: spec for spec in specs} for specs in (found, promised))
     different = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
     if different:
-        raise ManifestMismatchError(
+        raise errors.differs_from_manifest(
             file=file, problem=f"{part} has other tensors, names, dtypes or shapes: {different[:6]}"
         )

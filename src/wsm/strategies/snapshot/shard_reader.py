@@ -10,13 +10,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from wsm.strategies.errors import (
-    ManifestMismatchError,
-    ManifestMissingError,
-    ShardIdentityError,
-    VersionMismatchError,
-    VersionUnknownError,
-)
+from wsm.strategies import errors
+from wsm.strategies.errors import VersionMismatchError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.part_file import PartFile
 from wsm.strategies.snapshot.lookup import Located, announced_version
@@ -85,7 +80,7 @@ def open_shard(located: Located, source: SnapshotSource, stack: ExitStack) -> Op
         check_content(manifest_file, manifest, metadata, files)
     missing = _missing_manifest(shard, source.verify, metadata, manifest, version_manifest)
     if missing is not None:
-        raise ManifestMissingError(
+        raise errors.manifest_missing(
             manifest=shard.directory.locate(missing),
             file=files[0].path,
             version=None if metadata is None else metadata.version,
@@ -101,7 +96,7 @@ def _version_manifest(shard: ShardFiles, rank: int, manifest: ShardManifest | No
         return None
     file = shard.directory.locate(snapshot_names.VERSION_MANIFEST)
     if rank >= whole.world_size:
-        raise ShardIdentityError(file=file, field="world size", expected=rank + 1, found=whole.world_size)
+        raise errors.shard_identity(file=file, field="world size", expected=rank + 1, found=whole.world_size)
     require_listed(whole, rank, manifest, file=file)
     return whole
 
@@ -129,9 +124,9 @@ def _check_identity(
     expected: int | None,
 ) -> None:
     if shard.rank != source.rank:
-        raise ShardIdentityError(file=file, field="rank", expected=source.rank, found=shard.rank)
+        raise errors.shard_identity(file=file, field="rank", expected=source.rank, found=shard.rank)
     if source.world_size is not None and shard.world_size != source.world_size:
-        raise ShardIdentityError(
+        raise errors.shard_identity(
             file=file, field="world size", expected=source.world_size, found=shard.world_size
         )
     if expected is not None and shard.version != expected:
@@ -143,7 +138,9 @@ def _check_part_list(file: str, manifest: ShardManifest, names: Sequence[str]) -
     missing = [name for name in listed if name not in names]
     extra = [name for name in names if name not in listed]
     if missing or extra:
-        raise ManifestMismatchError(file=file, problem=f"parts missing {missing}, parts not listed {extra}")
+        raise errors.differs_from_manifest(
+            file=file, problem=f"parts missing {missing}, parts not listed {extra}"
+        )
 
 
 def _proven_version(located: Located, shard: ShardManifest | PartMetadata | None) -> int | None:
@@ -154,7 +151,7 @@ def _proven_version(located: Located, shard: ShardManifest | PartMetadata | None
     if located.expected is None:
         return beside
     if beside is None:
-        raise VersionUnknownError(requested=located.expected, where=directory)
+        raise errors.version_unknown(requested=located.expected, where=directory)
     if beside != located.expected:
         raise VersionMismatchError(
             requested=located.expected, found=beside, where=f"{directory}/{snapshot_names.VERSION_FILE}"

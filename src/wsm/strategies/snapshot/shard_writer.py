@@ -10,15 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from wsm.strategies import errors
 from wsm.strategies.applier.finite import check_finite
-from wsm.strategies.errors import IncompletePublicationError, StorageError
+from wsm.strategies.errors import StorageError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.files.safetensors_writer import file_order, write_safetensors
+from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest
 from wsm.strategies.snapshot.part_metadata import PartMetadata
 from wsm.strategies.snapshot.placement import Placement, whole_shape
-from wsm.strategies.snapshot.placement_errors import PlacementError
 from wsm.strategies.snapshot.tensor_table import TensorEntry
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
@@ -72,7 +73,7 @@ def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> Sh
     ------
     TrainerTensorError
         If a tensor is none, or not finite although it is to be.
-    IncompletePublicationError
+    BadInputError
         If there is no tensor at all.
     PlacementError
         If a tensor is not placed although others are, or is not what its placement says.
@@ -82,7 +83,7 @@ def write_shard(directory: Path, tensors: TrainerTensors, plan: ShardPlan) -> Sh
     specs = specs_of(tensors)
     _check_placements(specs, plan)
     if not specs:
-        raise IncompletePublicationError(
+        raise errors.incomplete_publication(
             version=plan.metadata.version, problem=f"the state dict of rank {plan.metadata.rank} is empty"
         )
     base = snapshot_names.shard_base(plan.metadata.rank, plan.device_id)

@@ -15,7 +15,7 @@ import enum
 from dataclasses import dataclass
 
 from wsm import log
-from wsm.strategies.errors import PartSequenceError
+from wsm.strategies import errors
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 
@@ -61,7 +61,7 @@ def find_in_directory(directory: SnapshotDirectory, *, rank: int, device_id: int
 
     Raises
     ------
-    PartSequenceError
+    BadInputError
         If the parts' numbers repeat, leave a gap, or begin beyond 1.
     UnreadableFileError
         If the directory cannot be listed.
@@ -138,4 +138,4 @@ def _check_sequence(base: str, indexes: list[int]) -> None:
     elif indexes and indexes != list(range(indexes[0], indexes[0] + len(indexes))):
         problem = "parts are missing in between"
     if problem:
-        raise PartSequenceError(base=base, indexes=indexes, problem=problem)
+        raise errors.part_sequence(base=base, indexes=indexes, problem=problem)

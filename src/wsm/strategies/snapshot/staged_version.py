@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from wsm.strategies.errors import IncompletePublicationError
+from wsm.strategies import errors
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.files.version_file import write_version
@@ -118,7 +118,7 @@ class StagedVersion(StagedDirectory):
 
         Raises
         ------
-        IncompletePublicationError
+        BadInputError
             If the shards are not one per rank.
         VersionExistsError
             If the version exists with other content, or promises less, and `replace` is false.
@@ -146,13 +146,13 @@ class StagedVersion(StagedDirectory):
         for path in sorted(self.path.glob("model_state.tp*.manifest.json")):
             shard = ShardManifest.decode(path.read_bytes(), file=str(path))
             if shard.rank in by_rank or shard.publication != self.publication:
-                raise IncompletePublicationError(
+                raise errors.incomplete_publication(
                     version=self.version,
                     problem=f"{path.name} is a second shard of rank {shard.rank} or a foreign one",
                 )
             by_rank[shard.rank] = shard
         if sorted(by_rank) != list(range(self.world_size)):
-            raise IncompletePublicationError(
+            raise errors.incomplete_publication(
                 version=self.version,
                 problem=f"ranks {sorted(by_rank)} have a shard, the world size is {self.world_size}",
             )

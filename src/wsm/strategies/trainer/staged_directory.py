@@ -59,7 +59,7 @@ class StagedDirectory:
         If another process publishes into the directory.
     StorageError
         If the file system refuses.
-    wsm.strategies.errors.VersionNumberError
+    BadInputError
         If `version` is none.
     """
 

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+from wsm.strategies import errors
 from wsm.strategies.documents.strict_json import is_text
-from wsm.strategies.errors import IncompletePublicationError, TrainerTensorError
+from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.files.safetensors_header import METADATA_KEY
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
@@ -46,11 +47,11 @@ def check_ranks(version: int, shards: Mapping[int, object]) -> None:
 
     Raises
     ------
-    wsm.strategies.errors.IncompletePublicationError
+    BadInputError
         If a rank is missing, or there is none.
     """
     if not shards or sorted(shards) != list(range(len(shards))):
-        raise IncompletePublicationError(
+        raise errors.incomplete_publication(
             version=version, problem=f"shards were given for ranks {sorted(shards)}"
         )
 

@@ -18,8 +18,8 @@ from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.sections import Sections
 from wsm.strategies.strategy import Strategy
+from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.configured import RsyncConfig
-from wsm.strategies.transports.errors import TransportUnknownError
 from wsm.strategies.transports.transport import KeptTransport, Transport, TransportKind
 
 
@@ -66,7 +66,7 @@ class ByVersion(Strategy):
 
         Raises
         ------
-        wsm.strategies.errors.TransferModeError
+        RefusedError
             With the modes that are open.
         """
 
@@ -75,14 +75,14 @@ class ByVersion(Strategy):
 
         Raises
         ------
-        wsm.strategies.transports.errors.TransportUnknownError, TransportOptionError
+        BadInputError
             With what there is instead.
-        wsm.strategies.errors.TransferModeError
+        RefusedError
             If a mode is configured that cannot be.
         """
         section = sections.of(RsyncConfig)
         if section.transport not in self._transports:
-            raise TransportUnknownError(name=section.transport, known=sorted(self._transports))
+            raise transport_errors.transport_unknown(name=section.transport, known=sorted(self._transports))
         self.check_mode(section)
         self._transports[section.transport].build(sections)
 
@@ -111,7 +111,7 @@ def offered(source: RsyncSource, version: int | None, observer: LoadObserver) ->
 
     Raises
     ------
-    wsm.strategies.errors.VersionFileMissingError, VersionFileError
+    wsm.strategies.errors.VersionFileMissingError, BadInputError
         If ``version.yaml`` was to say which version is meant, and does not.
     wsm.strategies.errors.VersionMismatchError
         If the transport offers another one.
@@ -136,7 +136,7 @@ def wanted_version(source: RsyncSource, version: int | None) -> int | None:
 
     Raises
     ------
-    wsm.strategies.errors.VersionFileMissingError, VersionFileError, UnreadableFileError
+    wsm.strategies.errors.VersionFileMissingError, BadInputError, UnreadableFileError
         If it is not named and ``version.yaml`` is not what it must be.
     """
     if version is not None or source.directory is None:

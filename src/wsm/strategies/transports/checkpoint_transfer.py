@@ -19,12 +19,12 @@ from typing import Any
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
-from wsm.errors import WsmError
+from wsm.errors import WsmError, error_name
 from wsm.strategies.messages.errors import PeerFailedError, PeerSilentError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer
+from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.transports.errors import TransportPackageError, VersionUnnamedError
 from wsm.strategies.transports.foreign_thread import CallExpiredError, ForeignThread
 from wsm.strategies.transports.tensor_stream import StreamLimits, TensorStream
 
@@ -109,15 +109,15 @@ class CheckpointTransferTransport:
 
         Raises
         ------
-        TransportPackageError, VersionUnnamedError
+        RefusedError, BadInputError
             If the package is missing, or nobody named a version. Nothing was changed.
-        PeerSilentError, PeerFailedError, TransferTooLongError
+        PeerSilentError, PeerFailedError, GroupError
             If it does not connect, or does not bring the stream in time.
-        UnverifiedStreamError, wsm.strategies.errors.ManifestError, ShardIdentityError, VersionMismatchError
+        BadInputError, wsm.strategies.errors.ManifestError, VersionMismatchError
             If the stream is not what was asked for. Nothing was changed.
         """
         if version is None:
-            raise VersionUnnamedError(transport=PACKAGE)
+            raise transport_errors.version_unnamed(transport=PACKAGE)
         handle = self._connected(rank, world_size, observer)
         options = self._options
         stream = TensorStream(
@@ -145,7 +145,7 @@ class CheckpointTransferTransport:
     ) -> Iterator[Offer]:
         """Say which version would be asked for: a stream cannot be looked at without receiving it."""
         if version is None:
-            raise VersionUnnamedError(transport=PACKAGE)
+            raise transport_errors.version_unnamed(transport=PACKAGE)
         yield Offer(
             version=version,
             tensors=iter(()),
@@ -181,7 +181,7 @@ class CheckpointTransferTransport:
         except WsmError:
             raise
         except Exception as error:  # a foreign package may raise anything
-            raise PeerFailedError(peer=self._peer, error=type(error).__name__, reason=str(error)) from error
+            raise PeerFailedError(peer=self._peer, error=error_name(error), reason=str(error)) from error
         finally:
             if self._handle is None:  # what cannot be initialized is not tried again
                 thread.end(lambda: _clean_up(transfer, None), wait_s=_CLOSE_S)
@@ -232,7 +232,7 @@ async def _clean_up(transfer: Any, begun: Any) -> None:
             if inspect.isawaitable(done):
                 await done
         except Exception as error:  # noqa: BLE001 - the load's own error must be seen, not this one
-            text = f"{type(error).__name__}: {error}"
+            text = f"{error_name(error)}: {error}"
             _log.warning(log.TRANSPORT_NOT_CLOSED, transport=PACKAGE, error=text)
 
 
@@ -241,6 +241,8 @@ def _imported(module: str, name: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
         problem = f"{module} cannot be imported ({error})"
-        raise TransportPackageError(package=PACKAGE, problem=problem) from error
+        raise transport_errors.transport_package_unusable(package=PACKAGE, problem=problem) from error
     except AttributeError as error:
-        raise TransportPackageError(package=PACKAGE, problem=f"{module} has no {name}") from error
+        raise transport_errors.transport_package_unusable(
+            package=PACKAGE, problem=f"{module} has no {name}"
+        ) from error

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from wsm.strategies.transports.errors import TransportOptionError
+from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.package_buffers import PackageBuffers
 
 _NUMBER = (int, float)
@@ -113,7 +113,7 @@ class CheckpointTransferOptions:
 
         Raises
         ------
-        TransportOptionError
+        BadInputError
             If a key is unknown or was dropped by FastDeploy, or a value has the wrong type or size.
         """
         for key, value in rsync_config.items():
@@ -141,7 +141,7 @@ class CheckpointTransferOptions:
 def _check(key: object, value: object) -> None:
     known = {**_OF_THE_PACKAGE, **_OF_THE_CALLER}
     if key in _DROPPED:
-        raise TransportOptionError(
+        raise transport_errors.bad_transport_option(
             option=str(key),
             problem="has no effect in any release of FastDeploy",
             fix="remove it; the transfer mode is an argument of the update command",
@@ -149,19 +149,25 @@ def _check(key: object, value: object) -> None:
     if not isinstance(key, str) or key not in known:
         close = difflib.get_close_matches(str(key), known, n=1)
         fix = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(sorted(known))}"
-        raise TransportOptionError(option=str(key), problem="is unknown", fix=fix)
+        raise transport_errors.bad_transport_option(option=str(key), problem="is unknown", fix=fix)
     kinds = known[key]
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = " or ".join(kind.__name__ for kind in kinds)
-        raise TransportOptionError(option=key, problem=f"is {value!r}", fix=f"it must be {names}")
+        raise transport_errors.bad_transport_option(
+            option=key, problem=f"is {value!r}", fix=f"it must be {names}"
+        )
     if key in _POSITIVE and isinstance(value, (int, float)) and not value > 0:
-        raise TransportOptionError(option=key, problem=f"is {value!r}", fix="it must be more than 0")
+        raise transport_errors.bad_transport_option(
+            option=key, problem=f"is {value!r}", fix="it must be more than 0"
+        )
     if key == "gdr_release_cache" and value:
-        raise TransportOptionError(
+        raise transport_errors.bad_transport_option(
             option=key,
             problem="is a command of its own here",
             fix="clear the tag kv_cache before the update; that gives back the cache and graphs, and the "
             "update brings them again",
         )
     if key == "output_framework" and value != "paddle":
-        raise TransportOptionError(option=key, problem=f"is {value!r}", fix="wsm applies paddle tensors")
+        raise transport_errors.bad_transport_option(
+            option=key, problem=f"is {value!r}", fix="wsm applies paddle tensors"
+        )

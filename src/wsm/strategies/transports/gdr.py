@@ -51,7 +51,7 @@ class Gdr(ByVersion):
 
         Raises
         ------
-        wsm.strategies.errors.TransferModeError
+        RefusedError
             With those that are.
         """
         check_transfer_mode(section.transfer_mode, section.transport)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from wsm.strategies.errors import TransferModeError
+from wsm.strategies import errors
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.sections import Sections
@@ -27,12 +27,12 @@ class Rsync(ByVersion):
 
         Raises
         ------
-        wsm.strategies.errors.TransferModeError
+        RefusedError
             If another one is configured.
         """
         if section.transfer_mode != "host":
             problem = "the strategy rsync has no transfer modes"
-            raise TransferModeError(mode=section.transfer_mode, problem=problem, available=())
+            raise errors.transfer_mode_unavailable(mode=section.transfer_mode, problem=problem, available=())
 
     def open(
         self, source: RsyncSource, version: int | None, observer: LoadObserver = UNOBSERVED

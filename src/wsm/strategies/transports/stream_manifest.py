@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from wsm.strategies import errors
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents import sealed_json
 from wsm.strategies.documents.sealed_document import SealedDocument
-from wsm.strategies.errors import IncompletePublicationError, ManifestError, TrainerTensorError
+from wsm.strategies.errors import ManifestError, TrainerTensorError
 from wsm.strategies.files.version_file import MAX_VERSION, check_version
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.transports.foreign_tensors import foreign_bytes
@@ -161,10 +162,10 @@ def with_manifest(
 
     Raises
     ------
-    wsm.strategies.errors.VersionNumberError, TrainerTensorError
+    BadInputError, TrainerTensorError
         If `version` is none, or there is something else than tensors, or nothing, or a tensor is not finite
         although it is to be.
-    wsm.strategies.errors.IncompletePublicationError
+    BadInputError
         If a shard of several comes without its publication's name.
     """
     if (rank is None) is not (world_size is None):
@@ -173,7 +174,7 @@ def with_manifest(
         problem = "there is no other tensor" if not state else "it is in the state dict already"
         raise TrainerTensorError(tensor=MANIFEST_TENSOR, problem=problem)
     if world_size is not None and world_size > 1 and not publication:
-        raise IncompletePublicationError(
+        raise errors.incomplete_publication(
             version=version,
             problem=f"rank {rank} of {world_size} needs the publication's name, the same on all ranks and "
             "new each time, or ranks would load what is not of one publication",

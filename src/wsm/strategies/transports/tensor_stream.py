@@ -14,26 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from wsm.clock import Clock
-from wsm.errors import WsmError
+from wsm.errors import GroupError, WsmError, error_name
+from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
-from wsm.strategies.errors import (
-    EmptySnapshotError,
-    LoadCancelledError,
-    ShardIdentityError,
-    TrainerTensorError,
-    VersionMismatchError,
-)
+from wsm.strategies.errors import LoadCancelledError, TrainerTensorError, VersionMismatchError
 from wsm.strategies.messages.errors import PeerFailedError, PeerSilentError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.tensor import TensorSpec
+from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.batches import BATCH_S, END, Batches
-from wsm.strategies.transports.errors import (
-    ForeignTensorError,
-    TransferTooLongError,
-    UnpromisedTensorError,
-    UnverifiedStreamError,
-)
 from wsm.strategies.transports.foreign_tensors import foreign_bytes
 from wsm.strategies.transports.foreign_thread import CallExpiredError, ForeignThread
 from wsm.strategies.transports.package_buffers import PackageBuffers
@@ -117,20 +107,20 @@ class TensorStream:
 
         Raises
         ------
-        UnverifiedStreamError, wsm.strategies.errors.ManifestError, ShardIdentityError, VersionMismatchError
+        BadInputError, wsm.strategies.errors.ManifestError, VersionMismatchError
             If the manifest is missing or of something else.
-        PeerSilentError, PeerFailedError, TransferTooLongError, LoadCancelledError, ForeignTensorError
+        PeerSilentError, PeerFailedError, GroupError, LoadCancelledError, BadInputError
             If the first tensor does not come, or is none.
         """
         batches = Batches(self._wait(begin, self._limits.first_s, "the stream"), keep=self._keep)
         first = self._wait(batches.first, self._limits.first_s, "the first tensor")
         if first is END:
-            raise EmptySnapshotError(where=self._peer)
+            raise strategies_errors.empty_snapshot(where=self._peer)
         name, value = self._pair(first)
         if name == MANIFEST_TENSOR:
             self._manifest = self._checked(self._bytes(name, value)[1])
         elif self._verify:
-            raise UnverifiedStreamError(peer=self._peer, first=name)
+            raise transport_errors.unverified_stream(peer=self._peer, first=name)
         manifest = self._manifest
         digest, scope = _spoken_for(manifest)
         return Offer(
@@ -158,9 +148,11 @@ class TensorStream:
             ("world size", self._world_size, manifest.world_size),
         ):
             if expected is not None and found is not None and expected != found:
-                raise ShardIdentityError(file=self._peer, field=field, expected=expected, found=found)
+                raise strategies_errors.shard_identity(
+                    file=self._peer, field=field, expected=expected, found=found
+                )
         if not manifest.tensors:
-            raise EmptySnapshotError(where=self._peer)
+            raise strategies_errors.empty_snapshot(where=self._peer)
         return manifest
 
     def _tensors(self, batches: Batches, first: Any) -> Iterator[OfferedTensor]:
@@ -187,7 +179,7 @@ class TensorStream:
         if self._manifest is not None:
             promised = self._manifest.tensors.get(name)
             if promised is None or promised[0] != spec:
-                raise UnpromisedTensorError(
+                raise transport_errors.unpromised_tensor(
                     peer=self._peer,
                     tensor=name,
                     found=_text(spec),
@@ -213,7 +205,7 @@ class TensorStream:
     def _pair(self, item: Any) -> tuple[str, Any]:
         if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
             return item
-        raise ForeignTensorError(
+        raise transport_errors.foreign_tensor(
             peer=self._peer,
             tensor="?",
             problem=f"a {type(item).__name__}, not a name and a tensor",
@@ -224,7 +216,7 @@ class TensorStream:
         try:
             return foreign_bytes(name, value)
         except TrainerTensorError as error:
-            raise ForeignTensorError(
+            raise transport_errors.foreign_tensor(
                 peer=self._peer,
                 tensor=name,
                 problem=error.context["problem"],
@@ -256,15 +248,15 @@ class TensorStream:
         except Exception as error:  # a foreign package may raise anything
             raise PeerFailedError(
                 peer=self._peer,
-                error=type(error).__name__,
+                error=error_name(error),
                 reason=str(error),
                 touched=self._touched,
             ) from error
         finally:
             self._waited_ns += self._clock.monotonic_ns() - begun
 
-    def _too_long(self) -> TransferTooLongError:
-        return TransferTooLongError(
+    def _too_long(self) -> GroupError:
+        return transport_errors.transfer_too_long(
             peer=self._peer,
             limit_s=self._limits.total_s,
             tensors=self._came,

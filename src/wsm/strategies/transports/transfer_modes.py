@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from wsm.strategies.errors import TransferModeError
+from wsm.strategies import errors
 from wsm.strategies.transports.checkpoint_transfer import Interface
 
 #: How CheckpointTransfer is called in each mode.
@@ -24,7 +24,7 @@ def check_transfer_mode(mode: str, transport: str) -> None:
 
     Raises
     ------
-    TransferModeError
+    RefusedError
         If there is no such mode, or it needs what is not there.
     """
     if mode == "host":
@@ -32,11 +32,15 @@ def check_transfer_mode(mode: str, transport: str) -> None:
     lacking = _lacking_device()
     available = list(INTERFACES) if transport == "checkpoint_transfer" and lacking is None else ["host"]
     if mode not in INTERFACES:
-        raise TransferModeError(mode=mode, problem="there is no such mode", available=available)
+        raise errors.transfer_mode_unavailable(
+            mode=mode, problem="there is no such mode", available=available
+        )
     if transport != "checkpoint_transfer":
-        raise TransferModeError(mode=mode, problem=f"{transport} has its own", available=available)
+        raise errors.transfer_mode_unavailable(
+            mode=mode, problem=f"{transport} has its own", available=available
+        )
     if lacking is not None:
-        raise TransferModeError(mode=mode, problem=lacking, available=available)
+        raise errors.transfer_mode_unavailable(mode=mode, problem=lacking, available=available)
 
 
 def _lacking_device() -> str | None:
