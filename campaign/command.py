@@ -36,6 +36,7 @@ SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
         ("cache", 2, "halves"): 8,
         ("gloo", 2, "commands"): 8,
         ("memory", 2, "signals"): 7,
+        ("memory", 2, "floods"): 3,
     },
     "short": {
         ("memory", 2, "commands"): 240,
@@ -50,6 +51,7 @@ SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
         ("gloo", 2, "halves"): 40,
         ("gloo", 4, "commands"): 12,
         ("memory", 2, "signals"): 28,
+        ("memory", 2, "floods"): None,
     },
     "full": {
         ("memory", 2, "commands"): None,
@@ -66,6 +68,8 @@ SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
         ("gloo", 2, "halves"): 200,
         ("gloo", 4, "commands"): 120,
         ("memory", 2, "signals"): None,
+        ("memory", 2, "floods"): None,
+        ("memory", 4, "floods"): None,
     },
 }
 

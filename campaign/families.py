@@ -11,6 +11,7 @@ from campaign import (
     abandoned,
     controller_faults,
     file_damage,
+    floods,
     havoc,
     random_faults,
     rank_faults,
@@ -34,23 +35,29 @@ _PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
     "havoc": havoc.play,
     "supervisor": supervisor_faults.play,
     "signals": signalled.play,
+    "floods": floods.play,
 }
 
 
 #: Which cases there are, by what they are about: everything at once; weights and KV cache one by one, and the
 #: policies for KV blocks; several faults, or faults at any line; controllers that never come back; signals
-#: to the commands themselves.
-FAMILIES = ("commands", "halves", "havoc", "abandoned", "signals")
+#: to the commands themselves; peers that flood or lie while versions are streamed.
+FAMILIES = ("commands", "halves", "havoc", "abandoned", "signals", "floods")
+
+
+#: Whose cases are named without a group that runs.
+_NAMED: dict[str, tuple[Callable[[str, int], list[Case]], ...]] = {
+    "abandoned": (abandoned.cases,),
+    "havoc": (havoc.cases, supervisor_faults.cases),
+    "signals": (signalled.cases,),
+    "floods": (floods.cases,),
+}
 
 
 def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
     """Name all cases of one family on one kind of group; runs one, to hear which points are passed."""
-    if family == "abandoned":
-        return abandoned.cases(kind, ranks)
-    if family == "havoc":
-        return havoc.cases(kind, ranks) + supervisor_faults.cases(kind, ranks)
-    if family == "signals":
-        return signalled.cases(kind, ranks)
+    if family in _NAMED:
+        return [case for name in _NAMED[family] for case in name(kind, ranks)]
     with GroupUnderFault(kind, ranks) as group:
         heard = hear_points(group, (*HALVES, *POLICIES) if family == "halves" else COMMANDS)
         of_ranks, others = group.victims[:ranks], group.victims[ranks:]

@@ -63,6 +63,8 @@ class GroupUnderFault:
         Whether a clear shuts communicators down; None: where there are any.
     journals, load : bool
         Whether ranks keep journals in files, and a ``gloo`` group answers requests all the time.
+    streamed : bool
+        Whether versions are streamed by a trainer at :attr:`trainer_address`, and published nowhere.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class GroupUnderFault:
         shut_down_groups: bool | None = None,
         journals: bool = True,
         load: bool = True,
+        streamed: bool = False,
     ) -> None:
         self.kind = kind
         self.ranks = ranks
@@ -80,6 +83,7 @@ class GroupUnderFault:
         self.directory = Path(tempfile.mkdtemp(prefix=directory_prefix(os.getpid())))
         self.orders = OrderBook(self.directory / "orders")
         self.snapshots = self.directory / "snapshots"
+        self.trainer_address = f"ipc://{self.directory}/trainer"
         self.config = played_config(
             ranks,
             self.directory,
@@ -87,6 +91,7 @@ class GroupUnderFault:
             shut_down_groups=kind == "gloo" if shut_down_groups is None else shut_down_groups,
             journals=journals,
             cache_process=kind == "cache",
+            buckets=self.trainer_address if streamed else None,
         )
         self.published = 0
         self.damaged = False  # whether its words were, so that its journals may tell of anything

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
 from wsm.rollout.sharding import initial_state, shard
@@ -26,6 +27,9 @@ _RECOVERY = {
 #: A case may publish several versions before the one that a replaced rank loads again has had its turn.
 _RETAIN = Retention(keep=12)
 
+#: How long a rank waits for a trainer that streams, in seconds.
+_STREAM_S = 5.0
+
 _numbers = iter(range(1 << 30))
 
 
@@ -37,6 +41,7 @@ def played_config(
     shut_down_groups: bool,
     journals: bool,
     cache_process: bool = False,
+    buckets: str | None = None,
 ) -> RolloutConfig:
     """Return the configuration of a group of its own name, with everything it writes in `directory`."""
     name = f"campaign-{os.getpid()}-{next(_numbers)}"
@@ -52,12 +57,19 @@ def played_config(
         "shut_down_groups": shut_down_groups,
         "kv_cache_process": cache_process,
     }
+    if buckets is not None:  # streamed by a trainer at that address, and read from no directory
+        section = {"address": buckets, "connect_s": _STREAM_S, "silence_s": _STREAM_S}
+        group |= {"strategy": "ipc_async", "ipc_async": section}
     return rollout_config_from_mapping({"group": group, "model": MODEL, "recovery": _RECOVERY})
 
 
 def publish_version(directory: Path, config: RolloutConfig, version: int) -> None:
     """Publish the weights whose seed is the version's number, as a trainer would."""
+    publish_snapshot(directory, version, shards_of(config, version), durable=False, retain=_RETAIN)
+
+
+def shards_of(config: RolloutConfig, version: int) -> dict[int, dict[str, Any]]:
+    """Return the tensors of a version, for every rank."""
     shape, ranks = config.engine.shape, config.group.ranks
     full = initial_state(shape, version)
-    shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
-    publish_snapshot(directory, version, shards, durable=False, retain=_RETAIN)
+    return {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}

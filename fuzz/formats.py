@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from fuzz.command_line import command_line
 from fuzz.invariant import Format
 from fuzz.sealed import sealed_formats
 from fuzz.texts import text_formats
@@ -48,6 +49,7 @@ def all_formats() -> Mapping[str, Format]:
         _block(),
         *sealed_formats(),
         *text_formats(),
+        command_line(),
     ]
     return {form.name: form for form in formats}
 

@@ -17,6 +17,7 @@ from fuzz.__main__ import main
 from fuzz.formats import all_formats
 from fuzz.invariant import BrokenInvariantError, Format, check
 from fuzz.mutation import damaged
+from wsm.cli.digests import digest
 from wsm.errors import BadInputError
 
 FORMATS = all_formats()
@@ -95,6 +96,15 @@ def test_a_reader_that_breaks_the_promise_is_found_with_the_bytes_that_show_it(p
         check(form, drawn)
     assert problem in caught.value.problem
     assert caught.value.data == drawn
+
+
+def test_a_command_that_ends_as_no_command_may_is_found(monkeypatch):
+    def unforeseen(**_options):
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr(digest, "callback", unforeseen)
+    with pytest.raises(BrokenInvariantError, match="not foreseen"):
+        check(FORMATS["command line"], b"digest\0.")
 
 
 @pytest.mark.slow

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 import zmq
 from bucket_ranks import receive, shards
-from flooding_peer import KINDS, OPENING, frame
 from receiving_rank import SPECS
 
+from campaign import flooding_peer
+from campaign.flooding_peer import KINDS, OPENING, frame
 from wsm.errors import WsmError
 from wsm.strategies import IpcAsyncSource, MemoryTarget, TensorSpec, load
 from wsm.strategies.buckets import messages as say
@@ -28,13 +29,14 @@ from wsm.strategies.messages import errors as stream_errors
 pytestmark = pytest.mark.processes
 
 SPEC = TensorSpec("a", "U8", (3,))
-SHARED = Path(__file__).parents[1] / "shared"
 #: Far above what is promised (16 MiB), far below what a second of a flood brings.
 MOST_MORE = 200 << 20
 
 # A trainer of rank 0 that sends when it is told to, and says how that ended.
 _TRAINER = """
 import sys
+from campaign import flooding_peer
+from campaign.flooding_peer import KINDS, OPENING, frame
 from wsm.errors import WsmError
 from wsm.strategies import BucketSender, TensorSpec
 tensors = {"a": (TensorSpec("a", "U8", (3,)), b"new")}
@@ -83,7 +85,7 @@ def test_floods_of_every_kind_keep_no_sender_from_its_deadline_its_ranks_or_its_
         trainer.stdin.flush()
         return trainer.stdout.readline().strip()
 
-    start(str(SHARED / "flooding_peer.py"), address)
+    start(flooding_peer.__file__, address)
     threading.Event().wait(0.5)  # the trainer does nothing
     assert send(1.0) in ("PeerSilentError", "PeerFailedError")
     loads = [

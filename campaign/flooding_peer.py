@@ -1,11 +1,13 @@
-"""A peer that says more than anybody wants to hear, as a process of its own: ADDRESS KIND...
+"""A peer that says more than is wanted, as a process of its own: ``[--listen] ADDRESS [KIND...]``.
 
-Begins again where it is cut off, and ends when its standard input does. Speaks for itself, with plain
-sockets, so that what it says is bounded by nobody's library.
+It connects, or listens in the place of a trainer, begins again where it is cut off, and ends when its
+standard input does. It speaks through plain sockets, so that no library bounds what it says.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import select
 import socket
 import sys
@@ -21,20 +23,23 @@ OPENING = GREETING + bytes([4, len(READY)]) + READY
 
 
 def frame(data: bytes, flags: int = 0) -> bytes:
+    """Return one frame of ZMQ's protocol."""
     return bytes([flags | 2]) + len(data).to_bytes(8, "big") + data
 
 
 def hello(version: int | None, session: int, *, look: bool = False) -> bytes:
+    """Return what a rank says first."""
     return frame(say.to_bytes(say.Hello(0, 2, version, look), session))
 
 
 def endless(data: bytes) -> Iterator[bytes]:
+    """Iterate over the same, without end."""
     while True:
         yield data
 
 
 def claims() -> Iterator[bytes]:
-    """Be rank 0, or somebody who says so, and give up."""
+    """Claim to be rank 0, and give up."""
     yield hello(None, 5)
     yield frame(say.to_bytes(say.Ready(), 5))
     yield frame(say.to_bytes(say.Abort("failed", "OSError", "no memory today"), 5))
@@ -53,15 +58,44 @@ KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
 
 
 def main() -> None:
-    address, *kinds = sys.argv[1:]
-    for kind in kinds or KINDS:
+    """Flood an address, or those who come to it, with everything that was asked for."""
+    arguments = sys.argv[1:]
+    listens = arguments[:1] == ["--listen"]
+    address, *kinds = arguments[listens:]
+    if listens:
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(address.removeprefix("ipc://"))
+        listening.listen()
+        threading.Thread(target=flood_callers, args=(listening, kinds), daemon=True).start()
+        kinds = []
+    for kind in () if listens else kinds or KINDS:
         threading.Thread(target=flood, args=(address, kind), daemon=True).start()
     sys.stdout.write("flooding\n")
     sys.stdout.flush()
     sys.stdin.read()
 
 
+def flood_callers(listening: socket.socket, kinds: list[str]) -> None:
+    """Take every caller, and say to each what was asked for, one kind after the other."""
+    for caller in itertools.count():
+        connection, _ = listening.accept()
+        threading.Thread(
+            target=flood_caller, args=(connection, kinds[caller % len(kinds)]), daemon=True
+        ).start()
+
+
+def flood_caller(connection: socket.socket, kind: str) -> None:
+    """Say one kind of thing to a caller until it goes."""
+    with connection, contextlib.suppress(OSError):
+        connection.sendall(b"" if kind == "no ZMQ" else OPENING)
+        for data in KINDS[kind]():
+            connection.sendall(data)
+        while connection.recv(1 << 16):
+            pass
+
+
 def flood(address: str, kind: str) -> None:
+    """Connect again and again, and say one kind of thing until the connection is cut."""
     held: list[socket.socket] = []
     while True:
         made = connected(address)
@@ -83,12 +117,14 @@ def flood(address: str, kind: str) -> None:
 
 
 def connected(address: str) -> socket.socket | None:
+    """Return a connection to an address; None if nothing listens there."""
     path = address.removeprefix("ipc://")
-    if path != address:
-        made, place = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), path
-    else:
+    place: str | tuple[str, int] = path
+    if path == address:
         host, port = address.removeprefix("tcp://").split(":")
-        made, place = socket.socket(socket.AF_INET, socket.SOCK_STREAM), (host, int(port))
+        place = (host, int(port))
+    family = socket.AF_UNIX if place == path else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.connect(place)
     except OSError:

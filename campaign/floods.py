@@ -1,0 +1,172 @@
+"""Plays cases in which a peer floods or lies while a trainer streams a version to a group.
+
+Three of them: a stranger floods the trainer, a flood comes from where the trainer should be, and the trainer
+sends what it must not. Whatever is said, the command ends within its deadline with a receipt or an error of a
+type, the group holds one version, and once the peer is gone a good version is streamed and serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from campaign.asking import Answer
+from campaign.case import Case
+from campaign.environment import victims_environment
+from campaign.flooding_peer import KINDS
+from campaign.group import GroupUnderFault
+from campaign.operations import outcome_of
+from campaign.played_config import shards_of
+from campaign.playing import played
+from campaign.rank_faults import account
+from campaign.result import Result
+from wsm.errors import WsmError
+from wsm.strategies import BucketSender
+
+#: What a caller grants the command, and how much later it may answer on a busy machine, in seconds.
+_DEADLINE_S = 15.0
+_LATE_S = 5.0
+
+_JOIN_S = 12.0
+
+#: What a rank that is told to load hears in the place of a trainer. Silence is what is left of a hung one.
+_IN_ITS_PLACE = ("small messages", "large messages", "endless parts", "no ZMQ", "connections")
+
+Shards = dict[int, dict[str, Any]]
+
+
+def _another_shape(shards: Shards) -> None:
+    name = min(shards[0])
+    shards[0][name] = shards[0][name].ravel()[:-1]
+
+
+def _a_tensor_less(shards: Shards) -> None:
+    del shards[0][min(shards[0])]
+
+
+def _a_tensor_more(shards: Shards) -> None:
+    shards[0]["unheard.of"] = shards[0][min(shards[0])]
+
+
+_LIES: dict[str, Callable[[Shards], None]] = {
+    "another shape": _another_shape,
+    "a tensor less": _a_tensor_less,
+    "a tensor more": _a_tensor_more,
+    "another version": lambda _shards: None,
+}
+
+
+def cases(kind: str, ranks: int) -> list[Case]:
+    """Name the cases: who floods or lies, and how."""
+    said = [f"stranger:{each}" for each in KINDS]
+    said += [f"instead:{each}" for each in _IN_ITS_PLACE]
+    said += [f"trainer:{each}" for each in _LIES]
+    return [Case(kind, ranks, "floods", each.replace(" ", "-")) for each in said]
+
+
+def play(case: Case, group: GroupUnderFault) -> Result:
+    """Play one case, on a group of its own whose versions are streamed."""
+    return played(case, group, _play)
+
+
+def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
+    who, _, said = case.what.replace("-", " ").partition(":")
+    result.leftovers += group.stop()  # what its ranks are told by their environment is for another group
+    with GroupUnderFault(case.kind, case.ranks, streamed=True) as own:
+        own.published = 1
+        _streamed(own, own.start)
+        answer, began = _PLAYS[who](own, said), time.monotonic()
+        result.said = answer.said
+        result.error = "" if answer.error is None else type(answer.error).__name__
+        own.until(lambda: own.status().over, "the command is over")
+        own.until(own.is_whole, "every rank is there, and done with the command")
+        status = own.status()
+        result.outcome = outcome_of(status, 1, 2)
+        result.require(result.outcome in ("old version", "new version", "CLEARED"), status.sentence())
+        result.detected_ms = (time.monotonic() - began) * 1e3
+        lied = who != "stranger"
+        result.require(not lied or answer.receipt is None, f"what it must not load was loaded: {answer.said}")
+        own.published = 3
+        good = _streamed(own, lambda: own.command("update", 3))
+        if good.receipt is None:
+            result.problems.append(f"a good version afterwards failed: {good.said}")
+        else:
+            account(result, *own.await_service(3))
+        result.leftovers += own.stop()
+
+
+def _streamed(group: GroupUnderFault, ask: Callable[[], Any], said: str = "") -> Any:
+    """Stream the newest version while the group is asked for it; return what came of the asking."""
+    version = group.published
+    shards = shards_of(group.config, version)
+    if said in _LIES:
+        _LIES[said](shards)
+    with BucketSender(group.trainer_address) as sender, contextlib.suppress(WsmError):
+        sent = version + 1 if said == "another version" else version
+        with sender.sending(sent, shards, join_s=_JOIN_S) as sending:
+            answer = ask()
+            sending.cancel()
+    return answer
+
+
+def _stranger(group: GroupUnderFault, said: str) -> Answer:
+    group.published = 2
+    with contextlib.ExitStack() as stack:
+
+        def ask() -> Answer:
+            stack.enter_context(_flood(group.trainer_address, said))
+            return _timely(group)
+
+        answer: Answer = _streamed(group, ask)
+    return answer
+
+
+def _instead(group: GroupUnderFault, said: str) -> Answer:
+    group.published = 2
+    address = group.trainer_address
+    with _flood("--listen", address, said):
+        answer = _timely(group)
+    Path(address.removeprefix("ipc://")).unlink()
+    return answer
+
+
+def _trainer(group: GroupUnderFault, said: str) -> Answer:
+    group.published = 2
+    answer: Answer = _streamed(group, lambda: _timely(group), said)
+    return answer
+
+
+_PLAYS = {"stranger": _stranger, "instead": _instead, "trainer": _trainer}
+
+
+def _timely(group: GroupUnderFault) -> Answer:
+    """Ask for version 2, and hold the caller's deadline against when it was answered."""
+    began = time.monotonic()
+    answer = group.command("in_place", 2, deadline_s=_DEADLINE_S)
+    took = time.monotonic() - began
+    if took > 2 * _DEADLINE_S + _LATE_S:  # until the decision, and until the ranks have settled
+        raise AssertionError(f"the command was answered after {took:.0f} s")
+    return answer
+
+
+@contextlib.contextmanager
+def _flood(*arguments: str) -> Iterator[None]:
+    """Let a process flood an address, or whoever comes to it, until the block ends."""
+    peer = subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
+        [sys.executable, "-m", "campaign.flooding_peer", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=victims_environment(),
+    )
+    with peer:
+        try:
+            if peer.stdout is None or not peer.stdout.readline():
+                raise RuntimeError(f"the flooding peer ended with {peer.wait()}")
+            yield
+        finally:
+            peer.kill()
