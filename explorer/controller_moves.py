@@ -33,7 +33,7 @@ from explorer.world import (
 )
 from wsm.states import decide, epochs, restoring, takeover
 from wsm.states.errors import CommandOpenError
-from wsm.states.restoring import Attempt, Repair
+from wsm.states.restoring import Attempt
 from wsm.states.takeover import Duty, Inheritance, Role
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation
@@ -345,7 +345,7 @@ class ControllerMoves:
         elif now.ending:
             yield self._end_with_the_role
         elif (
-            self._lost or self._owes() or self._next_repair() in (Repair.CLEAR, Repair.REPLACE)
+            self._lost or self._owes() or self._next_repair() in (Attempt.MAKE, Attempt.GIVE_UP)
         ) and not now.gave_up:
             yield lambda: self._add(
                 "is gone; the owner of the group takes the role", lambda: now._replace(alive=True)
@@ -451,15 +451,15 @@ class ControllerMoves:
         elif now.recovering and decide.is_over(view):
             self._add("has nothing to restore", lambda: now._replace(recovering=False))
 
-    def _next_repair(self) -> Repair:
+    def _next_repair(self) -> Attempt:
         return restoring.next_repair(self._view, failed=self._now.repaired, limit=ATTEMPTS)
 
     def _repair(self) -> None:
         """Clear the whole group again where a rank is FAULTED."""
         view, now, due = self._view, self._now, self._next_repair()
-        if due is Repair.REPLACE and not now.gave_up:
+        if due is Attempt.GIVE_UP and not now.gave_up:
             self._add("ends the ranks whose teardown fails", self._replacing)
-        if due is not Repair.CLEAR or now.gave_up:
+        if due is not Attempt.MAKE or now.gave_up:
             return
         owed = epochs.unrestored(view, restores=now.restores) is not None
         self._add("repairs once more", lambda: self._checked(now.repaired))

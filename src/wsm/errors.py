@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         MixedGroupError,
         RankFailedError,
         RankLostError,
+        RestartLimitError,
         UnsettledError,
     )
     from wsm.shared_directory import ForeignPathError
@@ -87,6 +88,7 @@ __all__ = [
     "RankFailedError",
     "RankLostError",
     "RefusedError",
+    "RestartLimitError",
     "RoleBusyError",
     "SegmentMissingError",
     "SegmentTruncatedError",
@@ -128,6 +130,7 @@ PUBLIC = {
     "PublisherBusyError": "wsm.strategies.errors",
     "RankFailedError": "wsm.controller.errors",
     "RankLostError": "wsm.controller.errors",
+    "RestartLimitError": "wsm.controller.errors",
     "RoleBusyError": "wsm.signals.errors",
     "SegmentMissingError": "wsm.signals.errors",
     "SegmentTruncatedError": "wsm.signals.errors",

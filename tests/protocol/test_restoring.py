@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from wsm.states.restoring import Attempt, Repair, faulted, goal, next_attempt, next_repair
+from wsm.states.restoring import Attempt, faulted, goal, next_attempt, next_repair
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
@@ -57,16 +57,16 @@ def torn(code: StatusCode = StatusCode.DONE_FAULTED, *, epoch: int = 2) -> View:
     return replace(view, statuses=[view.statuses[0], broken])
 
 
-@pytest.mark.parametrize(("failed", "follows"), [(0, Repair.CLEAR), (1, Repair.CLEAR), (2, Repair.REPLACE)])
+@pytest.mark.parametrize(("failed", "follows"), [(0, Attempt.MAKE), (1, Attempt.MAKE), (2, Attempt.GIVE_UP)])
 def test_a_group_with_a_rank_that_is_faulted_is_cleared_again_and_then_the_rank_goes(failed, follows):
     assert faulted(torn()) == [1]
     assert next_repair(torn(), failed=failed, limit=2) is follows
 
 
 def test_nothing_is_repaired_while_a_command_is_open_or_where_no_rank_of_the_epoch_is_faulted():
-    assert next_repair(torn(StatusCode.FAILED), failed=0, limit=2) is Repair.WAIT
-    assert next_repair(after(Operation.ABORT), failed=0, limit=2) is Repair.NONE
-    assert next_repair(torn(epoch=1), failed=0, limit=2) is Repair.NONE
+    assert next_repair(torn(StatusCode.FAILED), failed=0, limit=2) is Attempt.WAIT
+    assert next_repair(after(Operation.ABORT), failed=0, limit=2) is Attempt.NONE
+    assert next_repair(torn(epoch=1), failed=0, limit=2) is Attempt.NONE
 
 
 def test_a_clear_that_repairs_leaves_what_the_group_is_owed():

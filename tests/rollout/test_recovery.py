@@ -16,11 +16,11 @@ import pytest
 
 from wsm import Outcome
 from wsm.controller import Controller
-from wsm.controller.errors import RankFailedError
+from wsm.controller.errors import RankFailedError, RestartLimitError
 from wsm.errors import WsmError
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
-from wsm.rollout.errors import GroupNotReadyError, RankExitedError, RestartLimitError
+from wsm.rollout.errors import GroupNotReadyError, RankExitedError
 from wsm.rollout.model import full_logits
 from wsm.rollout.moe import local_mixture
 from wsm.rollout.request import FinishReason
@@ -256,7 +256,7 @@ def test_a_replacement_that_dies_before_it_has_joined_is_replaced_too(group):
 def test_a_rank_that_is_stopped_while_its_group_recovers_is_replaced_in_the_same_epoch(group):
     epoch = group.controller.status().epoch
     pids = group.pids()
-    recovery = group._keeper._config.recovery
+    recovery = group.config.recovery
     object.__setattr__(recovery, "rejoin_s", 0.5)
     try:
         os.kill(pids[1], signal.SIGSTOP)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import select
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -76,6 +78,20 @@ class Program:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(PATIENCE_S)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing is reaped."""
+        os.kill(self.pid, number)
+
+    def has_ended(self) -> bool:
+        """Whether the process is gone; it is reaped then, and :attr:`code` says how it ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0)
+        return self.code is not None
+
+    @property
+    def code(self) -> int | None:
+        return self._process.returncode
 
     def close(self) -> None:
         self._process.close()

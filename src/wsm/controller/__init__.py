@@ -8,6 +8,7 @@ module                  responsible for
 :mod:`._opening`        how a command is begun: what is refused, and what needs no work
 :mod:`._transaction`    one open command, from its word to its end, in a thread; its :class:`Pending`
 :mod:`.recovery`        what a group is owed whose controller, or one of whose ranks, is gone
+:mod:`.keeper`          whom to replace when a rank is gone, and when: :class:`Keeper`, for any engine
 :mod:`.group_view`      the group as a controller sees it: read its words, write the controller's
 :mod:`.engine_words`    FastDeploy's words, answered around a command, and obeyed by :class:`EngineBridge`
 :mod:`.company`         whom an open command waits for: who died, who hangs, when waiting is pointless
@@ -22,6 +23,17 @@ module                  responsible for
 from wsm.controller._transaction import Pending
 from wsm.controller.controller import Controller
 from wsm.controller.engine_words import EngineBridge
+from wsm.controller.keeper import GroupProcesses, Keeper, ProcessEnd, RecoveryConfig
 from wsm.status.facts import GroupStatus, RankStatus
 
-__all__ = ["Controller", "EngineBridge", "GroupStatus", "Pending", "RankStatus"]
+__all__ = [
+    "Controller",
+    "EngineBridge",
+    "GroupProcesses",
+    "GroupStatus",
+    "Keeper",
+    "Pending",
+    "ProcessEnd",
+    "RankStatus",
+    "RecoveryConfig",
+]

@@ -418,7 +418,7 @@ class Pending:
         ------
         TimeoutError
             If it is not over after `timeout_s` seconds; it goes on.
-        wsm.errors.WsmError
+        WsmError
             As :meth:`wsm.Controller.clear` and :meth:`wsm.Controller.update`.
         """
         try:

@@ -6,9 +6,13 @@ Errors of a command that was begun quote what the group holds now; where nothing
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from wsm.errors import BadInputError, GroupError, RefusedError
 from wsm.status.facts import who, whose_processes
+
+if TYPE_CHECKING:
+    from wsm.controller.keeper import Death
 
 
 class CommandRefusedError(RefusedError):
@@ -222,6 +226,37 @@ class RankAliveError(RefusedError):
             f"the process {pid} of rank {rank} lives; kill and reap it before it is replaced",
             rank=rank,
             pid=pid,
+        )
+
+
+class RestartLimitError(GroupError):
+    """Ranks died too often within a short time; their keeper has given up.
+
+    Attributes
+    ----------
+    deaths : tuple of wsm.controller.keeper.Death
+        All of them, oldest first, each with its cause and the end of its log.
+    log : str
+        The end of the last one's log.
+    directory : str
+        Where the logs of all ranks are; empty if the keeper was not told.
+    """
+
+    def __init__(
+        self, *, group: str, limit: int, within_s: float, deaths: Sequence[Death], directory: str
+    ) -> None:
+        last = deaths[-1]
+        logs = f"; the logs stay in {directory}" if directory else ""
+        super().__init__(
+            f"group {group!r} gives up after {len(deaths)} deaths, more than {limit} restarts within "
+            f"{within_s:g} s; the last one: {last.sentence()}{logs}",
+            group=group,
+            limit=limit,
+            within_s=within_s,
+            deaths=tuple(deaths),
+            rank=last.rank,
+            log=last.log,
+            directory=directory,
         )
 
 

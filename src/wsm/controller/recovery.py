@@ -43,11 +43,11 @@ from wsm.signals.liveness import Life
 from wsm.signals.lock_file import LockHold
 from wsm.signals.segment import Segment
 from wsm.states import decide, epochs, restoring, takeover
-from wsm.states.restoring import Attempt, Repair
+from wsm.states.restoring import Attempt
 from wsm.states.takeover import Duty, Role
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
-from wsm.states.words import CommandWord, Operation, StatusCode
+from wsm.states.words import CommandWord, Operation
 
 #: Seconds beyond a command's deadline in which a controller that is not seen to be stopped may decide it.
 _GRACE_S = 5.0
@@ -275,6 +275,11 @@ class Recovery:
         self._log = log.logger("controller.recovery", group=segment.name)
 
     @property
+    def group(self) -> GroupView:
+        """The group whose recoveries these are."""
+        return self._group
+
+    @property
     def epoch(self) -> int:
         """The present epoch."""
         return self._group.view().command.epoch
@@ -289,19 +294,6 @@ class Recovery:
         Waits for nobody. Without a command that needs a decision it reads a few words.
         """
         self._abandoned.look()
-
-    def late(self) -> tuple[CommandWord, list[int]]:
-        """Return the present command, and who keeps it from its end although it is decided.
-
-        Whoever has stopped after an abort waits for others itself.
-        """
-        view = self._group.view()
-        if not view.command.operation.is_decision:
-            return view.command, []
-        stopped = (StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED)
-        waiting = decide.waiting_on(view)
-        late = [rank for rank, status in waiting.items() if status is None or status.code not in stopped]
-        return view.command, late
 
     def owed(self) -> int | None:
         """Return the version that the group must serve again and does not; None once it does, or need not.
@@ -320,7 +312,7 @@ class Recovery:
         """Return the participants whose teardown failed, and who live."""
         return restoring.faulted(self._group.view())
 
-    def next_repair(self, *, failed: int, limit: int) -> Repair:
+    def next_repair(self, *, failed: int, limit: int) -> Attempt:
         """Say what follows for FAULTED ranks after `failed` clears, of which `limit` may fail."""
         return restoring.next_repair(self._group.view(), failed=failed, limit=limit)
 
@@ -329,7 +321,7 @@ class Recovery:
 
         Where the committed one is a part, that means what it was put on, too.
 
-        Whoever publishes must not take them away.
+        No publisher may take them away.
         """
         view = self._group.view()
         found = {view.committed.version, *self._bases_of(view.committed.sequence)}
@@ -399,7 +391,7 @@ class Recovery:
         Returns
         -------
         NewEpoch or None
-            None if the present epoch goes on: whoever is gone had not joined it, and may be replaced in it.
+            None if the present epoch goes on: what is gone had not joined it, and may be replaced in it.
 
         Raises
         ------
@@ -432,8 +424,8 @@ class Recovery:
         """Load what the group must serve again; every participant has joined the epoch. Does not block.
 
         Gives the controller role back when the update is over, or none was due. After one that failed, take
-        the role and call this again: the group is owed the version still (:meth:`owed`), and whoever gave it
-        another command in between has ended that.
+        the role and call this again: the group is owed the version still (:meth:`owed`), unless another
+        command was given in between.
 
         Returns
         -------
@@ -478,7 +470,7 @@ class Recovery:
             If a participant is gone, or has not come to the end of the last command. The role is kept.
         """
         if self._hold is None:
-            raise InternalError("a group is cleared again only by who has the controller role")
+            raise InternalError("a group is cleared again only with the controller role")
         view = self._group.view()
         command = require_able(self._group, view, Operation.CLEAR)
         owed = self._group.unrestored(view) is not None

@@ -2,7 +2,7 @@
 
 Sections: ``group`` (:class:`wsm.config.WsmConfig`), ``model`` (:class:`~wsm.rollout.shape.ModelShape`),
 ``engine`` (:class:`~wsm.rollout.engine.EngineOptions`), ``load`` (:class:`LoadConfig`, or absent),
-``recovery`` (:class:`RecoveryConfig`) and ``seed``. Opens one file, imports no paddle.
+``recovery`` (:class:`.RecoveryConfig`) and ``seed``. Opens one file, imports no paddle.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from wsm.actions.surfaces import GroupKind
 from wsm.config import WsmConfig, config_from_mapping
 from wsm.config_reading import option_fault, read_yaml
+from wsm.controller.keeper import RecoveryConfig
 from wsm.rollout.engine import EngineOptions, Limits
 from wsm.rollout.errors import RolloutConfigError
 from wsm.rollout.run_directory import SNAPSHOT_DIRECTORY, run_directory_path
@@ -51,51 +52,6 @@ class LoadConfig:
     max_tokens: int = 8
     temperature: float = 1.0
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class RecoveryConfig:
-    """What the supervisor does when a rank dies, and how long processes may take.
-
-    Parameters
-    ----------
-    start_s : float
-        How long a new process may take to attach, when the group starts and when it replaces a rank. One that
-        ends is seen at once; this is for one that hangs, and must cover importing paddle on a busy machine.
-    restarts : int
-        How many recoveries it begins within `within_s` seconds; one more, and the group gives up. 0: the
-        first death ends the group.
-    within_s : float
-        The window, in seconds.
-    delay_s, longest_delay_s : float
-        Seconds before the dead are replaced the second time within the window; doubled each time, up to the
-        longest. The first time they are replaced at once.
-    rejoin_s : float
-        How long a rank that lives may take to join the new epoch before it is replaced, too.
-    hung_s : float
-        How long a rank may keep a decided command from its end before it is replaced.
-    restore_s : float
-        Deadline of the update that loads what the group served before.
-    restore_attempts : int
-        How often that update is tried where it fails without a death (a damaged file, a file server that is
-        away), `delay_s` after the first time and then twice as long each time, up to the longest. Then the
-        group stays CLEARED, and says so; any other command ends it at once.
-    repair_attempts : int
-        How often a group is cleared again in which a teardown failed on a rank that lives, `delay_s` after
-        the first failure and then twice as long each time, up to the longest. Then that rank is replaced,
-        which counts as one of `restarts`. 0: it is replaced at once.
-    """
-
-    start_s: float = 120.0
-    restarts: int = 5
-    within_s: float = 60.0
-    delay_s: float = 0.5
-    longest_delay_s: float = 30.0
-    rejoin_s: float = 10.0
-    hung_s: float = 60.0
-    restore_s: float = 300.0
-    restore_attempts: int = 8
-    repair_attempts: int = 3
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Knows no paddle and no sockets. A worker sends ``type`` and message of these ove
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
@@ -268,36 +267,6 @@ class RequestsLostError(GroupError):
             f"rollout group {group!r} lost requests: {cause}; ask again (retryable), or set retry_s",
             group=group,
             cause=cause,
-        )
-
-
-class RestartLimitError(GroupError):
-    """Ranks died too often within a short time; the group has given up.
-
-    Attributes
-    ----------
-    deaths : tuple of wsm.rollout.deaths.Death
-        All of them, oldest first, each with its cause and the end of its log.
-    log : str
-        The end of the last one's log.
-    directory : str
-        Where the logs of all ranks are.
-    """
-
-    def __init__(
-        self, *, group: str, limit: int, within_s: float, deaths: Sequence[Any], directory: str
-    ) -> None:
-        last = deaths[-1]
-        super().__init__(
-            f"rollout group {group!r} gives up after {len(deaths)} deaths, more than {limit} restarts within "
-            f"{within_s:g} s; the last one: {last.sentence()}; the logs stay in {directory}",
-            group=group,
-            limit=limit,
-            within_s=within_s,
-            deaths=tuple(deaths),
-            rank=last.rank,
-            log=last.log,
-            directory=directory,
         )
 
 

@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from wsm import log
-from wsm.rollout.run_directory import bound_log, log_path, rotate_log
+from wsm.controller.keeper import ProcessEnd
+from wsm.rollout.run_directory import bound_log, log_path, log_tail, rotate_log
 from wsm.status.facts import CacheProcess
 
 #: What the KV-cache process runs.
@@ -36,7 +37,7 @@ _LOGS_S = 1.0
 
 
 class RankProcesses:
-    """One process per rank, or none where it ended and was not replaced.
+    """One process per rank, or none where it ended and was not replaced; a keeper's :class:`.GroupProcesses`.
 
     Parameters
     ----------
@@ -60,7 +61,6 @@ class RankProcesses:
         self._log_bounds = threading.Thread(target=self._bound_logs, name="wsm-rank-logs", daemon=True)
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="wsm-rank-starter")
         self._in_haste = False
-        self._woken, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._log = log.logger("rollout.supervisor", group=group)
 
     def start(self, rank: int, epoch: int) -> None:
@@ -83,26 +83,12 @@ class RankProcesses:
         """Return the process of each rank, the KV-cache process last; of one that ended, its last."""
         return [self._processes[rank].pid for rank in sorted(self._processes)]
 
-    def pid(self, rank: int) -> int:
-        """Return the process that a rank has, or had last."""
-        return self._processes[rank].pid
-
     def ended(self) -> dict[int, int]:
         """Return how each process that has ended did so, by rank; those are reaped."""
         codes = {rank: process.poll() for rank, process in self._processes.items()}
         return {rank: code for rank, code in codes.items() if code is not None}
 
-    def stopped(self, rank: int) -> bool:
-        """Whether the process is stopped (SIGSTOP, a debugger), as the kernel says."""
-        try:
-            stat = Path(f"/proc/{self._processes[rank].pid}/stat").read_text(
-                encoding="ascii", errors="replace"
-            )
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] in ("T", "t")
-
-    def bury(self, rank: int) -> int:
+    def end(self, rank: int) -> ProcessEnd:
         """Kill the process if it lives, reap it, and return how it ended. Blocks for the kernel only."""
         process = self._processes[rank]
         if process.poll() is None:
@@ -110,7 +96,7 @@ class RankProcesses:
         descriptor = self._descriptors.pop(rank, None)
         if descriptor is not None:
             os.close(descriptor)
-        return process.wait()
+        return ProcessEnd(process.pid, process.wait(), log_tail(self._run_directory, rank))
 
     def kill_all(self) -> None:
         """Kill every process; to reap them is left to others. Safe in a signal handler."""
@@ -121,17 +107,11 @@ class RankProcesses:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a process ends or :meth:`wake` is called; blocks up to `timeout_s` seconds."""
+        """Wait until a process ends; blocks up to `timeout_s` seconds."""
         poll = select.poll()
-        poll.register(self._woken, select.POLLIN)
         for descriptor in self._descriptors.values():
             poll.register(descriptor, select.POLLIN)
         poll.poll(timeout_s * 1000)
-
-    def wake(self) -> None:
-        """End the wait of another thread, now and for good."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._waker, b"\0")
 
     def end_all(self) -> None:
         """End rank 0 between two steps first: the others still join the step that it is in. Blocks.
@@ -145,7 +125,7 @@ class RankProcesses:
         self._ending.set()
         if self._log_bounds.ident is not None:
             self._log_bounds.join()
-        for descriptor in (*self._descriptors.values(), self._woken, self._waker):
+        for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
 

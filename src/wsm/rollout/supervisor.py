@@ -1,8 +1,8 @@
 """The owner of a rollout group: its segment, its processes, its first weights, and their common end.
 
 What ``wsm rollout`` and the demo run. It commands the group only once, at boot, and that is an ordinary
-update; afterwards anybody may. When a rank dies, the group is kept by :mod:`.keeper`. It hosts FastDeploy's
-words and the load generator where they are configured. Knows no model; imports no paddle.
+update; afterwards any controller may. When a rank dies, the group is kept by :class:`wsm.Keeper`. It hosts
+FastDeploy's words and the load generator where they are configured. Knows no model; imports no paddle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from wsm import log
 from wsm.controller import Controller, EngineBridge, Pending
 from wsm.controller.errors import EpochEndedError, RankLostError
 from wsm.controller.group_view import GroupView
-from wsm.controller.recovery import Recovery
+from wsm.controller.keeper import Keeper
 from wsm.ending import Ending, SignalReceived
 from wsm.errors import WsmError
 from wsm.group_segment import own_group
@@ -27,7 +27,6 @@ from wsm.receipt import Receipt
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.config import RolloutConfig
 from wsm.rollout.errors import GroupNotReadyError, RankExitedError
-from wsm.rollout.keeper import GroupKeeper
 from wsm.rollout.load import LoadGenerator
 from wsm.rollout.rank_processes import CACHE_MODULE, RankProcesses
 from wsm.rollout.request_socket import request_socket_path
@@ -102,7 +101,7 @@ class RolloutSupervisor:
         self._processes = RankProcesses(config.group.name, self._run_directory, rank_module, cache_module)
         self._log = log.logger("rollout.supervisor", group=config.group.name)
         self._undo = contextlib.ExitStack()
-        self._keeper: GroupKeeper | None = None
+        self._keeper: Keeper | None = None
         self.load: LoadGenerator | None = None
 
     def __enter__(self) -> RolloutSupervisor:
@@ -195,17 +194,15 @@ class RolloutSupervisor:
             self._processes.wait(_LOOK_S)  # an end is seen at once; joining wakes nobody
 
     def _keep(self, segment: Segment, undo: contextlib.ExitStack) -> None:
-        recovery = Recovery(segment)
-        undo.callback(recovery.close)
-        self._keeper = GroupKeeper(
-            self.config,
+        self._keeper = Keeper(
+            self.config.group,
+            segment,
             self._processes,
-            recovery,
-            run_directory=self._run_directory,
+            limits=self.config.recovery,
             tell=self._tell,
+            logs=str(self._run_directory),
         )
-        undo.callback(self._keeper.close)
-        self._keeper.start()
+        undo.enter_context(self._keeper)
 
     def _boot(self, segment: Segment) -> Receipt:
         """Load the announced version, or initial weights where the snapshot directory is empty."""

@@ -25,6 +25,7 @@ module                  answers
 :mod:`.takeover`        what a successor does with what a dead controller left
 :mod:`.epochs`          how a group gets a new incarnation, and who may join it
 :mod:`.restoring`       what is it owed then, and when is that tried again or given up?
+:mod:`.replacing`       whose process does the keeper replace, and when does it try again?
 :mod:`.journal`         what happened? Entries, their lines of JSON, and the bounded record
 :mod:`.replay`          can it have happened? A journal held against the tables
 :mod:`.check`           are the three tables sound, each alone and all together?

@@ -1,8 +1,8 @@
-"""What a new epoch owes its group, and when whoever restores or repairs it tries again or gives up.
+"""What a new epoch owes its group, and when a restore or a repair that failed is tried again or given up.
 
 A restore is an ordinary update, and may fail like one. Most causes pass, so it is tried again; between two
 attempts the group is free for other commands, and any of them ends the debt. Knows no time: how long to wait
-between two attempts is whoever makes them's.
+between two attempts is in :mod:`.replacing`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,13 @@ from wsm.states.vocabulary import WeightState
 
 
 class Attempt(enum.Enum):
-    """What follows for a group whose restore is not done yet."""
-
-    MAKE = "make"  # the first one, or one after others that failed
-    OVERTAKEN = "overtaken"  # somebody gave another command: the group is what that made of it
-    GIVE_UP = "give up"  # tried often enough: it stays CLEARED until somebody commands it
-
-
-class Repair(enum.Enum):
-    """What follows for a group with a rank that lives, and whose teardown failed."""
+    """What follows for a group to be restored, or with a FAULTED rank, after attempts that failed."""
 
     NONE = "none"  # no rank is FAULTED
     WAIT = "wait"  # a command is open: what comes of it is not known yet
-    CLEAR = "clear"  # all ranks are cleared again, which tries the teardown again
-    REPLACE = "replace"  # that was tried often enough: its process ends, and another one holds nothing
+    MAKE = "make"  # the first attempt, or one after others that failed
+    OVERTAKEN = "overtaken"  # another command was given: the group is what that made of it
+    GIVE_UP = "give up"  # tried often enough: it stays CLEARED, or the FAULTED rank's process is replaced
 
 
 def faulted(view: View) -> list[int]:
@@ -41,16 +34,17 @@ def faulted(view: View) -> list[int]:
     ]
 
 
-def next_repair(view: View, *, failed: int, limit: int) -> Repair:
+def next_repair(view: View, *, failed: int, limit: int) -> Attempt:
     """Say what follows for FAULTED ranks after `failed` clears of the group, of which `limit` may fail.
 
-    What the group holds afterwards is nothing, as the outcome of whatever failed demands.
+    A clear tries the teardown again. What the group holds afterwards is nothing, as the outcome of the
+    command that failed demands.
     """
     if not faulted(view):
-        return Repair.NONE
+        return Attempt.NONE
     if not decide.is_over(view):
-        return Repair.WAIT
-    return Repair.CLEAR if failed < limit else Repair.REPLACE
+        return Attempt.WAIT
+    return Attempt.MAKE if failed < limit else Attempt.GIVE_UP
 
 
 def next_attempt(view: View, *, restores: bool, failed: int, limit: int) -> Attempt:

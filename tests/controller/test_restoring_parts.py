@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from wsm.controller.errors import RankFailedError
+from wsm.controller.errors import CommandRefusedError, RankFailedError
+from wsm.controller.outcome import cannot_be_restored
 from wsm.report import RankReport
-from wsm.rollout.config import RecoveryConfig, RolloutConfig
-from wsm.rollout.restoring import Restoration
 from wsm.strategies import Retention, publish_snapshot
 from wsm.worker.holding import Holding
 
@@ -119,22 +117,12 @@ def test_a_part_on_what_nobody_keeps_is_reported_so_and_given_up_at_the_first_at
         receipt = kept.group._controllers[0].update(2, partial=True)
         assert not receipt.restorable
         assert "no lost rank can be restored until a whole version is loaded" in receipt.sentence()
-        told: list[str] = []
         kept.kill(1)
         kept.begin(1)
         kept.replace(1)
-        restoration = Restoration(
-            RolloutConfig(kept.config, recovery=RecoveryConfig(restore_attempts=8, delay_s=0.01)),
-            kept.recovery,
-            tell=told.append,
-            cancelled=lambda: False,
-            since_s=time.monotonic(),
-        )
-        restoration.attempt()
-        assert restoration.over
-        assert len(told) == 1
-        assert "stays CLEARED until it is updated" in told[0]
-        assert "update to a whole version" in told[0]
+        with pytest.raises(CommandRefusedError, match="update to a whole version") as caught:
+            kept.recovery.restore().result(60)
+        assert cannot_be_restored(caught.value)  # so a keeper makes no second attempt
 
 
 def committed(holding: Holding, version: int, absent: set[str]) -> tuple[int, ...]:

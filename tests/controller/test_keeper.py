@@ -1,0 +1,184 @@
+"""A keeper and real rank processes: which one is replaced, what is loaded again, how often, what is told."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from wsm import Outcome, RankFailedError, RestartLimitError
+from wsm.signals.image import SegmentImage
+from wsm.status import explain, read_facts
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
+from kept_group import kept_group
+from living_group import eventually
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def kept(tmp_path):
+    with kept_group(tmp_path) as kept:
+        yield kept
+
+
+def test_a_killed_rank_is_replaced_in_a_new_epoch_and_the_group_serves_what_it_served(kept):
+    kept.kill(1)
+    assert "was killed by SIGKILL in epoch 1" in kept.until_told("rank 1 (process")
+    assert "(epoch 2, " in kept.until_told("serves version 1 again")
+    kept.until_whole()
+    assert kept.processes.gave == [(1, 2)]
+    assert kept.keeper.recoveries == 1
+    status = kept.controller.status()
+    assert (status.epoch, status.version, status.serving, status.controller_pid) == (2, 1, True, None)
+    kept.group.await_steps()
+    kept.group.assert_steps_are_pure([1])
+
+
+def test_all_ranks_at_once_are_replaced_in_one_epoch(kept):
+    kept.kill(0, 1)
+    kept.until_told("serves version 1 again")
+    kept.until_whole()
+    assert kept.controller.update(2).version == 2
+
+
+def test_a_cleared_group_stays_cleared_and_is_owed_nothing(kept):
+    kept.controller.clear()
+    kept.kill(0)
+    kept.until_told("is CLEARED, as it was before")
+    kept.until_whole()
+    assert kept.controller.status().state == "CLEARED"
+    assert kept.controller.update(2).version == 2
+
+
+def test_deaths_that_do_not_end_are_given_up_with_all_of_them_named(tmp_path):
+    with kept_group(tmp_path, restarts=1, restore_attempts=1) as kept:
+        kept.kill(1)
+        kept.until_told("serves version 1 again")
+        kept.kill(0)
+        eventually(lambda: kept.keeper.gave_up, "the keeper gives up")
+        with pytest.raises(RestartLimitError, match="after 2 deaths, more than 1 restarts") as caught:
+            kept.keeper.check()
+        assert [death.rank for death in caught.value.deaths] == [1, 0]
+        assert caught.value.code == "restart-limit"
+
+
+# -- a restore that fails ---------------------------------------------------------------------------
+
+
+def test_a_damaged_file_that_is_mended_in_time_is_loaded_after_all(kept):
+    path, whole = kept.damage()
+    kept.kill(1)
+    assert "rank 1" in kept.until_told("is not restored yet, attempt 2 of 8")
+    assert kept.controller.status().state == "CLEARED"
+    path.write_bytes(whole)
+    kept.until_told("serves version 1 again")
+    assert kept.controller.update(1).outcome is Outcome.ALREADY_SERVED
+
+
+def test_it_is_given_up_visibly_and_the_group_takes_other_commands_then(tmp_path):
+    with kept_group(tmp_path, restore_attempts=3) as kept:
+        kept.damage()
+        kept.kill(1)
+        kept.until_told("is not restored after 3 attempts and stays CLEARED until it is updated")
+        kept.until_whole()
+        assert sum("is not restored yet" in line for line in kept.told) == 2
+        assert kept.controller.status().controller_pid is None
+        assert kept.controller.update(2).version == 2
+
+
+def test_between_two_attempts_any_other_command_ends_the_restore(tmp_path):
+    with kept_group(tmp_path, delay_s=0.5, longest_delay_s=0.5) as kept:
+        path, whole = kept.damage()
+        kept.kill(1)
+        kept.until_told("is not restored yet, attempt 2")
+        assert kept.controller.update(2).version == 2
+        kept.until_told("was given another command")
+        status = kept.controller.status()
+        assert (status.version, status.serving) == (2, True)
+        path.write_bytes(whole)
+
+
+def test_a_clear_between_two_attempts_means_that_nothing_is_loaded_any_more(tmp_path):
+    with kept_group(tmp_path, delay_s=0.5, longest_delay_s=0.5) as kept:
+        path, whole = kept.damage()
+        kept.kill(1)
+        kept.until_told("is not restored yet, attempt 2")
+        assert kept.controller.clear().outcome is Outcome.CLEARED
+        path.write_bytes(whole)
+        kept.until_told("was given another command")
+        assert kept.controller.status().state == "CLEARED"
+
+
+def test_another_controller_that_commands_at_the_moment_is_given_way(tmp_path):
+    with kept_group(tmp_path, delay_s=0.2, longest_delay_s=0.2) as kept:
+        kept.damage()
+        kept.kill(1)
+        kept.until_told("is not restored yet, attempt 2")
+        kept.group.order(0, "write", "hold")
+        pending = kept.controller.begin_update(2)
+        kept.group.await_held(0, "write")
+        said = len(kept.told)
+        kept.group.revoke(0, "write")
+        assert pending.result(60).version == 2
+        kept.until_told("was given another command")
+        assert len(kept.told) == said + 1
+        assert kept.controller.status().version == 2
+
+
+# -- a teardown that fails --------------------------------------------------------------------------
+
+
+def fail_to_clear(kept) -> None:
+    with pytest.raises(RankFailedError, match="release"):
+        kept.controller.clear()
+
+
+def test_a_cause_that_passes_is_repaired_by_another_clear(tmp_path):
+    with kept_group(tmp_path, delay_s=0.5) as kept:
+        kept.group.order(0, "release", "raise")
+        fail_to_clear(kept)
+        kept.until_told("is FAULTED, a teardown failed on rank 0; all ranks are cleared again in 0.1 s")
+        assert "by itself" in explain(read_facts(kept.segment.name, SegmentImage.of(kept.segment))).text()
+        kept.group.revoke(0, "release")
+        kept.until_told("its teardown worked in the end")
+        kept.until_whole()
+        status = kept.controller.status()
+        assert (status.state, status.controller_pid, kept.processes.gave) == ("CLEARED", None, [])
+        assert kept.controller.update(2).version == 2
+
+
+def test_a_cause_that_stays_ends_the_process_after_as_many_attempts_as_are_allowed(tmp_path):
+    with kept_group(tmp_path, repair_attempts=2) as kept:
+        kept.group.order(0, "release", "raise")
+        fail_to_clear(kept)
+        kept.until_told("its teardown failed, and 2 times more when it was cleared")
+        assert sum("clearing it again failed" in said for said in kept.told) == 2
+        kept.group.revoke(0, "release")
+        kept.until_told("is CLEARED, as it was before")  # what failed was a clear: nothing is owed
+        kept.until_whole()
+        assert kept.processes.gave == [(0, 2)]
+        assert kept.controller.update(2).version == 2
+
+
+def test_another_controller_that_clears_first_repairs_the_group(tmp_path):
+    with kept_group(tmp_path, delay_s=0.5, longest_delay_s=0.5) as kept:
+        kept.group.order(0, "release", "raise")
+        fail_to_clear(kept)
+        kept.until_told("is FAULTED")
+        kept.group.revoke(0, "release")
+        kept.controller.clear()
+        kept.until_whole()
+        assert len(kept.told) == 1
+
+
+def test_a_group_that_waits_to_be_restored_is_restored_after_it_was_repaired(kept):
+    kept.group.order(0, "write", "raise once")
+    kept.group.order(0, "release", "raise")
+    kept.kill(1)
+    kept.until_told("is FAULTED, a teardown failed on rank 0")
+    kept.group.revoke(0, "release")
+    kept.until_told("serves version 1 again")
+    assert kept.controller.status().serving

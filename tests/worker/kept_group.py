@@ -1,0 +1,93 @@
+"""A living group that is kept by a :class:`wsm.Keeper`, which starts and ends real rank processes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from living_group import PATIENCE_S, LivingGroup, eventually
+
+import wsm
+from wsm.config import config_from_mapping
+from wsm.group_segment import own_group
+
+
+class LivingProcesses:
+    """The programs of a living group, as a keeper starts and ends them."""
+
+    def __init__(self, group: LivingGroup) -> None:
+        self._group = group
+        self.gave: list[tuple[int, int]] = []
+
+    def start(self, participant: int, epoch: int) -> None:
+        self.gave.append((participant, epoch))
+        self._group.launch(participant)
+
+    def ended(self) -> Collection[int]:
+        return [rank for rank, program in self._group.programs.items() if program.has_ended()]
+
+    def end(self, participant: int) -> wsm.ProcessEnd:
+        program = self._group.programs[participant]
+        program.kill()
+        code = program.code or 0
+        program.close()
+        return wsm.ProcessEnd(program.pid, code)
+
+    def wait(self, timeout_s: float) -> None:
+        time.sleep(timeout_s)
+
+
+class KeptGroup:
+    """A group of two that serves version 1, and could serve 2."""
+
+    def __init__(self, directory: Path, limits: wsm.RecoveryConfig, closing: ExitStack) -> None:
+        self.group = LivingGroup(directory, load=0.5)
+        self.config = config_from_mapping(self.group.config)
+        self.segment = own_group(self.config, directory=directory)
+        closing.callback(self.segment.close)
+        closing.callback(self.segment.unlink)
+        self.told: list[str] = []
+        self.processes = LivingProcesses(self.group)
+        self.keeper = wsm.Keeper(
+            self.config, self.segment, self.processes, limits=limits, tell=self.told.append
+        )
+        closing.callback(self.group.close)
+        self.controller = self.group.boot()
+        self.group.publish(2)
+        closing.enter_context(self.keeper)
+
+    def kill(self, *ranks: int) -> None:
+        for rank in ranks:
+            self.group.programs[rank].signal(signal.SIGKILL)
+
+    def until_told(self, words: str) -> str:
+        """The line that says so."""
+
+        def found() -> list[str]:
+            self.keeper.check()
+            return [line for line in self.told if words in line]
+
+        eventually(found, f"it is told that {words!r}, beside {self.told}")
+        return found()[0]
+
+    def until_whole(self) -> None:
+        assert self.keeper.wait_until_whole(PATIENCE_S)
+        self.keeper.check()
+
+    def damage(self, version: int = 1) -> tuple[Path, bytes]:
+        """Flip a bit in what rank 1 loads; return the file, and what was in it."""
+        path = max(self.group.shard_files(version, 1), key=lambda file: file.stat().st_size)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+        return path, whole
+
+
+@contextmanager
+def kept_group(directory: Path, **limits: float) -> Iterator[KeptGroup]:
+    """A group whose keeper tries again quickly, unless `limits` say otherwise."""
+    options = {"delay_s": 0.02, "longest_delay_s": 0.1, **limits}
+    with ExitStack() as closing:
+        yield KeptGroup(directory, wsm.RecoveryConfig(**options), closing)
