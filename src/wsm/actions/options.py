@@ -5,21 +5,24 @@ Responsible for refusing contradictions before any plan exists. It knows nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from wsm.actions import names
 from wsm.actions.addition import Addition
+from wsm.actions.base import Action
 from wsm.actions.errors import PlanOptionsError
 from wsm.actions.measuring import AddressContract, MemoryDrop, ResidentDigest, resident_digest
 from wsm.actions.surfaces import (
     AbandonableBuffer,
     AbandonableGroups,
+    BareRunner,
     FreezingRequestSurface,
     GroupKind,
     HoldingRequestSurface,
     KeepingKVCacheSurface,
     Runner,
+    completed,
 )
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
@@ -68,6 +71,9 @@ class PlanOptions:
         configuration's, or keep their defaults.
     additions : tuple of Addition
         Units of work of the engine's own.
+    instrument : callable or None
+        ``instrument(plan, action)`` is called with each action of each plan when the plans are derived. It
+        may replace methods of the action: to measure it, or to make it fail in a test.
 
     Raises
     ------
@@ -93,6 +99,7 @@ class PlanOptions:
     address_contract: AddressContract | None = None
     deadlines: Mapping[str, float] = field(default_factory=dict)
     additions: tuple[Addition, ...] = ()
+    instrument: Callable[[str, Action], None] | None = None
 
     def __post_init__(self) -> None:
         self._refuse(
@@ -140,7 +147,7 @@ class PlanOptions:
     @classmethod
     def from_runner(
         cls,
-        runner: Runner,
+        runner: BareRunner,
         *,
         shut_down_groups: bool | None = None,
         capture_is_collective: bool = True,
@@ -166,6 +173,7 @@ class PlanOptions:
             If options contradict each other, or promise what the runner cannot do
             (:meth:`require_offered`).
         """
+        runner = completed(runner)
         options = cls(
             has_graphs=runner.graphs is not None,
             has_draft_graphs=any(auxiliary.graphs is not None for auxiliary in runner.auxiliaries),

@@ -150,6 +150,8 @@ def _plan(
     plan = with_additions(plan, options.additions)
     for action in plan:
         action.deadline_s = options.deadlines.get(action.name, action.deadline_s)
+        if options.instrument is not None:
+            options.instrument(plan.name, action)
     return plan
 
 

@@ -1,0 +1,31 @@
+"""What tests of an engine need: a small engine in memory, a group in one thread, faults, and a contract.
+
+=======================  ===================================================================================
+module                   offers
+=======================  ===================================================================================
+:mod:`._engine`          :class:`InMemoryRunner` and its surfaces: an engine of bytes, for tests of a loop
+:mod:`._group`           :class:`LocalGroup`: workers and controller of one group, and a :class:`Fault`
+:mod:`._contract`        :class:`RunnerContract`: the tests that every engine must pass, for pytest
+:mod:`.hypothesis`       ``GroupMachine``: a state machine of commands and faults, for Hypothesis
+=======================  ===================================================================================
+
+Hypothesis is needed for the last one alone (the extra ``testing``). The contract is run by pytest, which
+nothing here imports. docs/testing.md shows both.
+"""
+
+from wsm.testing._contract import RunnerContract
+from wsm.testing._engine import InMemoryKVCache, InMemoryMemory, InMemoryRequests, InMemoryRunner
+from wsm.testing._group import WAYS, Fault, LocalGroup, load_bytes, memory_of
+
+__all__ = [
+    "WAYS",
+    "Fault",
+    "InMemoryKVCache",
+    "InMemoryMemory",
+    "InMemoryRequests",
+    "InMemoryRunner",
+    "LocalGroup",
+    "RunnerContract",
+    "load_bytes",
+    "memory_of",
+]

@@ -1,0 +1,156 @@
+"""A state machine for Hypothesis: commands of all kinds to a group of one's own engines, and faults anywhere.
+
+Hypothesis is an extra (``pip install wsm[testing]``); only this module needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from wsm.actions.base import ActionContext, Loaded
+from wsm.actions.options import PlanOptions
+from wsm.actions.plan import derive_plans
+from wsm.actions.surfaces import BareRunner
+from wsm.errors import WsmError
+from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy, KVState, PlanName, Tag, WeightState
+from wsm.strategies.tensor import WeightTarget
+from wsm.testing._group import WAYS, Fault, LocalGroup, load_bytes
+
+_TAGS = st.sampled_from([ALL_TAGS, frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})])
+_PLANS_OF_CLEAR = tuple(name for name in PlanName if name.value.startswith("clear"))
+_PLANS_OF_UPDATE = tuple(name for name in PlanName if name.value.startswith("update"))
+
+
+def _faults(plans: tuple[PlanName, ...]) -> st.SearchStrategy[Fault | None]:
+    """Draw no fault, or one in an action that the machine's engine has in these plans."""
+    place = st.runner().flatmap(lambda machine: st.sampled_from(machine.places(plans)))
+    fault = st.builds(
+        lambda place, way, rank: (*place, way, rank),
+        place,
+        st.sampled_from(WAYS),
+        st.runner().flatmap(lambda machine: st.integers(0, machine.ranks - 1)),
+    )
+    return st.one_of(st.none(), st.none(), fault.map(lambda drawn: Fault(*drawn)))
+
+
+class GroupMachine(RuleBasedStateMachine):
+    """Commands in any order, with faults, to a group whose every rank has an engine of yours.
+
+    Derive from it, say how an engine is made, add rules and invariants, and hand ``YourMachine.TestCase`` to
+    pytest. All ranks live in one thread (:class:`wsm.testing.LocalGroup`).
+
+    Attributes
+    ----------
+    ranks : int
+        Ranks of the group.
+    configuration : mapping
+        Other options of :class:`wsm.WsmConfig`.
+    group : LocalGroup
+        The group, with its engines in ``group.runners``.
+    """
+
+    ranks: int = 2
+    configuration: Mapping[str, Any] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._undo = contextlib.ExitStack()
+        self._digests: dict[tuple[int, int | None], str] = {}
+        directory = self._undo.enter_context(tempfile.TemporaryDirectory())
+        self.group = LocalGroup(
+            self.make_runner,
+            directory,
+            ranks=self.ranks,
+            load=self._load,
+            plan_options=self.plan_options,
+            configuration=self.configuration,
+        )
+        self._undo.callback(self.group.close)
+        self._options = self.plan_options(self.group.runners[0]).configured(
+            shut_down_groups=bool(self.configuration.get("shut_down_groups")), deadlines={}
+        )
+        self._plans = derive_plans(self._options)
+
+    def make_runner(self, rank: int) -> BareRunner:
+        """Return a new engine that holds no weights and no KV cache.
+
+        Raises
+        ------
+        NotImplementedError
+            Unless the machine says how.
+        """
+        raise NotImplementedError
+
+    def plan_options(self, runner: BareRunner) -> PlanOptions:
+        """Return what plans are derived from; by default, what the runner's surfaces say."""
+        return PlanOptions.from_runner(runner)
+
+    def load(self, context: ActionContext, target: WeightTarget) -> Loaded | Mapping[str, Any]:
+        """Load a version; by default every byte of version v is v."""
+        return load_bytes(context, target)
+
+    def places(self, plans: tuple[PlanName, ...]) -> list[tuple[str, str]]:
+        """List plan and action of everything in these plans that can fail before a decision."""
+        return [
+            (plan.name, action.name)
+            for plan in map(self._plans.named, plans)
+            for action in (plan.staging if plan.staged else plan.actions)
+        ]
+
+    @rule(tags=_TAGS, fault=_faults(_PLANS_OF_CLEAR))
+    def clear(self, tags: frozenset[Tag], fault: Fault | None) -> None:
+        """Clear what `tags` name."""
+        with contextlib.suppress(WsmError):
+            self.group.clear(tags=tags, fault=fault)
+
+    @rule(tags=_TAGS, version=st.integers(1, 3), force=st.booleans(), fault=_faults(_PLANS_OF_UPDATE))
+    def update(self, tags: frozenset[Tag], version: int, force: bool, fault: Fault | None) -> None:
+        """Update what `tags` name."""
+        named = version if Tag.WEIGHTS in tags else None
+        with contextlib.suppress(WsmError):
+            self.group.update(named, tags=tags, force=force, fault=fault)
+
+    @rule(version=st.integers(1, 3), fault=_faults((PlanName.HOT,)))
+    def update_hot(self, version: int, fault: Fault | None) -> None:
+        """Update without standing still; what the engine or its state does not allow is refused."""
+        with contextlib.suppress(WsmError):
+            self.group.update(version, hot=True, in_flight=InFlightPolicy.ABORT, fault=fault)
+
+    @invariant()
+    def steps_are_made_by_one_whole_version(self) -> None:
+        """Every rank steps or none, with the version that each has in memory, byte for byte."""
+        version = self.group.step()
+        status = self.group.controller.status()
+        assert status.serving is (version is not None), f"{status} and a step by {version}"
+        for rank, runner in enumerate(self.group.runners if version is not None else ()):
+            digest = self._options.resident_digest(runner.weights, lambda: None)
+            assert digest == self._digests[rank, version], f"rank {rank} serves other bytes as {version}"
+
+    @invariant()
+    def every_rank_is_in_one_state(self) -> None:
+        """One outcome for all, and what is said to be gone holds no memory."""
+        workers = self.group.workers
+        states = {(worker.weights, worker.kv, worker.version) for worker in workers}
+        if WeightState.FAULTED not in {weights for weights, _, _ in states}:
+            assert len(states) == 1, f"ranks differ: {states}"
+        for worker, up in zip(workers, self.group.memory(), strict=True):
+            if worker.weights is WeightState.CLEARED:
+                assert not up["weights"], f"rank {worker.rank} is CLEARED and has weights"
+            if worker.kv is KVState.CLEARED:
+                assert not up.get("kv_cache"), f"rank {worker.rank} is CLEARED and has a KV cache"
+
+    def teardown(self) -> None:
+        """See that the journals are possible, and close the group."""
+        with self._undo:
+            self.group.check_journals()
+
+    def _load(self, context: ActionContext, target: WeightTarget) -> Loaded:
+        loaded = Loaded.of(self.load(context, target))
+        self._digests[context.rank, loaded.version] = loaded.digest
+        return loaded
