@@ -24,10 +24,10 @@ from wsm.status.facts import (
 )
 
 #: Errors of ranks that only repeat that another rank failed.
-_ECHOES = frozenset(("PeerNeverReadyError", "CommandAbortedError"))
+_ECHOES = frozenset(("peer-never-ready", "command-aborted"))
 
 #: Errors of a rank that waited for another one: told only where that one has nothing to tell.
-_WAITS = frozenset(("ActionInterruptedError", "WaitExpiredError"))
+_WAITS = frozenset(("action-interrupted", "wait-expired"))
 
 _DOES = {
     StatusCode.NONE: "has not answered",
