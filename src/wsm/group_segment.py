@@ -54,6 +54,19 @@ def own_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segm
     return segment
 
 
+def own_new_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segment:
+    """As :func:`own_group`, for a process that is about to start all ranks.
+
+    A segment whose owner died is left to the ranks of that owner, which end with it; new ranks get a new one.
+    """
+    segment = own_group(config, directory=directory)
+    if segment.adopted:
+        segment.unlink()
+        segment.close()
+        segment = own_group(config, directory=directory)
+    return segment
+
+
 def journal_directory_of(segment: Segment) -> Path | None:
     """Return where a group keeps its journals; None if it keeps none, or its owner said nothing."""
     data = segment.settings.read(*_SETTINGS_KEY)

@@ -709,7 +709,7 @@ def a_command_between_two_attempts_is_undone():
 @fault("operations=clear commands=1 steps=0 failures=2 starts=serving")
 def a_faulted_rank_is_left_alone():
     """A rank whose teardown failed waits until a controller commands the group."""
-    return {(restoring, "next_repair"): lambda _view, **_asked: restoring.Repair.NONE}
+    return {(restoring, "next_repair"): lambda _view, **_asked: restoring.Attempt.NONE}
 
 
 @fault("operations=clear commands=1 steps=0 failures=6 starts=serving")

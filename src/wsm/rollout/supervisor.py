@@ -22,7 +22,7 @@ from wsm.controller.group_view import GroupView
 from wsm.controller.keeper import Keeper
 from wsm.ending import Ending, SignalReceived
 from wsm.errors import WsmError
-from wsm.group_segment import own_group
+from wsm.group_segment import own_new_group
 from wsm.receipt import Receipt
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.config import RolloutConfig
@@ -167,12 +167,7 @@ class RolloutSupervisor:
     # -- the start, step by step ----------------------------------------------------------------
 
     def _own_segment(self, undo: contextlib.ExitStack) -> Segment:
-        segment = own_group(self.config.group)
-        if segment.adopted:
-            # The kernel is killing the ranks of a supervisor that died; new ranks need a new segment.
-            segment.unlink()
-            segment.close()
-            segment = own_group(self.config.group)
+        segment = own_new_group(self.config.group)
         undo.callback(_remove, segment)
         return segment
 
