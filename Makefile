@@ -125,8 +125,8 @@ fuzz: $(STAMP)
 	@$(BIN)/python -m fuzz $(ARGUMENTS)
 
 diagrams: $(STAMP)
-	@$(BIN)/wsm diagrams
+	@$(BIN)/python -m drawing
 
 clean:
 	rm -rf $(VENV) $(GPU_WHEEL) demo-out fuzz-out bench.json dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find src tests bench campaign explorer fuzz models -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench campaign drawing explorer fuzz models -name __pycache__ -type d -prune -exec rm -rf {} +

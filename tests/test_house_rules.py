@@ -31,7 +31,7 @@ VAGUE = {
 }
 EVENT_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 
-TOOLS = ("bench", "campaign", "explorer", "fuzz")
+TOOLS = ("bench", "campaign", "drawing", "explorer", "fuzz")
 FILES = sorted(
     [*SOURCE.rglob("*.py"), *(path for name in TOOLS for path in (REPOSITORY / name).glob("*.py"))]
 )

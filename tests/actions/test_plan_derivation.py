@@ -11,8 +11,7 @@ from wsm.actions.errors import PlanOptionsError
 from wsm.actions.order import MIRRORS, check_order
 from wsm.actions.plan import PlanOptions, derive_plans
 from wsm.actions.surfaces import GroupKind
-from wsm.states.diagram.model import by_name, summarise
-from wsm.states.vocabulary import KVPolicy, PlanName
+from wsm.states.vocabulary import KVPolicy
 
 ALL_GROUPS = (GroupKind.WORLD, GroupKind.TP, GroupKind.EP)
 
@@ -137,12 +136,3 @@ def test_options_are_read_from_a_runner(runner):
     assert not options.has_draft_graphs
     assert not options.routing_replay
     assert options.group_kinds == ALL_GROUPS
-
-
-def test_diagrams_are_told_every_step_of_the_plans_that_they_know_by_name():
-    plans = derive_plans(PlanOptions(has_graphs=True))
-    summaries = summarise(plans)
-    assert set(by_name(summaries)) == set(PlanName)
-    assert [step.name for step in summaries[0].steps] == list(plans.clear.names())
-    touching = [step.name for step in summaries[0].steps if step.touches_weights]
-    assert touching == [names.RELEASE_WEIGHTS, names.RELEASE_KV_CACHE]

@@ -6,28 +6,19 @@ from dataclasses import replace
 
 import pytest
 
+from drawing.engine import engine_with_everything
 from wsm.actions import names
 from wsm.actions._groups import ClearDeepEPBuffer, ShutDownGroup
 from wsm.actions.errors import PlanOrderError
 from wsm.actions.order import BEFORE, check_order
-from wsm.actions.plan import PlanOptions, derive_plans
+from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind
 from wsm.states.vocabulary import PlanName
 
 
 @pytest.fixture
 def plans():
-    return derive_plans(
-        PlanOptions(
-            has_graphs=True,
-            has_draft_graphs=True,
-            has_deepep=True,
-            auxiliaries=("mtp",),
-            group_kinds=(GroupKind.WORLD, GroupKind.TP, GroupKind.EP),
-            shut_down_groups=True,
-            routing_replay=True,
-        )
-    )
+    return derive_plans(engine_with_everything())
 
 
 def swapped(plan, first, second):

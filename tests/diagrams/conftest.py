@@ -1,19 +1,20 @@
-"""The plans that the committed diagrams show: those of an engine that has everything."""
+"""What the committed diagrams show: an engine that has everything."""
 
 from __future__ import annotations
 
 import pytest
 
+from drawing.engine import engine_with_everything
+from drawing.files import every_text
+from wsm.actions.base import Plans
 from wsm.actions.plan import derive_plans
-from wsm.cli.diagrams import EVERYTHING, every_diagram
-from wsm.states.diagram import PlanSummary, summarise
 
 
 @pytest.fixture(scope="session")
-def plans() -> tuple[PlanSummary, ...]:
-    return summarise(derive_plans(EVERYTHING))
+def plans() -> Plans:
+    return derive_plans(engine_with_everything())
 
 
 @pytest.fixture(scope="session")
 def rendered() -> dict[str, str]:
-    return every_diagram()
+    return every_text()

@@ -6,11 +6,9 @@ import re
 
 import pytest
 
-from wsm.states.check import EPOCH_EVENTS, explore, reachable_without_a_new_epoch
-from wsm.states.joint import FORBIDDEN, START
 from wsm.states.machine import LifeCycle
+from wsm.states.phases import LOOKS, OUTCOMES
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART
-from wsm.states.vocabulary import KVEvent
 
 Edges = set[tuple[str, str, str, "str | None"]]
 
@@ -18,17 +16,25 @@ Edges = set[tuple[str, str, str, "str | None"]]
 def read_mermaid(text: str) -> Edges:
     found = re.findall(r"^    (\w+) --> (\w+) : (.+)$", text, flags=re.MULTILINE)
     return {
-        (source, *split(label), dest) for source, dest, labels in found for label in labels.split("<br/>")
+        (source, *split(label), dest)
+        for source, dest, labels in found
+        for label in labels.split("<br/>")
+        if not label.startswith("▸")
     }
 
 
 def read_dot(text: str) -> Edges:
     found = re.findall(r'^    (\w+) -> (\w+) \[label=" (.+?) "', text, flags=re.MULTILINE)
-    return {(source, *split(label), dest) for source, dest, labels in found for label in labels.split(r"\n")}
+    return {
+        (source, *split(label), dest)
+        for source, dest, labels in found
+        for label in labels.split(r"\n")
+        if not label.startswith("▸")
+    }
 
 
 def split(label: str) -> tuple[str, str | None]:
-    matched = re.fullmatch(r"(.+?)(?: \[(\w+)\])?", label)
+    matched = re.fullmatch(r"(.+?)(?: \[(.+)\])?", label)
     assert matched is not None
     return matched[1], matched[2]
 
@@ -52,24 +58,21 @@ def test_the_drawn_edges_are_exactly_those_of_the_live_machine(
 
 
 @pytest.mark.parametrize(("suffix", "read"), READERS)
-def test_the_joint_drawing_has_every_ordinary_edge_and_no_forbidden_pair(
+def test_the_drawn_phases_are_joined_by_every_row_that_leads_from_one_to_another(
     rendered: dict[str, str], suffix: str, read: object
 ) -> None:
-    drawn = read(rendered["joint" + suffix])  # type: ignore[operator] - a parametrized function
-    within = reachable_without_a_new_epoch(explore(), START)
-    expected = {
-        (
-            f"{edge.source.weights.name}__{edge.source.kv.name}",
-            ("kv " if isinstance(edge.row.event, KVEvent) else "") + edge.row.event.value,
-            None if edge.row.guard is None else edge.row.guard.value,
-            f"{edge.dest.weights.name}__{edge.dest.kv.name}",
-        )
-        for edge in explore()
-        if edge.source in within and edge.row.event not in EPOCH_EVENTS and edge.source[:2] != edge.dest[:2]
-    }
-    assert drawn == expected
-    forbidden = {f"{weights.name}__{kv.name}" for weights, kv in FORBIDDEN}
-    assert not forbidden & {end for source, _, _, dest in drawn for end in (source, dest)}
+    drawn = {(source, dest) for source, *_, dest in read(rendered["command" + suffix])}  # type: ignore[operator] - see above
+    assert drawn == {(row.phase.name, row.to.name) for row in (*LOOKS, *OUTCOMES) if row.to is not None}
+
+
+def test_a_plan_is_drawn_at_every_edge_that_runs_it(rendered: dict[str, str]) -> None:
+    for chart, name in ((WEIGHT_CHART, "weights"), (KV_CHART, "kv_cache")):
+        for row in chart.rows:
+            edges = re.findall(
+                rf"^    {row.source.name} --> {row.dest.name} : (.+)$", rendered[f"{name}.mmd"], re.MULTILINE
+            )
+            for plan in row.plans if row.dest in chart.working else ():
+                assert any(f"▸ {plan.value}" in edge.split("<br/>") for edge in edges), (row, plan)
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.region.value)
@@ -79,4 +82,7 @@ def test_every_state_is_drawn_once_with_its_meaning(rendered: dict[str, str], ch
     for state in chart.states:  # type: ignore[attr-defined] - a chart, see above
         meaning = chart.meanings[state]  # type: ignore[attr-defined] - a chart, see above
         assert rendered[f"{name}.mmd"].count(f'state "{state.name}<br/>{meaning}" as {state.name}\n') == 1
-        assert rendered[f"{name}.dot"].count(rf'    {state.name} [label="{state.name}\n{meaning}"') == 1
+        [label] = re.findall(
+            rf'^    {state.name} \[label="{state.name}\\n(.+?)"', rendered[f"{name}.dot"], re.MULTILINE
+        )
+        assert label.replace(r"\n", " ") == meaning

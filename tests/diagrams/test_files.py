@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from wsm.states.diagram import Difference, compare, write
+from drawing.__main__ import main
+from drawing.files import Difference, compare, write
 
 COMMITTED = Path(__file__).parents[2] / "diagrams"
 RENDERED = {"a.mmd": "one\ntwo\n", "b.md": "drei äöü\n"}
@@ -14,6 +16,31 @@ RENDERED = {"a.mmd": "one\ntwo\n", "b.md": "drei äöü\n"}
 
 def test_the_committed_diagrams_are_what_the_code_draws(rendered: dict[str, str]) -> None:
     assert [str(difference) for difference in compare(COMMITTED, rendered)] == []
+
+
+def test_the_command_writes_what_its_check_finds_equal_and_names_what_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--directory", str(tmp_path)]) == 0
+    assert main(["--check", "--directory", str(tmp_path)]) == 0
+    (tmp_path / "weights.mmd").write_text("stateDiagram-v2\n")
+    (tmp_path / "transitions.md").unlink()
+    capsys.readouterr()
+    assert main(["--check", "--directory", str(tmp_path)]) == 1
+    told = {line.split(":")[0] for line in capsys.readouterr().out.splitlines()}
+    assert told == {str(tmp_path / "weights.mmd"), str(tmp_path / "transitions.md")}
+    assert not (tmp_path / "transitions.md").exists()
+
+
+@pytest.mark.needs("graphviz")
+def test_graphviz_draws_every_dot_file_without_a_complaint(rendered: dict[str, str]) -> None:
+    for name, text in rendered.items():
+        if name.endswith(".dot"):
+            done = subprocess.run(
+                ["dot", "-Tsvg"], input=text, capture_output=True, text=True, timeout=60, check=True
+            )
+            assert "</svg>" in done.stdout
+            assert not done.stderr
 
 
 def test_what_was_written_does_not_differ(tmp_path: Path) -> None:

@@ -10,16 +10,17 @@ from typing import NamedTuple
 
 import pytest
 
+from drawing import sequences
+from drawing.dialogues import RANKS, Dialogue, Message, Participant, chosen
+from wsm.actions.base import Plans
+from wsm.states import epochs
 from wsm.states import rank as protocol
 from wsm.states.decide import decision, is_over
-from wsm.states.diagram import sequences
-from wsm.states.diagram.dialogue import RANKS, Dialogue, Message, Participant, chosen
-from wsm.states.diagram.model import PlanSummary, by_name
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.phases import Event, Happened
 from wsm.states.rank import Move, RankState, Todo
 from wsm.states.view import View
-from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepWord
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 STATUS = re.compile(r"status ([A-Z_]+)(?: or ([A-Z_]+))?")
 DECISIONS = re.compile(r"command \(epoch, q, (\w+)\)")
@@ -129,12 +130,13 @@ def drawn_decisions(items: Iterable[object]) -> list[str]:
     ]
 
 
-def all_dialogues(plans: tuple[PlanSummary, ...]) -> dict[str, Dialogue]:
-    named = by_name(plans)
+def all_dialogues(plans: Plans) -> dict[str, Dialogue]:
     return {
-        "clear": sequences.clear_dialogue(named),
-        "update": sequences.update_dialogue(named),
-        "hot": sequences.hot_update_dialogue(named),
+        "clear": sequences.clear_dialogue(plans),
+        "update": sequences.update_dialogue(plans),
+        "hot": sequences.hot_update_dialogue(plans),
+        "restore": sequences.restore_dialogue(plans),
+        "rank_loss": sequences.rank_loss_dialogue(plans),
     }
 
 
@@ -152,6 +154,8 @@ CASES = [
     Case("update", Operation.UPDATE, False, "", (sequences.PREPARED_BY_ALL,)),
     Case("update", Operation.UPDATE, True, "untouched", (sequences.NOT_PREPARED, sequences.NOBODY_TOUCHED)),
     Case("update", Operation.UPDATE, True, "touched", (sequences.NOT_PREPARED, sequences.SOMEBODY_TOUCHED)),
+    Case("restore", Operation.UPDATE, False, "", (sequences.PREPARED_BY_ALL,)),
+    Case("restore", Operation.UPDATE, False, "touched", (sequences.NOT_PREPARED,)),
     Case("hot", Operation.HOT_UPDATE, True, "", (sequences.STAGED_BY_ALL,)),
     Case("hot", Operation.HOT_UPDATE, True, "untouched", (sequences.NOT_STAGED,)),
 ]
@@ -163,9 +167,7 @@ def once(codes: Iterable[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.dialogue}-{case.fails or 'succeeds'}")
-def test_the_words_of_a_dialogue_come_in_the_protocols_order(
-    plans: tuple[PlanSummary, ...], case: Case
-) -> None:
+def test_the_words_of_a_dialogue_come_in_the_protocols_order(plans: Plans, case: Case) -> None:
     group = Group(holds=case.holds, fails=case.fails)
     group.run(case.operation)
     items = list(chosen(all_dialogues(plans)[case.dialogue].items, *case.branches))
@@ -179,7 +181,32 @@ def test_the_words_of_a_dialogue_come_in_the_protocols_order(
         assert all(code in codes for code, codes in zip(told, drawn, strict=True)), (drawn, told)
 
 
-@pytest.mark.parametrize("name", ["clear", "update", "hot"])
+def test_a_lost_rank_ends_the_epoch_and_all_join_the_next_with_nothing(plans: Plans) -> None:
+    group = Group(holds=True)
+    group.run(Operation.UPDATE)
+    broken = protocol.take_in(group.states[0], Happened(Event.BROKE))
+    group.take(0, broken)
+    group.command = epochs.next_epoch(group.view())
+    assert protocol.advance(group.states[0], group.view()).todo is Todo.REJOIN
+    for rank in (0, 1):  # the survivor, and the process that replaces the other
+        joined = protocol.join(rank, group.command, group.steps[rank], group.statuses[rank])
+        group.written[rank].clear()
+        group.take(rank, joined)
+        assert joined.step == StepWord(2, 0, StepKind.PARKED, 0)
+    items = list(chosen(all_dialogues(plans)["rank_loss"].items, sequences.GIVEN_BACK))
+    for rank, written in zip(RANKS, group.written, strict=True):
+        assert drawn_codes(items, rank) == [tuple(written)]
+        assert "step PARKED (epoch+1, 0, 0)" in [
+            item.text for item in items if isinstance(item, Message) and item.source is rank
+        ]
+    said = [
+        item.text for item in items if isinstance(item, Message) and item.source is Participant.SUPERVISOR
+    ]
+    assert "command (epoch+1, q, NONE)" in said
+    assert group.command == CommandWord(2, 1, Operation.NONE)
+
+
+@pytest.mark.parametrize("name", ["clear", "update", "hot", "restore"])
 def test_every_code_and_operation_in_a_dialogue_exists(rendered: dict[str, str], name: str) -> None:
     text = rendered[f"sequence_{'hot_update' if name == 'hot' else name}.mmd"]
     codes = {code for found in STATUS.findall(text) for code in found if code}
@@ -188,7 +215,7 @@ def test_every_code_and_operation_in_a_dialogue_exists(rendered: dict[str, str],
     assert len(codes) >= 5
 
 
-def test_a_dialogue_ends_where_its_states_should(plans: tuple[PlanSummary, ...]) -> None:
+def test_a_dialogue_ends_where_its_states_should(plans: Plans) -> None:
     update = all_dialogues(plans)["update"]
     told = [
         line
@@ -200,7 +227,7 @@ def test_a_dialogue_ends_where_its_states_should(plans: tuple[PlanSummary, ...])
 
 
 def test_a_dialogue_that_the_tables_do_not_allow_cannot_be_drawn(
-    plans: tuple[PlanSummary, ...], monkeypatch: pytest.MonkeyPatch
+    plans: Plans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sequences, "_SERVING", sequences.START)
     with pytest.raises(IllegalTransitionError):

@@ -15,6 +15,7 @@ module                    responsible for
 :mod:`.snapshots`         ``wsm inspect``, ``wsm convert``
 :mod:`.journal`           ``wsm journal``
 :mod:`.diagrams`          ``wsm diagrams``
+:mod:`.drawings`          what it draws: states, phases and plans as Mermaid and Markdown
 ========================  =============================================================================
 
 Nothing here is needed by a program: whatever a command does is a call to the public API.

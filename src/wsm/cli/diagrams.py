@@ -1,107 +1,97 @@
-"""``wsm diagrams``: the committed drawings of the tables, made or compared."""
+"""``wsm diagrams``: the states, the phases and the plans of an engine as pictures, and their checks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import inspect
+import sys
 from pathlib import Path
+from typing import Any, cast
 
 import click
 
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
-from wsm.actions.surfaces import GroupKind
-from wsm.cli.errors import DiagramsDifferError, TablesFaultyError
+from wsm.actions.surfaces import BareRunner, Runner, completed
+from wsm.cli.configuration import read_config
+from wsm.cli.drawings import drawn
+from wsm.cli.errors import TablesFaultyError, runner_not_found
+from wsm.cli.failures import wrong_usage
 from wsm.cli.printing import show
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.states.check import check_everything
-from wsm.states.diagram import compare, render_all, summarise, write, write_svg
-from wsm.states.phase_drawing import phase_drawing, phase_page
-
-#: Where a clone of wsm has the files; an installed wheel has none.
-_COMMITTED = Path("diagrams")
-
-#: An engine that has everything, so that every action appears in the drawings.
-EVERYTHING = PlanOptions(
-    has_graphs=True,
-    has_draft_graphs=True,
-    has_deepep=True,
-    auxiliaries=("mtp",),
-    group_kinds=tuple(GroupKind),
-    shut_down_groups=True,
-    rejoins=True,
-    routing_replay=True,
-)
-
-
-def every_diagram() -> dict[str, str]:
-    """Return the text of every committed file by its name, for an engine that has everything."""
-    drawn = render_all(summarise(derive_plans(EVERYTHING)), beside=[phase_drawing()])
-    return {**drawn, "command.md": phase_page()}
 
 
 @click.command(
     cls=TeachingCommand,
     examples=(
-        ("wsm diagrams", "draw anew after a table or a plan was changed"),
-        ("wsm diagrams --check", "what CI runs: code 1 if the committed text is not what the code draws"),
-        ("wsm diagrams --svg", "pictures too, if Graphviz is installed"),
+        (
+            "wsm diagrams --runner my_engine:Runner --config wsm.yaml",
+            "the plans of your own engine, in diagrams/",
+        ),
+        ("wsm diagrams --check", "whether the tables are sound; code 1 if not"),
+        ("wsm diagrams --check --runner my_engine:Runner", "whether the plans of your engine are, too"),
     ),
 )
-@click.option("--check", is_flag=True, help="Write nothing; compare, and check the tables themselves.")
-@click.option("--svg", is_flag=True, help="Also draw an .svg of every .dot file with Graphviz.")
+@click.option("--check", is_flag=True, help="Write nothing; check the tables, and the plans of --runner.")
+@click.option(
+    "--runner",
+    metavar="MODULE:NAME",
+    help="The engine: a runner, or what makes one when it is called without arguments.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A configuration whose deadlines and process groups count.",
+)
 @click.option(
     "--directory",
     type=click.Path(file_okay=False, path_type=Path),
-    default=_COMMITTED,
+    default=Path("diagrams"),
     show_default=True,
-    help="Where the files are.",
+    help="Where the files go.",
 )
-def diagrams(check: bool, svg: bool, directory: Path) -> None:
-    """Draw the state machines, their joint states and the dialogues between processes, as text.
+def diagrams(check: bool, runner: str | None, config_file: Path | None, directory: Path) -> None:
+    """Draw the state machines, the phases of a command and the plans of an engine, as Mermaid in Markdown.
 
-    Everything is made from the same tables that drive the machines: state diagrams in Mermaid (.mmd) and
-    Graphviz (.dot), sequence diagrams of clear, update and hot update, and two tables for reviewers:
-    transitions.md (state, event, guard, next state, plan, and what happens on failure) and command.md (what a
-    rank looks for in each phase of a command, and what follows).
+    Everything is made from the tables that drive the machines and from the plans that a worker would run:
+    weights.mmd, kv_cache.mmd, command.mmd, and plans.md with every plan beside the edge that runs it and what
+    each action declares. Without --runner it is an engine with weights and a KV cache and nothing else.
     """
-    if check and svg:
-        raise click.UsageError("--check writes nothing, and --svg writes pictures: give one of them")
-    rendered = every_diagram()
-    if check:
-        _check_tables()
-        if directory == _COMMITTED and not directory.exists():
-            show(
-                f"the tables are sound; there is no {_COMMITTED}/ here to compare with, which a clone of wsm "
-                "has; name another directory with --directory"
-            )
-            return
-        _compare(directory, rendered)
-    else:
-        _write(directory, rendered, svg=svg)
-
-
-def _check_tables() -> None:
     findings = check_everything()
     if findings:
         raise TablesFaultyError(findings=[str(finding) for finding in findings])
-
-
-def _compare(directory: Path, rendered: Mapping[str, str]) -> None:
-    differences = compare(directory, rendered)
-    for difference in differences:
-        show(f"{directory / difference.name}: {difference.problem}")
-    if differences:
-        raise DiagramsDifferError(directory=str(directory), names=[each.name for each in differences])
-    show(f"{directory}: {len(rendered)} files, all as the code draws them; the tables are sound")
-
-
-def _write(directory: Path, rendered: Mapping[str, str], *, svg: bool) -> None:
-    changed = write(directory, rendered)
-    for name in changed:
+    with wrong_usage():
+        options = PlanOptions() if runner is None else PlanOptions.from_runner(_runner(runner))
+        if config_file is not None:
+            config = read_config(config_file)
+            options = options.configured(
+                shut_down_groups=config.shut_down_groups, deadlines=config.deadlines.action_s
+            )
+        plans = derive_plans(options)
+    of = "an engine with weights and a KV cache" if runner is None else runner
+    count = len({action.name for plan in plans for action in plan})
+    sound = f"the tables are sound; so are the {len(list(plans))} plans of {of}, with {count} actions"
+    if check:
+        show(sound)
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in drawn(plans, of=of).items():
+        (directory / name).write_text(text, encoding="utf-8")
         show(f"{directory / name}: written")
-    show(f"{directory}: {len(rendered)} files, {len(changed)} of them changed")
-    for difference in compare(directory, rendered):
-        show(f"{directory / difference.name}: {difference.problem}; remove it")
-    if svg:
-        for path in write_svg(directory, rendered):
-            show(f"{path}: written")
+    show(sound)
+
+
+def _runner(where: str) -> Runner:
+    """Return the runner that `where` names; the current directory is searched as well."""
+    module, _, name = where.partition(":")
+    sys.path.insert(0, "")
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise runner_not_found(where=where, cause=str(error)) from error
+    finally:
+        sys.path.remove("")
+    is_factory = inspect.isclass(found) or inspect.isroutine(found)
+    return completed(cast("BareRunner", found() if is_factory else found))

@@ -76,18 +76,6 @@ class ImpossibleHistoryError(GroupError):
         )
 
 
-class DiagramsDifferError(BadInputError):
-    """The committed drawings are not what the code draws."""
-
-    def __init__(self, *, directory: str, names: Sequence[str]) -> None:
-        super().__init__(
-            f"{directory} is not what the code draws ({', '.join(names)}); run 'wsm diagrams', "
-            "review what changes, and commit it",
-            directory=directory,
-            names=tuple(names),
-        )
-
-
 class TablesFaultyError(InternalError):
     """The static checks found something wrong with the transition tables."""
 
@@ -116,3 +104,14 @@ class NothingKnownError(RefusedError):
             group=group,
             rank=rank,
         )
+
+
+def runner_not_found(*, where: str, cause: str) -> BadInputError:
+    """Return the error that nothing can be imported where a runner was said to be."""
+    return BadInputError(
+        f"there is no runner at {where!r} ({cause}); name it as MODULE:NAME, where Python finds "
+        "the module from here",
+        code="runner-not-found",
+        where=where,
+        cause=cause,
+    )

@@ -29,10 +29,9 @@ module                  answers
 :mod:`.journal`         what happened? Entries, their lines of JSON, and the bounded record
 :mod:`.replay`          can it have happened? A journal held against the tables
 :mod:`.check`           are the three tables sound, each alone and all together?
-:mod:`.diagram`         what do they look like? Mermaid, DOT and the review table
 ======================  ==========================================================================
 
-Beside them: :mod:`.phase_drawing` (the third table as a picture and a page), :mod:`.errors`.
+Beside them: :mod:`.errors`. What the tables look like is drawn by ``wsm diagrams``.
 
 The rules of the group were model-checked before they were written (park and vote, aborts, deadlines,
 crashes of ranks and of the controller). Three of them carry everything else:

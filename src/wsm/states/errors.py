@@ -1,4 +1,4 @@
-"""What can be wrong with an event, a word, a table, a journal or a drawing."""
+"""What can be wrong with an event, a word, a table or a journal."""
 
 from __future__ import annotations
 
@@ -88,40 +88,6 @@ class JournalFormatError(BadInputError):
             f"line {line} of the journal is unusable: {problem}; "
             "read it with the version of wsm that wrote it, or cut the file before that line",
             line=line,
-            problem=problem,
-        )
-
-
-class PlanSummaryError(BadInputError):
-    """The plans that were given to the diagrams are not the ones that the tables name."""
-
-    def __init__(self, *, missing: Sequence[str], unexpected: Sequence[str]) -> None:
-        super().__init__(
-            f"the diagrams need each plan of the tables exactly once: missing {list(missing)}, unknown or "
-            f"repeated {list(unexpected)}; pass one summary per name of wsm.states.vocabulary.PlanName",
-            missing=tuple(missing),
-            unexpected=tuple(unexpected),
-        )
-
-
-class GraphvizMissingError(RefusedError):
-    """Pictures were asked for, and Graphviz is not installed."""
-
-    def __init__(self, *, program: str) -> None:
-        super().__init__(
-            f"cannot draw pictures: there is no program {program!r} on PATH; install Graphviz "
-            "(package 'graphviz'), or read the .mmd files, which need no program",
-            program=program,
-        )
-
-
-class GraphvizFailedError(InternalError):
-    """Graphviz refused a text that wsm wrote, or did not come back."""
-
-    def __init__(self, *, name: str, problem: str) -> None:
-        super().__init__(
-            f"Graphviz could not draw {name}: {problem}; this is a bug in wsm's DOT text, please report it",
-            name=name,
             problem=problem,
         )
 

@@ -1,4 +1,4 @@
-"""Drawings of states as DOT text, for Graphviz.
+"""Drawings of states as DOT text: pictures of them without a browser, by ``dot -Tpng diagrams/weights.dot``.
 
 A pure renderer: a drawing in, text out, always the same. No state is marked as the active one.
 """
@@ -6,9 +6,10 @@ A pure renderer: a drawing in, text out, always the same. No state is marked as 
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Sequence
 
-from wsm.states.diagram.model import Arrow, Drawing, Node, NodeKind, side_by_side
+from wsm.cli.drawings import Arrow, Drawing, Node, NodeKind, side_by_side
 
 _COLOURS = {
     NodeKind.RESTING: ("#eef1f4", "#5b6770"),
@@ -18,6 +19,8 @@ _COLOURS = {
     NodeKind.FAULTED: ("#fbe0de", "#c53030"),
 }
 _LINE = r"\n"
+#: Characters of a line in a node.
+_WIDTH = 44
 #: Events that lead away from almost everywhere.
 _FAINT = frozenset({"lost", "ABORT", "HOT_ABORT", "failed / FAILED", "its deadline passed / FAILED"})
 _HEADING = (
@@ -28,22 +31,20 @@ _HEADING = (
 
 
 def digraph(drawing: Drawing) -> str:
-    """Return a ``digraph``: working states dashed, final ones doubled, a dot before the initial one."""
+    """Return a ``digraph``: working states dashed, a dot before the initial one."""
     lines = [f"digraph {drawing.name} {{", f"    label=<{_heading(drawing)}>", *_HEADING]
     for node in drawing.nodes:
         lines += _node(node)
-    lines += _arrows(drawing.arrows)
-    for node in drawing.nodes:
-        lines += _note(node)
-    return "\n".join([*lines, "}"]) + "\n"
+    return "\n".join([*lines, *_arrows(drawing.arrows), "}"]) + "\n"
 
 
 def _node(node: Node) -> list[str]:
     fill, line = _COLOURS[node.kind]
-    text = _escaped(node.title) if not node.meaning else f"{_escaped(node.title)}\\n{_escaped(node.meaning)}"
+    text = _LINE.join(
+        _escaped(part) for each in (node.key, *node.lines) for part in textwrap.wrap(each, _WIDTH)
+    )
     style = "rounded,filled,dashed" if node.kind is NodeKind.WORKING else "rounded,filled"
-    double = " peripheries=2" if node.final else ""
-    lines = [f'    {node.key} [label="{text}" fillcolor="{fill}" color="{line}" style="{style}"{double}]']
+    lines = [f'    {node.key} [label="{text}" fillcolor="{fill}" color="{line}" style="{style}"]']
     if node.initial:
         lines += [
             f'    start_{node.key} [shape=point width=0.15 label="" color="#1d2329"]',
@@ -55,32 +56,17 @@ def _node(node: Node) -> list[str]:
 def _arrows(arrows: Sequence[Arrow]) -> list[str]:
     """Draw what runs side by side as one arrow, apart from what looks different."""
     lines = []
-    for style in dict.fromkeys(map(_style, arrows)):
-        alike = [arrow for arrow in arrows if _style(arrow) == style]
-        for (source, dest), labels in side_by_side(alike).items():
-            text = _LINE.join(map(_escaped, labels))
+    for faint in (False, True):
+        alike = [arrow for arrow in arrows if _is_faint(arrow) is faint]
+        style = ' color="#b8c0c8" fontcolor="#7b8794"' if faint else ""
+        for (source, dest), labels in side_by_side(alike, "\n").items():
+            text = _LINE.join(_escaped(part) for label in labels for part in label.split("\n"))
             lines.append(f'    {source} -> {dest} [label=" {text} "{style}]')
     return lines
 
 
-def _style(arrow: Arrow) -> str:
-    faint = (
-        arrow.event in _FAINT and arrow.source != arrow.dest
-    )  # loops of two styles would lie on each other
-    if faint:
-        return ' color="#b8c0c8" fontcolor="#7b8794"'
-    return " style=dashed" if arrow.of_kv else ""
-
-
-def _note(node: Node) -> list[str]:
-    if not node.note:
-        return []
-    text = "".join(f"{_escaped(line)}\\l" for line in node.note)
-    key = f"note_{node.key}"
-    return [
-        f'    {key} [shape=note style=filled fillcolor="#fffdf5" color="#b7a36a" fontsize=10 label="{text}"]',
-        f'    {key} -> {node.key} [style=dotted arrowhead=none color="#b7a36a" constraint=false]',
-    ]
+def _is_faint(arrow: Arrow) -> bool:
+    return arrow.event in _FAINT and arrow.source != arrow.dest  # loops of two styles would lie on each other
 
 
 def _heading(drawing: Drawing) -> str:

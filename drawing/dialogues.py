@@ -16,6 +16,7 @@ class Participant(enum.Enum):
     """Who speaks; the value is the identifier in the text."""
 
     CALLER = "A"
+    SUPERVISOR = "S"
     CONTROLLER = "C"
     WORDS = "W"
     RANK_0 = "R0"
@@ -24,6 +25,7 @@ class Participant(enum.Enum):
 
 _TITLES = {
     Participant.CALLER: "caller",
+    Participant.SUPERVISOR: "supervisor",
     Participant.CONTROLLER: "controller",
     Participant.WORDS: "words in shared memory",
     Participant.RANK_0: "rank 0",
@@ -33,8 +35,8 @@ _TITLES = {
 #: Lifelines stand far enough apart for the notes over both ranks.
 _CONFIG = ("config:", "  sequence:", "    width: 230")
 
-#: Characters that a note over both ranks has room for.
-_NOTE_WIDTH = 44
+#: Characters that a note has room for, over both ranks and over one.
+_NOTE_WIDTH, _NARROW = 44, 36
 
 RANKS = (Participant.RANK_0, Participant.RANK_1)
 
@@ -88,7 +90,8 @@ class Dialogue:
 def sequence_diagram(dialogue: Dialogue) -> str:
     """Return a ``sequenceDiagram``."""
     lines = ["---", f"title: {dialogue.title}", *_CONFIG, "---", "sequenceDiagram"]
-    lines += [f"    participant {each.value} as {_TITLES[each]}" for each in Participant]
+    speak = _speakers(dialogue.items)
+    lines += [f"    participant {each.value} as {_TITLES[each]}" for each in Participant if each in speak]
     lines += _items(dialogue.items, depth=1)
     return "\n".join(lines) + "\n"
 
@@ -108,6 +111,19 @@ def chosen(items: Sequence[Item], *branches: str) -> Iterator[Message | Note]:
                 break
 
 
+def _speakers(items: Sequence[Item]) -> set[Participant]:
+    found: set[Participant] = set()
+    for item in items:
+        if isinstance(item, Message):
+            found |= {item.source, item.target}
+        elif isinstance(item, Note):
+            found |= set(item.over)
+        else:
+            for branch in item.branches:
+                found |= _speakers(branch.items)
+    return found
+
+
 def _items(items: Sequence[Item], *, depth: int) -> list[str]:
     lines: list[str] = []
     indent = "    " * depth
@@ -117,7 +133,8 @@ def _items(items: Sequence[Item], *, depth: int) -> list[str]:
             lines.append(f"{indent}{item.source.value}{arrow}{item.target.value}: {item.text}")
         elif isinstance(item, Note):
             over = ",".join(each.value for each in (item.over[0], *item.over[1:][-1:]))
-            wrapped = [part for line in item.lines for part in textwrap.wrap(line, _NOTE_WIDTH)]
+            width = _NOTE_WIDTH if len(item.over) > 1 else _NARROW
+            wrapped = [part for line in item.lines for part in textwrap.wrap(line, width)]
             lines.append(f"{indent}Note over {over}: {'<br/>'.join(wrapped)}")
         else:
             lines += _block(item, indent=indent, depth=depth)
