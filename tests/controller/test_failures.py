@@ -241,7 +241,9 @@ def test_a_deadline_names_the_late_rank_and_where_it_is(group):
         clock.advance(400)
         eventually(lambda: controller.status().operation == "ABORT")
         group.revoke(1, "write")
-        with pytest.raises(CommandTimeoutError, match=r"late: rank 1 is running load_weights \[") as caught:
+        with pytest.raises(
+            CommandTimeoutError, match=r"waiting for rank 1 \(is running load_weights\) \["
+        ) as caught:
             pending.result()
         assert set(caught.value.waiting) == {1}
         assert controller.status().state == "CLEARED"

@@ -33,7 +33,7 @@ def test_a_stopped_rank_is_named_and_the_group_recovers_when_it_goes_on(make_gro
         eventually(lambda: [group.codes()[rank] for rank in (0, 2)] == ["STOPPED_UNTOUCHED"] * 2)
         clock.advance(1000)
         with pytest.raises(
-            CommandTimeoutError, match=r"late: rank 1 has not answered \(its process is stopped\)"
+            CommandTimeoutError, match=r"waiting for rank 1 \(has not answered; its process is stopped\)"
         ) as caught:
             pending.result()
         assert set(caught.value.waiting) == {1}
@@ -96,7 +96,8 @@ def test_a_rank_that_is_stopped_inside_its_load_is_named_with_the_action(group):
         eventually(lambda: group.codes()[0] == "STOPPED_TOUCHED")
         clock.advance(100)  # past the time to settle, not past the action's own deadline
         with pytest.raises(
-            CommandTimeoutError, match=r"late: rank 1 is running load_weights \(its process is stopped\)"
+            CommandTimeoutError,
+            match=r"waiting for rank 1 \(is running load_weights; its process is stopped\)",
         ):
             pending.result(60)
         group.revoke(1, "write")

@@ -65,7 +65,7 @@ def test_a_stopped_process_is_said_to_be_stopped_and_nobody_waits_out_the_settle
         group.programs[1].freeze()
         eventually(lambda: group.codes()[0] == "PREPARED")
         wait_until_it_was_seen(group, clock)
-        with pytest.raises(ActionOverdueError, match="its process is stopped, continue or kill it") as caught:
+        with pytest.raises(ActionOverdueError, match=r"its process is stopped;.*kill -CONT") as caught:
             pending.result(60)
         assert caught.value.stopped
         assert caught.value.rank == 1

@@ -73,7 +73,7 @@ TRANSITIONS = (
 )
 
 OLD = FailureFacts(2, 5, False, FailureReport(1, "stage_weights", "OSError", "no such file"), age_s=95.0)
-HELD = FailureFacts(2, 7, True, FailureReport(0, "begin", "VersionHeldError", "rank 0 holds version 3"))
+HELD = FailureFacts(2, 7, True, FailureReport(0, "begin", "version-held", "rank 0 holds version 3"))
 
 SITUATIONS = {
     "a hot update that failed": group(
@@ -126,6 +126,9 @@ SITUATIONS = {
     ),
     "a dead rank and a stopped supervisor": group(
         serving_rank(0), serving_rank(1, life="dead"), operation=Operation.COMMIT, supervisor_life="stopped"
+    ),
+    "two that have not answered, one stopped": group(
+        rank(0, StatusCode.DONE_COMMITTED, 6), rank(1, StatusCode.DONE_COMMITTED, 6, life="stopped")
     ),
     "a rank that has failed and is undecided": group(
         rank(0, StatusCode.PREPARED), rank(1, StatusCode.FAILED, failure=failure(1))

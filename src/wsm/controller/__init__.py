@@ -11,11 +11,9 @@ module                  responsible for
 :mod:`.keeper`          whom to replace when a rank is gone, and when: :class:`Keeper`, for any engine
 :mod:`.group_view`      the group as a controller sees it: read its words, write the controller's
 :mod:`.engine_words`    FastDeploy's words, answered around a command, and obeyed by :class:`EngineBridge`
-:mod:`.company`         whom an open command waits for: who died, who hangs, when waiting is pointless
-:mod:`.activity`        what a rank is doing, by the names of its own plans
+:mod:`._watch`          watches the ranks of an open command: which died, which hang, when it is hopeless
 :mod:`.journal`         what was asked, decided and found, for people at night
-:mod:`.outcome`         from reports to a receipt or an error
-:mod:`.status`          what a group is doing, as plain data
+:mod:`.outcome`         from reports to a receipt or an error; whose fault it is says :mod:`wsm.status`
 :mod:`.errors`          what a caller can be told
 ======================  ==================================================================================
 """

@@ -60,7 +60,13 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
     """
     lost = group.lost()
     if lost:
-        raise RankLostError(operation=operation.name.lower(), ranks=lost, group=group.status().sentence())
+        status = group.status()
+        raise RankLostError(
+            operation=operation.name.lower(),
+            ranks=lost,
+            group=status.sentence(),
+            advice=" ".join(status.advice),
+        )
     command = decide.next_command(view, operation)
     found = {rank: group.plans(rank, command.epoch) for rank in range(len(view.steps))}
     if len({id(plan) for plan in found.values()}) > 1:

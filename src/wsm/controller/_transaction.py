@@ -19,10 +19,9 @@ from wsm import log
 from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.controller import outcome
-from wsm.controller.company import LOOK_S, Company
+from wsm.controller._watch import LOOK_S, CommandWatch
 from wsm.controller.errors import EpochEndedError, UnsettledError
 from wsm.controller.group_view import GroupView
-from wsm.controller.outcome import Situation
 from wsm.errors import WsmError
 from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
@@ -32,6 +31,7 @@ from wsm.states.group import resident_on_each
 from wsm.states.view import View
 from wsm.states.vocabulary import Tag
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode
+from wsm.status.blame import Situation
 
 
 class Due(NamedTuple):
@@ -154,7 +154,7 @@ class Transaction:
         self._gave_up = False
         self._unusable: ReportFormatError | None = None
         self._is_inherited = False
-        self._company = Company(group, command, clock)
+        self._watch = CommandWatch(group, command, clock)
         self._situation = Situation()
         self._log = log.logger(
             "controller", epoch=command.epoch, sequence=command.sequence, request_id=arguments.request_id
@@ -217,7 +217,7 @@ class Transaction:
                 self._decided_ns = self._clock.monotonic_ns()  # by a controller that is dead
             if decide.is_over(view):
                 break
-            self._company.look(view)
+            self._watch.look(view)
             if not self._write_what_follows(view):
                 self._raise_if_stuck(view)
                 self._group.wait(look, self._wait_s())
@@ -248,18 +248,19 @@ class Transaction:
         if self._decided_ns is not None:
             return False
         self._gave_up = self._given_up.is_set()
-        troubled = self._company.lost or self._company.hangs
+        troubled = self._watch.lost or self._watch.hangs
         return bool(troubled) or self._gave_up or self._elapsed_s(self._began_ns) > self._deadline_s
 
     def _seen(self, view: View) -> Situation:
         """Keep what there is to be said of the ranks now, for the error that may come of it."""
-        company = self._company
+        watch = self._watch
+        late, doing = outcome.seen(self._group)
         return Situation(
-            late=outcome.late(self._group, view),
-            doing=outcome.doings(self._group, view),
-            lost=tuple(company.lost),
-            broken=outcome.broken(view, company.lost),
-            hangs=tuple(company.hangs),
+            late=late,
+            doing=doing,
+            lost=tuple(watch.lost),
+            broken=outcome.broken(view, watch.lost),
+            hangs=tuple(watch.hangs),
             deadline_s=self._deadline_s,
             gave_up=self._gave_up,
             expired=self._elapsed_s(self._began_ns) > self._deadline_s,
@@ -273,10 +274,10 @@ class Transaction:
         waited = self._elapsed_s(self._decided_ns)
         # A caller that takes its command back wants it settled; one whose command failed, who failed.
         patient = self._gave_up and not self._is_inherited
-        if not self._company.is_hopeless(view, waited_s=waited, settle_s=self._settle_s, patient=patient):
+        if not self._watch.is_hopeless(view, waited_s=waited, settle_s=self._settle_s, patient=patient):
             return
         waiting = decide.waiting_on(view)
-        lost = tuple(rank for rank in self._company.lost if rank in waiting)
+        lost = tuple(rank for rank in self._watch.lost if rank in waiting)
         broken = outcome.broken(view, lost)
         # A step that raised after the decision raised because of it, and a process that ends after the
         # deadline ends because of what was late then: the first cause is to blame for both.
@@ -286,21 +287,21 @@ class Transaction:
             self._situation,
             lost=to_blame,
             broken=broken,
-            hangs=self._situation.hangs or tuple(self._company.hangs),
+            hangs=self._situation.hangs or tuple(self._watch.hangs),
         )
         if lost or view.command.operation.is_abort:
             raise self._aborted()
         raise UnsettledError(
             request_id=self._arguments.request_id,
             decision=view.command.operation.name,
-            waiting=outcome.late(self._group, view),
+            late=outcome.seen(self._group)[0],
             waited_s=waited,
         )
 
     def _wait_s(self) -> float:
         undecided = self._decided_ns is None
         left_s = self._deadline_s - self._elapsed_s(self._began_ns) if undecided else LOOK_S
-        return self._company.wait_s(left_s)
+        return self._watch.wait_s(left_s)
 
     def _aborted(self) -> Exception:
         if self._unusable is not None:
@@ -313,9 +314,13 @@ class Transaction:
             operation=self._command.operation.name.lower().replace("_", " "),
             then=self._situation,
         )
-        if not outcome.found_held(error):
-            self._log.error(log.COMMAND_FAILED, error=str(error))
-        self._note(kinds.COMMAND_OVER, outcome=str(error))
+        if outcome.found_held(error):
+            told = f"nothing to do: {error.context['cause']}"
+            self._log.info(log.COMMAND_FINISHED, outcome=told)
+        else:
+            told = str(error)
+            self._log.error(log.COMMAND_FAILED, error=told)
+        self._note(kinds.COMMAND_OVER, outcome=told)
         return error
 
     def _receipt(self, how: Outcome, code: StatusCode) -> Receipt:

@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wsm.errors import BadInputError, GroupError, RefusedError
+from wsm.status.blame import Late
 from wsm.status.facts import who, whose_processes
+from wsm.status.rules import in_sentence
+
+
+def _then(advice: str) -> str:
+    """Put what to do behind a sentence."""
+    return f"; {advice}" if advice else ""
+
 
 if TYPE_CHECKING:
     from wsm.controller.keeper import Death
@@ -90,15 +98,16 @@ class ActionOverdueError(RankFailedError):
         remote_traceback: str,
         others: Mapping[int, str],
         group: str,
+        advice: str = "",
     ) -> None:
-        state = "; its process is stopped, continue or kill it" if stopped else ""
+        state = "; its process is stopped" if stopped else ""
         also = "".join(f"; {who(other)} {what}" for other, what in others.items())
-        waits = ", ".join(f"{who(other)} {what}" for other, what in waiting.items()) or "nobody"
+        waits = f"; waiting for it: {in_sentence(waiting)}" if waiting else ""
         cause = f"{seconds:.1f} s in {action}, whose deadline is {deadline_s:.3g} s"
         GroupError.__init__(
             self,
-            f"{operation} was aborted because {who(rank)} was {cause}{state}{also}; "
-            f"waiting for it: {waits} [{group}]",
+            f"{operation} was aborted because {who(rank)} was {cause}{state}{also}{waits} [{group}]"
+            f"{_then(advice)}",
             request_id=request_id,
             operation=operation,
             rank=rank,
@@ -126,19 +135,23 @@ class CommandTimeoutError(GroupError):
         operation: str,
         deadline_s: float,
         gave_up: bool,
-        waiting: Mapping[int, str],
+        late: Late,
         group: str,
+        advice: str = "",
     ) -> None:
-        late = ", ".join(f"{who(rank)} {what}" for rank, what in waiting.items()) or "nobody"
         why = "because its caller gave up" if gave_up else f"after {deadline_s:.3g} s without a decision"
-        fix = "" if gave_up else "; look at the late rank, or give a longer deadline"
+        fix = (
+            ""
+            if gave_up
+            else _then(f"{advice or 'look at the late rank.'} If it is only slow, give a longer deadline.")
+        )
         super().__init__(
-            f"{operation} was aborted {why}; late: {late} [{group}]{fix}",
+            f"{operation} was aborted {why}, waiting for {late.sentence()} [{group}]{fix}",
             request_id=request_id,
             operation=operation,
             deadline_s=deadline_s,
             gave_up=gave_up,
-            waiting=dict(waiting),
+            waiting=dict(late.doing),
             group=group,
         )
 
@@ -173,16 +186,13 @@ class ManifestMismatchError(GroupError):
 class UnsettledError(GroupError):
     """The command is decided, but not every rank has said that it is done."""
 
-    def __init__(
-        self, *, request_id: str, decision: str, waiting: Mapping[int, str], waited_s: float
-    ) -> None:
-        late = ", ".join(f"{who(rank)} {what}" for rank, what in waiting.items())
+    def __init__(self, *, request_id: str, decision: str, late: Late, waited_s: float) -> None:
         super().__init__(
-            f"decided to {decision}, which is final; after {waited_s:.3g} s more, still waiting for {late}; "
-            "see 'wsm status', no other command is taken until it is over",
+            f"decided to {decision}, which is final; after {waited_s:.3g} s more, still waiting for "
+            f"{late.sentence()}; see 'wsm explain', no other command is taken until it is over",
             request_id=request_id,
             decision=decision,
-            waiting=dict(waiting),
+            waiting=dict(late.doing),
             waited_s=waited_s,
         )
 
@@ -192,10 +202,11 @@ class RankLostError(GroupError):
 
     retryable = True
 
-    def __init__(self, *, operation: str, ranks: Sequence[int], group: str) -> None:
+    def __init__(self, *, operation: str, ranks: Sequence[int], group: str, advice: str = "") -> None:
+        again = advice or "ask again once it is replaced; without a supervisor, start the group again"
+        verb = "is" if len(ranks) == 1 else "are"
         super().__init__(
-            f"{operation} cannot go on: {whose_processes(ranks)} is gone [{group}]; "
-            "ask again once its supervisor has replaced it; without a supervisor, restart the group",
+            f"{operation} cannot go on: {whose_processes(ranks)} {verb} gone [{group}]{_then(again)}",
             operation=operation,
             ranks=tuple(ranks),
             group=group,

@@ -64,7 +64,7 @@ class FailureFacts:
     @property
     def is_no_fault(self) -> bool:
         """Whether the rank only found that there is nothing to do."""
-        return self.refused and self.report.error == VersionHeldError.__name__
+        return self.refused and self.report.error == VersionHeldError.code
 
 
 @dataclass(frozen=True)

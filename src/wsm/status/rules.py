@@ -141,15 +141,15 @@ def doing(rank: RankFacts, group: GroupFacts) -> str:
     code = None if command is None else rank.code(command)
     if rank.life == DEAD:
         return "is gone"
-    stopped = ", whose process is stopped" if rank.life == STOPPED else ""
+    stopped = "; its process is stopped" if rank.life == STOPPED else ""
     inside = rank.action if rank.action is not None and rank.action.seconds is not None else None
     if code is None or command is None:
-        return f"has not answered{_and(stopped)}"
+        return f"has not answered{stopped}"
     if code is StatusCode.RUNNING and inside is None:
         before = rank.action.name if rank.action is not None else f"action {_index(rank)} of its plan"
-        return f"waits for votes before {before}{_and(stopped)}"
+        return f"waits for votes before {before}{stopped}"
     what = "is staging" if code_name(command.operation, code) == "STAGING" else _DOES.get(code, "is done")
-    return f"{what}{f' {inside.name}' if inside is not None else ''}{_and(stopped)}"
+    return f"{what}{f' {inside.name}' if inside is not None else ''}{stopped}"
 
 
 def in_sentence(late: Mapping[int, str]) -> str:
@@ -161,6 +161,11 @@ def first_failure(failures: Iterable[FailureFacts]) -> FailureFacts | None:
     """Return the failure that is the cause of the others, if one is: echoes never, waits last."""
     found = [one for one in failures if one.report.error not in _ECHOES]
     return min(found, key=lambda one: one.report.error in _WAITS, default=None)
+
+
+def is_echo(error: str) -> bool:
+    """Whether a rank's error only repeats that another rank failed."""
+    return error in _ECHOES
 
 
 def is_wait(error: str) -> bool:
@@ -728,10 +733,6 @@ def _rank(group: GroupFacts, number: int) -> RankFacts:
 
 def _index(rank: RankFacts) -> int:
     return 0 if rank.status is None else rank.status.action
-
-
-def _and(clause: str) -> str:
-    return f" ({clause.removeprefix(', whose ').replace('process is', 'its process is')})" if clause else ""
 
 
 def _several(ranks: Sequence[int]) -> bool:

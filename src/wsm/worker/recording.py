@@ -37,7 +37,7 @@ _MAX_LINE_BYTES = 64 * 1024
 _P = ParamSpec("_P")
 
 #: Refusals that only say that there is nothing to do.
-_NO_FAULTS = frozenset({VersionHeldError.__name__})
+_NO_FAULTS = frozenset({VersionHeldError.code})
 
 
 def _never_raises(
@@ -156,8 +156,11 @@ class Recorder:
         """The rank says FAILED or REFUSED."""
         self._epoch, self._sequence = epoch, sequence
         self._note(kinds.COMMAND_FAILED, action=failure.action, error=failure.error, message=failure.message)
-        tell = self._log.info if failure.error in _NO_FAULTS else self._log.error
-        tell(log.COMMAND_FAILED, epoch=epoch, sequence=sequence, action=failure.action, error=failure.message)
+        told = {"epoch": epoch, "sequence": sequence}
+        if failure.error in _NO_FAULTS:
+            self._log.info(log.COMMAND_FINISHED, **told, outcome=f"nothing to do: {failure.message}")
+        else:
+            self._log.error(log.COMMAND_FAILED, **told, action=failure.action, error=failure.message)
 
     @_never_raises
     def wait_expired(self, epoch: int, sequence: int, error: WsmError) -> None:

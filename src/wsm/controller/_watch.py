@@ -1,0 +1,227 @@
+"""Watches the ranks of an open command: which died, which hang, and when waiting has become pointless.
+
+Reads words, slots and processes at each look, and the time by this controller's clock: how long an action
+takes is counted from when it was first seen, so no other process' clock is believed. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from wsm import log
+from wsm.clock import Clock
+from wsm.controller.group_view import GroupView
+from wsm.declared_plans import DeclaredAction, DeclaredPlansError
+from wsm.signals.presence import Doing
+from wsm.states import decide
+from wsm.states import journal as kinds
+from wsm.states.view import View
+from wsm.states.words import CommandWord, StatusCode, StatusWord, StepKind
+from wsm.status.blame import Hang
+
+#: Longest time between two looks at processes and actions, in seconds; most deaths are told at once.
+LOOK_S = 0.02
+
+#: Seconds that the living may take to stop once another rank is dead or hangs, until the caller is told.
+LOST_S = 1.0
+
+_SHORTEST_WAIT_S = 0.0005
+_STOPPED = frozenset((StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED))
+
+
+class CommandWatch:
+    """The ranks of one open command.
+
+    Parameters
+    ----------
+    group : GroupView
+        The group; its deaths are watched from now on.
+    command : CommandWord
+        Which.
+    clock : Clock
+        What actions are timed by.
+
+    Attributes
+    ----------
+    lost : list of int
+        Whose processes are gone.
+    hangs : list of Hang
+        Whom the others wait for because of an action that is past its deadline.
+    """
+
+    def __init__(self, group: GroupView, command: CommandWord, clock: Clock) -> None:
+        self.lost: list[int] = []
+        self.hangs: list[Hang] = []
+        self._group = group
+        self._command = command
+        self._overdue = _Overdue(group, command.epoch, clock)
+        self._log = log.logger("controller", epoch=command.epoch, sequence=command.sequence)
+        group.watch_deaths()
+
+    def look(self, view: View) -> None:
+        """Look at all of them; who is newly lost or overdue is logged now, whatever comes of the command."""
+        before, self.lost = self.lost, self._group.lost()
+        for rank in self.lost:
+            if rank not in before:
+                self._log.error(log.RANK_LOST, rank=rank, pid=self._group.pid(rank))
+                self._group.journal.note(kinds.RANK_LOST, self._command, lost=rank)
+        known = {(hang.rank, hang.action) for hang in self.hangs}
+        self.hangs = self._overdue.look(view)
+        for hang in self.hangs:
+            if (hang.rank, hang.action) not in known:
+                self._log.error(log.ACTION_OVERDUE, rank=hang.rank, action=hang.action, seconds=hang.seconds)
+
+    def wait_s(self, left_s: float) -> float:
+        """Seconds until the next look is due, where the command itself has `left_s` seconds left."""
+        overdue_s = self._overdue.left_s()
+        return max(min(LOOK_S, left_s, LOOK_S if overdue_s is None else overdue_s), _SHORTEST_WAIT_S)
+
+    def is_hopeless(self, view: View, *, waited_s: float, settle_s: float, patient: bool) -> bool:
+        """Whether those who are not done with a decided command will not be, as far as can be seen.
+
+        Parameters
+        ----------
+        view : View
+            What was read.
+        waited_s : float
+            Seconds since the decision.
+        settle_s : float
+            Seconds after which nobody is waited for.
+        patient : bool
+            Whether a stopped process is waited for like any other: somebody may continue it.
+        """
+        waiting = decide.waiting_on(view)
+        lost = [rank for rank in self.lost if rank in waiting]
+        # After an abort the living stand stopped until the dead have stopped too, which they never will.
+        if lost and _only(lost, waiting):
+            return True
+        if view.command.operation.is_abort and not patient:
+            frozen = [rank for rank in waiting if self._group.stopped(rank)]
+            if frozen and _only({*lost, *frozen}, waiting):
+                return True
+        # Nor do those come back at once who wait for them inside a step or a collective.
+        troubled = lost or self.hangs
+        return waited_s > (min(LOST_S, settle_s) if troubled else settle_s)
+
+
+def _only(culprits: Collection[int], waiting: Mapping[int, StatusWord | None]) -> bool:
+    """Whether all others of those who are waited for have stopped."""
+    return all(
+        rank in culprits or (status is not None and status.code in _STOPPED)
+        for rank, status in waiting.items()
+    )
+
+
+def _waits_in_step(view: View, rank: int, other: int) -> bool:
+    """Whether `rank` is inside a step that `other` has not entered: nobody leaves it before all are in."""
+    inside = view.steps[rank]
+    return (inside.epoch, inside.kind) == (view.steps[other].epoch, StepKind.RUNNING) and (
+        inside.step > view.steps[other].step
+    )
+
+
+class _Overdue:
+    """Watches for actions that take longer than they may.
+
+    Parameters
+    ----------
+    group : GroupView
+        The group.
+    epoch : int
+        Whose plans count.
+    clock : Clock
+        What the seconds are measured by.
+    """
+
+    def __init__(self, group: GroupView, epoch: int, clock: Clock) -> None:
+        self._group = group
+        self._epoch = epoch
+        self._clock = clock
+        self._since: dict[int, tuple[Doing, int, int]] = {}
+
+    def left_s(self) -> float | None:
+        """Seconds until the next deadline that is known of; None if nobody was inside an action."""
+        deadlines = [
+            action.deadline_s - self._elapsed_s(rank)
+            for rank in self._since
+            if (action := self._action(rank)) is not None
+        ]
+        return min(deadlines, default=None)
+
+    def look(self, view: View) -> list[Hang]:
+        """Return whom the others wait for because of an action that is past its deadline; mostly none."""
+        now_ns = self._clock.monotonic_ns()
+        for rank in range(self._group.participants):
+            presence = self._group.presence(rank)
+            known = self._since.get(rank)
+            if presence.doing.action is None:
+                self._since.pop(rank, None)
+            elif known is None or known[:2] != (presence.doing, presence.since_ns):
+                self._since[rank] = (presence.doing, presence.since_ns, now_ns)
+        late = [
+            rank
+            for rank in self._since
+            if (action := self._action(rank)) is not None and self._elapsed_s(rank) > action.deadline_s
+        ]
+        return self._culprits(late, view)
+
+    def _culprits(self, late: list[int], view: View) -> list[Hang]:
+        """Of those in one collective action, name who holds it up: nobody gets out while one is not in."""
+        hangs: dict[int, Hang] = {}
+        for rank in late:
+            action = self._action(rank)
+            if action is None:
+                continue
+            who = (
+                self._held_up_by(rank, view)
+                if action.collective
+                else [rank, *self._stopped_before(rank, view)]
+            )
+            for culprit in who:
+                stopped = self._group.stopped(culprit)
+                hangs.setdefault(
+                    culprit,
+                    Hang(
+                        self._group.named(culprit),
+                        action.name,
+                        self._elapsed_s(rank),
+                        action.deadline_s,
+                        stopped,
+                    ),
+                )
+        return [hangs[rank] for rank in sorted(hangs)]
+
+    def _stopped_before(self, rank: int, view: View) -> list[int]:
+        """Return stopped ranks that hold this one inside a step, where it cannot see what it has staged."""
+        return [
+            other
+            for other in range(len(view.steps))
+            if _waits_in_step(view, rank, other) and self._group.stopped(other)
+        ]
+
+    def _held_up_by(self, rank: int, view: View) -> list[int]:
+        index = view.statuses[rank].action
+        absent = [
+            other
+            for other in range(self._group.participants)
+            if other not in self._since
+            and (status := view.of_command(other)) is not None
+            and (status.code, status.action) == (StatusCode.RUNNING, index)
+        ]
+        inside = [other for other in self._since if view.statuses[other].action == index]
+        return absent or [other for other in inside if self._group.stopped(other)] or inside
+
+    def _action(self, rank: int) -> DeclaredAction | None:
+        return _action_of(self._group, rank, self._epoch, self._since[rank][0])
+
+    def _elapsed_s(self, rank: int) -> float:
+        return (self._clock.monotonic_ns() - self._since[rank][2]) / 1e9
+
+
+def _action_of(group: GroupView, rank: int, epoch: int, what: Doing) -> DeclaredAction | None:
+    try:
+        plans = group.plans(rank, epoch)
+    except DeclaredPlansError:
+        return None
+    plan = None if plans is None else plans.at(what.plan)
+    return None if plan is None or what.action is None else plan.at(what.action)
