@@ -21,6 +21,7 @@ from explorer.world import (
     BOTH,
     COMMAND_WORD,
     KV_CACHE,
+    TAGS,
     WEIGHTS,
     Alternative,
     ControllerState,
@@ -31,7 +32,7 @@ from explorer.world import (
     view_of,
     word_name,
 )
-from wsm.states import decide, epochs, restoring, takeover
+from wsm.states import decide, epochs, group, restoring, takeover
 from wsm.states.errors import CommandOpenError
 from wsm.states.restoring import Attempt
 from wsm.states.takeover import Duty, Inheritance, Role
@@ -230,14 +231,14 @@ class ControllerMoves:
     # -- a command ---------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        held = {(status.weights, status.kv) for status in self._view.statuses}
-        alike = len(held) == 1 and WeightState.FAULTED not in {weights for weights, _ in held}
-        before, after = self._served_before(), self._now._replace(failed=0)
+        after = self._now._replace(failed=0)
+        owed = epochs.unrestored(self._view, restores=self._now.restores)
         for operation in self._scope.operations:
             about = (BOTH, WEIGHTS, KV_CACHE) if self._scope.halves and not operation.is_hot else (BOTH,)
             for tags in about:
-                # Ranks that differ, or a faulted one, can only be cleared, of all: the rest is refused.
-                if alike or (operation is Operation.CLEAR and tags == BOTH):
+                held = group.resident_for(self._view, operation, TAGS[tags])
+                if held is not None:
+                    before = group.state_before(held, owed) is WeightState.NORMAL
                     says = Arguments(None, before, tags)
                     self._open_with("opens", operation, says, (Budget.COMMANDS,), after=after)
 
@@ -279,13 +280,6 @@ class ControllerMoves:
                 lambda: controller_killed(self._now)._replace(spoiled=True),
                 (Budget.CONTROLLER_CRASHES,),
             )
-
-    def _served_before(self) -> bool:
-        """Say what the arguments of a command say: whether the group serves that it is written for."""
-        view = self._view
-        if epochs.unrestored(view, restores=self._now.restores) is not None:
-            return True
-        return serves(view) and all(status.weights != WeightState.FAULTED for status in view.statuses)
 
     def _drive(self) -> None:
         view, now = self._view, self._now

@@ -226,6 +226,8 @@ def is_broken(word: int, epoch: int) -> bool:
 
 def check_beside(me: ParticipantState) -> None:
     """States of weights and KV cache stand only beside phases that the joint rules name."""
+    if me.position is Position.LEAVING:
+        return  # between two epochs it lives no command
     tags = TAGS[me.tags] if me.began else None
     why = stands_beside(me.state.phase, me.state.operation, tags, me.joint)
     if why is not None:
@@ -337,6 +339,8 @@ def _stuck(me: ParticipantState) -> str:
         return f"stays in step {me.state.step}, which not all have entered,"
     if me.position is Position.IN_ACTION:
         return f"stays in collective action {me.state.action}, which not all have entered,"
+    if me.position is Position.LEAVING:
+        return "leaves its epoch and joins no other"
     if me.state.phase is not Phase.IDLE:
         return f"waits while {me.state.phase.value}"
     return ""

@@ -259,6 +259,8 @@ def _moves_of_rank(me: ParticipantState, told: Answer | None, around: Surroundin
             moves.start()
         elif me.intent != NO_INTENT:
             moves.carry_on()
+        elif me.position is Position.LEAVING:
+            moves.join()
         elif me.position is Position.IN_ACTION:
             moves.inside_an_action()
         else:

@@ -327,6 +327,10 @@ class RankMoves:
                 self.add(answer.label, lambda: stored)
             self._do(answer.todo, stored)
 
+    def join(self) -> None:
+        """Add that it joins the new epoch, behind the teardown of what it held in the old one."""
+        self._join(self._before)
+
     def carry_on(self) -> None:
         """Add the next part of what a process has decided to do."""
         me = self._before
@@ -458,12 +462,20 @@ class RankMoves:
         )
 
     def _rejoin(self, me: ParticipantState) -> None:
+        """Let the process give back what it held, in the old epoch; if that fails, it never joins."""
+        if not work.holds_something(me):
+            self._join(me)
+            return
+        self.add("gives back what it held", lambda: work.leave(me)._replace(position=Position.LEAVING))
+        self.add("fails to give back what it held, and ends", lambda: killed(me), Budget.FAILURES)
+
+    def _join(self, me: ParticipantState) -> None:
         """Let the process live on into a new epoch, with nothing held."""
         hidden, value = me.seen
 
         def join() -> ParticipantState:
             move = self._joined(me, value if hidden == COMMAND_WORD else self._around.command)
-            empty = work.lose(me)._replace(ran=0, entered_action=0, step_version=0)
+            empty = work.lose(me)._replace(position=Position.FREE, ran=0, entered_action=0, step_version=0)
             return self._store(empty, answered(move))
 
         self.add("joins the new epoch", join)

@@ -14,10 +14,11 @@ from itertools import product
 
 from explorer.errors import RuleBrokenError
 from explorer.world import BOTH, KV_CACHE, TAGS, WEIGHTS, ParticipantState
-from wsm.states import command_events
+from wsm.states import command_events, halves
 from wsm.states import joint as tables
 from wsm.states.command_events import Asked, CacheChange, Course, Request, WayOut
 from wsm.states.errors import IllegalTransitionError
+from wsm.states.halves import Half
 from wsm.states.joint import JointState
 from wsm.states.phases import Event as CommandEvent
 from wsm.states.table import Event
@@ -46,24 +47,16 @@ def plan_of(me: ParticipantState, *, long_plans: bool) -> tuple[bool, ...]:
     One vote before the first touched byte (communicators restarted), one after it (graphs captured), and,
     in long plans, one in a teardown (communicators shut down). A helper is in no communicator.
     """
-    plan = _plan_of_a_rank(me, long_plans=long_plans)
-    return plan if me.state.steps else tuple(vote for vote in plan if not vote)
-
-
-def _plan_of_a_rank(me: ParticipantState, *, long_plans: bool) -> tuple[bool, ...]:
-    operation, weights, kv = me.state.operation, me.joint.weights, me.joint.kv
-    if operation is Operation.UPDATE:
-        if not me.tags & WEIGHTS:
-            return (False,)
-        return (False, True) if weights is WeightState.NORMAL else (True, False)
-    if operation is not Operation.CLEAR:
+    plan = _asked(me, me.tags).plan
+    if plan is None or plan is PlanName.HOT:
         return ()
-    if weights is WeightState.FAULTED:
-        return (False,)
-    takes_weights = bool(me.tags & WEIGHTS) and weights is WeightState.NORMAL
-    if takes_weights or (me.tags & KV_CACHE and kv is KVState.NORMAL):
-        return (False, True) if long_plans and takes_weights else (False,)
-    return ()
+    change = halves.CHANGES.get(plan)
+    votes: tuple[bool, ...] = (False,)
+    if change is not None and change.loads:
+        votes = (False, True) if change.weights is Half.REPLACED else (True, False)
+    elif change is not None and long_plans and change.weights is Half.GOES:
+        votes = (False, True)
+    return votes if me.state.steps else tuple(vote for vote in votes if not vote)
 
 
 def kind_of_action(me: ParticipantState) -> ActionKind:
@@ -211,9 +204,20 @@ def given_back(me: ParticipantState, tags: int, *, clears_half: bool) -> int:
     return tags if clears_half else BOTH
 
 
+def holds_something(me: ParticipantState) -> bool:
+    """Whether anything is to be given back before the participant can leave its epoch."""
+    return command_events.leave(me.joint).plan is not None
+
+
+def leave(me: ParticipantState) -> ParticipantState:
+    """Give everything back in an epoch that has ended; its machines say so when it joins the next one."""
+    me = _follow(me, command_events.leave(me.joint).course)._replace(content=0, version=0, blocks=0)
+    return _follow(me, command_events.followed(me.joint, CacheChange.RELEASED))
+
+
 def lose(me: ParticipantState) -> ParticipantState:
-    """Leave an epoch as a worker does: give everything back, then begin the next one with nothing."""
-    me, _ = _ended(me, command_events.leave(me.joint))
+    """Begin the next epoch with nothing."""
+    me = _follow(me, command_events.freed(me.joint))
     return _forget(_follow(me, command_events.lose(me.joint)))._replace(content=0, version=0, blocks=0)
 
 

@@ -133,6 +133,7 @@ class Position(enum.IntEnum):
     FREE = 0  # in its loop
     IN_STEP = 1  # inside a step: it leaves when all have entered
     IN_ACTION = 2  # inside a collective action, likewise
+    LEAVING = 3  # between the teardown of what it held in an epoch that has ended, and the next one
 
 
 class Seen(NamedTuple):

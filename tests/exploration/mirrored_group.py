@@ -54,7 +54,7 @@ STAGED = ("stages the new weights", "stages another version", "fails to stage")
 LACKS = "lacks what its plan needs"
 
 #: What is not led: reading that fails without a reason in the words.
-UNLED = frozenset({"fails to begin"})
+UNLED = frozenset({"fails to begin", "fails to give back what it held, and ends"})
 
 
 class AsLedError(Exception):
@@ -327,7 +327,7 @@ class MirroredGroup:
             self._go(move)
             if epoch_is_over:
                 # A real turn that is torn out looks again at once.
-                self._go(next(self._by(rank, "joins the new epoch")))
+                self._rejoin(rank)
             led.turn(move.label)
         else:
             self._take_a_turn(rank, led, move)
@@ -360,7 +360,15 @@ class MirroredGroup:
             if not following or self._told(rank) is Todo.JOIN:
                 break
             chosen = self._random.choice(following)
+        if self._me(rank).position is Position.LEAVING:
+            self._rejoin(rank)
         led.turn(label)
+
+    def _rejoin(self, rank: int) -> None:
+        """Give back what is held, and join the new epoch: one turn of a driver."""
+        for label in ("gives back what it held", "joins the new epoch"):
+            for move in list(self._by(rank, label)):
+                self._go(move)
 
     def _told(self, rank: int) -> Todo:
         """Ask what a rank is told in the world; within a turn the real words lag behind it."""

@@ -2,7 +2,7 @@
 
 A dialogue says who does what at the margin, and what the words say then behind it. Files in this folder are
 written by hand, by ``python -m explorer --save`` and by failed property tests; only the margin is needed.
-``python tests/scenarios/test_dialogues.py`` writes the rest anew: read the difference before keeping it.
+``python -m tests.scenarios.test_dialogues`` writes the rest anew: read the difference before keeping it.
 """
 
 from __future__ import annotations

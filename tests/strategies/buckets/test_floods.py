@@ -35,8 +35,6 @@ MOST_MORE = 200 << 20
 # A trainer of rank 0 that sends when it is told to, and says how that ended.
 _TRAINER = """
 import sys
-from campaign import flooding_peer
-from campaign.flooding_peer import KINDS, OPENING, frame
 from wsm.errors import WsmError
 from wsm.strategies import BucketSender, TensorSpec
 tensors = {"a": (TensorSpec("a", "U8", (3,)), b"new")}

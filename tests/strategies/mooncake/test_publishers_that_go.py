@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from campaign import flooding_peer
 from wsm.errors import WsmError
 from wsm.strategies import MemoryTarget, MooncakePublisher, MooncakeTransport, RsyncSource, TensorSpec, load
 from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerSilentError
@@ -169,7 +170,7 @@ def test_who_floods_a_publisher_keeps_it_from_nobody_and_fills_nothing(idle_publ
     """All that is not what ranks say, while it has nothing to give; then somebody asks."""
     process, address = idle_publisher("tcp://127.0.0.1:0")
     before = peak_bytes(process.pid)
-    flooding = [sys.executable, str(Path(__file__).parents[1] / "shared" / "flooding_peer.py"), address]
+    flooding = [sys.executable, flooding_peer.__file__, address]
     with subprocess.Popen(flooding, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as flood:
         try:
             assert flood.stdout.readline() == "flooding\n"
