@@ -13,7 +13,8 @@ import pytest
 
 from tests.another_user import ANOTHER_USER, acting, as_another_user, fork, makers, shared_place
 from wsm import shared_directory
-from wsm.own_descriptor import ForkedChildError, OwnDescriptor
+from wsm.errors import RefusedError
+from wsm.own_descriptor import OwnDescriptor
 from wsm.shared_directory import (
     BoundPath,
     FileLock,
@@ -205,7 +206,7 @@ def test_a_descriptor_is_its_process_s_own(place):
     child = fork()
     if child == 0:
         code = 1
-        with suppress(ForkedChildError):
+        with suppress(RefusedError):
             try:
                 _ = own.number
             finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from wsm.errors import BadInputError, RefusedError
 from wsm.states.vocabulary import (
@@ -25,6 +26,10 @@ MAX_REQUEST_ID = 200
 
 #: Kind under which arguments stand in their payload slot.
 ARGUMENTS_KIND = 1
+
+#: Codes that other processes look for in a rank's report.
+VERSION_HELD: Final = "version-held"
+PART_NOT_RESTORABLE: Final = "part-not-restorable"
 
 
 class CommandArgumentsError(BadInputError):
@@ -58,39 +63,36 @@ class TagsError(BadInputError):
         super().__init__(f"the tags are {tags}; name one or several of {known}, each once", tags=tags)
 
 
-class PartialUpdateRefusedError(RefusedError):
+def partial_update_refused(*, why: str) -> RefusedError:
     """A partial update relies on weights that are not there whole, or are somewhere else."""
+    return RefusedError(
+        f"a partial update keeps the tensors that it does not bring, and {why}; nothing was changed: "
+        "update with a whole version",
+        code="partial-update-refused",
+        why=why,
+    )
 
-    def __init__(self, *, why: str) -> None:
-        super().__init__(
-            f"a partial update keeps the tensors that it does not bring, and {why}; nothing was changed: "
-            "update with a whole version",
-            why=why,
-        )
 
-
-class PartNotRestorableError(RefusedError):
+def part_not_restorable(*, rank: int, version: int | None, bases: Sequence[int]) -> RefusedError:
     """A group that served a part is to be restored, and what the part was put on is kept nowhere."""
+    return RefusedError(
+        f"rank {rank} cannot load version {version} again: it is a part, put on version "
+        f"{', '.join(map(str, bases))}, which nobody keeps; update to a whole version",
+        code=PART_NOT_RESTORABLE,
+        rank=rank,
+        version=version,
+        bases=tuple(bases),
+    )
 
-    def __init__(self, *, rank: int, version: int | None, bases: Sequence[int]) -> None:
-        super().__init__(
-            f"rank {rank} cannot load version {version} again: it is a part, put on version "
-            f"{', '.join(map(str, bases))}, which nobody keeps; update to a whole version",
-            rank=rank,
-            version=version,
-            bases=tuple(bases),
-        )
 
-
-class VersionHeldError(RefusedError):
+def version_held(*, rank: int, version: int) -> RefusedError:
     """The version that is announced is the one that is held: a command that names none has nothing to do."""
-
-    def __init__(self, *, rank: int, version: int) -> None:
-        super().__init__(
-            f"version {version} is announced, which rank {rank} holds, verified; it is loaded again by force",
-            rank=rank,
-            version=version,
-        )
+    return RefusedError(
+        f"version {version} is announced, which rank {rank} holds, verified; it is loaded again by force",
+        code=VERSION_HELD,
+        rank=rank,
+        version=version,
+    )
 
 
 def checked_request_id(request_id: str) -> str:

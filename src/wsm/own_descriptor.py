@@ -27,13 +27,12 @@ _TO_THE_END: Final = 0
 _REFUSED: Final = (errno.EAGAIN, errno.EACCES)
 
 
-class ForkedChildError(RefusedError):
+def forked_child() -> RefusedError:
     """A forked child used what belongs to its parent."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this belongs to the process that a fork copied, with its locks; make one of its own in the child"
-        )
+    return RefusedError(
+        "this belongs to the process that a fork copied, with its locks; make one of its own in the child",
+        code="forked-child",
+    )
 
 
 @final
@@ -59,11 +58,11 @@ class OwnDescriptor:
 
         Raises
         ------
-        ForkedChildError
+        RefusedError
             If this process is a forked child, which has none.
         """
         if self._forked:
-            raise ForkedChildError
+            raise forked_child()
         return self._number
 
     @property

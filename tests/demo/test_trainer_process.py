@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from wsm.demo.errors import TrainerFailedError
+from tests.raising import raising
+from wsm.demo import errors
 from wsm.demo.task import CopyTask
 from wsm.demo.trainer_process import TrainerProcess
 from wsm.rollout.shape import ModelShape
@@ -28,7 +29,7 @@ def test_it_learns_publishes_every_rank_and_leaves_with_its_asker(tmp_path: Path
         first = trainer.publish(1)
         learned = trainer.improve(prompts, answers, TASK.rewards(prompts, answers))
         second = trainer.publish(2)
-        with pytest.raises(TrainerFailedError, match=r"publish.*bad-version-number"):
+        with raising(errors.trainer_failed, match=r"publish.*bad-version-number"):
             trainer.publish(-1)
         again = trainer.publish(3)
     assert not process.is_running()
@@ -43,7 +44,7 @@ def test_a_trainer_that_was_killed_is_named_and_not_waited_for(tmp_path: Path) -
     with TrainerProcess(SHAPE, ranks=1, directory=tmp_path) as trainer:
         trainer.publish(1)
         os.kill(trainer.pid, signal.SIGKILL)
-        with pytest.raises(TrainerFailedError, match="while it was to publish"):
+        with raising(errors.trainer_failed, match="while it was to publish"):
             trainer.publish(2)
 
 
@@ -52,7 +53,7 @@ def test_a_trainer_that_hangs_is_reported_after_the_deadline_and_killed(tmp_path
         trainer.publish(1)
         process = psutil.Process(trainer.pid)
         process.suspend()
-        with pytest.raises(TrainerFailedError, match=r"gave no answer for 0\.2 s"):
+        with raising(errors.trainer_failed, match=r"gave no answer for 0\.2 s"):
             trainer.publish(2, timeout_s=0.2)
         process.resume()
     assert not process.is_running()

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.raising import raising
 from wsm.actions.surfaces import GroupKind
 from wsm.config import ConfigurationError
+from wsm.rollout import errors
 from wsm.rollout.config import load_rollout_config, rollout_config_from_mapping
-from wsm.rollout.errors import ModelShapeError, RolloutConfigError
 from wsm.strategies.errors import UnknownStrategyError
 
 FULL = """
@@ -77,7 +78,7 @@ def test_a_configuration_reaches_the_ranks_unchanged(tmp_path):
     ],
 )
 def test_what_cannot_be_is_refused_by_name(content, named):
-    with pytest.raises(RolloutConfigError) as caught:
+    with raising(errors.bad_rollout_config) as caught:
         rollout_config_from_mapping(content, name=None if "group" in content else "x")
     assert caught.value.field == named
 
@@ -85,7 +86,7 @@ def test_what_cannot_be_is_refused_by_name(content, named):
 def test_the_other_sections_have_errors_of_their_own():
     with pytest.raises(ConfigurationError, match="'name' is missing"):
         rollout_config_from_mapping({})
-    with pytest.raises(ModelShapeError, match="3 ranks"):
+    with raising(errors.bad_model_shape, match="3 ranks"):
         rollout_config_from_mapping({}, name="x", ranks=3)
 
 
@@ -95,8 +96,8 @@ def test_a_strategy_that_there_is_not_is_refused_before_a_process_is_started():
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(RolloutConfigError, match=r"missing\.yaml: file is unreadable"):
+    with raising(errors.bad_rollout_config, match=r"missing\.yaml: file is unreadable"):
         load_rollout_config(tmp_path / "missing.yaml")
     (tmp_path / "broken.yaml").write_text("a: [")
-    with pytest.raises(RolloutConfigError, match=r"broken\.yaml: file is unreadable"):
+    with raising(errors.bad_rollout_config, match=r"broken\.yaml: file is unreadable"):
         load_rollout_config(tmp_path / "broken.yaml")

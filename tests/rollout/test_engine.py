@@ -9,17 +9,11 @@ import paddle
 import pytest
 from engine_parts import load
 
+from tests.raising import raising
 from wsm.actions import surfaces
 from wsm.actions._caches import carry_over
+from wsm.rollout import errors
 from wsm.rollout.engine import EngineOptions, Limits
-from wsm.rollout.errors import (
-    CacheReleasedError,
-    ExchangeBufferError,
-    ParameterReleasedError,
-    StaleGraphError,
-    StepOverError,
-    StepPermitMissingError,
-)
 from wsm.rollout.model import full_logits
 from wsm.rollout.moe import local_mixture
 from wsm.rollout.request import FinishReason, Request
@@ -166,14 +160,14 @@ def test_a_new_engine_holds_no_memory_and_refuses_to_step(step):
     assert runner.kv_cache.allocated_bytes() == 0
     assert not runner.graphs.captured()
     submit(runner)
-    with step() as permit, pytest.raises(ParameterReleasedError):
+    with step() as permit, raising(errors.parameter_released):
         runner.execute(permit)
 
 
 def test_a_step_without_a_permit_is_refused(engine):
     runner = engine(SMALL)
     submit(runner)
-    with pytest.raises(StepPermitMissingError):
+    with raising(errors.step_permit_missing):
         runner.execute(None)
 
 
@@ -193,7 +187,7 @@ def test_parameters_that_were_kept_from_one_step_are_useless_in_the_next(engine,
         assert kept["head.weight"].shape == [16, 11]
     with pytest.raises(PermitExpiredError):
         kept["head.weight"]
-    with step() as permit, pytest.raises(StepOverError):
+    with step() as permit, raising(errors.step_over):
         kept["head.weight"]
 
 
@@ -204,7 +198,7 @@ def test_no_step_runs_over_released_weights(engine, step, captured):
     assert runner.weights.release() > 0
     with (
         step() as permit,
-        pytest.raises((ParameterReleasedError, StaleGraphError), match=r"released|no memory"),
+        raising((errors.parameter_released, errors.stale_graph), match=r"released|no memory"),
     ):
         runner.execute(permit)
 
@@ -214,7 +208,7 @@ def test_not_one_single_parameter_may_be_released(engine, step, name):
     runner = engine(SMALL, capture_graphs=False)
     submit(runner)
     runner._parameters.state_dict()[name]._clear_data()
-    with step() as permit, pytest.raises(ParameterReleasedError) as caught:
+    with step() as permit, raising(errors.parameter_released) as caught:
         runner.execute(permit)
     assert caught.value.name == name
 
@@ -223,7 +217,7 @@ def test_no_step_runs_over_a_released_cache(engine, step):
     runner = engine(KINDS["draft"])
     submit(runner)
     runner.auxiliaries[0].kv_cache.release()
-    with step() as permit, pytest.raises(CacheReleasedError, match="mtp"):
+    with step() as permit, raising(errors.cache_released, match="mtp"):
         runner.execute(permit)
 
 
@@ -233,7 +227,7 @@ def test_a_captured_execution_refuses_parameters_that_have_moved(engine, step):
     state = initial_state(SMALL, 0)
     moved = paddle.to_tensor(state["head.weight"])
     moved._share_buffer_to(runner._parameters.state_dict()["head.weight"])
-    with step() as permit, pytest.raises(StaleGraphError, match=r"head\.weight lies elsewhere"):
+    with step() as permit, raising(errors.stale_graph, match=r"head\.weight lies elsewhere"):
         runner.execute(permit)
 
 
@@ -248,7 +242,7 @@ def test_a_dropped_capture_is_replaced_by_eager_steps(engine, run_all):
 def test_nothing_is_captured_over_released_weights(engine):
     runner = engine(SMALL)
     runner.weights.release()
-    with pytest.raises(StaleGraphError, match="holds no memory"):
+    with raising(errors.stale_graph, match="holds no memory"):
         runner.graphs.capture()
     assert not runner.graphs.captured()
 
@@ -258,7 +252,7 @@ def test_no_step_runs_over_a_cleared_exchange_buffer(engine, step):
     submit(runner)
     runner.deepep.clear_buffer()
     assert not runner.deepep.allocated()
-    with step() as permit, pytest.raises(ExchangeBufferError, match="cleared"):
+    with step() as permit, raising(errors.no_exchange_buffer, match="cleared"):
         runner.execute(permit)
 
 

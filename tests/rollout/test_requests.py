@@ -118,7 +118,7 @@ def test_stats_count_tokens_by_version(client):
 def test_a_request_that_cannot_be_is_refused_and_the_connection_goes_on(client, prompts, options, named):
     with pytest.raises(GenerationRefusedError, match=named) as caught:
         client.generate(prompts, **{"max_tokens": 4, **options})
-    assert caught.value.error == "request"
+    assert caught.value.error == "bad-request"
     assert client.generate([[1]], 1)[0].tokens == (9,)
 
 
@@ -143,7 +143,7 @@ def test_an_unknown_message_is_answered_with_an_error(client, message):
     client._socket.sendall(encode({"id": 77, **message}))
     answer = client.receive(5)
     assert answer["id"] == 77
-    assert answer["error"]["type"] == "request"
+    assert answer["error"]["type"] == "bad-request"
 
 
 JSON = st.recursive(

@@ -3,9 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.raising import raising
+from wsm.rollout import errors
 from wsm.rollout.block_pool import BlockPool
 from wsm.rollout.engine import Limits
-from wsm.rollout.errors import QueueFullError, RequestError
 from wsm.rollout.request import FinishReason, Request
 from wsm.rollout.sampling import Choices
 from wsm.rollout.scheduler import Scheduler
@@ -95,7 +96,7 @@ def test_a_full_queue_refuses_and_keeps_what_it_has():
     requests = scheduler(max_waiting=2)
     requests.submit(ask("a"))
     requests.submit(ask("b"))
-    with pytest.raises(QueueFullError):
+    with raising(errors.queue_full):
         requests.submit(ask("c"))
     assert requests.waiting() == 2
 
@@ -115,14 +116,14 @@ def test_a_full_queue_refuses_and_keeps_what_it_has():
 )
 def test_a_request_that_the_model_cannot_take_is_refused_by_field(fields, named):
     requests = scheduler()
-    with pytest.raises(RequestError) as caught:
+    with raising(errors.bad_request) as caught:
         requests.submit(ask("a", **fields))
     assert caught.value.field == named
     assert not requests.has_work()
 
 
 def test_a_request_that_never_fits_the_cache_is_refused_at_once():
-    with pytest.raises(RequestError, match="3 KV blocks"):
+    with raising(errors.bad_request, match="3 KV blocks"):
         scheduler(blocks=4).submit(ask("a", tokens=10))
 
 

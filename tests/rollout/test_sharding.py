@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wsm.rollout.errors import ModelShapeError, ShardError
+from tests.raising import raising
+from wsm.rollout import errors
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.sharding import full_specs, initial_state, local_experts, shard, shard_specs, unshard
 
@@ -50,19 +51,19 @@ def test_initial_weights_depend_on_nothing_but_the_seed():
 
 def test_weights_of_another_model_are_refused_by_name():
     full = initial_state(ModelShape(), seed=0)
-    with pytest.raises(ShardError, match=r"lacks 1 parameters, such as head\.weight") as caught:
+    with raising(errors.bad_shard, match=r"lacks 1 parameters, such as head\.weight") as caught:
         shard({name: array for name, array in full.items() if name != "head.weight"}, ModelShape(), 0, 2)
     assert caught.value.missing == ["head.weight"]
-    with pytest.raises(ShardError, match=r"unknown ones, such as extra"):
+    with raising(errors.bad_shard, match=r"unknown ones, such as extra"):
         shard({**full, "extra": full["head.weight"]}, ModelShape(), 0, 2)
-    with pytest.raises(ShardError, match=r"head\.weight has extents \(16, 64\)"):
+    with raising(errors.bad_shard, match=r"head\.weight has extents \(16, 64\)"):
         shard({**full, "head.weight": full["head.weight"].T}, ModelShape(), 0, 2)
 
 
 def test_a_missing_rank_is_noticed_when_shards_are_put_together():
     shape = ModelShape()
     first = shard(initial_state(shape, 0), shape, 0, 2)
-    with pytest.raises(ShardError, match="shard 0"):
+    with raising(errors.bad_shard, match="shard 0"):
         unshard([first], shape)
 
 
@@ -78,14 +79,14 @@ def test_a_missing_rank_is_noticed_when_shards_are_put_together():
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_by_field(fields, named):
-    with pytest.raises(ModelShapeError) as caught:
+    with raising(errors.bad_model_shape) as caught:
         ModelShape.from_mapping(fields)
     assert caught.value.field == named
 
 
 @pytest.mark.parametrize("fields", [{"heads": 2}, {"experts": 6}])
 def test_a_model_that_cannot_be_split_evenly_is_refused(fields):
-    with pytest.raises(ModelShapeError, match="4 ranks"):
+    with raising(errors.bad_model_shape, match="4 ranks"):
         shard_specs(ModelShape(**fields), 0, 4)
 
 

@@ -90,4 +90,4 @@ def test_two_ranks_sample_the_tokens_of_one_process_before_and_after_all_groups_
 def test_a_step_with_two_versions_is_refused_by_the_rank_that_notices(tmp_path):
     _, follower = run_two_ranks(tmp_path, SHAPES["dense"], "mixed")
     assert follower.returncode != 0
-    assert "MixedVersionsError: rank 1 holds version 2 in step 1, rank 0 holds 1" in follower.stderr
+    assert "GroupError: rank 1 holds version 2 in step 1, rank 0 holds 1" in follower.stderr

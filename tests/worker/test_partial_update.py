@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.command import CommandArguments, PartialUpdateRefusedError
+from tests.raising import raising
+from wsm.command import CommandArguments, partial_update_refused
 from wsm.config import SnapshotConfig
 from wsm.controller.errors import RankFailedError, TagsContradictError
 from wsm.states.vocabulary import Tag
@@ -62,7 +63,7 @@ def test_weights_that_were_given_back_come_back_whole_or_not_at_all(lone, publis
     lone.clear()
     publish(2, PART)
     before = lone.controller.status().sequence
-    with pytest.raises(PartialUpdateRefusedError, match="CLEARED"):
+    with raising(partial_update_refused, match="CLEARED"):
         lone.controller.begin_update(2, partial=True)
     assert lone.controller.status().sequence == before
     assert lone.update(1).version == 1
@@ -70,7 +71,7 @@ def test_weights_that_were_given_back_come_back_whole_or_not_at_all(lone, publis
 
 
 def test_a_partial_update_is_neither_hot_nor_without_weights(lone):
-    with pytest.raises(PartialUpdateRefusedError, match="hot"):
+    with raising(partial_update_refused, match="hot"):
         lone.controller.begin_update(2, partial=True, hot=True)
     with pytest.raises(TagsContradictError, match="partial"):
         lone.controller.begin_update(tags=[Tag.KV_CACHE], partial=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wsm.cli.errors import ForeignConfigurationError
+from wsm.cli import errors
 from wsm.config import WsmConfig, config_from_mapping, read_mapping
 
 #: What only a file of ``wsm rollout`` has on its top level.
@@ -24,14 +24,14 @@ def read_group_config(file: Path, group: str) -> WsmConfig:
 
     Raises
     ------
-    ForeignConfigurationError
+    BadInputError
         If it is for another group.
     wsm.errors.BadInputError
         If it cannot be used.
     """
     config = read_config(file, group)
     if config.name != group:
-        raise ForeignConfigurationError(file=str(file), found=config.name, group=group)
+        raise errors.foreign_configuration(file=str(file), found=config.name, group=group)
     return config
 
 

@@ -13,9 +13,10 @@ import click
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import BareRunner, Runner, completed
+from wsm.cli import errors
 from wsm.cli.configuration import read_config
 from wsm.cli.drawings import drawn
-from wsm.cli.errors import TablesFaultyError, runner_not_found
+from wsm.cli.errors import runner_not_found
 from wsm.cli.failures import wrong_usage
 from wsm.cli.printing import show
 from wsm.cli.teaching_command import TeachingCommand
@@ -61,7 +62,7 @@ def diagrams(check: bool, runner: str | None, config_file: Path | None, director
     """
     findings = check_everything()
     if findings:
-        raise TablesFaultyError(findings=[str(finding) for finding in findings])
+        raise errors.tables_faulty(findings=[str(finding) for finding in findings])
     with wrong_usage():
         options = PlanOptions() if runner is None else PlanOptions.from_runner(_runner(runner))
         if config_file is not None:

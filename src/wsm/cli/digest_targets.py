@@ -12,8 +12,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from wsm.cli import errors
 from wsm.cli.configuration import read_config
-from wsm.cli.errors import NoSuchPathError, NothingKnownError, NotRereadableError
 from wsm.cli.failures import WRONG_USAGE, CommandEndedError, wrong_usage
 from wsm.cli.groups import known_group
 from wsm.controller.group_view import GroupView
@@ -56,9 +56,9 @@ def inventories(
     ------
     wsm.errors.BadInputError
         If something there cannot be read.
-    NotRereadableError
+    RefusedError
         If reading what a configuration names would take it from a rank.
-    NothingKnownError
+    RefusedError
         If a group holds nothing that was verified.
     CommandEndedError
         If there is neither such a path nor such a group: wrong usage.
@@ -81,7 +81,7 @@ def inventories(
         return [inventory_of_file(path, allow_pickle=allow_pickle)]
     if "/" in target:  # which no group has in its name
         with wrong_usage():
-            raise NoSuchPathError(path=target)
+            raise errors.no_such_path(path=target)
     return [found for found in _of_group(target, journals) if rank in (None, found.rank)]
 
 
@@ -103,7 +103,7 @@ def _of_configuration(path: Path, rank: int | None, version: int | None) -> list
             said = f"rank {rank} is none of the {config.ranks} of {config.name}"
             raise CommandEndedError(said, exit_code=WRONG_USAGE)
         if not sources.rereadable:
-            raise NotRereadableError(file=str(path), strategy=config.strategy)
+            raise errors.not_rereadable(file=str(path), strategy=config.strategy)
         return [
             take_inventory(sources.of(each), strategy=config.strategy, rank=each, version=version)
             for each in range(config.ranks)
@@ -128,7 +128,7 @@ def _of_group(name: str, journals: Path | None) -> list[Inventory]:
     found = []
     for rank, report in enumerate(reports):
         if report is None or report.digest is None:
-            raise NothingKnownError(group=name, rank=rank)
+            raise errors.nothing_known(group=name, rank=rank)
         found.append(
             Inventory(
                 where=f"rank {rank} of group {name}",

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from wsm.cli.errors import NoSuchGroupError
+from wsm.cli import errors
 from wsm.cli.failures import wrong_usage
 from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
 from wsm.signals.errors import SegmentMissingError
@@ -41,7 +41,7 @@ def known_group(name: str) -> Iterator[None]:
         if segment_path(name).exists():
             raise
         with wrong_usage():
-            raise NoSuchGroupError(group=name, existing=existing_groups()) from error
+            raise errors.no_such_group(group=name, existing=existing_groups()) from error
 
 
 def _is_segment(path: Path) -> bool:

@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 
 import click
 
-from wsm.cli.errors import ImpossibleHistoryError, JournalFileError
+from wsm.cli import errors
+from wsm.cli.errors import JournalFileError
 from wsm.cli.failures import wrong_usage
 from wsm.cli.printing import show, show_text
 from wsm.cli.teaching_command import TeachingCommand
@@ -95,7 +96,7 @@ def journal(
         show(line)
     found = [(str(one.path), str(finding)) for one in journals for finding in one.check.findings]
     if found:
-        raise ImpossibleHistoryError(file=found[0][0], entry=found[0][1], more=len(found) - 1)
+        raise errors.impossible_history(file=found[0][0], entry=found[0][1], more=len(found) - 1)
 
 
 def _expanded(files: Iterable[Path]) -> list[Path]:

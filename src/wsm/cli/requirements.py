@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from wsm.cli.errors import PaddleRequiredError
+from wsm.cli import errors
 
 
 def require_paddle(command: str) -> None:
@@ -12,8 +12,8 @@ def require_paddle(command: str) -> None:
 
     Raises
     ------
-    PaddleRequiredError
+    RefusedError
         If it is not there.
     """
     if importlib.util.find_spec("paddle") is None:
-        raise PaddleRequiredError(command=command)
+        raise errors.paddle_required(command=command)

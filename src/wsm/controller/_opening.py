@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from wsm.clock import Clock
-from wsm.command import CommandArguments, PartialUpdateRefusedError
+from wsm.command import CommandArguments, partial_update_refused
 from wsm.config import EngineWordsConfig
 from wsm.controller import outcome
 from wsm.controller._request import CommandRequest
@@ -199,7 +199,7 @@ class Opening:
             each = enumerate(resident_on_each(view))
             raise MixedGroupError(states={rank: str(resident) for rank, resident in each})
         if request.arguments.partial and not held.serving:
-            raise PartialUpdateRefusedError(why=f"every rank is {held.as_whole.name}")
+            raise partial_update_refused(why=f"every rank is {held.as_whole.name}")
         return _Admitted(view, command, held, self._group.unrestored(view))
 
     def _write(

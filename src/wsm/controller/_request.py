@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from wsm.command import CommandArguments, PartialUpdateRefusedError, checked_request_id
+from wsm.command import CommandArguments, checked_request_id, partial_update_refused
 from wsm.controller.errors import (
     CommandRefusedError,
     HotFallbackError,
@@ -85,7 +85,7 @@ class CommandRequest:
         ------
         TagsContradictError
             If the tags do not go with the other arguments.
-        wsm.command.PartialUpdateRefusedError
+        RefusedError
             If a partial update is to be hot.
         BadInputError
             If the version is none.
@@ -107,7 +107,7 @@ class CommandRequest:
                     why = "no weights are loaded"
                     raise TagsContradictError(tags=named(asked.tags), argument=argument, why=why)
         if asked.partial and self.is_hot:
-            raise PartialUpdateRefusedError(why="a hot update stages every tensor anew")
+            raise partial_update_refused(why="a hot update stages every tensor anew")
         return self
 
     def in_place(self, why: str) -> CommandRequest:

@@ -180,7 +180,7 @@ class Transaction:
 
         Raises
         ------
-        wsm.errors.WsmError
+        WsmError
             As :meth:`wsm.Controller.update`.
         """
         self._log.info(log.COMMAND_ISSUED, operation=self._command.operation.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from wsm.command import PartNotRestorableError, VersionHeldError
+from wsm.command import PART_NOT_RESTORABLE, VERSION_HELD
 from wsm.controller.errors import (
     ActionOverdueError,
     CommandRefusedError,
@@ -31,12 +31,12 @@ def reports(group: GroupView, command: CommandWord, code: StatusCode) -> list[Ra
 
 def found_held(error: WsmError) -> bool:
     """Whether a command was refused only because it names no version, and the announced one is held."""
-    return isinstance(error, CommandRefusedError) and error.context["error"] == VersionHeldError.code
+    return isinstance(error, CommandRefusedError) and error.context["error"] == VERSION_HELD
 
 
 def cannot_be_restored(error: WsmError) -> bool:
     """Whether a restore failed because nobody keeps what it would have to load: it would fail again."""
-    lost = PartNotRestorableError.code
+    lost = PART_NOT_RESTORABLE
     return isinstance(error, CommandRefusedError) and error.context["error"] == lost
 
 

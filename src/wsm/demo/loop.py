@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from wsm.demo.errors import WeightsDifferError
+from wsm.demo import errors
 from wsm.demo.leftovers import remove_leftovers
 from wsm.demo.progress import RunProgress
 from wsm.demo.report import Report, StepRecord
@@ -257,4 +257,4 @@ def require_published(receipt: Receipt, published: Mapping[str, Any]) -> None:
     """Hold what every rank says that it holds against what the trainer wrote."""
     held = {str(rank.rank): rank.digest for rank in receipt.ranks}
     if held != published["digests"] or receipt.manifest_digest != published["manifest_digest"]:
-        raise WeightsDifferError(version=receipt.version, held=held, published=published["digests"])
+        raise errors.weights_differ(version=receipt.version, held=held, published=published["digests"])

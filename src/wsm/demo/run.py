@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from wsm.demo.errors import ImpossibleJournalError
+from wsm.demo import errors
 from wsm.demo.journal_spans import journal_spans
 from wsm.demo.loop import run_loop
 from wsm.demo.picture import draw
@@ -66,7 +66,7 @@ def write_results(out: Path, report: Report, spans: list[Span], *, chance: float
 
     Raises
     ------
-    ImpossibleJournalError
+    GroupError
         If a rank did what the tables do not know. Report and trace are written nevertheless.
     """
     report.write(out / REPORT_FILE)
@@ -86,7 +86,7 @@ def write_results(out: Path, report: Report, spans: list[Span], *, chance: float
     files.append(f"{out / JOURNAL_DIRECTORY}/: {len(entries)} journal entries of all ranks")
     impossible = replay(entries).impossible
     if impossible is not None:
-        raise ImpossibleJournalError(
+        raise errors.impossible_journal(
             rank=impossible.entry.rank, index=impossible.index, reason=impossible.reason
         )
     return files

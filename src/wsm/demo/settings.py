@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from wsm.demo.errors import DemoSettingsError
+from wsm.demo import errors
 from wsm.demo.task import CopyTask
 from wsm.rollout.config import RolloutConfig, rollout_config_from_mapping
 from wsm.rollout.shape import ModelShape
@@ -56,17 +56,19 @@ class DemoSettings:
 
         Raises
         ------
-        DemoSettingsError
+        BadInputError
             If one of them is too small, or hot updates are asked for and none at all.
-        ModelShapeError
+        BadInputError
             If the model cannot be split over that many ranks.
         """
         for name, least in (("steps", 1), ("ranks", 1), ("batch", 2), ("seed", 0)):
             value = getattr(self, name)
             if value < least:
-                raise DemoSettingsError(setting=name, value=value, remedy=f"give at least {least}")
+                raise errors.bad_demo_settings(setting=name, value=value, remedy=f"give at least {least}")
         if self.hot and not self.update:
-            raise DemoSettingsError(setting="hot", value=True, remedy="leave out --no-update, or --hot")
+            raise errors.bad_demo_settings(
+                setting="hot", value=True, remedy="leave out --no-update, or --hot"
+            )
         self.shape.check_ranks(self.ranks)
 
     @property

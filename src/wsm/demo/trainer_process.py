@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from wsm.demo.errors import TrainerFailedError
+from wsm.demo import errors
 from wsm.errors import error_name
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.sharding import placements, shard
@@ -132,7 +132,7 @@ class TrainerProcess:
 
         Raises
         ------
-        TrainerFailedError
+        GroupError
             If the trainer is gone, does not answer in time, or could not.
         """
         batch = {"prompts": prompts.tolist(), "answers": answers.tolist(), "rewards": rewards.tolist()}
@@ -148,7 +148,7 @@ class TrainerProcess:
 
         Raises
         ------
-        TrainerFailedError
+        GroupError
             As :meth:`improve`.
         """
         return self._ask("publish", {"version": version}, timeout_s)
@@ -181,13 +181,13 @@ class TrainerProcess:
             self._socket.sendall(line.encode())
             answer = json.loads(self._read_line(request, timeout_s))
         except TimeoutError as error:
-            raise TrainerFailedError(
+            raise errors.trainer_failed(
                 request=request, problem=f"gave no answer for {timeout_s:g} s"
             ) from error
         except OSError as error:
-            raise TrainerFailedError(request=request, problem="is gone", detail=str(error)) from error
+            raise errors.trainer_failed(request=request, problem="is gone", detail=str(error)) from error
         if "error" in answer:
-            raise TrainerFailedError(request=request, problem="failed", detail=answer["error"])
+            raise errors.trainer_failed(request=request, problem="failed", detail=answer["error"])
         return Reply(answer["facts"], answer["started_ns"], answer["finished_ns"])
 
     def _read_line(self, request: str, timeout_s: float) -> bytes:
@@ -197,7 +197,7 @@ class TrainerProcess:
             data = self._socket.recv(1 << 20)
             if not data:
                 code = self._process.wait()
-                raise TrainerFailedError(request=request, problem=f"ended with exit code {code}")
+                raise errors.trainer_failed(request=request, problem=f"ended with exit code {code}")
             self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
         return line

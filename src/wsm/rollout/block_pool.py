@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from wsm.rollout.errors import BlockAccountingError
+from wsm.rollout import errors
 
 #: Block that padding is written to and read from; never handed out.
 SCRATCH_BLOCK = 0
@@ -101,14 +101,14 @@ class BlockPool:
 
         Raises
         ------
-        BlockAccountingError
+        InternalError
             If nobody holds one of them.
         """
         if generation != self.generation:
             return
         for block in blocks:
             if self._holders[block] < 1:
-                raise BlockAccountingError(block=block)
+                raise errors.block_accounting(block=block)
             self._holders[block] -= 1
             if self._holders[block]:
                 continue

@@ -13,12 +13,8 @@ from types import TracebackType
 from typing import Any, TypeVar, final
 
 from wsm.errors import WsmError
-from wsm.rollout.errors import (
-    ClientTimeoutError,
-    GenerationRefusedError,
-    RequestsLostError,
-    RolloutUnreachableError,
-)
+from wsm.rollout import errors
+from wsm.rollout.errors import ClientTimeoutError, GenerationRefusedError, RolloutUnreachableError
 from wsm.rollout.frames import FrameReader, Message, encode
 from wsm.rollout.request import Generation
 from wsm.rollout.request_socket import request_socket_path
@@ -117,7 +113,7 @@ class RolloutClient:
             If the group does not take the requests; none of them was begun.
         ClientTimeoutError
             If answers are missing after `timeout_s`.
-        RequestsLostError, RolloutUnreachableError
+        GroupError, RolloutUnreachableError
             If a rank was lost, or the connection broke: nothing is known of the requests any more. They are
             asked again where `retry_s` allows it, all prompts from their beginning, and `on_tokens` is told
             anew.
@@ -273,6 +269,6 @@ class RolloutClient:
             return message
 
     def _error(self, problem: Message) -> WsmError:
-        if problem["type"] == RequestsLostError.__name__:
-            return RequestsLostError(group=self._name, cause=problem["message"])
+        if problem["type"] == errors.requests_lost.__name__:
+            return errors.requests_lost(group=self._name, cause=problem["message"])
         return GenerationRefusedError(group=self._name, error=problem["type"], cause=problem["message"])

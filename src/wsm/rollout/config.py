@@ -17,8 +17,8 @@ from wsm.actions.surfaces import GroupKind
 from wsm.config import WsmConfig, config_from_mapping
 from wsm.config_reading import option_fault, read_yaml
 from wsm.controller.keeper import RecoveryConfig
+from wsm.rollout import errors
 from wsm.rollout.engine import EngineOptions, Limits
-from wsm.rollout.errors import RolloutConfigError
 from wsm.rollout.run_directory import SNAPSHOT_DIRECTORY, run_directory_path
 from wsm.rollout.shape import ModelShape
 from wsm.status.facts import CacheProcess
@@ -73,7 +73,7 @@ class RolloutConfig:
 
     Raises
     ------
-    RolloutConfigError, ModelShapeError
+    BadInputError
         If the parts do not fit each other.
     wsm.errors.WsmError
         If there is no such strategy, as :func:`wsm.strategies.registry.strategy_called`.
@@ -130,7 +130,7 @@ class RolloutConfig:
         return mapping if self.load is None else {**mapping, "load": dataclasses.asdict(self.load)}
 
     def _refuse(self, field_name: str, reason: str) -> None:
-        raise RolloutConfigError(source=self.group.name, field=field_name, reason=reason)
+        raise errors.bad_rollout_config(source=self.group.name, field=field_name, reason=reason)
 
 
 def load_rollout_config(
@@ -147,14 +147,14 @@ def load_rollout_config(
 
     Raises
     ------
-    RolloutConfigError
+    BadInputError
         If the file cannot be read or is no mapping; otherwise as :func:`rollout_config_from_mapping`.
     """
     content: Any = {}
     if path is not None:
         content = read_yaml(
             path,
-            lambda reason: RolloutConfigError(
+            lambda reason: errors.bad_rollout_config(
                 source=str(path), field="file", reason=f"is unreadable: {reason}"
             ),
         )
@@ -168,16 +168,18 @@ def rollout_config_from_mapping(
 
     Raises
     ------
-    RolloutConfigError
+    BadInputError
         For an unknown section or option, a value of the wrong type, or parts that do not fit each other.
-    wsm.config.ConfigurationError, ModelShapeError
+    wsm.config.ConfigurationError, BadInputError
         For the same in sections ``group`` and ``model``.
     """
     if not isinstance(content, Mapping):
-        raise RolloutConfigError(source=source, field="file", reason=f"must be a mapping with {_SECTIONS}")
+        raise errors.bad_rollout_config(
+            source=source, field="file", reason=f"must be a mapping with {_SECTIONS}"
+        )
     for key in content:
         if key not in _SECTIONS:
-            raise RolloutConfigError(
+            raise errors.bad_rollout_config(
                 source=source, field=str(key), reason=f"is unknown; known are {_SECTIONS}"
             )
     group = {"ranks": 2, **_section(content, "group", source)}
@@ -190,7 +192,7 @@ def rollout_config_from_mapping(
     limits = {key: engine.pop(key) for key in list(engine) if key in limit_names}
     seed = content.get("seed", 0)
     if type(seed) is not int or seed < 0:
-        raise RolloutConfigError(source=source, field="seed", reason="must be an integer from 0")
+        raise errors.bad_rollout_config(source=source, field="seed", reason="must be an integer from 0")
     return RolloutConfig(
         group=config_from_mapping(group, where=f"{source}: group"),
         engine=_build(
@@ -215,7 +217,7 @@ def _section(content: Mapping[str, Any], key: str, source: str) -> dict[str, Any
     if section is None:
         return {}
     if not isinstance(section, Mapping):
-        raise RolloutConfigError(source=source, field=key, reason="must be a mapping of options")
+        raise errors.bad_rollout_config(source=source, field=key, reason="must be a mapping of options")
     return dict(section)
 
 
@@ -223,12 +225,16 @@ def _build(kind: type[Section], values: Mapping[str, Any], source: str, **parts:
     """Make a flat options class; its numbers are sizes and counts, and few of them may be 0."""
     fault = option_fault(kind, values, without=parts)
     if fault is not None:
-        raise RolloutConfigError(source=source, field=fault.option, reason=f"{fault.problem}; {fault.fix}")
+        raise errors.bad_rollout_config(
+            source=source, field=fault.option, reason=f"{fault.problem}; {fault.fix}"
+        )
     for key, value in values.items():
         least = 0 if key in _FROM_0 else 1
         is_size = isinstance(value, (int, float)) and not isinstance(value, bool) and not key.endswith("_s")
         if is_size and value < least:
-            raise RolloutConfigError(source=source, field=key, reason=f"is {value!r}, which is too small")
+            raise errors.bad_rollout_config(
+                source=source, field=key, reason=f"is {value!r}, which is too small"
+            )
     return kind(**values, **parts)
 
 

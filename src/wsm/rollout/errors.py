@@ -12,172 +12,167 @@ from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
 from wsm.status.facts import who
 
 
-class ModelShapeError(BadInputError):
+def bad_model_shape(*, field: str, value: Any, reason: str) -> BadInputError:
     """The sizes of a model do not fit each other, or do not fit the number of ranks."""
+    return BadInputError(
+        f"model shape: {field}={value!r} {reason}; correct it under `model:`",
+        code="bad-model-shape",
+        field=field,
+        value=value,
+        reason=reason,
+    )
 
-    def __init__(self, *, field: str, value: Any, reason: str) -> None:
-        super().__init__(
-            f"model shape: {field}={value!r} {reason}; correct it under `model:`",
-            field=field,
-            value=value,
-            reason=reason,
-        )
 
-
-class RolloutConfigError(BadInputError):
+def bad_rollout_config(*, source: str, field: str, reason: str) -> BadInputError:
     """A rollout configuration is not what it must be."""
+    return BadInputError(
+        f"rollout configuration {source}: {field} {reason}",
+        code="bad-rollout-config",
+        source=source,
+        field=field,
+        reason=reason,
+    )
 
-    def __init__(self, *, source: str, field: str, reason: str) -> None:
-        super().__init__(
-            f"rollout configuration {source}: {field} {reason}", source=source, field=field, reason=reason
-        )
 
-
-class ShardError(BadInputError):
+def bad_shard(
+    *,
+    where: str,
+    missing: list[str] | None = None,
+    unknown: list[str] | None = None,
+    name: str = "",
+    found: tuple[int, ...] = (),
+    expected: tuple[int, ...] = (),
+) -> BadInputError:
     """Weights that are to be split or put together are not this model's weights."""
-
-    def __init__(
-        self,
-        *,
-        where: str,
-        missing: list[str] | None = None,
-        unknown: list[str] | None = None,
-        name: str = "",
-        found: tuple[int, ...] = (),
-        expected: tuple[int, ...] = (),
-    ) -> None:
-        what = f"{name} has extents {found}, expected {expected}" if name else ""
-        if missing:
-            what = f"lacks {len(missing)} parameters, such as {missing[0]}"
-        if unknown:
-            what += f"{' and ' if what else ''}has {len(unknown)} unknown ones, such as {unknown[0]}"
-        super().__init__(
-            f"{where}: {what}; use the model shape that the weights were made with",
-            where=where,
-            missing=missing or [],
-            unknown=unknown or [],
-            name=name,
-            found=found,
-            expected=expected,
-        )
+    what = f"{name} has extents {found}, expected {expected}" if name else ""
+    if missing:
+        what = f"lacks {len(missing)} parameters, such as {missing[0]}"
+    if unknown:
+        what += f"{' and ' if what else ''}has {len(unknown)} unknown ones, such as {unknown[0]}"
+    return BadInputError(
+        f"{where}: {what}; use the model shape that the weights were made with",
+        code="bad-shard",
+        where=where,
+        missing=missing or [],
+        unknown=unknown or [],
+        name=name,
+        found=found,
+        expected=expected,
+    )
 
 
-class StepPermitMissingError(RefusedError):
+def step_permit_missing() -> RefusedError:
     """A forward pass was asked for outside a step."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "a forward pass needs the permit of the running step: "
-            "call it inside `with worker.step() as permit:`"
-        )
+    return RefusedError(
+        "a forward pass needs the permit of the running step: call it inside `with worker.step() as permit:`",
+        code="step-permit-missing",
+    )
 
 
-class StepOverError(RefusedError):
+def step_over(*, step: int) -> RefusedError:
     """A forward pass went on with the parameters of a step that is over."""
+    return RefusedError(
+        f"the parameters were opened for step {step}, which is over: open them again in every step",
+        code="step-over",
+        step=step,
+    )
 
-    def __init__(self, *, step: int) -> None:
-        super().__init__(
-            f"the parameters were opened for step {step}, which is over: open them again in every step",
-            step=step,
-        )
 
-
-class ParameterReleasedError(RefusedError):
+def parameter_released(*, name: str) -> RefusedError:
     """A forward pass reached for a parameter without memory."""
+    return RefusedError(
+        f"parameter {name} holds no memory: the weights are cleared; update the group to a version first",
+        code="parameter-released",
+        name=name,
+    )
 
-    def __init__(self, *, name: str) -> None:
-        super().__init__(
-            f"parameter {name} holds no memory: the weights are cleared; update the group to a version first",
-            name=name,
-        )
 
-
-class CacheReleasedError(RefusedError):
+def cache_released(*, cache: str) -> RefusedError:
     """A step reached for a KV cache without memory."""
+    return RefusedError(
+        f"KV cache {cache!r} holds no memory; it is rebuilt by the next update",
+        code="cache-released",
+        cache=cache,
+    )
 
-    def __init__(self, *, cache: str) -> None:
-        super().__init__(f"KV cache {cache!r} holds no memory; it is rebuilt by the next update", cache=cache)
 
-
-class StaleGraphError(RefusedError):
+def stale_graph(*, graph: str, name: str, reason: str) -> RefusedError:
     """A captured execution no longer fits the memory that it was captured for."""
+    return RefusedError(
+        f"captured execution {graph!r} refuses to run: {name} {reason}; "
+        "capture it again after the weights are loaded",
+        code="stale-graph",
+        graph=graph,
+        name=name,
+        reason=reason,
+    )
 
-    def __init__(self, *, graph: str, name: str, reason: str) -> None:
-        super().__init__(
-            f"captured execution {graph!r} refuses to run: {name} {reason}; "
-            "capture it again after the weights are loaded",
-            graph=graph,
-            name=name,
-            reason=reason,
-        )
 
-
-class ExchangeBufferError(RefusedError):
+def no_exchange_buffer(*, reason: str, remedy: str) -> RefusedError:
     """The expert-parallel exchange buffer is not usable as it is."""
+    return RefusedError(
+        f"expert-parallel exchange buffer: {reason}; {remedy}",
+        code="no-exchange-buffer",
+        reason=reason,
+        remedy=remedy,
+    )
 
-    def __init__(self, *, reason: str, remedy: str) -> None:
-        super().__init__(f"expert-parallel exchange buffer: {reason}; {remedy}", reason=reason, remedy=remedy)
 
-
-class CommunicatorGoneError(RefusedError):
+def communicator_gone(*, kind: str) -> RefusedError:
     """A collective was asked for on a group that is shut down."""
+    return RefusedError(
+        f"the {kind} group is shut down; it is restarted by the next update",
+        code="communicator-gone",
+        kind=kind,
+    )
 
-    def __init__(self, *, kind: str) -> None:
-        super().__init__(f"the {kind} group is shut down; it is restarted by the next update", kind=kind)
 
-
-class MixedVersionsError(GroupError):
+def mixed_versions(*, rank: int, version: int, leader_version: int, step: int) -> GroupError:
     """Two ranks entered one step with different weights."""
+    return GroupError(
+        f"rank {rank} holds version {version} in step {step}, rank 0 holds {leader_version}; "
+        "the step was not run: clear the group and update it",
+        code="mixed-versions",
+        rank=rank,
+        version=version,
+        leader_version=leader_version,
+        step=step,
+    )
 
-    def __init__(self, *, rank: int, version: int, leader_version: int, step: int) -> None:
-        super().__init__(
-            f"rank {rank} holds version {version} in step {step}, rank 0 holds {leader_version}; "
-            "the step was not run: clear the group and update it",
-            rank=rank,
-            version=version,
-            leader_version=leader_version,
-            step=step,
-        )
 
-
-class PlanOverflowError(InternalError):
+def plan_overflow(*, needed: int, capacity: int) -> InternalError:
     """The scheduler made a step that does not fit the buffer it is sent in."""
+    return InternalError(
+        f"a step plan needs {needed} of {capacity} words; this is a bug in wsm, please report it",
+        code="plan-overflow",
+        needed=needed,
+        capacity=capacity,
+    )
 
-    def __init__(self, *, needed: int, capacity: int) -> None:
-        super().__init__(
-            f"a step plan needs {needed} of {capacity} words; this is a bug in wsm, please report it",
-            needed=needed,
-            capacity=capacity,
-        )
 
-
-class BlockAccountingError(InternalError):
+def block_accounting(*, block: int) -> InternalError:
     """A KV block was released more often than it was taken."""
+    return InternalError(
+        f"KV block {block} was released while nobody held it; this is a bug in wsm, please report it",
+        code="block-accounting",
+        block=block,
+    )
 
-    def __init__(self, *, block: int) -> None:
-        super().__init__(
-            f"KV block {block} was released while nobody held it; this is a bug in wsm, please report it",
-            block=block,
-        )
 
-
-class RequestError(BadInputError):
+def bad_request(*, field: str, reason: str) -> BadInputError:
     """A generation request is not what it must be."""
-
-    def __init__(self, *, field: str, reason: str) -> None:
-        super().__init__(f"request: {field} {reason}", field=field, reason=reason)
+    return BadInputError(f"request: {field} {reason}", code="bad-request", field=field, reason=reason)
 
 
-class QueueFullError(RefusedError):
+def queue_full(*, asked: int, room: int) -> RefusedError:
     """More requests would wait than the group is configured for."""
-
-    def __init__(self, *, asked: int, room: int) -> None:
-        super().__init__(
-            f"{asked} requests do not fit, there is room for {room}; "
-            "submit when some are answered, or raise engine.max_waiting",
-            asked=asked,
-            room=room,
-        )
+    return RefusedError(
+        f"{asked} requests do not fit, there is room for {room}; "
+        "submit when some are answered, or raise engine.max_waiting",
+        code="queue-full",
+        asked=asked,
+        room=room,
+    )
 
 
 class FrameError(BadInputError):
@@ -222,7 +217,7 @@ class GenerationRefusedError(RefusedError):
     Attributes
     ----------
     error, cause : str
-        Type of the error on the other side, such as ``RequestError`` or ``QueueFullError``, and its text.
+        Code or type of the error on the other side, such as ``bad-request`` or ``queue-full``, and its text.
     """
 
     def __init__(self, *, group: str, error: str, cause: str) -> None:
@@ -251,7 +246,7 @@ class GroupNotReadyError(GroupError):
         )
 
 
-class RequestsLostError(GroupError):
+def requests_lost(*, group: str, cause: str) -> GroupError:
     """A rank was lost while the requests ran; they were not answered, and may be asked again.
 
     Attributes
@@ -259,15 +254,13 @@ class RequestsLostError(GroupError):
     cause : str
         What the group said.
     """
-
-    retryable = True
-
-    def __init__(self, *, group: str, cause: str) -> None:
-        super().__init__(
-            f"rollout group {group!r} lost requests: {cause}; ask again (retryable), or set retry_s",
-            group=group,
-            cause=cause,
-        )
+    return GroupError(
+        f"rollout group {group!r} lost requests: {cause}; ask again (retryable), or set retry_s",
+        code="requests-lost",
+        retryable=True,
+        group=group,
+        cause=cause,
+    )
 
 
 class RankExitedError(GroupError):

@@ -11,7 +11,7 @@ from typing import Any
 
 import paddle
 
-from wsm.rollout.errors import ExchangeBufferError
+from wsm.rollout import errors
 from wsm.rollout.parallel import Communicator
 
 
@@ -44,9 +44,9 @@ class ExchangeBuffer:
 
         Raises
         ------
-        ExchangeBufferError
+        RefusedError
             If the ranks disagree about its size.
-        CommunicatorGoneError
+        RefusedError
             If the EP group is shut down.
         """
         group_id = self._ranks.group_id()
@@ -56,7 +56,7 @@ class ExchangeBuffer:
         sizes = paddle.zeros([self._ranks.size, 2], dtype="int64")
         self._ranks.all_gather(sizes, mine)
         if not bool((sizes == mine).all()):
-            raise ExchangeBufferError(
+            raise errors.no_exchange_buffer(
                 reason=f"the ranks ask for buffers of different sizes {sizes.tolist()}",
                 remedy="give all ranks the same configuration",
             )
@@ -74,7 +74,7 @@ class ExchangeBuffer:
 
         Raises
         ------
-        CommunicatorGoneError
+        RefusedError
             If the EP group was shut down first.
         """
         if self._buffers is None:
@@ -116,13 +116,15 @@ class ExchangeBuffer:
 
     def _usable(self, rows: int) -> tuple[Any, Any, Any, Any]:
         if self._buffers is None:
-            raise ExchangeBufferError(reason="it is cleared", remedy="it is recreated by the next update")
+            raise errors.no_exchange_buffer(
+                reason="it is cleared", remedy="it is recreated by the next update"
+            )
         if self._ranks.group_id() != self._group_id:
-            raise ExchangeBufferError(
+            raise errors.no_exchange_buffer(
                 reason="its EP group was replaced", remedy="clear the buffer before the group is shut down"
             )
         if rows > self._rows:
-            raise ExchangeBufferError(
+            raise errors.no_exchange_buffer(
                 reason=f"{rows} tokens of one rank do not fit {self._rows}", remedy="raise max_step_tokens"
             )
         return self._buffers

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from wsm.rollout import errors
 from wsm.rollout.attention import StepInputs
-from wsm.rollout.errors import StaleGraphError, StepPermitMissingError
 from wsm.rollout.parameters import Parameters, Permit
 from wsm.rollout.step_plan import StepPlan
 
@@ -58,14 +58,14 @@ class CapturedExecution:
 
         Raises
         ------
-        StaleGraphError
+        RefusedError
             If a parameter holds no memory.
         """
         self.drop()
         addresses = {name: tensor.data_ptr() for name, tensor in self._parameters.state_dict().items()}
         for name, address in addresses.items():
             if not address:
-                raise StaleGraphError(graph=self.name, name=name, reason="holds no memory")
+                raise errors.stale_graph(graph=self.name, name=name, reason="holds no memory")
         self._inputs = [StepInputs(rows, 1, blocks, self._block_size) for rows, blocks in self._sizes]
         self._addresses = addresses
 
@@ -97,23 +97,23 @@ class CapturedExecution:
 
         Raises
         ------
-        StepPermitMissingError
+        RefusedError
             Without a permit.
         wsm.errors.WsmError
             Whatever the permit raises once its step is over.
-        StaleGraphError
+        RefusedError
             If nothing is captured, or a parameter is not where it was.
         """
         if permit is None:
-            raise StepPermitMissingError
+            raise errors.step_permit_missing()
         permit.check()
         if self._addresses is None:
-            raise StaleGraphError(graph=self.name, name="everything", reason="was dropped")
+            raise errors.stale_graph(graph=self.name, name="everything", reason="was dropped")
         for name, tensor in self._parameters.state_dict().items():
             if tensor.data_ptr() != self._addresses[name]:
                 held = tensor._is_initialized()
                 reason = "lies elsewhere than when it was captured" if held else "was released"
-                raise StaleGraphError(graph=self.name, name=name, reason=reason)
+                raise errors.stale_graph(graph=self.name, name=name, reason=reason)
         return self._function(self._parameters.state_dict(), *arguments)
 
 

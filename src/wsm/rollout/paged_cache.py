@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import paddle
 
+from wsm.rollout import errors
 from wsm.rollout.block_pool import BlockPool
-from wsm.rollout.errors import CacheReleasedError
 
 ITEM_BYTES = 4
 
@@ -93,9 +93,9 @@ class PagedKVCache:
 
         Raises
         ------
-        CacheReleasedError
+        RefusedError
             While the cache is released.
         """
         if not self._memory:
-            raise CacheReleasedError(cache=self.name)
+            raise errors.cache_released(cache=self.name)
         return self._memory[index]

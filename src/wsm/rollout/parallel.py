@@ -12,7 +12,7 @@ from typing import Any
 
 from paddle import distributed
 
-from wsm.rollout.errors import CommunicatorGoneError
+from wsm.rollout import errors
 
 
 class Communicator:
@@ -43,12 +43,12 @@ class Communicator:
 
         Raises
         ------
-        CommunicatorGoneError
+        RefusedError
             While it is shut down.
         """
         group = self._lookup()
         if group is None:
-            raise CommunicatorGoneError(kind=self.kind)
+            raise errors.communicator_gone(kind=self.kind)
         return group
 
     def group_id(self) -> int | None:
@@ -56,7 +56,7 @@ class Communicator:
 
         Raises
         ------
-        CommunicatorGoneError
+        RefusedError
             While it is shut down.
         """
         return int(self.group().id) if self.size > 1 else None

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import paddle
 
-from wsm.rollout.errors import ParameterReleasedError, StepOverError, StepPermitMissingError
+from wsm.rollout import errors
 from wsm.strategies.tensor import TensorSpec
 
 
@@ -53,17 +53,17 @@ class OpenWeights:
         ------
         wsm.errors.WsmError
             Whatever the permit raises once its step is over.
-        StepOverError
+        RefusedError
             If another step runs by now.
-        ParameterReleasedError
+        RefusedError
             If the parameter holds no memory.
         """
         self._permit.check()
         if self._permit.step != self._step:
-            raise StepOverError(step=self._step)
+            raise errors.step_over(step=self._step)
         tensor = self._tensors[name]
         if not tensor._is_initialized():
-            raise ParameterReleasedError(name=name)
+            raise errors.parameter_released(name=name)
         return tensor
 
 
@@ -94,12 +94,12 @@ class Parameters:
 
         Raises
         ------
-        StepPermitMissingError
+        RefusedError
             Without a permit.
         wsm.errors.WsmError
             Whatever the permit raises once its step is over.
         """
         if permit is None:
-            raise StepPermitMissingError
+            raise errors.step_permit_missing()
         permit.check()
         return OpenWeights(self._tensors, permit)

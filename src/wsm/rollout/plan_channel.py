@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 
 from wsm.actions.backends.paddle_bytes import array_of
-from wsm.rollout.errors import MixedVersionsError, PlanOverflowError
+from wsm.rollout import errors
 from wsm.rollout.parallel import Communicator
 from wsm.rollout.parameters import Permit
 from wsm.rollout.step_plan import Int32, StepPlan
@@ -48,9 +48,9 @@ class PlanChannel:
 
         Raises
         ------
-        MixedVersionsError
+        GroupError
             If this rank holds other weights than rank 0: nothing has run yet.
-        PlanOverflowError
+        InternalError
             If the plan exceeds the bounds.
         """
         if self._ranks.rank == 0:
@@ -70,7 +70,7 @@ class PlanChannel:
         parts = (plan.starts, plan.counts, plan.tables.ravel(), plan.tokens.ravel())
         needed = _HEADER + sum(part.size for part in parts)
         if needed > self._words.size:
-            raise PlanOverflowError(needed=needed, capacity=self._words.size)
+            raise errors.plan_overflow(needed=needed, capacity=self._words.size)
         self._words[:_HEADER] = (rows, length, blocks, version & _LOW, version >> 31)
         np.concatenate(parts, out=self._words[_HEADER:needed])
 
@@ -78,7 +78,7 @@ class PlanChannel:
         rows, length, blocks, low, high = (int(word) for word in self._words[:_HEADER])
         leader_version = high << 31 | low
         if leader_version != permit.version:
-            raise MixedVersionsError(
+            raise errors.mixed_versions(
                 rank=self._ranks.rank,
                 version=permit.version,
                 leader_version=leader_version,

@@ -6,8 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+from wsm.rollout import errors
 from wsm.rollout.block_pool import ROOT_CHAIN
-from wsm.rollout.errors import RequestError
 from wsm.rollout.shape import ModelShape
 
 MAX_SEED = 2**63 - 1
@@ -96,7 +96,7 @@ class Request:
 
         Raises
         ------
-        RequestError
+        BadInputError
             If a field is out of range; the message names it.
         """
         self._require("prompt", holds=len(self.prompt) >= 1, reason="is empty")
@@ -134,7 +134,7 @@ class Request:
 
     def _require(self, field_name: str, *, holds: bool, reason: str) -> None:
         if not holds:
-            raise RequestError(field=field_name, reason=reason)
+            raise errors.bad_request(field=field_name, reason=reason)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wsm.errors import WsmError, error_name
-from wsm.rollout.errors import QueueFullError, RequestError, RequestsLostError
+from wsm.rollout import errors
 from wsm.rollout.frames import Message
 from wsm.rollout.request import Generation, Request
 from wsm.rollout.request_socket import Connection, RequestSocket
@@ -86,7 +86,7 @@ class RequestService:
         call_id = message.get("id")
         try:
             if type(call_id) is not int:
-                raise RequestError(field="id", reason="must be an integer")
+                raise errors.bad_request(field="id", reason="must be an integer")
             operation = message.get("op")
             if operation == "generate":
                 self._generate(connection, call_id, message)
@@ -95,7 +95,7 @@ class RequestService:
             elif operation == "stats":
                 self._socket.send(connection, {"id": call_id, "stats": self._all_stats()})
             else:
-                raise RequestError(field="op", reason="must be generate, cancel or stats")
+                raise errors.bad_request(field="op", reason="must be generate, cancel or stats")
         except WsmError as error:
             problem = {"type": error_name(error), "message": str(error), "retryable": error.retryable}
             self._socket.send(connection, {"id": call_id, "error": problem})
@@ -104,7 +104,7 @@ class RequestService:
         """Submit every prompt of a call, or none."""
         requests = self._requests_of(message)
         if len(requests) > self._scheduler.room():
-            raise QueueFullError(asked=len(requests), room=self._scheduler.room())
+            raise errors.queue_full(asked=len(requests), room=self._scheduler.room())
         for request in requests:
             self._scheduler.check(request)
         call = Call(connection, call_id, message.get("stream") is True)
@@ -116,23 +116,23 @@ class RequestService:
     def _requests_of(self, message: Message) -> list[Request]:
         prompts = message.get("prompts")
         if not isinstance(prompts, list) or not 0 < len(prompts) < 1 << _INDEX_BITS:
-            raise RequestError(field="prompts", reason="must be a list of at least one list of tokens")
+            raise errors.bad_request(field="prompts", reason="must be a list of at least one list of tokens")
         temperature, seed = message.get("temperature", 1.0), message.get("seed")
         if type(temperature) not in (int, float):
-            raise RequestError(field="temperature", reason="must be a number")
+            raise errors.bad_request(field="temperature", reason="must be a number")
         if seed is not None and not (type(seed) is int and 0 <= seed <= MAX_CALL_SEED):
-            raise RequestError(field="seed", reason=f"must be an integer within 0..{MAX_CALL_SEED}")
+            raise errors.bad_request(field="seed", reason=f"must be an integer within 0..{MAX_CALL_SEED}")
         stop_token = message.get("stop_token")
         if stop_token is not None and type(stop_token) is not int:
-            raise RequestError(field="stop_token", reason="must be an integer")
+            raise errors.bad_request(field="stop_token", reason="must be an integer")
         max_tokens = message.get("max_tokens")
         if type(max_tokens) is not int:
-            raise RequestError(field="max_tokens", reason="must be an integer")
+            raise errors.bad_request(field="max_tokens", reason="must be an integer")
         base = secrets.randbelow(MAX_CALL_SEED + 1) if seed is None else seed
         requests = []
         for index, prompt in enumerate(prompts):
             if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
-                raise RequestError(field=f"prompts[{index}]", reason="must be a list of integers")
+                raise errors.bad_request(field=f"prompts[{index}]", reason="must be a list of integers")
             self._next_request += 1
             name, own_seed = f"{self._next_request}", base << _INDEX_BITS | index
             requests.append(Request(name, tuple(prompt), max_tokens, temperature, own_seed, stop_token))
@@ -164,7 +164,7 @@ class RequestService:
                 continue
             self._forget(call.connection, call.call_id)
             problem = {
-                "type": RequestsLostError.__name__,
+                "type": errors.requests_lost.__name__,
                 "message": "a rank was lost while they ran, the group is being recovered",
                 "retryable": True,
             }

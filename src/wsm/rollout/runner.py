@@ -16,11 +16,11 @@ import paddle
 from wsm.actions.backends.paddle_memory import HostMemory
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.actions.surfaces import GroupKind, ProcessGroupSurface
+from wsm.rollout import errors
 from wsm.rollout.attention import StepInputs, paged_attention
 from wsm.rollout.block_pool import BlockPool
 from wsm.rollout.draft import DraftModel
 from wsm.rollout.engine import EngineOptions
-from wsm.rollout.errors import StepPermitMissingError
 from wsm.rollout.exchange import ExchangeBuffer
 from wsm.rollout.graphs import CapturedExecution, powers_of_two
 from wsm.rollout.model import Decoder, Mix, Weights, logits
@@ -64,7 +64,7 @@ class RolloutRunner:
 
     Raises
     ------
-    ModelShapeError
+    BadInputError
         If the model cannot be split over `ranks`.
     """
 
@@ -121,17 +121,17 @@ class RolloutRunner:
 
         Raises
         ------
-        StepPermitMissingError
+        RefusedError
             Without a permit.
         wsm.errors.WsmError
             Whatever the permit raises once its step is over.
-        MixedVersionsError
+        GroupError
             If another rank holds another version.
-        ParameterReleasedError, StaleGraphError, CacheReleasedError
+        RefusedError
             If something the model needs holds no memory.
         """
         if permit is None:
-            raise StepPermitMissingError
+            raise errors.step_permit_missing()
         permit.check()
         self.steps += 1
         leads = self.rank == 0

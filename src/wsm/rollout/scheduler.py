@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from wsm.rollout import errors
 from wsm.rollout.block_pool import SCRATCH_BLOCK, BlockPool
 from wsm.rollout.engine import Limits
-from wsm.rollout.errors import QueueFullError, RequestError
 from wsm.rollout.request import FinishReason, Generation, Request
 from wsm.rollout.residence import Residence
 from wsm.rollout.sampling import Choices
@@ -129,13 +129,13 @@ class Scheduler:
 
         Raises
         ------
-        RequestError
+        BadInputError
             If the request does not fit the model or the cache.
         """
         request.check(self._shape)
         needed = self._residence.blocks_for(len(request.prompt) + request.max_tokens)
         if needed >= self._pool.blocks:
-            raise RequestError(
+            raise errors.bad_request(
                 field="max_tokens", reason=f"needs {needed} of {self._pool.blocks - 1} KV blocks"
             )
 
@@ -148,14 +148,14 @@ class Scheduler:
 
         Raises
         ------
-        RequestError
+        BadInputError
             As :meth:`check`.
-        QueueFullError
+        RefusedError
             If too many wait already.
         """
         self.check(request)
         if self.room() < 1:
-            raise QueueFullError(asked=1, room=self.room())
+            raise errors.queue_full(asked=1, room=self.room())
         self._waiting.append(request)
 
     def cancel(self, request_ids: set[str]) -> None:

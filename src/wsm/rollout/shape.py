@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from wsm.rollout.errors import ModelShapeError
+from wsm.rollout import errors
 
 ACTIVATIONS = ("gelu", "swiglu")
 
@@ -42,7 +42,7 @@ class ModelShape:
 
     Raises
     ------
-    ModelShapeError
+    BadInputError
         If the numbers do not fit each other.
     """
 
@@ -91,16 +91,20 @@ class ModelShape:
 
         Raises
         ------
-        ModelShapeError
+        BadInputError
             For an unknown key, a value of the wrong type, or sizes that do not fit each other.
         """
         known = {field.name for field in fields(cls)}
         for key, value in mapping.items():
             if key not in known:
-                raise ModelShapeError(field=key, value=value, reason=f"is unknown; known are {sorted(known)}")
+                raise errors.bad_model_shape(
+                    field=key, value=value, reason=f"is unknown; known are {sorted(known)}"
+                )
             expected = str if key == "activation" else int
             if not isinstance(value, expected) or isinstance(value, bool):
-                raise ModelShapeError(field=key, value=value, reason=f"must be of type {expected.__name__}")
+                raise errors.bad_model_shape(
+                    field=key, value=value, reason=f"must be of type {expected.__name__}"
+                )
         return cls(**mapping)
 
     def as_mapping(self) -> dict[str, Any]:
@@ -112,7 +116,7 @@ class ModelShape:
 
         Raises
         ------
-        ModelShapeError
+        BadInputError
             If heads, feed-forward size or experts do not divide evenly.
         """
         self._require(field="ranks", holds=ranks >= 1, reason="must be at least 1", value=ranks)
@@ -126,4 +130,4 @@ class ModelShape:
 
     def _require(self, *, field: str, holds: bool, reason: str, value: Any = None) -> None:
         if not holds:
-            raise ModelShapeError(field=field, value=getattr(self, field, value), reason=reason)
+            raise errors.bad_model_shape(field=field, value=getattr(self, field, value), reason=reason)

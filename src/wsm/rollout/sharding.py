@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from wsm.rollout.errors import ShardError
+from wsm.rollout import errors
 from wsm.rollout.shape import ModelShape
 from wsm.strategies.snapshot import placement
 from wsm.strategies.snapshot.placement import Placement
@@ -80,7 +80,7 @@ def shard_specs(shape: ModelShape, rank: int, ranks: int) -> dict[str, TensorSpe
 
     Raises
     ------
-    ModelShapeError
+    BadInputError
         If the model cannot be split over `ranks`.
     """
     shape.check_ranks(ranks)
@@ -116,9 +116,9 @@ def shard(full_state: Mapping[str, Array], shape: ModelShape, rank: int, ranks: 
 
     Raises
     ------
-    ShardError
+    BadInputError
         If a parameter is missing, unknown, or of other extents.
-    ModelShapeError
+    BadInputError
         If the model cannot be split over `ranks`.
     """
     specs = shard_specs(shape, rank, ranks)
@@ -141,7 +141,7 @@ def unshard(shards: Sequence[Mapping[str, Array]], shape: ModelShape) -> dict[st
 
     Raises
     ------
-    ShardError
+    BadInputError
         If a shard lacks a parameter, has an unknown one, or extents differ.
     """
     ranks = len(shards)
@@ -222,9 +222,9 @@ def _feed_forward(shape: ModelShape, prefix: str, *, expert: int) -> Iterator[tu
 def _check_names(state: Mapping[str, Array], expected: Mapping[str, object], *, where: str) -> None:
     missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     if missing or unknown:
-        raise ShardError(where=where, missing=missing, unknown=unknown)
+        raise errors.bad_shard(where=where, missing=missing, unknown=unknown)
 
 
 def _check_extents(name: str, array: Array, extents: tuple[int, ...], *, where: str) -> None:
     if tuple(array.shape) != extents:
-        raise ShardError(where=where, name=name, found=tuple(array.shape), expected=extents)
+        raise errors.bad_shard(where=where, name=name, found=tuple(array.shape), expected=extents)

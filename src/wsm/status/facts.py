@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from wsm.command import CommandArguments, VersionHeldError
+from wsm.command import VERSION_HELD, CommandArguments
 from wsm.report import FailureReport
 from wsm.states.group import Resident, resident_on_all
 from wsm.states.journal import JournalEntry
@@ -64,7 +64,7 @@ class FailureFacts:
     @property
     def is_no_fault(self) -> bool:
         """Whether the rank only found that there is nothing to do."""
-        return self.refused and self.report.error == VersionHeldError.code
+        return self.refused and self.report.error == VERSION_HELD
 
 
 @dataclass(frozen=True)

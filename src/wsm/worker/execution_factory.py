@@ -16,9 +16,9 @@ from wsm.command import (
     ARGUMENTS_KIND,
     CommandArguments,
     CommandArgumentsError,
-    PartialUpdateRefusedError,
-    PartNotRestorableError,
-    VersionHeldError,
+    part_not_restorable,
+    partial_update_refused,
+    version_held,
 )
 from wsm.commit_report import commit_report
 from wsm.report import RankReport
@@ -145,11 +145,11 @@ class ExecutionFactory:
             If this rank cannot begin it. Nothing was changed.
         wsm.errors.WsmError
             If it names no version and none is announced. Nothing was changed.
-        PartNotRestorableError
+        RefusedError
             If it restores a part, and nobody kept what that was put on. Nothing was changed.
-        wsm.command.PartialUpdateRefusedError
+        RefusedError
             If a part would be put on more parts than a rank keeps. Nothing was changed.
-        VersionHeldError
+        RefusedError
             If the announced one is held, and nothing else is asked for that is missing.
         """
         arguments = CommandArguments.from_bytes(data)
@@ -160,13 +160,13 @@ class ExecutionFactory:
 
             def refuse_held(version: int) -> None:
                 if self._holds(arguments, version):
-                    raise VersionHeldError(rank=state.rank, version=version)
+                    raise version_held(rank=state.rank, version=version)
 
             version = self._announced.version(state, refuse_held)
             arguments = replace(arguments, version=version)
         if arguments.partial and len(self.holding.bases) >= MAX_BASES:
             why = f"rank {state.rank} has put {MAX_BASES} parts on a whole version already"
-            raise PartialUpdateRefusedError(why=why)
+            raise partial_update_refused(why=why)
         restored = self._to_restore(state, arguments.version) if arguments.restores else None
         for version in (*(restored.bases if restored is not None else ()), arguments.version):
             if version is not None:
@@ -180,7 +180,7 @@ class ExecutionFactory:
         if report is None or not report.bases or report.version != version:
             return None
         if not report.facts.get("restorable"):
-            raise PartNotRestorableError(rank=state.rank, version=report.version, bases=report.bases)
+            raise part_not_restorable(rank=state.rank, version=report.version, bases=report.bases)
         return report
 
     def _load_and_note(self, context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:

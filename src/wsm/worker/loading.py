@@ -14,7 +14,7 @@ from wsm.actions import measuring
 from wsm.actions.backends.paddle_memory import available_bytes
 from wsm.actions.base import ActionContext, Loaded, LoadFunction
 from wsm.actions.surfaces import AvailableMemory
-from wsm.command import PartialUpdateRefusedError
+from wsm.command import partial_update_refused
 from wsm.errors import WsmError
 from wsm.strategies.applier.admission import MemoryNeed
 from wsm.strategies.applier.loaders import ModelLoader
@@ -49,7 +49,7 @@ def load_function(sources: Sources) -> LoadFunction:
     def load_version(context: ActionContext, target: WeightTarget) -> Loaded:
         source = sources.of(context.rank, context.transfer_mode and context.transfer_mode.value)
         if context.partial and (not context.from_normal or context.weights_touched):
-            raise PartialUpdateRefusedError(why=f"rank {context.rank} holds none that serve")
+            raise partial_update_refused(why=f"rank {context.rank} holds none that serve")
         if context.version is None:
             _announced(source, strategy)
 

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TextIO
 
 from wsm import log
 from wsm.clock import Clock
-from wsm.command import VersionHeldError
+from wsm.command import VERSION_HELD
 from wsm.errors import WsmError, error_name
 from wsm.report import FailureReport
 from wsm.shared_directory import ForeignPathError, open_ours, open_to_append, trusted_in
@@ -37,7 +37,7 @@ _MAX_LINE_BYTES = 64 * 1024
 _P = ParamSpec("_P")
 
 #: Refusals that only say that there is nothing to do.
-_NO_FAULTS = frozenset({VersionHeldError.code})
+_NO_FAULTS = frozenset({VERSION_HELD})
 
 
 def _never_raises(

@@ -16,7 +16,7 @@ import pytest
 
 from tests.another_user import fork
 from tests.raising import raising
-from wsm.own_descriptor import ForkedChildError
+from wsm.own_descriptor import forked_child
 from wsm.strategies import (
     BucketSender,
     IpcSource,
@@ -105,7 +105,7 @@ def test_a_child_ends_nothing_that_is_its_parents(tmp_path):
     segment = OwnedSegment("wsm-test.", 64)
 
     def end_all():
-        with pytest.raises(ForkedChildError):
+        with raising(forked_child):
             segment.leased()
         for close in (shared.close, staged.discard, segment.close):
             close()
