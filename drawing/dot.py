@@ -22,7 +22,7 @@ _LINE = r"\n"
 #: Characters of a line in a node.
 _WIDTH = 44
 #: Events that lead away from almost everywhere.
-_FAINT = frozenset({"lost", "ABORT", "HOT_ABORT", "failed / FAILED", "its deadline passed / FAILED"})
+_FAINT = frozenset({"ABORT", "HOT_ABORT", "failed / FAILED", "its deadline passed / FAILED"})
 _HEADING = (
     '    fontname="Helvetica" fontsize=18 labelloc=t',
     '    node [shape=box style="rounded,filled" fontname="Helvetica" fontsize=12 margin="0.15,0.08"]',

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from wsm.cli.drawings import HEADINGS, link_to, table
-from wsm.states.check import EPOCH_EVENTS, explore, reachable_without_a_new_epoch, states_of
+from wsm.states.check import explore, states_of
 from wsm.states.joint import (
     BESIDE,
     FORBIDDEN,
     NEEDS,
     NOTHING_HELD,
     STALE,
-    START,
     Beside,
     Need,
     chart_of,
@@ -33,11 +32,10 @@ What is not in a table is *refused*: a typed error, and nothing changes; a rank 
 it for the group. In brackets: the outcome of the group, which an ABORT brings with it."""
 
 _LOST = """\
-**A new epoch** (`lost`) leads from every state to CLEARED. A process that is new holds nothing. A rank that
-lives through it does not jump: it gives everything back first, by `clear` and `cleared` as in any teardown,
-one action per `poll()` in the old epoch ([plans](plans.md#a-new-epoch)), and takes `lost` in CLEARED; if
-that fails it is FAULTED, never joins, and its process is replaced. The row from the other states is what a
-replay and the explorer need for a process that was killed."""
+**A new epoch** (`lost`) begins with nothing held, so it has a row in CLEARED alone. A rank that lives when
+its epoch ends gives everything back first, by the rows of any teardown and in the old epoch, one action per
+`poll()` ([plans](plans.md#a-new-epoch)); if that fails it is FAULTED, never joins, and its process is
+replaced. A process that is new starts in CLEARED."""
 
 _BOTH = """\
 Which states of the KV cache (columns) stand beside which states of the weights (rows). A rank serves where
@@ -155,7 +153,7 @@ def transitions_page() -> str:
 def _state(chart: Chart, state: State) -> Iterator[str]:
     yield f"### {HEADINGS[chart.region]} {state.name}"
     yield f"{_sentence(chart.meanings[state])} *{_kind(chart, state)}*"
-    rows = [row for row in chart.rows if row.source is state and row.event not in EPOCH_EVENTS]
+    rows = [row for row in chart.rows if row.source is state]
     yield table(
         ("event", "next state", "what it means"),
         [(_event(row), f"**{row.dest.name}**", row.note) for row in rows],
@@ -167,7 +165,7 @@ def _state(chart: Chart, state: State) -> Iterator[str]:
     if state in chart.working:
         yield f"If the work fails: {_failure(rows)}."
     taken = {row.event for row in rows}
-    refused = [event.value for event in chart.events if event not in taken and event not in EPOCH_EVENTS]
+    refused = [event.value for event in chart.events if event not in taken]
     yield f"Refused: {', '.join(refused)}."
 
 
@@ -199,9 +197,7 @@ def _kind(chart: Chart, state: State) -> str:
 def _both_together() -> Iterator[str]:
     yield "## Both together"
     yield _BOTH
-    edges = explore()
-    pairs = {joint[:2] for joint in states_of(edges)}
-    within = {joint[:2] for joint in reachable_without_a_new_epoch(edges, START)}
+    pairs = {joint[:2] for joint in states_of(explore())}
     rows = []
     for weights in WEIGHT_CHART.states:
         cells = [f"**{weights.name}**"]
@@ -212,7 +208,7 @@ def _both_together() -> Iterator[str]:
             elif serving(*pair):
                 cells.append("**serves**")
             else:
-                cells.append("yes" if pair in within else "while an epoch ends")
+                cells.append("yes")
         rows.append(tuple(cells))
     yield table(("weights", *(state.name for state in KV_CHART.states)), rows)
     yield "What an event of the one needs of the other, and of how the rank came there:"

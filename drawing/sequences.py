@@ -25,8 +25,8 @@ PREPARED_BY_ALL = "all are PREPARED with matching manifests"
 NOT_PREPARED = "one FAILED, REFUSED or died, manifests differ, or the caller gave up"
 CLEARED_BY_ALL = "all are cleared"
 NOT_CLEARED = "one FAILED or REFUSED, died, or the deadline passed"
-NOBODY_TOUCHED = "no rank touched its weights"
-SOMEBODY_TOUCHED = "some rank did, or this one held nothing"
+NONE_TOUCHED = "no rank touched its weights"
+SOME_TOUCHED = "some rank did, or this one held nothing"
 STAGED_BY_ALL = "all have staged, with matching manifests"
 NOT_STAGED = "one FAILED or REFUSED, died, manifests differ, or the caller gave up"
 
@@ -156,7 +156,7 @@ def hot_update_dialogue(plans: Plans) -> Dialogue:
                         NOT_STAGED,
                         (
                             Message(_C, _W, "command (epoch, q, HOT_ABORT)"),
-                            both("drop what was staged", "nothing was touched: nobody waits for anybody"),
+                            both("drop what was staged", "nothing was touched: no rank waits for another"),
                             *status("DONE_KEPT"),
                             Message(_C, _A, "error: rank, action, cause"),
                         ),
@@ -326,11 +326,11 @@ def _aborted_update(begun: JointState, plans: Plans) -> tuple[Item, ...]:
             "alt",
             (
                 Branch(
-                    NOBODY_TOUCHED,
+                    NONE_TOUCHED,
                     (both("an update in place:", *from_normal, *kept), *status("DONE_KEPT")),
                 ),
                 Branch(
-                    SOMEBODY_TOUCHED,
+                    SOME_TOUCHED,
                     (both(f"plan {plans.named(PlanName.DISCARD).name}", *dropped), *status("DONE_CLEARED")),
                 ),
             ),
@@ -341,7 +341,7 @@ def _aborted_update(begun: JointState, plans: Plans) -> tuple[Item, ...]:
 
 
 def command(call: str, operation: str, *, by: Participant = _A) -> tuple[Item, ...]:
-    """Somebody asks, the controller writes arguments and command word, the ranks see it."""
+    """A caller asks, the controller writes arguments and command word, the ranks see it."""
     return (
         Message(by, _C, call),
         Message(_C, _W, "arguments in the payload slot of sequence q"),

@@ -95,13 +95,9 @@ def test_the_page_of_transitions_has_every_state_with_what_it_takes_and_what_it_
                 for event, dest, _ in lines[2:]
                 if dest.startswith("*")
             }
-            expected = {
-                (row.event.value, row.dest.name)
-                for row in chart.rows
-                if row.source is state and row.event.value != "lost"
-            }
+            expected = {(row.event.value, row.dest.name) for row in chart.rows if row.source is state}
             assert taken == expected
-            known = {event for event, _ in taken} | set(refused.split(", ")) | {"lost"}
+            known = {event for event, _ in taken} | set(refused.split(", "))
             assert known == {event.value for event in chart.events}
     told = rendered["transitions.md"]
     assert "If the work fails: fail → FAULTED." in told

@@ -11,6 +11,7 @@ import itertools
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from wsm.states import command_events
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.journal import Journal, TransitionRecord, read_ndjson, transition_entry
 from wsm.states.machine import LifeCycle
@@ -68,6 +69,9 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
     @precondition(lambda self: self.epoch < 50)
     @rule()
     def a_new_epoch_begins(self) -> None:
+        course = command_events.leave(self.life.joint).course
+        for fired in (*course.fired, *command_events.freed(course.joint).fired):
+            self.anything(fired.event, kept=fired.kept, kv_kept=fired.kv_kept)
         self.life.lose(at_ns=next(self.now), epoch=self.epoch, sequence=0)
         self.epoch += 1
         self.serves = self.loads = None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from wsm.states import command_events
 from wsm.states.errors import FlagError, IllegalTransitionError, JointRuleError
 from wsm.states.joint import START, JointState, serving
 from wsm.states.machine import LifeCycle
@@ -211,14 +212,14 @@ def test_no_cache_is_built_beside_a_teardown(life: LifeCycle, fire: Callable[...
     assert life.kv is KVState.NORMAL
 
 
-def test_nothing_but_a_decision_or_a_new_epoch_takes_the_cache_from_a_prepared_rank(
+def test_nothing_but_a_decision_takes_the_cache_from_a_prepared_rank(
     life: LifeCycle, fire: Callable[..., object]
 ) -> None:
     bring_to_serving(fire)
     fire(WeightEvent.UPDATE)
     fire(WeightEvent.PREPARED)
     taken = {event for event in KVEvent if life.can(event)}
-    assert taken == {KVEvent.LOST}
+    assert taken == set()
 
 
 def test_a_refusal_says_where_everything_is_and_what_would_be_legal(life: LifeCycle) -> None:
@@ -245,12 +246,19 @@ def test_a_flag_that_is_not_a_bool_is_bad_input_and_changes_nothing(
     assert life.joint == START
 
 
-def test_a_new_epoch_is_never_refused(
+def test_a_new_epoch_is_refused_while_anything_is_held_and_follows_a_teardown(
     ways: Mapping[JointState, object], brought_to: Callable[[JointState], LifeCycle]
 ) -> None:
     for joint in ways:
         life = brought_to(joint)
+        if joint != START:
+            with pytest.raises(IllegalTransitionError):
+                life.lose(at_ns=9, epoch=2, sequence=0)
+            assert life.joint == joint
+            way_out = command_events.leave(joint)
+            for fired in (*way_out.course.fired, *command_events.freed(way_out.course.joint).fired):
+                life.fire(fired.event, at_ns=9, epoch=2, sequence=0, kept=fired.kept)
         kv, weights = life.lose(at_ns=9, epoch=2, sequence=0)
         assert life.joint == START
-        assert (kv.machine, kv.source, kv.dest) == ("kv", joint.kv.name, "CLEARED")
-        assert (weights.machine, weights.source, weights.dest) == ("weights", joint.weights.name, "CLEARED")
+        assert (kv.machine, kv.source, kv.dest) == ("kv", "CLEARED", "CLEARED")
+        assert (weights.machine, weights.source, weights.dest) == ("weights", "CLEARED", "CLEARED")

@@ -88,6 +88,7 @@ class Rank:
         self.note("word_written", word="status", code="ATTACHED", step=0)
 
     def be_lost(self) -> None:
+        self.fire(WeightEvent.CLEAR, KVEvent.CLEAR, KVEvent.CLEARED, WeightEvent.CLEARED)
         for record in self.life.lose(at_ns=next(self.clock), epoch=self.epoch, sequence=0):
             assert record.dest == "CLEARED"
         self.epoch += 1

@@ -352,7 +352,7 @@ def _flow(chart: Chart, row: Row, plan: Plan) -> str:
         f'    A(["{row.source.name}"]) -- {row.event.value} --> B',
         f'    B["{"<br/>".join((f"{row.dest.name}: {plan.name}", *_numbered(plan)))}"]',
     ]
-    for index, way in enumerate(each for each in ways if each.event.value != "lost"):
+    for index, way in enumerate(ways):
         guard = "" if way.guard is None else f" ({way.guard.value})"
         lines.append(f'    B -- {way.event.value}{guard} --> C{index}(["{way.dest.name}"])')
     return "\n".join([*lines, "    style B text-align:left", "```"])

@@ -102,11 +102,11 @@ def check_joint(edges: Sequence[JointEdge]) -> Iterator[Finding]:
         reason = FORBIDDEN.get((joint.weights, joint.kv))
         if reason is not None:
             yield Finding("joint pair", str(joint), f"can be reached, although {reason}")
-        ahead = reachable_without_a_new_epoch(edges, joint)
+        ahead = ahead_of(edges, joint)
         if START not in ahead:
-            yield Finding("joint dead end", str(joint), "no way to holding nothing but a new epoch")
+            yield Finding("joint dead end", str(joint), "no way to holding nothing")
         if not any(serving(later.weights, later.kv) for later in ahead):
-            yield Finding("joint dead end", str(joint), "no way to serving but a new epoch")
+            yield Finding("joint dead end", str(joint), "no way to serving")
 
 
 def _only_known_names(chart: Chart) -> Iterator[Finding]:
@@ -177,11 +177,9 @@ def _every_state_is_reachable(chart: Chart) -> Iterator[Finding]:
 
 def _only_final_states_are_traps(chart: Chart) -> Iterator[Finding]:
     for state in chart.states:
-        leaves = any(
-            row.source is state and row.dest is not state and row.event.value != _LOST for row in chart.rows
-        )
+        leaves = any(row.source is state and row.dest is not state for row in chart.rows)
         if not leaves and state not in chart.final:
-            yield _found("trap state", chart, state, "nothing but a new epoch leads out, and it is not final")
+            yield _found("trap state", chart, state, "nothing leads out, and it is not final")
         if leaves and state in chart.final:
             yield _found("final state", chart, state, "it is marked final and can be left")
 
@@ -198,20 +196,24 @@ def _work_succeeds_or_fails(chart: Chart) -> Iterator[Finding]:
 def _decisions_decide(chart: Chart) -> Iterator[Finding]:
     for state in chart.deciding:
         taken = {row.event.value for row in chart.rows if row.source is state}
-        if taken != {_COMMIT, _ABORT, _LOST}:
+        if taken != {_COMMIT, _ABORT}:
             yield _found(
                 "decision",
                 chart,
                 state,
-                f"it takes {sorted(taken)}; only a decision or a new epoch may end it",
+                f"it takes {sorted(taken)}; only a decision may end it",
             )
 
 
-def _a_new_epoch_ends_everything(chart: Chart) -> Iterator[Finding]:
-    for state in chart.states:
-        row = next((row for row in chart.rows if row.source is state and row.event.value == _LOST), None)
-        if row is None or row.dest is not chart.initial or row.guard is not None:
-            yield _found("new epoch", chart, state, f"{_LOST!r} does not always lead to {chart.initial.name}")
+def _a_new_epoch_begins_with_nothing(chart: Chart) -> Iterator[Finding]:
+    lost = [row for row in chart.rows if row.event.value == _LOST]
+    for row in lost:
+        if row.source is not chart.initial or row.dest is not chart.initial or row.guard is not None:
+            yield _found(
+                "new epoch", chart, row, f"{_LOST!r} is taken in {chart.initial.name} alone, and stays"
+            )
+    if not lost:
+        yield _found("new epoch", chart, chart.initial, f"{_LOST!r} is not taken")
 
 
 def _work_has_a_plan(chart: Chart) -> Iterator[Finding]:
@@ -264,7 +266,7 @@ _CHECKS: tuple[Callable[[Chart], Iterator[Finding]], ...] = (
     _only_final_states_are_traps,
     _work_succeeds_or_fails,
     _decisions_decide,
-    _a_new_epoch_ends_everything,
+    _a_new_epoch_begins_with_nothing,
     _work_has_a_plan,
     _no_event_is_a_method,
     _the_machine_is_the_table,
@@ -272,9 +274,6 @@ _CHECKS: tuple[Callable[[Chart], Iterator[Finding]], ...] = (
 
 
 EVENTS: tuple[Event, ...] = (*WeightEvent, *KVEvent)
-
-#: Ends what a rank held because its group's incarnation ended; no way of working.
-EPOCH_EVENTS: frozenset[Event] = frozenset({WeightEvent.LOST, KVEvent.LOST})
 
 
 @dataclass(frozen=True)
@@ -329,12 +328,11 @@ def states_of(edges: Iterable[JointEdge]) -> tuple[JointState, ...]:
     return tuple(dict.fromkeys(state for edge in edges for state in (edge.source, edge.dest)))
 
 
-def reachable_without_a_new_epoch(edges: Iterable[JointEdge], start: JointState) -> frozenset[JointState]:
-    """Return the joint states that lie ahead of `start` if no epoch ends."""
+def ahead_of(edges: Iterable[JointEdge], start: JointState) -> frozenset[JointState]:
+    """Return the joint states that lie ahead of `start`."""
     onward: dict[JointState, list[JointState]] = {}
     for edge in edges:
-        if edge.row.event not in EPOCH_EVENTS:
-            onward.setdefault(edge.source, []).append(edge.dest)
+        onward.setdefault(edge.source, []).append(edge.dest)
     seen, waiting = {start}, [start]
     while waiting:
         for state in onward.get(waiting.pop(), ()):

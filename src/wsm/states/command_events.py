@@ -315,7 +315,7 @@ def not_freed(joint: JointState, cause: str = "") -> Course:
 
 
 def lose(joint: JointState) -> Course:
-    """Begin a new epoch with nothing; never refused."""
+    """Begin a new epoch with nothing; refused while anything is held."""
     return Course(joint).then(KVEvent.LOST).then(WeightEvent.LOST)
 
 

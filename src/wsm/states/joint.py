@@ -121,6 +121,8 @@ _BUILT_AT_REST = (
     "a cache is built beside weights that are there, absent or on their way, never beside a teardown"
 )
 
+_NOTHING_HELD_IN_A_NEW_EPOCH = "a new epoch begins with nothing held; give back what is left first"
+
 _BUILDABLE = frozenset({WeightState.NORMAL, WeightState.CLEARED, WeightState.UPDATING})
 
 #: What an event needs of the other machine.
@@ -147,12 +149,14 @@ NEEDS: tuple[Need, ...] = (
         "weights that are at rest fail only with a KV cache that is being released beside them",
         source=frozenset({WeightState.NORMAL, WeightState.CLEARED}),
     ),
+    Need(WeightEvent.LOST, frozenset({KVState.CLEARED}), _NOTHING_HELD_IN_A_NEW_EPOCH),
+    Need(KVEvent.LOST, frozenset({WeightState.CLEARED}), _NOTHING_HELD_IN_A_NEW_EPOCH),
     Need(KVEvent.UPDATE, _BUILDABLE, _BUILT_AT_REST),
     Need(KVEvent.REBUILT, _BUILDABLE, _BUILT_AT_REST),
     Need(
         KVEvent.CLEAR,
         frozenset(WeightState) - {WeightState.PREPARED},
-        "after PREPARED only the group's decision or a new epoch counts",
+        "after PREPARED only the group's decision counts",
     ),
 )
 

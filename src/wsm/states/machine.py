@@ -15,7 +15,7 @@ What `transitions` does surprisingly is shut out here:
 * ``on_exception``, ``finalize_event`` and ``ignore_invalid_triggers`` swallow errors, so none is set. Besides
   the conditions there are no callbacks: one that raises leaves a machine moved or not, depending on its kind.
 * Overlapping calls from two threads would be taken in one after the other, in any order. They are refused.
-* A model's state can be assigned by anybody who has the model. The models are private.
+* A model's state can be assigned wherever the model is known. The models are private.
 * ``auto_transitions`` would add ``to_NORMAL()`` and its like, past every rule.
 """
 
@@ -67,7 +67,7 @@ _JOINT_RULES = "joint_rules"
 
 
 class _Model:
-    """What `transitions` keeps the state on; it binds a method per event to it, which nobody calls."""
+    """What `transitions` keeps the state on; it binds a method per event to it, and none is called."""
 
     state: Any
 
@@ -328,9 +328,14 @@ class LifeCycle:
     def lose(
         self, *, at_ns: int, epoch: int, sequence: int, cause: str = "a new epoch"
     ) -> tuple[TransitionRecord, ...]:
-        """Take in that a new epoch has begun: both are CLEARED, the KV cache first. Never refused.
+        """Take in that a new epoch has begun, the KV cache first; both are CLEARED by then.
 
         The parameters are those of :meth:`fire`. Returns both records.
+
+        Raises
+        ------
+        IllegalTransitionError
+            If anything is held still. Nothing was changed.
         """
         return tuple(
             self.fire(event, at_ns=at_ns, epoch=epoch, sequence=sequence, cause=cause)

@@ -8,7 +8,7 @@ a table is refused, visibly, and changes nothing.
 
 **The tables are the single source.** The `transitions` machines (:mod:`.machine`), the static checks
 (:mod:`.check`), which go through all joint states, the replay of journals
-(:mod:`.replay`) and every diagram are made from these rows. Whoever changes a row changes all of them,
+(:mod:`.replay`) and every diagram are made from these rows. A row that changes changes all of them,
 and must change the literal table in the tests by hand: that is the review.
 
 **A machine decides, it never works.** Entering CLEARING frees nothing; it says that freeing has begun.
@@ -33,8 +33,10 @@ NORMAL beside something CLEARED is held and does not serve. A clear of one half 
 gone on with on every rank, that half and no other. A teardown of the KV cache that fails even then takes the
 weights to FAULTED all the same: FAULTED says that it is unknown what is held.
 
-**A new epoch ends everything.** ``lost`` leads from every state to CLEARED: what a rank held belonged to an
-incarnation of the group that is gone.
+**A new epoch begins with nothing.** What a rank held belonged to an incarnation of the group that is gone.
+It gives all of it back in the old epoch, by the same rows as in any teardown, and only then takes ``lost``,
+which has a row in CLEARED alone. Where that fails the rank is FAULTED, never joins, and its process is
+replaced.
 
 **There is no boot state.** A worker starts in CLEARED, and its first load is an ordinary update.
 
@@ -262,15 +264,12 @@ WEIGHT_TABLE: tuple[Row, ...] = (
     ),
     Row(_W.FAULTED, _E.ABORT, _W.FAULTED, note="another rank's failure repairs nothing here"),
     # a new epoch
-    *(
-        Row(
-            state,
-            _E.LOST,
-            _W.CLEARED,
-            note="a new epoch: what was held was given back",
-            plans=(PlanName.REJOIN,),
-        )
-        for state in _W
+    Row(
+        _W.CLEARED,
+        _E.LOST,
+        _W.CLEARED,
+        note="a new epoch; all that was held was given back before",
+        plans=(PlanName.REJOIN,),
     ),
 )
 
@@ -301,7 +300,7 @@ KV_TABLE: tuple[Row, ...] = (
     Row(_K.NORMAL, _F.UPDATE, _K.UPDATING, note="blocks of the old weights are forgotten, memory is kept"),
     Row(_K.UPDATING, _F.REBUILT, _K.NORMAL, note="a cache without blocks of other weights stands"),
     Row(_K.UPDATING, _F.CLEAR, _K.CLEARING, note="the command is being dropped"),
-    *(Row(state, _F.LOST, _K.CLEARED, note="a new epoch: nothing is held") for state in _K),
+    Row(_K.CLEARED, _F.LOST, _K.CLEARED, note="a new epoch; all that was held was given back before"),
 )
 
 WEIGHT_CHART = Chart(
