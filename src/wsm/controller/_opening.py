@@ -68,12 +68,9 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
             advice=" ".join(status.advice),
         )
     command = decide.next_command(view, operation)
-    found = {rank: group.plans(rank, command.epoch) for rank in range(len(view.steps))}
-    if len({id(plan) for plan in found.values()}) > 1:
-        plans = {rank: plan.collectives() for rank, plan in found.items() if plan is not None}
-        others = [rank for rank, plan in plans.items() if plan != plans.get(0, plan)]
-        if others:
-            raise PlansDifferError(ranks=others)
+    others = group.ranks_of_other_plans(command.epoch)
+    if others:
+        raise PlansDifferError(ranks=others)
     return command
 
 

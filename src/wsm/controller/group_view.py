@@ -87,6 +87,8 @@ class GroupView:
         self._liveness = Liveness(segment)
         self._watching = threading.Lock()  # a transaction's thread and callers of status() look at once
         self._plans: dict[bytes, DeclaredPlans] = {}  # equal on most ranks, and in every epoch
+        self._epoch_of_equal_plans = 0
+        self._arguments: tuple[bytes, CommandArguments | None] = (b"", None)  # those that were read last
         self._alarm = Alarm()
         self._deaths: DeathWatch | None = None
 
@@ -211,11 +213,13 @@ class GroupView:
         while True:
             command.pack()  # a sequence that does not fit is refused before anything is written
             slot = self.segment.arguments(command.sequence)
+            data = arguments.to_bytes()
             try:
-                slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, arguments.to_bytes())
+                slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, data)
             except SlotReusedError:
                 command = command._replace(sequence=command.sequence + 1)
             else:
+                self._arguments = data, arguments
                 begun = self.journal.moment()
                 self.write_command(command)
                 self.journal.note(
@@ -246,14 +250,19 @@ class GroupView:
     def arguments(self, command: CommandWord) -> CommandArguments | None:
         """Read the arguments of a command; None if they are gone, or of another build."""
         data = self.segment.arguments(command.sequence).read(command.epoch, command.sequence, ARGUMENTS_KIND)
-        try:
-            return None if data is None else CommandArguments.from_bytes(data)
-        except CommandArgumentsError:
+        if data is None:
             return None
+        if data != self._arguments[0]:
+            try:
+                self._arguments = data, CommandArguments.from_bytes(data)
+            except CommandArgumentsError:
+                return None
+        return self._arguments[1]
 
     def unrestored(self, view: View) -> int | None:
         """Return the version that the group is owed since it lost a rank; None if it is owed nothing."""
-        return epochs.unrestored(view, restores=self.restores(view))
+        decided_otherwise = view.command.operation not in epochs.OWING
+        return None if decided_otherwise else epochs.unrestored(view, restores=self.restores(view))
 
     def restores(self, view: View) -> bool:
         """Whether the last command is one that restores the group after it lost a rank."""
@@ -274,6 +283,20 @@ class GroupView:
         if data not in self._plans:
             self._plans = {**self._plans, data: DeclaredPlans.from_bytes(data)}
         return self._plans[data]
+
+    def ranks_of_other_plans(self, epoch: int) -> list[int]:
+        """Return the ranks that derived other plans than rank 0; all have joined the epoch."""
+        if epoch == self._epoch_of_equal_plans:
+            return []
+        found = {rank: self.plans(rank, epoch) for rank in range(self._segment.world_size)}
+        if len({id(plan) for plan in found.values()}) > 1:
+            plans = {rank: plan.collectives() for rank, plan in found.items() if plan is not None}
+            others = [rank for rank, plan in plans.items() if plan != plans.get(0, plan)]
+            if others:
+                return others
+        if None not in found.values():
+            self._epoch_of_equal_plans = epoch
+        return []
 
     def report(self, rank: int, command: CommandWord, code: StatusCode) -> RankReport | None:
         """Read what a rank reported when it reached `code`; None if it is not there."""

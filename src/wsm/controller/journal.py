@@ -69,10 +69,14 @@ class ControllerJournal:
 
     def _append(self, path: Path, line: str) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             # Opened for each line: controllers come and go, and one line is one write.
-            with os.fdopen(open_to_append(path), "a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            try:
+                descriptor = open_to_append(path)
+            except FileNotFoundError:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = open_to_append(path)
+            with os.fdopen(descriptor, "ab", buffering=0) as file:
+                file.write(line.encode() + b"\n")
         except (OSError, ForeignPathError) as error:
             self._path = None
             log.logger("controller").error(log.JOURNAL_ENDED, error=str(error))

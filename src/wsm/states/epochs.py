@@ -110,6 +110,10 @@ def goal_word(view: View, goal: int | None) -> CommittedWord | None:
     return None
 
 
+#: Operations of a last command after which an epoch may still owe what it is to restore.
+OWING = (Operation.NONE, Operation.ABORT, Operation.CLEAR)
+
+
 def unrestored(view: View, *, restores: bool = False) -> int | None:
     """Return the version that the epoch of `view` is to restore, while no other command has been given in it.
 
@@ -124,7 +128,7 @@ def unrestored(view: View, *, restores: bool = False) -> int | None:
         Whether the last command was the update that was to restore it, or a clear that repaired a rank for
         that. An aborted one leaves the debt, and so does a clear.
     """
-    owing = (Operation.NONE, Operation.ABORT, Operation.CLEAR) if restores else (Operation.NONE,)
+    owing = OWING if restores else (Operation.NONE,)
     return view.committed.version if view.command.operation in owing else None
 
 
