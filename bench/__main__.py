@@ -1,5 +1,8 @@
 """``python -m bench [--quick]``: run every measurement, print two tables, write ``bench.json``.
 
+``--against COMMIT`` measures only poll, step and commands, on this checkout and on that commit, and says how
+they compare.
+
 A part for which this machine lacks something is a row that says what. One that fails is a row that says why;
 the rest is measured, printed and written all the same, and the exit status is 1.
 """
@@ -21,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.acceptance import measure_acceptance
+from bench.against import compare
 from bench.cycle import measure_cycles
 from bench.delta import measure_deltas
 from bench.detection import measure_deaths, measure_stops
@@ -156,6 +160,17 @@ def show(rows: list[Row], console: Console) -> None:
     _explain({row.what: row.why for row in rows if row.why is not None}, console)
 
 
+def show_comparison(commit: str, console: Console, *, quick: bool) -> None:
+    """Measure this checkout beside `commit`, and print what was found; a ratio under 1 is faster."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("measured")
+    for column in ("here", commit, "ratio"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in compare(commit, rounds=3 if quick else 7, commands=50 if quick else 200):
+        table.add_row(row.what, _short(row.here), _short(row.there), f"{row.ratio:.2f}")
+    console.print(table)
+
+
 def _explain(missing: Mapping[str, Unmeasured], console: Console) -> None:
     for what, why in missing.items():
         console.print(f"{what}: {why.verdict}: {why.reason}")
@@ -166,8 +181,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer samples: two minutes instead of five")
     parser.add_argument("--out", type=Path, default=Path("bench.json"), help="where the numbers go")
+    parser.add_argument("--against", metavar="COMMIT", help="poll, step and commands beside that commit's")
     options = parser.parse_args()
     console = Console(highlight=False)
+    if options.against is not None:
+        show_comparison(options.against, console, quick=options.quick)
+        return 0
     began = time.monotonic()
     load = os.getloadavg()[0]
     commands, legacy = (100, 1) if options.quick else (500, 3)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import io
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -12,6 +14,7 @@ from rich.console import Console
 from bench import __main__ as bench
 from bench.__main__ import Row, pause_rows, show
 from bench.acceptance import measure_acceptance
+from bench.against import compare
 from bench.cycle import measure_cycles
 from bench.delta import measure_deltas
 from bench.detection import measure_deaths, measure_stops
@@ -31,6 +34,8 @@ from bench.loading_measure import Case, Loading, measure
 from bench.loading_model import Model
 from bench.measure import CannotRunError, Distribution, Unmeasured
 from wsm.strategies.mooncake import errors as mooncake_errors
+
+REPOSITORY = Path(__file__).parent.parent
 
 
 def test_percentiles_are_samples_by_nearest_rank() -> None:
@@ -52,6 +57,20 @@ def test_every_clear_of_a_real_group_is_accepted_after_its_call(mode: str) -> No
 def test_a_killed_and_a_stopped_rank_are_named_after_it_happened() -> None:
     assert measure_deaths(1).least > 0
     assert measure_stops(1).least > 0
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_two_commits_are_measured_beside_each_other_in_one_run() -> None:
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, capture_output=True, check=True)
+    rows = compare(head.stdout.decode().strip(), rounds=1, commands=2)
+    assert len(rows) == 5
+    assert all(row.here > 0 and row.there > 0 and row.ratio > 0 for row in rows)
+
+
+def test_a_commit_that_is_none_is_said_to_be_none() -> None:
+    with pytest.raises(CannotRunError, match="git knows no commit 'nowhere'"):
+        compare("nowhere", rounds=1, commands=1)
 
 
 @pytest.mark.processes
