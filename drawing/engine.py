@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from wsm.actions.errors import PlanOptionsError
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind
+from wsm.errors import BadInputError
 
 
 def engine_with_everything() -> PlanOptions:
@@ -22,7 +22,7 @@ def engine_with_everything() -> PlanOptions:
             change: dict[str, Any] = {option.name: True}
             try:
                 fuller = replace(options, **change)
-            except PlanOptionsError:  # no engine has both
+            except BadInputError:  # no engine has both
                 continue
             if actions_of(fuller) >= actions_of(options):
                 options = fuller

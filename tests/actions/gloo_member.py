@@ -17,12 +17,11 @@ import paddle
 from paddle import distributed
 
 from wsm.actions._groups import RESTART_ORDER, SHUT_DOWN_ORDER, RestartGroup, ShutDownGroup
-from wsm.actions.backends.errors import GroupDownError, GroupStillHeldError
 from wsm.actions.backends.paddle_groups import PaddleGlooGroups
 from wsm.actions.backends.rendezvous import FileRendezvous
 from wsm.actions.base import ActionContext
 from wsm.actions.surfaces import GroupKind
-from wsm.errors import WsmError
+from wsm.errors import GroupError, RefusedError, WsmError
 
 
 def total(groups: PaddleGlooGroups, kind: GroupKind, rank: int) -> float:
@@ -86,12 +85,12 @@ def held(groups: PaddleGlooGroups, rank: int) -> dict[str, Any]:
     errors = []
     try:
         groups.shut_down(GroupKind.TP)
-    except GroupStillHeldError as error:
+    except GroupError as error:
         errors.append(list(error.holders))
     alive = groups.alive(GroupKind.TP)
     try:
         groups.barrier(GroupKind.TP)
-    except GroupDownError as error:
+    except RefusedError as error:
         errors.append(error.kind)
     kept.clear()
     groups.shut_down(GroupKind.TP)

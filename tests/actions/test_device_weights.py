@@ -6,7 +6,7 @@ import paddle
 import pytest
 
 from wsm.actions.backends.device_weights import DeviceWeights
-from wsm.actions.backends.errors import AdoptionError
+from wsm.errors import GroupError
 from wsm.strategies import MemoryTarget, SnapshotSource, load, publish_snapshot
 from wsm.strategies.tensor import StagedTarget, TensorReleasedError
 
@@ -73,5 +73,5 @@ def test_released_tensors_have_no_bytes_to_read(weights):
 def test_only_the_tensor_that_was_written_last_is_moved(weights):
     assert isinstance(weights, StagedTarget)
     weights.writable("0.weight")
-    with pytest.raises(AdoptionError, match="staged"):
+    with pytest.raises(GroupError, match="staged"):
         weights.written("0.bias")

@@ -9,14 +9,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wsm.actions.backends.errors import CallMissingError, GroupDownError
 from wsm.actions.backends.fastdeploy import FastDeployGraphs, FastDeployRequests, FastDeployRunner
 from wsm.actions.backends.paddle_groups import DeviceGroups
 from wsm.actions.backends.paddle_memory import DeviceMemory
-from wsm.actions.errors import PlanOptionsError
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind, Runner
+from wsm.errors import BadInputError, RefusedError
 from wsm.states.vocabulary import InFlightPolicy
 
 
@@ -172,7 +171,7 @@ def test_the_fitted_runner_is_a_runner(fitted):
 
 def test_plans_promise_no_policy_that_fastdeploys_scheduler_cannot_honour(fitted):
     assert PlanOptions.from_runner(fitted).in_flight_policies == {InFlightPolicy.ABORT, InFlightPolicy.DRAIN}
-    with pytest.raises(PlanOptionsError, match="keep needs requests"):
+    with pytest.raises(BadInputError, match="keep needs requests"):
         PlanOptions.from_runner(fitted, in_flight_policies=frozenset(InFlightPolicy))
 
 
@@ -240,7 +239,7 @@ def test_live_requests_are_counted_by_their_stop_flags(fitted):
 def test_a_build_without_a_needed_call_is_refused_before_anything_begins(calls):
     lacking = FakeModelRunner(calls)
     lacking.share_inputs = {"stop_flags": FakeFlags([True])}
-    with pytest.raises(CallMissingError, match="reset or reset_share_inputs"):
+    with pytest.raises(BadInputError, match="reset or reset_share_inputs"):
         FastDeployRequests(lacking, pause=lambda: None, resume=lambda: None)
 
 
@@ -310,7 +309,7 @@ def test_device_groups_go_down_and_come_up_once_each():
     groups.shut_down(GroupKind.TP)
     groups.shut_down(GroupKind.TP)
     assert groups.group(GroupKind.TP) is None
-    with pytest.raises(GroupDownError):
+    with pytest.raises(RefusedError):
         groups.barrier(GroupKind.TP)
     groups.restart(GroupKind.TP, incarnation="a")
     groups.restart(GroupKind.TP, incarnation="a")
@@ -319,12 +318,12 @@ def test_device_groups_go_down_and_come_up_once_each():
 
 
 def test_a_group_without_shutdown_is_refused_before_a_clear_begins():
-    with pytest.raises(CallMissingError, match="Gloo"):
+    with pytest.raises(BadInputError, match="Gloo"):
         DeviceGroups({GroupKind.TP: FakeGroup(object())}, FakeDistributed())
 
 
 def test_a_paddle_without_the_calls_is_refused():
-    with pytest.raises(CallMissingError, match="shutdown_process_group"):
+    with pytest.raises(BadInputError, match="shutdown_process_group"):
         DeviceGroups({}, type("FakeOldDistributed", (), {"barrier": None}))
 
 
@@ -342,5 +341,5 @@ def test_device_memory_is_what_the_allocator_has_taken():
     assert memory.resident_bytes() == 512
     memory.empty_cache()
     assert memory.resident_bytes() == 0
-    with pytest.raises(CallMissingError):
+    with pytest.raises(BadInputError):
         DeviceMemory(object())

@@ -16,18 +16,12 @@ from wsm.actions._weights import (
     StageWeights,
     VerifyStaged,
 )
-from wsm.actions.errors import (
-    PlanOrderError,
-    PostconditionError,
-    PreconditionError,
-    StagingMemoryError,
-    StagingUnsupportedError,
-    StorageMovedError,
-)
+from wsm.actions.errors import PostconditionError, PreconditionError
 from wsm.actions.measuring import AddressContract, resident_digest
 from wsm.actions.options import PlanOptions
 from wsm.actions.order import check_order
 from wsm.actions.plan import derive_plans
+from wsm.errors import GroupError, InternalError, NoRoomError
 from wsm.strategies.tensor import TensorReleasedError
 
 SHARD_BYTES = 64 * 256 * 4 + 256 * 64 * 2
@@ -145,7 +139,7 @@ def test_addresses_that_moved_behind_the_contract_are_found_before_anything_is_d
     runner.weights.buffers["head"] = memoryview(bytearray(runner.weights.buffers["head"]))
     context = make_context()
     StageWeights().run(context)
-    with pytest.raises(StorageMovedError, match="head"):
+    with pytest.raises(GroupError, match="head"):
         MakeFlipReady(contract).run(context)
     assert not context.weights_touched
 
@@ -222,7 +216,7 @@ def test_the_memory_plan_counts_every_rank_that_draws_on_the_same_memory(runner,
     PlanStagingMemory().run(context)
     assert context.facts["staging_available_bytes"] == enough
     runner.memory = Memory(enough - 1, shared)
-    with pytest.raises(StagingMemoryError) as caught:
+    with pytest.raises(NoRoomError) as caught:
         PlanStagingMemory().run(context)
     assert (caught.value.needed, caught.value.available) == (SHARD_BYTES * (4 if shared else 1), enough - 1)
 
@@ -236,7 +230,7 @@ def test_memory_that_cannot_say_what_is_available_is_believed_to_suffice(runner,
 def test_weights_without_a_second_place_are_refused(runner, make_context):
     runner.weights = object()
     for action in (PlanStagingMemory(), StageWeights()):
-        with pytest.raises(StagingUnsupportedError, match="object"):
+        with pytest.raises(NoRoomError, match="object"):
             action.run(make_context())
 
 
@@ -249,5 +243,5 @@ def test_nothing_of_a_hot_plan_is_voted_on(hot, options):
     plans = derive_plans(options())
     assert not any(action.collective for action in hot)
     plans.hot.flip[0].collective = True
-    with pytest.raises(PlanOrderError, match="local outside the voted part"):
+    with pytest.raises(InternalError, match="local outside the voted part"):
         check_order(plans)

@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from wsm.actions import names
-from wsm.actions.errors import PlanOptionsError
 from wsm.actions.order import MIRRORS, check_order
 from wsm.actions.plan import PlanOptions, derive_plans
 from wsm.actions.surfaces import GroupKind
+from wsm.errors import BadInputError
 from wsm.states.vocabulary import KVPolicy
 
 ALL_GROUPS = (GroupKind.WORLD, GroupKind.TP, GroupKind.EP)
@@ -115,13 +115,13 @@ def test_deadlines_come_from_the_configuration_by_name():
     ],
 )
 def test_options_that_contradict_each_other_are_refused(fields, option):
-    with pytest.raises(PlanOptionsError) as caught:
+    with pytest.raises(BadInputError) as caught:
         PlanOptions(**fields)
     assert caught.value.option == option
 
 
 def test_blocks_of_running_requests_are_only_kept_by_engines_that_can_tell_them_apart(runner):
-    with pytest.raises(PlanOptionsError, match="forget_idle"):
+    with pytest.raises(BadInputError, match="forget_idle"):
         PlanOptions.from_runner(runner, kv_policies=frozenset(KVPolicy))
     runner.keep_blocks_of_requests()
     options = PlanOptions.from_runner(runner, kv_policies=frozenset(KVPolicy))

@@ -24,14 +24,10 @@ from wsm.actions._requests import (
 )
 from wsm.actions._verify import DeclareCleared, DeclarePrepared, VerifyCleared, VerifyLoaded
 from wsm.actions._weights import LoadWeights, ReleaseWeights, WatchedTarget
-from wsm.actions.errors import (
-    PostconditionError,
-    PreconditionError,
-    StorageMovedError,
-    SurfaceMissingError,
-)
+from wsm.actions.errors import PostconditionError, PreconditionError
 from wsm.actions.measuring import AddressContract, MemoryDrop, MemoryProof, resident_digest
 from wsm.actions.surfaces import GroupKind
+from wsm.errors import GroupError, InternalError
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
@@ -174,7 +170,7 @@ def test_a_capture_that_did_not_happen_is_found_and_undo_drops_a_partial_one(
 
 def test_an_action_without_its_surface_blames_the_plan(runner, make_context):
     runner.graphs = None
-    with pytest.raises(SurfaceMissingError, match="from_runner"):
+    with pytest.raises(InternalError, match="from_runner"):
         drop_graphs().run(make_context())
 
 
@@ -468,7 +464,7 @@ def test_a_captured_tensor_that_moved_fails_the_verification(runner, make_contex
     LoadWeights().run(context)
     VerifyLoaded(resident_digest, contract).run(context)
     runner.weights.buffers["head"] = memoryview(bytearray(runner.weights.buffers["head"]))
-    with pytest.raises(StorageMovedError) as caught:
+    with pytest.raises(GroupError) as caught:
         VerifyLoaded(resident_digest, contract).run(context)
     assert caught.value.tensors == ("head",)
 
@@ -482,7 +478,7 @@ def test_dropping_graphs_frees_tensors_to_move_and_capturing_binds_them(runner, 
     contract.check(runner.weights)
     CaptureMainGraphs(capture_is_collective=False, contract=contract).run(context)
     runner.weights.buffers["head"] = memoryview(bytearray(runner.weights.buffers["head"]))
-    with pytest.raises(StorageMovedError):
+    with pytest.raises(GroupError):
         contract.check(runner.weights)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.actions.errors import PolicyRefusedError, PostconditionError
+from wsm.actions.errors import PostconditionError
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import GroupKind
+from wsm.errors import RefusedError
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 
 
@@ -137,7 +138,7 @@ def test_keeping_the_blocks_of_requests_that_end_first_is_refused(in_flight, run
     runner.keep_blocks_of_requests()
     plans = derive_plans(options(kv_policies=frozenset(KVPolicy)))
     context = make_context(kv_policy=KVPolicy.KEEP_IN_FLIGHT, in_flight=in_flight)
-    with pytest.raises(PolicyRefusedError, match="nothing to keep") as caught:
+    with pytest.raises(RefusedError, match="nothing to keep") as caught:
         plans.update_in_place.admit(context)
     assert caught.value.supported == ("keep",)
     assert runner.calls == []
@@ -148,14 +149,14 @@ def test_a_policy_that_cannot_be_honoured_is_refused_before_anything_is_touched(
     plan, runner, options, make_context
 ):
     plans = derive_plans(options())
-    with pytest.raises(PolicyRefusedError, match="KV policy 'keep'"):
+    with pytest.raises(RefusedError, match="KV policy 'keep'"):
         getattr(plans, plan).admit(make_context(kv_policy=KVPolicy.KEEP))
     assert runner.calls == []
 
 
 def test_an_in_flight_policy_that_the_scheduler_lacks_is_refused(options, make_context):
     plans = derive_plans(options(in_flight_policies=frozenset({InFlightPolicy.ABORT})))
-    with pytest.raises(PolicyRefusedError) as caught:
+    with pytest.raises(RefusedError) as caught:
         plans.clear.admit(make_context(in_flight=InFlightPolicy.KEEP))
     assert caught.value.supported == ("abort",)
 

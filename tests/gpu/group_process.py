@@ -15,10 +15,10 @@ import paddle
 from paddle import distributed
 
 from tests.gpu.devices import Cpu, Device, Gpu
-from wsm.actions.backends.errors import GroupDownError
 from wsm.actions.backends.paddle_groups import DeviceGroups, PaddleGlooGroups
 from wsm.actions.backends.rendezvous import FileRendezvous
 from wsm.actions.surfaces import GroupKind
+from wsm.errors import RefusedError
 
 SIZE = 2
 ROUNDS = 2
@@ -38,7 +38,7 @@ def rounds(groups: DeviceGroups | PaddleGlooGroups, device: Device, rank: int) -
         occupied.append((up, device.occupied_bytes()))
         try:
             groups.barrier(GroupKind.TP)
-        except GroupDownError:
+        except RefusedError:
             refused += 1
     return {"totals": totals, "refused": refused, "occupied": occupied}
 

@@ -12,8 +12,8 @@ import pytest
 from tests.gpu.devices import Device
 from wsm.actions.backends.device_weights import DeviceWeights
 from wsm.actions.backends.paddle_bytes import second_owner
-from wsm.actions.errors import StorageMovedError
 from wsm.actions.measuring import AddressContract, resident_digest
+from wsm.errors import GroupError
 from wsm.strategies import MemoryTarget, SnapshotSource, load, publish_snapshot
 from wsm.strategies.digest import digest_of, shard_digest
 
@@ -150,7 +150,7 @@ def test_weights_that_were_rebuilt_elsewhere_break_the_contract_and_leave_the_gr
     kept = [second_owner(weights.tensor(name)) for name in weights.specs()]
     weights.release()
     load(publish(tmp_path, 2, weights), weights, version=2)
-    with pytest.raises(StorageMovedError, match=r"0\.weight"):
+    with pytest.raises(GroupError, match=r"0\.weight"):
         contract.check(weights)
     assert (graph.replay() == 2 * value_of(1)).all()
     kept.clear()

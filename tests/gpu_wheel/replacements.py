@@ -15,15 +15,15 @@ REPLACEMENTS: dict[str, tuple[frozenset[str], str]] = {
     ),
     "paddle.distributed.shutdown_process_group": (
         frozenset({GPU_2_6}),
-        "DeviceGroups refuses with CallMissingError before anything begins",
+        "DeviceGroups refuses with BadInputError before anything begins",
     ),
     "paddle.distributed.restart_process_group": (
         frozenset({GPU_2_6}),
-        "DeviceGroups refuses with CallMissingError before anything begins",
+        "DeviceGroups refuses with BadInputError before anything begins",
     ),
     "paddle.base.core.ProcessGroupNCCL.shutdown": (
         frozenset({CPU, GPU_2_6}),
-        "DeviceGroups refuses with CallMissingError before anything begins",
+        "DeviceGroups refuses with BadInputError before anything begins",
     ),
     "paddle.base.core.DenseTensor": (
         frozenset({GPU_2_6}),
@@ -39,7 +39,7 @@ REPLACEMENTS: dict[str, tuple[frozenset[str], str]] = {
     ),
     "paddle.base.core.libpaddle._gpuDeviceProperties.total_memory": (
         frozenset({CPU}),
-        "DeviceMemory refuses with CallMissingError before anything is measured",
+        "DeviceMemory refuses with BadInputError before anything is measured",
     ),
 }
 

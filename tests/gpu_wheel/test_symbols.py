@@ -127,13 +127,13 @@ def test_states_of_tests_have_float8_where_paddle_has_it() -> None:
 
 
 def test_groups_that_cannot_be_restarted_are_refused_by_the_name_of_the_missing_call() -> None:
-    from wsm.actions.backends.errors import CallMissingError  # noqa: PLC0415 - needs paddle first
     from wsm.actions.backends.paddle_groups import DeviceGroups  # noqa: PLC0415 - needs paddle first
+    from wsm.errors import BadInputError  # noqa: PLC0415 - as above
 
     lacks = resolved("paddle.distributed.shutdown_process_group") is MISSING
     assert lacks == (GPU_2_6 in this_build())
     if lacks:
-        with pytest.raises(CallMissingError, match="shutdown_process_group"):
+        with pytest.raises(BadInputError, match="shutdown_process_group"):
             DeviceGroups({})
     else:
         assert DeviceGroups({}).kinds() == ()

@@ -16,12 +16,12 @@ from lone_rank import SPECS, load
 from strict_engine import KINDS, StrictEngine
 
 import wsm
-from wsm.actions.errors import PlanOrderError
 from wsm.actions.measuring import AddressContract, resident_digest
 from wsm.actions.options import PlanOptions
 from wsm.actions.order import check_order
 from wsm.actions.plan import derive_plans
 from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, RankFailedError
+from wsm.errors import InternalError
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
@@ -58,7 +58,7 @@ def test_fastdeploy_7522_graphs_go_before_the_weights_main_model_first(strict, e
     ],
 )
 def test_fastdeploy_7522_a_plan_in_another_order_cannot_be_built(engine, plan, first, second):
-    with pytest.raises(PlanOrderError):
+    with pytest.raises(InternalError):
         plans_with_order(engine, plan, first, second)
 
 
@@ -145,7 +145,7 @@ def test_fastdeploy_5710_and_c2_5_a_clear_that_is_repeated_shuts_no_group_a_seco
 def test_fastdeploy_c2_6_a_plan_that_restarts_other_groups_than_it_shut_down_cannot_be_built(engine):
     plans = derive_plans(PlanOptions.from_runner(engine, shut_down_groups=True))
     fewer = tuple(action for action in plans.update.actions if action.name != "restart_world_group")
-    with pytest.raises(PlanOrderError):
+    with pytest.raises(InternalError):
         check_order(dataclasses.replace(plans, update=dataclasses.replace(plans.update, actions=fewer)))
 
 

@@ -11,11 +11,12 @@ from lone_rank import SPECS, LoneRank
 from wsm.actions import names
 from wsm.actions.addition import Addition
 from wsm.actions.base import Action, ActionContext
-from wsm.actions.errors import PlanOptionsError, PlanOrderError, PostconditionError
+from wsm.actions.errors import PostconditionError
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.config import Deadlines
 from wsm.controller.errors import RankFailedError
+from wsm.errors import BadInputError, InternalError
 from wsm.states.halves import CHANGES, Half
 from wsm.states.vocabulary import PlanName, Tag
 from wsm.testing import InMemoryRunner
@@ -122,7 +123,7 @@ class Taken(FlushLora):
     ],
 )
 def test_an_addition_that_cannot_be_is_refused_before_any_plan_runs(make: Any, error: str) -> None:
-    with pytest.raises((PlanOptionsError, PlanOrderError), match=error):
+    with pytest.raises((BadInputError, InternalError), match=error):
         make()
 
 

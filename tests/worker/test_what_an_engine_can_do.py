@@ -7,10 +7,10 @@ from living_group import eventually
 
 from wsm import EngineWordsConfig, InFlightPolicy, WsmConfig
 from wsm.actions import names
-from wsm.actions.errors import PlanOptionsError
 from wsm.actions.options import PlanOptions
 from wsm.config import Deadlines
 from wsm.controller.errors import CommandRefusedError
+from wsm.errors import BadInputError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.testing import InMemoryRequests, InMemoryRunner
 from wsm.worker import Worker
@@ -56,7 +56,7 @@ def test_a_hot_update_that_would_keep_requests_is_refused_where_they_cannot_be_k
     ],
 )
 def test_a_worker_refuses_options_that_promise_what_its_runner_lacks(runner, tmp_path, promised, option):
-    with pytest.raises(PlanOptionsError, match=option):
+    with pytest.raises(BadInputError, match=option):
         Worker(WsmConfig(name="lone", ranks=1), runner, rank=0, plan_options=promised, directory=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -83,7 +83,7 @@ def test_options_leave_standing_what_the_configuration_alone_says(make_lone):
     ],
 )
 def test_options_that_contradict_the_configuration_are_refused_with_both(said, message):
-    with pytest.raises(PlanOptionsError, match=message) as refused:
+    with pytest.raises(BadInputError, match=message) as refused:
         PlanOptions(**said).configured(shut_down_groups=True, deadlines={names.LOAD_WEIGHTS: 7.0})
     assert str(refused.value.context["value"]) in str(refused.value)
 

@@ -68,7 +68,7 @@ def carry_over(cache: KVCacheSurface, policy: KVPolicy, *, action: str) -> int |
 
     Raises
     ------
-    SurfaceMissingError
+    InternalError (``surface-missing``)
         If the policy is KEEP_IN_FLIGHT and the cache cannot tell blocks of running requests from others.
     """
     if policy is KVPolicy.DROP:

@@ -8,9 +8,9 @@ ended or frozen only after the command was accepted, so that a refused command h
 
 from __future__ import annotations
 
-from wsm.actions import names
+from wsm.actions import errors, names
 from wsm.actions.base import Action, ActionContext, SteppedAction
-from wsm.actions.errors import PostconditionError, PreconditionError, SurfaceMissingError
+from wsm.actions.errors import PostconditionError, PreconditionError
 from wsm.actions.surfaces import (
     FreezingRequestSurface,
     HoldingRequestSurface,
@@ -95,7 +95,7 @@ class SettleRequests(Action):
             elif isinstance(requests, FreezingRequestSurface):
                 context.facts["requests_frozen"] = requests.freeze()
             else:  # plans derived from this scheduler refuse the policy before anything is touched
-                raise SurfaceMissingError(action=self.name, surface="requests.freeze()")
+                raise errors.surface_missing(action=self.name, surface="requests.freeze()")
         elif context.in_flight is InFlightPolicy.ABORT or self._break_off_drain:
             context.facts["requests_aborted"] = requests.abort_all()
 

@@ -123,7 +123,7 @@ class VerifyLoaded(Action):
         ------
         PostconditionError
             If a tensor holds no memory, or the digest of the resident bytes differs.
-        StorageMovedError
+        GroupError (``storage-moved``)
             If a tensor lies elsewhere than where it was captured.
         """
         weights = context.runner.weights

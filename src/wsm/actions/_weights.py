@@ -9,14 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from wsm.actions import names
+from wsm.actions import errors, names
 from wsm.actions.base import Action, ActionContext, Loaded, require_digest, require_load
-from wsm.actions.errors import (
-    PostconditionError,
-    PreconditionError,
-    StagingMemoryError,
-    StagingUnsupportedError,
-)
+from wsm.actions.errors import PostconditionError, PreconditionError
 from wsm.actions.measuring import AddressContract, ResidentDigest, available_bytes, measure_before
 from wsm.actions.surfaces import AvailableMemory, NamingGraphs, Runner, StageableWeights, StagedWeights
 from wsm.strategies.tensor import (
@@ -176,14 +171,14 @@ class PlanStagingMemory(Action):
 
         Raises
         ------
-        StagingUnsupportedError
+        NoRoomError (``staging-unsupported``)
             If the weights cannot be staged.
-        StagingMemoryError
+        NoRoomError (``staging-memory``)
             If there is too little memory; it names both numbers.
         """
         weights, memory = context.runner.weights, context.runner.memory
         if not isinstance(weights, StageableWeights):
-            raise StagingUnsupportedError(weights=type(weights).__name__)
+            raise errors.staging_unsupported(weights=type(weights).__name__)
         needed = self.bytes_needed(context)
         context.facts["staging_bytes"] = needed
         if not isinstance(memory, AvailableMemory):
@@ -194,7 +189,7 @@ class PlanStagingMemory(Action):
         if available is None:
             return
         if sharing * (needed + self._reserve_bytes) > available:
-            raise StagingMemoryError(
+            raise errors.staging_memory(
                 needed=sharing * needed,
                 reserve=sharing * self._reserve_bytes,
                 available=available,
@@ -234,7 +229,7 @@ class StageWeights(Action):
         """Stage. Local; blocks as long as the strategy does. Its facts become the command's facts."""
         weights = context.runner.weights
         if not isinstance(weights, StageableWeights):
-            raise StagingUnsupportedError(weights=type(weights).__name__)
+            raise errors.staging_unsupported(weights=type(weights).__name__)
         context.staged = weights.stage()
         if context.load is not None:  # the precondition refused this already; it narrows the type here
             context.facts.update(Loaded.of(context.load(context, context.staged)).facts())
@@ -302,7 +297,7 @@ class MakeFlipReady(Action):
 
         Raises
         ------
-        StorageMovedError
+        GroupError (``storage-moved``)
             If a captured tensor lies elsewhere than where it was captured.
         wsm.errors.WsmError
             Whatever staged weights raise that cannot be flipped.
@@ -380,7 +375,7 @@ class FlipWeights(Action):
         ------
         PostconditionError
             If one still serves what it served before.
-        wsm.actions.errors.StorageMovedError
+        GroupError (``storage-moved``)
             If a captured one has moved.
         """
         left = None if context.staged is None else context.staged.unflipped()

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from wsm.actions import names
+from wsm.actions import errors, names
 from wsm.actions.base import Action, Plan
-from wsm.actions.errors import PlanOptionsError
 from wsm.states.halves import CHANGES, DISCARDS, Half
 from wsm.states.vocabulary import PlanName, Tag
 
@@ -50,7 +49,7 @@ class Addition:
 
     Raises
     ------
-    PlanOptionsError
+    BadInputError (``plan-options``)
         If there is no action, no tag, or an unknown name.
     """
 
@@ -66,10 +65,10 @@ class Addition:
             (not self.tags, "an addition goes and comes with the weights, the KV cache, or both"),
         ):
             if missing:
-                raise PlanOptionsError(option="additions", value=self, allowed=allowed)
+                raise errors.plan_options(option="additions", value=self, allowed=allowed)
         for name in (*self.takes_before, *self.brings_after):
             if name not in names.ALL:
-                raise PlanOptionsError(
+                raise errors.plan_options(
                     option="additions",
                     value=name,
                     allowed="the place of an addition is one of wsm.actions.names",
@@ -85,7 +84,7 @@ def with_additions(plan: Plan, additions: tuple[Addition, ...]) -> Plan:
 
     Raises
     ------
-    PlanOptionsError
+    BadInputError (``plan-options``)
         If a plan must have one, and has none of the actions that its place is said by.
     """
     actions, staged = list(plan.actions), plan.staged
@@ -120,7 +119,7 @@ def _of(table: dict[Tag, tuple[str, ...]], tags: frozenset[Tag]) -> Iterator[str
 def _places(plan: Plan, actions: list[Action], anchors: tuple[str, ...]) -> list[int]:
     found = [index for index, action in enumerate(actions) if action.name in anchors and index >= plan.staged]
     if not found:
-        raise PlanOptionsError(
+        raise errors.plan_options(
             option="additions",
             value=anchors,
             allowed=f"the plan {plan.name} needs the addition, and has none of these; name an action of it",

@@ -39,7 +39,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from wsm.actions.errors import PolicyRefusedError, PreconditionError, load_incomplete
+from wsm.actions import errors
+from wsm.actions.errors import PreconditionError, load_incomplete
 from wsm.actions.surfaces import Runner, StagedWeights
 from wsm.states.vocabulary import InFlightPolicy, KVPolicy, PlanName, TransferMode
 from wsm.strategies.tensor import WeightTarget
@@ -362,24 +363,24 @@ class Plan:
 
         Raises
         ------
-        PolicyRefusedError
+        RefusedError (``policy-refused``)
             If the command's KV policy or in-flight policy is not among the plan's, or if the KV policy is
             about running requests and the in-flight policy leaves none.
         """
         if context.kv_policy not in self.kv_policies:
-            raise PolicyRefusedError(
+            raise errors.policy_refused(
                 plan=self.name,
                 policy=f"the KV policy {context.kv_policy.value!r}",
                 supported=sorted(policy.value for policy in self.kv_policies),
             )
         if context.in_flight not in self.in_flight_policies:
-            raise PolicyRefusedError(
+            raise errors.policy_refused(
                 plan=self.name,
                 policy=f"the in-flight policy {context.in_flight.value!r}",
                 supported=sorted(policy.value for policy in self.in_flight_policies),
             )
         if context.kv_policy is KVPolicy.KEEP_IN_FLIGHT and context.in_flight is not InFlightPolicy.KEEP:
-            raise PolicyRefusedError(
+            raise errors.policy_refused(
                 plan=self.name,
                 policy=f"the in-flight policy {context.in_flight.value!r} beside the KV policy "
                 f"{context.kv_policy.value!r}, which it leaves nothing to keep",

@@ -35,16 +35,15 @@ class PostconditionError(GroupError):
         )
 
 
-class SurfaceMissingError(InternalError):
+def surface_missing(*, action: str, surface: str) -> InternalError:
     """A plan holds an action whose surface the engine does not have."""
-
-    def __init__(self, *, action: str, surface: str) -> None:
-        super().__init__(
-            f"{action} needs the surface {surface!r}, and this runner has None there; "
-            "derive the plans from PlanOptions.from_runner() of this very runner",
-            action=action,
-            surface=surface,
-        )
+    return InternalError(
+        f"{action} needs the surface {surface!r}, and this runner has None there; "
+        "derive the plans from PlanOptions.from_runner() of this very runner",
+        action=action,
+        surface=surface,
+        code="surface-missing",
+    )
 
 
 def load_incomplete(missing: tuple[str, ...], *, found: str) -> BadInputError:
@@ -70,74 +69,68 @@ def surface_incomplete(missing: Mapping[str, tuple[str, ...]]) -> BadInputError:
     )
 
 
-class PolicyRefusedError(RefusedError):
+def policy_refused(*, plan: str, policy: str, supported: Sequence[str]) -> RefusedError:
     """A policy of the command cannot be honoured by the plan that would serve it."""
+    return RefusedError(
+        f"the plan {plan!r} cannot honour {policy}, nothing was changed; ask for: {', '.join(supported)}",
+        plan=plan,
+        policy=policy,
+        supported=tuple(supported),
+        code="policy-refused",
+    )
 
-    def __init__(self, *, plan: str, policy: str, supported: Sequence[str]) -> None:
-        super().__init__(
-            f"the plan {plan!r} cannot honour {policy}, nothing was changed; ask for: {', '.join(supported)}",
-            plan=plan,
-            policy=policy,
-            supported=tuple(supported),
-        )
 
-
-class StagingUnsupportedError(NoRoomError):
+def staging_unsupported(*, weights: str) -> NoRoomError:
     """The engine's weights cannot hold a second version beside the served one."""
+    return NoRoomError(
+        f"the weight surface {weights} cannot stage a second version; nothing was changed: "
+        "update without --hot, or give the surface a stage() method (wsm.actions.surfaces)",
+        weights=weights,
+        code="staging-unsupported",
+    )
 
-    def __init__(self, *, weights: str) -> None:
-        super().__init__(
-            f"the weight surface {weights} cannot stage a second version; nothing was changed: "
-            "update without --hot, or give the surface a stage() method (wsm.actions.surfaces)",
-            weights=weights,
-        )
 
-
-class StagingMemoryError(NoRoomError):
+def staging_memory(*, needed: int, reserve: int, available: int, ranks: int) -> NoRoomError:
     """A second version does not fit beside the served one."""
+    return NoRoomError(
+        f"staging needs {needed} bytes for {ranks} rank(s), with {reserve} more to stay free, and "
+        f"{available} are available; nothing was changed: update without --hot, or free memory",
+        needed=needed,
+        reserve=reserve,
+        available=available,
+        ranks=ranks,
+        code="staging-memory",
+    )
 
-    def __init__(self, *, needed: int, reserve: int, available: int, ranks: int) -> None:
-        super().__init__(
-            f"staging needs {needed} bytes for {ranks} rank(s), with {reserve} more to stay free, and "
-            f"{available} are available; nothing was changed: update without --hot, or free memory",
-            needed=needed,
-            reserve=reserve,
-            available=available,
-            ranks=ranks,
-        )
 
-
-class PlanOrderError(InternalError):
+def plan_order(*, plan: str, rule: str, why: str) -> InternalError:
     """A plan breaks a declared order constraint."""
+    return InternalError(
+        f"the plan {plan!r} breaks the rule {rule!r} ({why}); change the plan, not the rule",
+        plan=plan,
+        rule=rule,
+        why=why,
+        code="plan-order",
+    )
 
-    def __init__(self, *, plan: str, rule: str, why: str) -> None:
-        super().__init__(
-            f"the plan {plan!r} breaks the rule {rule!r} ({why}); change the plan, not the rule",
-            plan=plan,
-            rule=rule,
-            why=why,
-        )
 
-
-class PlanOptionsError(BadInputError):
+def plan_options(*, option: str, value: object, allowed: str) -> BadInputError:
     """The options that plans are derived from contradict themselves or each other."""
+    return BadInputError(
+        f"plan option {option} = {value!r} cannot be: {allowed}",
+        option=option,
+        value=value,
+        allowed=allowed,
+        code="plan-options",
+    )
 
-    def __init__(self, *, option: str, value: object, allowed: str) -> None:
-        super().__init__(
-            f"plan option {option} = {value!r} cannot be: {allowed}",
-            option=option,
-            value=value,
-            allowed=allowed,
-        )
 
-
-class StorageMovedError(GroupError):
+def storage_moved(*, tensors: Sequence[str], total: int) -> GroupError:
     """Tensors lie elsewhere than where something has captured them."""
-
-    def __init__(self, *, tensors: Sequence[str], total: int) -> None:
-        super().__init__(
-            f"{total} tensor(s) moved although their addresses are captured, first: {', '.join(tensors)}; "
-            "load in place, or drop and capture the graphs around the update",
-            tensors=tuple(tensors),
-            total=total,
-        )
+    return GroupError(
+        f"{total} tensor(s) moved although their addresses are captured, first: {', '.join(tensors)}; "
+        "load in place, or drop and capture the graphs around the update",
+        tensors=tuple(tensors),
+        total=total,
+        code="storage-moved",
+    )

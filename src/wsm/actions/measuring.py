@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from wsm.actions import errors
 from wsm.actions.base import ActionContext
-from wsm.actions.errors import StorageMovedError
 from wsm.actions.surfaces import AvailableMemory
 from wsm.shortage import described
 from wsm.strategies.digest import digest_of, shard_digest
@@ -178,7 +178,7 @@ class AddressContract:
 
         Raises
         ------
-        StorageMovedError
+        GroupError (``storage-moved``)
             If a captured tensor lies elsewhere, or nowhere.
         """
         if not self._captured:
@@ -186,4 +186,4 @@ class AddressContract:
         now = weights.addresses() if isinstance(weights, AddressedWeights) else {}
         moved = sorted(name for name, address in self._captured.items() if now.get(name) != address)
         if moved:
-            raise StorageMovedError(tensors=moved[:5], total=len(moved))
+            raise errors.storage_moved(tensors=moved[:5], total=len(moved))

@@ -63,7 +63,9 @@ DECLARE_PREPARED: Final = "declare_prepared"
 DECLARE_STAGED: Final = "declare_staged"
 
 #: Every name.
-ALL: Final = frozenset(value for value in vars().values() if isinstance(value, str) and value.islower())
+ALL: Final = frozenset(
+    value for value in vars().values() if isinstance(value, str) and value.islower() and value.isidentifier()
+)
 
 #: Which action shuts down, and which one restarts, the communicator of a kind.
 SHUT_DOWN_GROUP: Final[dict[GroupKind, str]] = {

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from wsm.actions import names
+from wsm.actions import errors, names
 from wsm.actions.addition import Addition
 from wsm.actions.base import Action
-from wsm.actions.errors import PlanOptionsError
 from wsm.actions.measuring import AddressContract, MemoryDrop, ResidentDigest, resident_digest
 from wsm.actions.surfaces import (
     AbandonableBuffer,
@@ -77,7 +76,7 @@ class PlanOptions:
 
     Raises
     ------
-    PlanOptionsError
+    BadInputError (``plan-options``)
         If options contradict each other.
     """
 
@@ -142,7 +141,7 @@ class PlanOptions:
 
     def _refuse(self, option: str, contradiction: bool, allowed: str) -> None:
         if contradiction:
-            raise PlanOptionsError(option=option, value=getattr(self, option), allowed=allowed)
+            raise errors.plan_options(option=option, value=getattr(self, option), allowed=allowed)
 
     @classmethod
     def from_runner(
@@ -169,7 +168,7 @@ class PlanOptions:
 
         Raises
         ------
-        PlanOptionsError
+        BadInputError (``plan-options``)
             If options contradict each other, or promise what the runner cannot do
             (:meth:`require_offered`).
         """
@@ -202,7 +201,7 @@ class PlanOptions:
 
         Raises
         ------
-        PlanOptionsError
+        BadInputError (``plan-options``)
             If a policy needs more than the runner's scheduler or caches offer, or the options name a surface
             that the runner does not have.
         """
@@ -221,7 +220,7 @@ class PlanOptions:
                 option, bool(getattr(self, option)) and not is_there, "the runner has none; see from_runner"
             )
         if self.in_flight_policies - _honoured(runner):
-            raise PlanOptionsError(
+            raise errors.plan_options(
                 option="in_flight_policies",
                 value=sorted(policy.value for policy in self.in_flight_policies),
                 allowed="keep needs requests.freeze(), see wsm.actions.surfaces",
@@ -231,7 +230,7 @@ class PlanOptions:
             isinstance(cache, KeepingKVCacheSurface) for cache in caches
         )
         if KVPolicy.KEEP_IN_FLIGHT in self.kv_policies and runner.kv_cache is not None and not can_hold:
-            raise PlanOptionsError(
+            raise errors.plan_options(
                 option="kv_policies",
                 value=sorted(policy.value for policy in self.kv_policies),
                 allowed="keep-in-flight needs requests.hold() and kv_cache.forget_idle(), see "
@@ -250,7 +249,7 @@ class PlanOptions:
 
         Raises
         ------
-        PlanOptionsError
+        BadInputError (``plan-options``)
             If both say something, and not the same; or the configuration asks for what cannot be.
         """
         said = "the configuration says {}: say it there alone, or the same in plan_options"

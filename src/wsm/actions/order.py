@@ -6,14 +6,16 @@ the fact behind it. It must not know how plans are built, so that a slip there i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from wsm.actions import names
+from wsm.actions import errors, names
+from wsm.actions.addition import Addition
 from wsm.actions.base import Plan, Plans
-from wsm.actions.errors import PlanOrderError
-from wsm.states.halves import DISCARDS
-from wsm.states.vocabulary import PlanName
+from wsm.errors import InternalError
+from wsm.states.halves import CHANGES, DISCARDS, Change, Half
+from wsm.states.vocabulary import ALL_TAGS, PlanName, Tag
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,85 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Mirror:
-    """What the clear plan takes is exactly what the update plan gives back.
+class Present:
+    """An engine that has `action` has it in exactly those plans that this rule asks for it.
 
-    With `given_alone` an update gives back what an epoch's end broke, although no clear takes any of it.
+    Parameters
+    ----------
+    action : str
+        Its name.
+    where : callable
+        ``where(change)``: whether a command's plan for that change of weights and KV cache has it.
+    why : str
+        The reason.
+    hot : bool
+        Whether the plan of a hot update has it.
+    discard : callable or None
+        The same for plans that repair, of which a change says less; None: they may have it or not.
+    """
+
+    action: str
+    where: Callable[[Change], bool]
+    why: str
+    hot: bool = False
+    discard: Callable[[Change], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """What one action takes down, another one brings up: each in every plan that moves what it goes with.
+
+    The thing is up while all of `tags` are there. A plan that begins with it up and ends without it, or
+    replaces the weights under it, takes it. A plan that ends with it up gives it, where it began without it
+    or has taken it.
+
+    Parameters
+    ----------
+    taken, given : str
+        The two actions.
+    tags : frozenset of Tag
+        What it goes with.
+    in_place : str
+        What a plan that loads over weights in place has: both actions, the given one, or neither.
+    hot : bool
+        Whether the plan of a hot update has both.
+    discarded : bool
+        Whether plans that repair take it, since what it stands on goes.
+    given_alone : bool
+        Whether it is given although no plan takes it: what an epoch's end has broken.
     """
 
     taken: str
     given: str
+    tags: frozenset[Tag]
+    in_place: Literal["both", "given", "neither"] = "neither"
+    hot: bool = False
+    discarded: bool = False
     given_alone: bool = False
+
+    def takes(self, change: Change) -> bool:
+        """Whether a plan for this change takes it."""
+        halves = self._halves(change)
+        if not halves.isdisjoint({Half.AWAY, Half.COMES}):
+            return False  # one of what it goes with was not there
+        return Half.GOES in halves or (Half.REPLACED in halves and self.in_place == "both")
+
+    def gives(self, change: Change) -> bool:
+        """Whether a plan for this change gives it."""
+        halves = self._halves(change)
+        if not halves.isdisjoint({Half.AWAY, Half.GOES}):
+            return False  # one of what it goes with is not there
+        return Half.COMES in halves or (Half.REPLACED in halves and self.in_place != "neither")
+
+    def rules(self) -> Iterator[Present]:
+        """Return where either action must be."""
+        goes = (lambda change: Half.GOES in self._halves(change)) if self.discarded else None
+        yield Present(self.taken, self.takes, _MIRRORED_WHY, self.hot, goes)
+        yield Present(self.given, self.gives, _MIRRORED_WHY, self.hot)
+
+    def _halves(self, change: Change) -> set[Half]:
+        both = {Tag.WEIGHTS: change.weights, Tag.KV_CACHE: change.kv}
+        return {both[tag] for tag in self.tags}
 
 
 _GRAPHS_WHY = "graphs point at parameters and cache blocks; clearing these first hangs (FastDeploy#7522)"
@@ -54,6 +126,12 @@ _INNER_WHY = "what was created last goes first, on every rank alike (slime#2331)
 _MEASURE_WHY = "memory is believed to be free after the last release, not before (slime#579)"
 _PROOF_WHY = "nothing is offered for commit before its bytes were read again"
 
+_FACTS_WHY = "a receipt needs its facts"
+_FREE_WHY = "released memory is free for others once the allocator has handed it back"
+_REQUESTS_WHY = "a request that still runs would read what goes away"
+_BLOCKS_WHY = "blocks that other weights computed are not offered, unless the KV policy says so"
+_INPUTS_WHY = "cached inputs belong to the batch before (FastDeploy#7744)"
+_MIRRORED_WHY = "what was taken down is what must be brought up"
 _NOTHING_FAILS_WHY = "after the decision nothing may fail any more, so everything that can comes before"
 
 _DROPPED = (names.DROP_MAIN_GRAPHS, names.DROP_DRAFT_GRAPHS)
@@ -85,7 +163,7 @@ BEFORE: tuple[Before, ...] = (
             names.LOAD_WEIGHTS,
             names.FLIP_WEIGHTS,
         ),
-        "a request that still runs would read what goes away",
+        _REQUESTS_WHY,
     ),
     Before(
         names.SETTLE_REQUESTS, names.FORGET_ROUTING_REPLAY, "running requests still record (FastDeploy#6569)"
@@ -161,89 +239,154 @@ BEFORE: tuple[Before, ...] = (
 #: What must accompany what.
 NEEDS: tuple[Needs, ...] = (
     Needs(names.LOAD_WEIGHTS, names.VERIFY_LOADED, later=True, why=_PROOF_WHY),
-    Needs(names.VERIFY_LOADED, names.DECLARE_PREPARED, later=True, why="a receipt needs its facts"),
+    Needs(names.VERIFY_LOADED, names.DECLARE_PREPARED, later=True, why=_FACTS_WHY),
     Needs(names.STAGE_WEIGHTS, names.VERIFY_STAGED, later=True, why=_PROOF_WHY),
-    Needs(names.VERIFY_STAGED, names.DECLARE_STAGED, later=True, why="a receipt needs its facts"),
+    Needs(names.VERIFY_STAGED, names.DECLARE_STAGED, later=True, why=_FACTS_WHY),
+    Needs(names.VERIFY_STAGED, names.STAGE_WEIGHTS, later=False, why=_PROOF_WHY),
+    Needs(names.MAKE_FLIP_READY, names.FLIP_WEIGHTS, later=True, why="what is staged is to serve"),
     Needs(names.FLIP_WEIGHTS, names.MAKE_FLIP_READY, later=False, why=_NOTHING_FAILS_WHY),
     Needs(names.FLIP_WEIGHTS, names.VERIFY_STAGED, later=False, why=_PROOF_WHY),
     Needs(names.FLIP_WEIGHTS, names.SETTLE_REQUESTS, later=False, why="running requests read weights"),
     Needs(names.RELEASE_WEIGHTS, names.VERIFY_CLEARED, later=True, why=_MEASURE_WHY),
     Needs(names.RELEASE_WEIGHTS, names.SETTLE_REQUESTS, later=False, why="running requests read weights"),
-    Needs(names.VERIFY_CLEARED, names.DECLARE_CLEARED, later=True, why="a receipt needs its facts"),
+    Needs(names.VERIFY_CLEARED, names.DECLARE_CLEARED, later=True, why=_FACTS_WHY),
     *(Needs(name, names.VERIFY_CLEARED, later=True, why=_MEASURE_WHY) for name in _RELEASED[1:]),
 )
 
-#: What clear takes and update gives back: exactly the same, or one of the two plans is wrong.
+_OF_WEIGHTS, _OF_KV = frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})
+
+#: What goes and comes together. A hot update copies captured tensors into place, so graphs stay up in it.
 MIRRORS: tuple[Mirror, ...] = (
-    Mirror(names.DROP_MAIN_GRAPHS, names.CAPTURE_MAIN_GRAPHS),
-    Mirror(names.DROP_DRAFT_GRAPHS, names.CAPTURE_DRAFT_GRAPHS),
-    Mirror(names.CLEAR_DEEPEP_BUFFER, names.RECREATE_DEEPEP_BUFFER),
-    Mirror(names.SHUT_DOWN_EP_GROUP, names.RESTART_EP_GROUP, given_alone=True),
-    Mirror(names.SHUT_DOWN_TP_GROUP, names.RESTART_TP_GROUP, given_alone=True),
-    Mirror(names.SHUT_DOWN_WORLD_GROUP, names.RESTART_WORLD_GROUP, given_alone=True),
-    Mirror(names.RELEASE_WEIGHTS, names.LOAD_WEIGHTS),
-    Mirror(names.RELEASE_AUXILIARY_CACHE, names.REBUILD_AUXILIARY_CACHE),
-    Mirror(names.RELEASE_KV_CACHE, names.REBUILD_KV_CACHE),
+    Mirror(names.DROP_MAIN_GRAPHS, names.CAPTURE_MAIN_GRAPHS, ALL_TAGS, in_place="both"),
+    Mirror(names.DROP_DRAFT_GRAPHS, names.CAPTURE_DRAFT_GRAPHS, ALL_TAGS, in_place="both"),
+    Mirror(names.FORGET_ROUTING_REPLAY, names.RESUME_ROUTING_REPLAY, ALL_TAGS, in_place="both", hot=True),
+    Mirror(names.CLEAR_DEEPEP_BUFFER, names.RECREATE_DEEPEP_BUFFER, _OF_WEIGHTS),
+    Mirror(names.SHUT_DOWN_EP_GROUP, names.RESTART_EP_GROUP, _OF_WEIGHTS, given_alone=True),
+    Mirror(names.SHUT_DOWN_TP_GROUP, names.RESTART_TP_GROUP, _OF_WEIGHTS, given_alone=True),
+    Mirror(names.SHUT_DOWN_WORLD_GROUP, names.RESTART_WORLD_GROUP, _OF_WEIGHTS, given_alone=True),
+    Mirror(names.RELEASE_WEIGHTS, names.LOAD_WEIGHTS, _OF_WEIGHTS, in_place="given", discarded=True),
+    Mirror(names.RELEASE_AUXILIARY_CACHE, names.REBUILD_AUXILIARY_CACHE, _OF_KV, discarded=True),
+    Mirror(names.RELEASE_KV_CACHE, names.REBUILD_KV_CACHE, _OF_KV, discarded=True),
 )
 
 
-#: Which plan brings back what which one has taken; an update in place gives back what it takes itself.
-PAIRS: tuple[tuple[PlanName, PlanName], ...] = (
-    (PlanName.CLEAR, PlanName.UPDATE),
-    (PlanName.CLEAR_WEIGHTS, PlanName.UPDATE_WEIGHTS),
-    (PlanName.CLEAR_REMAINING_WEIGHTS, PlanName.UPDATE_WEIGHTS_ONLY),
-    (PlanName.CLEAR_KV_CACHE, PlanName.UPDATE_KV_CACHE),
-    (PlanName.CLEAR_REMAINING_KV_CACHE, PlanName.UPDATE_KV_CACHE_ONLY),
+def _gives_memory_back(change: Change) -> bool:
+    return Half.GOES in change
+
+
+def _brings(change: Change) -> bool:
+    return Half.GOES not in change
+
+
+def _runs_meanwhile(change: Change) -> bool:
+    return Half.GOES in change or change.weights is Half.REPLACED
+
+
+def _keeps_blocks_of_other_weights(change: Change) -> bool:
+    return change.kv is Half.STAYS and change.weights is not Half.STAYS
+
+
+def _resets_inputs(change: Change) -> bool:
+    return change.loads or change.serves
+
+
+#: What must be in which plans, beside the mirrors: action, where, why, in the hot plan, in repairs.
+PRESENT: tuple[Present, ...] = (
+    Present(names.SETTLE_REQUESTS, _runs_meanwhile, _REQUESTS_WHY, True, _gives_memory_back),
+    Present(names.FORGET_KV_CACHE, _keeps_blocks_of_other_weights, _BLOCKS_WHY, hot=True),
+    Present(names.FORGET_AUXILIARY_CACHE, _keeps_blocks_of_other_weights, _BLOCKS_WHY, hot=True),
+    Present(names.RESET_INPUTS, _resets_inputs, _INPUTS_WHY, hot=True),
+    Present(names.RESET_AUXILIARY_INPUTS, _resets_inputs, _INPUTS_WHY, hot=True),
+    Present(names.VERIFY_LOADED, lambda change: change.loads, _PROOF_WHY),
+    Present(names.EMPTY_ALLOCATOR_CACHE, _gives_memory_back, _FREE_WHY, False, _gives_memory_back),
+    Present(names.VERIFY_CLEARED, _gives_memory_back, _MEASURE_WHY, False, _gives_memory_back),
+    Present(names.DECLARE_CLEARED, _gives_memory_back, _FACTS_WHY, False, _gives_memory_back),
+    Present(names.DECLARE_PREPARED, _brings, _FACTS_WHY),
+    Present(names.DECLARE_STAGED, lambda _: False, _FACTS_WHY, hot=True),
 )
 
 
-def check_order(plans: Plans) -> None:
+def check_order(plans: Plans, additions: Sequence[Addition] = ()) -> None:
     """Check all plans of an engine.
+
+    Parameters
+    ----------
+    plans : Plans
+        The plans.
+    additions : sequence of Addition
+        The engine's own actions, which must be in every plan that moves what they go with.
 
     Raises
     ------
-    PlanOrderError
+    InternalError (``plan-order``)
         For the first rule that a plan breaks.
     """
     for plan in plans:
         for error in _broken(plan):
             raise error
-    for taking, giving in PAIRS:
-        for mirror in MIRRORS:
-            _check_mirror(plans.named(taking), plans.named(giving), mirror)
+    everywhere = {name for plan in plans for name in plan.names()}
+    for mirror in MIRRORS:
+        taken, given = mirror.taken in everywhere, mirror.given in everywhere
+        if taken is not given and not (given and mirror.given_alone):
+            here, lacking = (mirror.taken, mirror.given) if taken else (mirror.given, mirror.taken)
+            raise errors.plan_order(plan="every", rule=f"{lacking} beside {here}", why=_MIRRORED_WHY)
+    rules = (*PRESENT, *(rule for mirror in MIRRORS for rule in mirror.rules()))
+    for rule in rules:
+        if rule.action in everywhere:
+            _check_presence(plans, rule)
+    for rule in (rule for addition in additions for rule in _rules_of(addition)):
+        _check_presence(plans, rule)
     _check_locality(plans)
 
 
-def _broken(plan: Plan) -> Iterator[PlanOrderError]:
+def _rules_of(addition: Addition) -> Iterator[Present]:
+    """Return where the actions of an engine's own must be: wherever any of their tags moves."""
+    why = "an action of an engine's own is in every plan that moves what it goes with"
+    one = {tag: Mirror("", "", frozenset({tag}), in_place="both") for tag in addition.tags}
+
+    def goes(change: Change) -> bool:
+        return any(mirror.takes(change) for mirror in one.values())
+
+    def comes(change: Change) -> bool:
+        return any(mirror.gives(change) for mirror in one.values())
+
+    hot = Tag.WEIGHTS in addition.tags
+    if addition.takes is not None:
+        yield Present(addition.takes().name, goes, why, hot, goes)
+    if addition.brings is not None:
+        yield Present(addition.brings().name, comes, why, hot)
+
+
+def _check_presence(plans: Plans, rule: Present) -> None:
+    wanted = {name: rule.where(change) for name, change in CHANGES.items()} | {PlanName.HOT: rule.hot}
+    if rule.discard is not None:
+        wanted |= {name: rule.discard(change) for name, change in DISCARDS.items()}
+    for name, asked in wanted.items():
+        plan = plans.named(name)
+        if (rule.action in plan.names()) is not asked:
+            raise errors.plan_order(
+                plan=plan.name, rule=f"{rule.action} is {'' if asked else 'not '}in this plan", why=rule.why
+            )
+
+
+def _broken(plan: Plan) -> Iterator[InternalError]:
     at: dict[str, int] = {}
     for index, name in enumerate(plan.names()):
         if name in at:
-            yield PlanOrderError(
+            yield errors.plan_order(
                 plan=plan.name, rule=f"{name} once", why="twice is FastDeploy's double shutdown"
             )
         at[name] = index
     for rule in BEFORE:
         if rule.first in at and rule.second in at and at[rule.first] > at[rule.second]:
-            yield PlanOrderError(plan=plan.name, rule=f"{rule.first} before {rule.second}", why=rule.why)
+            yield errors.plan_order(plan=plan.name, rule=f"{rule.first} before {rule.second}", why=rule.why)
     for need in NEEDS:
         if need.action not in at:
             continue
         other = at.get(need.other)
         if other is None or (other > at[need.action]) is not need.later:
             place = "after" if need.later else "before"
-            yield PlanOrderError(plan=plan.name, rule=f"{need.other} {place} {need.action}", why=need.why)
-
-
-def _check_mirror(taking: Plan, giving: Plan, mirror: Mirror) -> None:
-    taken = mirror.taken in taking.names()
-    given = mirror.given in giving.names()
-    kept_up = mirror.given_alone and not set(_SHUT) & set(taking.names())
-    if taken is not given and not (given and kept_up):
-        raise PlanOrderError(
-            plan=giving.name if taken else taking.name,
-            rule=f"{mirror.given} exactly where {taking.name} has {mirror.taken}",
-            why="what was taken down is what must be brought up",
-        )
+            yield errors.plan_order(plan=plan.name, rule=f"{need.other} {place} {need.action}", why=need.why)
 
 
 def _check_locality(plans: Plans) -> None:
@@ -252,7 +395,7 @@ def _check_locality(plans: Plans) -> None:
         local = (*plan.admission, *plan.before_parking, *unvoted, *plan.commit)
         outside = [action.name for action in local if action.collective]
         if outside:
-            raise PlanOrderError(
+            raise errors.plan_order(
                 plan=plan.name,
                 rule=f"{outside[0]} is local outside the voted part",
                 why="ranks vote on the plan's own actions only",
@@ -260,7 +403,7 @@ def _check_locality(plans: Plans) -> None:
     for plan in (*(plans.named(name) for name in DISCARDS), plans.rejoin):
         together = [action.name for action in plan.actions if action.collective]
         if together:
-            raise PlanOrderError(
+            raise errors.plan_order(
                 plan=plan.name,
                 rule=f"{together[0]} is not in the {plan.name} plan",
                 why="after a failure no rank can count on another one to join a collective",

@@ -77,7 +77,7 @@ def derive_plans(options: PlanOptions) -> Plans:
 
     Raises
     ------
-    PlanOrderError
+    InternalError (``plan-order``)
         If this module and the declared order disagree: a bug in wsm.
     """
     proof = MemoryProof(options.memory_drop)
@@ -92,7 +92,7 @@ def derive_plans(options: PlanOptions) -> Plans:
         rejoin=_plan(PlanName.REJOIN, options, _rejoin(options), frozenset(KVPolicy)),
         partial={**made, **repairs},
     )
-    check_order(plans)
+    check_order(plans, options.additions)
     return plans
 
 

@@ -16,7 +16,8 @@ import enum
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
-from wsm.actions.errors import SurfaceMissingError, surface_incomplete
+from wsm.actions import errors
+from wsm.actions.errors import surface_incomplete
 from wsm.strategies.tensor import WeightTarget
 
 _Surface = TypeVar("_Surface")
@@ -457,11 +458,11 @@ def require(surface: _Surface | None, *, name: str, action: str) -> _Surface:
 
     Raises
     ------
-    SurfaceMissingError
+    InternalError (``surface-missing``)
         If the runner has ``None`` there: the plan was derived for another runner.
     """
     if surface is None:
-        raise SurfaceMissingError(action=action, surface=name)
+        raise errors.surface_missing(action=action, surface=name)
     return surface
 
 
@@ -556,7 +557,7 @@ def members(protocol: type) -> Iterator[str]:
     seen = {
         name: None
         for parent in reversed(protocol.__mro__)
-        if getattr(parent, "_is_protocol", False)
+        if parent.__module__.startswith("wsm.")
         for name in vars(parent)
         if not name.startswith("_")
     }

@@ -108,7 +108,7 @@ class Execution:
 
         Raises
         ------
-        CommandIllegalError, wsm.actions.errors.PolicyRefusedError
+        CommandIllegalError, RefusedError (``policy-refused``)
             If it is not. Nothing was changed.
         """
         self._admit()

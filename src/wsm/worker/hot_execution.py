@@ -59,9 +59,9 @@ class HotExecution(Execution):
         ------
         CommandIllegalError, StagingUnfinishedError
             If this rank does not serve, or an earlier staging still holds its memory.
-        wsm.actions.errors.PolicyRefusedError
+        RefusedError (``policy-refused``)
             If a policy cannot be honoured.
-        wsm.actions.errors.StagingUnsupportedError, wsm.actions.errors.StagingMemoryError
+        NoRoomError (``staging-unsupported``), NoRoomError (``staging-memory``)
             If the weights cannot be staged, or not in the memory that is there.
         """
         self._admit()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.raising import raising
-from wsm.actions.backends.errors import CallMissingError
 from wsm.actions.backends.paddle_memory import DeviceMemory
 from wsm.config import config_from_mapping
+from wsm.errors import BadInputError
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.transfer_modes import INTERFACES, check_transfer_mode
@@ -43,7 +43,7 @@ def test_a_build_with_cuda_and_without_a_gpu_says_which_of_them_is_missing(monke
     monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: 0)
     with raising(strategies_errors.transfer_mode_unavailable, match="paddle sees no GPU"):
         check_transfer_mode("gpu_direct", "checkpoint_transfer")
-    with pytest.raises(CallMissingError, match="this machine has no GPU"):
+    with pytest.raises(BadInputError, match="this machine has no GPU"):
         DeviceMemory()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
-from wsm.actions.backends.errors import AdoptionError
+from wsm.actions.backends import errors
 from wsm.actions.backends.paddle_bytes import second_owner
 from wsm.strategies.paddle_dtypes import paddle_name
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
@@ -85,7 +85,7 @@ class PaddleStaging:
         ------
         KeyError
             If the model has no such tensor.
-        TensorChangedError, AdoptionError
+        GroupError (``tensor-changed``), GroupError (``adoption``)
             If paddle's tensor is not what it was, or will not adopt memory.
         """
         if not self.specs()[name].nbytes:
@@ -125,7 +125,7 @@ class PaddleStaging:
         ------
         TensorReleasedError
             If a tensor was not staged, or the served one holds no memory.
-        TensorChangedError, AdoptionError
+        GroupError (``tensor-changed``), GroupError (``adoption``)
             If the served tensor is not what it was, or its memory could not be held on to.
         """
         for name, spec in self.specs().items():
@@ -137,7 +137,7 @@ class PaddleStaging:
             if not tensor._is_initialized():
                 raise TensorReleasedError(tensor=name)
             if paddle_name(staged) != paddle_name(tensor) or list(staged.shape) != list(tensor.shape):
-                raise AdoptionError(
+                raise errors.adoption(
                     tensor=name, found=f"{paddle_name(staged)}{list(staged.shape)} is staged for it"
                 )
             if name in captured:
@@ -146,7 +146,7 @@ class PaddleStaging:
             # The flip itself would free what served before: an alias keeps it until nobody waits.
             old = second_owner(tensor)
             if not old._is_shared_buffer_with(tensor):
-                raise AdoptionError(tensor=name, found="its old memory has no second owner")
+                raise errors.adoption(tensor=name, found="its old memory has no second owner")
             self._old.append(old)
             self._flips.append((staged, tensor))
             self._addresses.append((name, tensor, staged.data_ptr()))

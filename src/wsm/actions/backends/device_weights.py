@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from wsm.actions.backends import errors
 from wsm.actions.backends._paddle_staging import PaddleStaging, ServedTensors
-from wsm.actions.backends.errors import AdoptionError
 from wsm.actions.backends.paddle_bytes import carrier_name
 from wsm.actions.backends.paddle_weights import PaddleWeights
 from wsm.strategies.paddle_dtypes import paddle_name
@@ -40,7 +40,7 @@ class DeviceWeights(PaddleWeights):
 
     Raises
     ------
-    UnsupportedTensorError
+    BadInputError (``unsupported-tensor``)
         If a tensor's dtype has no safetensors name, or it is not contiguous.
     """
 
@@ -65,7 +65,7 @@ class DeviceWeights(PaddleWeights):
 
         Raises
         ------
-        AdoptionError
+        GroupError (``adoption``)
             If other bytes were written last, or paddle made another tensor of them.
         """
         import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
@@ -74,7 +74,7 @@ class DeviceWeights(PaddleWeights):
             return
         staged, self._staged = self._staged, None
         if staged is None or staged[0] != name:
-            raise AdoptionError(tensor=name, found="no bytes of it are staged")
+            raise errors.adoption(tensor=name, found="no bytes of it are staged")
         tensor = self._tensors[name]
         source = self.on_device(name, staged[1])
         if tensor._is_initialized():
@@ -83,7 +83,7 @@ class DeviceWeights(PaddleWeights):
         else:
             source._share_buffer_to(tensor)
         if not tensor._is_initialized():
-            raise AdoptionError(tensor=name, found="it holds no memory")
+            raise errors.adoption(tensor=name, found="it holds no memory")
 
     def readable(self, name: str) -> memoryview:
         """Return a copy of the tensor's bytes on the host, read-only. Blocks.
@@ -109,7 +109,7 @@ class DeviceWeights(PaddleWeights):
 
         Raises
         ------
-        TensorChangedError
+        GroupError (``tensor-changed``)
             If it is not what it was.
         """
         carrier = np.dtype(carrier_name(paddle_name(self.tensor(name))))
@@ -120,7 +120,7 @@ class DeviceWeights(PaddleWeights):
 
         Raises
         ------
-        AdoptionError
+        GroupError (``adoption``)
             If paddle made another tensor of them.
         """
         import paddle  # noqa: PLC0415 - a second of import time that only a loading worker pays
@@ -130,7 +130,7 @@ class DeviceWeights(PaddleWeights):
         if paddle_name(source) != wanted:
             source = source.view(wanted)
         if paddle_name(source) != wanted or tuple(source.shape) != self._specs[name].shape:
-            raise AdoptionError(
+            raise errors.adoption(
                 tensor=name, found=f"the bytes became {paddle_name(source)}{list(source.shape)}"
             )
         return source
@@ -188,14 +188,14 @@ class DeviceStaging(PaddleStaging):
 
         Raises
         ------
-        AdoptionError
+        GroupError (``adoption``)
             If other bytes were written last, or paddle made another tensor of them.
         """
         if not self.specs()[name].nbytes:
             return
         on_host, self._on_host = self._on_host, None
         if on_host is None or on_host[0] != name:
-            raise AdoptionError(tensor=name, found="no bytes of it are staged")
+            raise errors.adoption(tensor=name, found="no bytes of it are staged")
         self._staged[name] = self._device.on_device(name, on_host[1])
 
     def readable(self, name: str) -> memoryview:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from wsm.actions.backends.errors import CallMissingError
+from wsm.actions.backends import errors
 from wsm.actions.surfaces import (
     AuxiliarySurface,
     DeepEPSurface,
@@ -37,7 +37,7 @@ def required_call(owner: Any, *spellings: str, needed_for: str) -> Callable[...,
 
     Raises
     ------
-    CallMissingError
+    BadInputError (``call-missing``)
         If it has none of them.
     """
     for spelling in spellings:
@@ -46,7 +46,7 @@ def required_call(owner: Any, *spellings: str, needed_for: str) -> Callable[...,
             found: Callable[..., Any] = call
             return found
     name = owner.__name__ if isinstance(owner, type) else type(owner).__name__
-    raise CallMissingError(owner=name, call=" or ".join(spellings), needed_for=needed_for)
+    raise errors.call_missing(owner=name, call=" or ".join(spellings), needed_for=needed_for)
 
 
 class FastDeployGraphs:
@@ -301,7 +301,7 @@ class FastDeployRunner:
 
     Raises
     ------
-    CallMissingError
+    BadInputError (``call-missing``)
         If the installed build lacks a call that this configuration needs.
     """
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from wsm.actions.backends.errors import UnsupportedTensorError
+from wsm.actions.backends import errors
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 
 
@@ -122,12 +122,12 @@ def safetensors_name(tensor: Any, *, name: str) -> str:
 
     Raises
     ------
-    UnsupportedTensorError
+    BadInputError (``unsupported-tensor``)
         If it has none; `name` says which tensor it was.
     """
     found = paddle_name(tensor)
     if found not in PADDLE_DTYPES:
-        raise UnsupportedTensorError(
+        raise errors.unsupported_tensor(
             tensor=name, found=f"of dtype {found}", supported=", ".join(PADDLE_DTYPES)
         )
     return PADDLE_DTYPES[found]

@@ -27,14 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wsm.actions.backends import errors
 from wsm.actions.backends._gloo_sockets import StoreDeadline, cut, reserve_port, tcp_sockets, without_nagle
-from wsm.actions.backends.errors import (
-    CallMissingError,
-    GroupCreationError,
-    GroupDownError,
-    GroupMembershipError,
-    GroupStillHeldError,
-)
 from wsm.actions.backends.rendezvous import Endpoint, Rendezvous
 from wsm.actions.surfaces import GroupKind
 
@@ -65,7 +59,7 @@ class PaddleGlooGroups:
 
     Raises
     ------
-    GroupMembershipError
+    BadInputError (``group-membership``)
         If this rank is not among the members of one of its communicators, or a rank is there twice.
 
     Notes
@@ -89,7 +83,7 @@ class PaddleGlooGroups:
         self._members = {kind: tuple(ranks) for kind, ranks in members.items()}
         for kind, ranks in self._members.items():
             if rank not in ranks or len(set(ranks)) < len(ranks):
-                raise GroupMembershipError(kind=kind.value, ranks=ranks, rank=rank)
+                raise errors.group_membership(kind=kind.value, ranks=ranks, rank=rank)
         self._rendezvous = rendezvous
         self._host = host
         self._timeout_s = timeout_s
@@ -121,7 +115,7 @@ class PaddleGlooGroups:
 
         Raises
         ------
-        GroupDownError
+        RefusedError (``group-down``)
             If the communicator is down.
         RuntimeError
             By paddle, if a member died; Gloo gives a member 30 s before that.
@@ -130,7 +124,7 @@ class PaddleGlooGroups:
 
         group = self.group(kind)
         if group is None:
-            raise GroupDownError(kind=kind.value)
+            raise errors.group_down(kind=kind.value)
         if len(self._members[kind]) > 1:
             distributed.barrier(group=group)
 
@@ -142,7 +136,7 @@ class PaddleGlooGroups:
 
         Raises
         ------
-        GroupStillHeldError
+        GroupError (``group-still-held``)
             If somebody kept the group and so keeps it connected.
         """
         live = self._live.pop(kind, None)
@@ -154,7 +148,7 @@ class PaddleGlooGroups:
         _core().ProcessGroupIdMap.destroy()
         for remain in remains:
             if remain() is not None:
-                raise GroupStillHeldError(kind=kind.value, holders=_holders(remain()))
+                raise errors.group_still_held(kind=kind.value, holders=_holders(remain()))
 
     def abandon(self, kind: GroupKind) -> None:
         """Let go of a communicator whose other members may be dead. Local, never waits. Idempotent.
@@ -189,9 +183,9 @@ class PaddleGlooGroups:
 
         Raises
         ------
-        GroupCreationError
+        GroupError (``group-creation``)
             If it is up already, or a member did not come in time.
-        RendezvousTimeoutError
+        GroupError (``rendezvous-timeout``)
             If the first member did not open the store in time.
         """
         ranks = self._members[kind]
@@ -200,7 +194,7 @@ class PaddleGlooGroups:
                 self.abandon(broken)  # nothing that was cut is of any use
             self._broken = False
         if kind in self._live:
-            raise GroupCreationError(kind=kind.value, ranks=ranks, reason="it is up already")
+            raise errors.group_creation(kind=kind.value, ranks=ranks, reason="it is up already")
         _allow_descriptors(_SPARE_DESCRIPTORS + 4 * len(ranks))
         name = f"{incarnation}.r{ranks[0]}"
         leads = self._rank == ranks[0]
@@ -236,7 +230,7 @@ class PaddleGlooGroups:
             socket.create_connection((endpoint.host, endpoint.port), self._timeout_s).close()
         except OSError as error:
             reason = f"the store of rank {leader} at port {endpoint.port} cannot be reached: {error}"
-            raise GroupCreationError(kind=kind.value, ranks=self._members[kind], reason=reason) from error
+            raise errors.group_creation(kind=kind.value, ranks=self._members[kind], reason=reason) from error
         with without_nagle(endpoint.host, endpoint.port):
             store = _core().TCPStore(endpoint.host, endpoint.port, False, 1, int(self._timeout_s) or 1)
         return endpoint, store
@@ -253,7 +247,7 @@ class PaddleGlooGroups:
             process_group = _core().ProcessGroupGloo.create(store, own, len(ranks), endpoint.group_id)
         except (RuntimeError, ValueError) as error:
             reason = deadline.cut or str(error).strip().partition("\n")[0]
-            raise GroupCreationError(kind=kind.value, ranks=ranks, reason=reason) from error
+            raise errors.group_creation(kind=kind.value, ranks=ranks, reason=reason) from error
         self._sockets[kind] = frozenset(tcp_sockets()) - frozenset(before)
         name = f"wsm_{kind.value}_{endpoint.group_id}"
         return Group(own, endpoint.group_id, list(ranks), pg=process_group, name=name), store
@@ -300,7 +294,7 @@ class DeviceGroups:
 
     Raises
     ------
-    CallMissingError
+    BadInputError (``call-missing``)
         If this build of paddle, or one of the groups, cannot be shut down.
     """
 
@@ -308,14 +302,14 @@ class DeviceGroups:
         self._distributed = _paddle_distributed() if distributed is None else distributed
         for call in _CALLS:
             if not hasattr(self._distributed, call):
-                raise CallMissingError(
+                raise errors.call_missing(
                     owner="paddle.distributed",
                     call=call,
                     needed_for="shutting groups down and restarting them",
                 )
         for kind, group in groups.items():
             if not hasattr(group.process_group, "shutdown"):
-                raise CallMissingError(
+                raise errors.call_missing(
                     owner=f"the {kind.value} group ({type(group.process_group).__name__})",
                     call="shutdown",
                     needed_for="shutting it down; PaddleGlooGroups is the backend for Gloo, and it",
@@ -340,11 +334,11 @@ class DeviceGroups:
 
         Raises
         ------
-        GroupDownError
+        RefusedError (``group-down``)
             If the communicator is down: a barrier on it would hang.
         """
         if kind not in self._up:
-            raise GroupDownError(kind=kind.value)
+            raise errors.group_down(kind=kind.value)
         self._distributed.barrier(self._groups[kind])
 
     def shut_down(self, kind: GroupKind) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from wsm.actions.backends.errors import CallMissingError
+from wsm.actions.backends import errors
 
 
 class HostMemory:
@@ -73,7 +73,7 @@ class DeviceMemory:
 
     Raises
     ------
-    CallMissingError
+    BadInputError (``call-missing``)
         If this build of paddle has no CUDA allocator to ask, or sees no GPU.
 
     Attributes
@@ -88,7 +88,7 @@ class DeviceMemory:
         self._cuda = _paddle_cuda() if cuda is None else cuda
         for call in ("memory_reserved", "empty_cache"):
             if not hasattr(self._cuda, call):
-                raise CallMissingError(
+                raise errors.call_missing(
                     owner="paddle.device.cuda", call=call, needed_for="measuring GPU memory"
                 )
 
@@ -115,9 +115,11 @@ def _paddle_cuda() -> Any:
     import paddle  # noqa: PLC0415 - only processes with a GPU pay for the import
 
     if not paddle.is_compiled_with_cuda():
-        raise CallMissingError(owner="this build of paddle", call="CUDA", needed_for="measuring GPU memory")
+        raise errors.call_missing(
+            owner="this build of paddle", call="CUDA", needed_for="measuring GPU memory"
+        )
     if not paddle.device.cuda.device_count():  # the measuring call would end in an error of the driver's
-        raise CallMissingError(owner="this machine", call="GPU", needed_for="measuring GPU memory")
+        raise errors.call_missing(owner="this machine", call="GPU", needed_for="measuring GPU memory")
     return paddle.device.cuda
 
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from wsm.actions.backends import paddle_bytes
+from wsm.actions.backends import errors, paddle_bytes
 from wsm.actions.backends._paddle_staging import PaddleStaging
-from wsm.actions.backends.errors import AdoptionError, TensorChangedError, UnsupportedTensorError
 from wsm.actions.backends.paddle_bytes import carrier_name, safetensors_name
 from wsm.strategies.paddle_dtypes import paddle_name
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
@@ -45,7 +44,7 @@ class PaddleWeights:
 
     Raises
     ------
-    UnsupportedTensorError
+    BadInputError (``unsupported-tensor``)
         If a tensor's dtype has no safetensors name, it is not contiguous, it does not lie in host memory, or
         it is said to be transposed and is no parameter of two axes or more.
 
@@ -109,7 +108,7 @@ class PaddleWeights:
         ------
         KeyError
             If the model has no such tensor.
-        TensorChangedError, AdoptionError
+        GroupError (``tensor-changed``), GroupError (``adoption``)
             If paddle's tensor and this shard's description of it have parted.
         """
         spec = self._specs[name]
@@ -129,7 +128,7 @@ class PaddleWeights:
             If the model has no such tensor.
         TensorReleasedError
             If it holds no memory. Paddle itself would answer with an empty array.
-        TensorChangedError
+        GroupError (``tensor-changed``)
             If paddle's tensor and this shard's description of it have parted.
         """
         spec = self._specs[name]
@@ -151,13 +150,13 @@ class PaddleWeights:
         ------
         KeyError
             If the model has no such tensor.
-        TensorChangedError, AdoptionError
+        GroupError (``tensor-changed``), GroupError (``adoption``)
             If paddle's tensor and this shard's description of it have parted, or `memory` does not fit it.
         """
         spec = self._specs[name]
         if memory.readonly or memory.nbytes != spec.nbytes:
             # paddle takes read-only memory for writable, and reads past the end of what is too short
-            raise AdoptionError(
+            raise errors.adoption(
                 tensor=name, found=f"{memory.nbytes} bytes, {'read-only' if memory.readonly else 'writable'}"
             )
         carrier = np.dtype(carrier_name(paddle_name(self._tensors[name])))
@@ -178,7 +177,7 @@ class PaddleWeights:
         ------
         KeyError
             If the model has no such tensor.
-        TensorChangedError
+        GroupError (``tensor-changed``)
             If it and this shard's description of it have parted.
         """
         self._expect_unchanged(name)
@@ -199,7 +198,7 @@ class PaddleWeights:
 
         Raises
         ------
-        TensorChangedError, AdoptionError
+        GroupError (``tensor-changed``), GroupError (``adoption``)
             If the named tensor is not what it was, or paddle makes another tensor of the memory.
         """
         carrier = np.dtype(carrier_name(paddle_name(self._tensors[name])))
@@ -210,18 +209,18 @@ class PaddleWeights:
         tensor = self._tensors[name]
         source._share_buffer_to(tensor)
         if not tensor._is_initialized():
-            raise AdoptionError(tensor=name, found="it holds no memory")
+            raise errors.adoption(tensor=name, found="it holds no memory")
 
     def _tensor_over(self, name: str, memory: np.ndarray[Any, Any]) -> Any:
         """Return a tensor like the named one that lives in `memory`, an array of its carrier."""
         wanted = paddle_name(self.tensor(name))
         source = paddle_bytes.tensor_over(memory, wanted)
         if paddle_name(source) != wanted or tuple(source.shape) != self._specs[name].shape:
-            raise AdoptionError(
+            raise errors.adoption(
                 tensor=name, found=f"the buffer became {paddle_name(source)}{list(source.shape)}"
             )
         if int(source.data_ptr()) != memory.ctypes.data:
-            raise AdoptionError(tensor=name, found="paddle copied the buffer")
+            raise errors.adoption(tensor=name, found="paddle copied the buffer")
         return source
 
     def _expect_unchanged(self, name: str) -> None:
@@ -230,7 +229,7 @@ class PaddleWeights:
         # A shared buffer that is too small leaves the tensor its shape, and paddle reads past its end.
         whole = paddle_bytes.memory_is_enough(tensor) if tensor._is_initialized() else True
         if now != before or not whole:
-            raise TensorChangedError(
+            raise errors.tensor_changed(
                 tensor=name,
                 expected=f"{before.dtype}{list(before.shape)}",
                 found=f"{now.dtype}{list(now.shape)}{'' if whole else ' over too little memory'}",
@@ -240,7 +239,7 @@ class PaddleWeights:
         spec = self._specs.get(name)
         if spec is None or len(spec.shape) < 2:
             found = "unknown to the model" if spec is None else f"of the shape {list(spec.shape)}"
-            raise UnsupportedTensorError(
+            raise errors.unsupported_tensor(
                 tensor=name,
                 found=found,
                 supported="transposed tensors of two axes or more, by their first name",
@@ -253,9 +252,9 @@ class PaddleWeights:
         )
         if tensor._is_initialized():
             if self.on_host and not tensor.place.is_cpu_place():
-                raise UnsupportedTensorError(
+                raise errors.unsupported_tensor(
                     tensor=name, found=f"on {tensor.place}", supported="host memory; DeviceWeights moves them"
                 )
             if not tensor.is_contiguous():
-                raise UnsupportedTensorError(tensor=name, found="strided", supported="contiguous tensors")
+                raise errors.unsupported_tensor(tensor=name, found="strided", supported="contiguous tensors")
         return spec

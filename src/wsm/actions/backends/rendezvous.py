@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
-from wsm.actions.backends.errors import RendezvousError, RendezvousTimeoutError
+from wsm.actions.backends import errors
 from wsm.own_descriptor import OwnDescriptor
 from wsm.shared_directory import open_or_create_ours, trusted_in
 
@@ -63,7 +63,7 @@ class Rendezvous(Protocol):
     def find(
         self, incarnation: str, *, leader: int, timeout_s: float, interrupted: Callable[[], bool]
     ) -> Endpoint:
-        """Wait for the endpoint that rank `leader` announces; RendezvousTimeoutError after `timeout_s`."""
+        """Wait for the endpoint that rank `leader` announces; ``rendezvous-timeout`` after `timeout_s`."""
         ...
 
     def withdraw(self, incarnation: str) -> None:
@@ -102,7 +102,7 @@ class FileRendezvous:
 
         Raises
         ------
-        RendezvousError
+        BadInputError (``rendezvous``)
             If the name cannot be a file name, or something is announced under it already.
         """
         path = self._path(incarnation)
@@ -111,7 +111,7 @@ class FileRendezvous:
         try:
             os.link(draft, path)
         except FileExistsError:
-            raise RendezvousError(
+            raise errors.rendezvous_entry(
                 incarnation=incarnation,
                 found="it is announced already",
                 fix="every creation needs a name of its own; restart the group",
@@ -126,9 +126,9 @@ class FileRendezvous:
 
         Raises
         ------
-        RendezvousTimeoutError
+        GroupError (``rendezvous-timeout``)
             If nothing was announced within `timeout_s` seconds, or `interrupted` said so earlier.
-        RendezvousError
+        BadInputError (``rendezvous``)
             If what was announced is no endpoint.
         """
         path = self._path(incarnation)
@@ -139,7 +139,7 @@ class FileRendezvous:
                 return self._read(path, incarnation)
             waited = time.monotonic() - began
             if waited >= timeout_s or interrupted():
-                raise RendezvousTimeoutError(incarnation=incarnation, leader=leader, seconds=waited)
+                raise errors.rendezvous_timeout(incarnation=incarnation, leader=leader, seconds=waited)
             # A file that appears wakes nobody without inotify, and this directory may be on a file server.
             time.sleep(min(pause, timeout_s - waited))
             pause = min(pause * 2, _LONGEST_WAIT_S)
@@ -150,7 +150,7 @@ class FileRendezvous:
 
     def _path(self, incarnation: str) -> Path:
         if not _NAME.fullmatch(incarnation):
-            raise RendezvousError(
+            raise errors.rendezvous_entry(
                 incarnation=incarnation,
                 found="the name cannot be a file name",
                 fix="use up to 128 letters, digits, dots, dashes and underscores",
@@ -167,7 +167,7 @@ class FileRendezvous:
         match fields:
             case {"host": str(host), "port": int(port), "group_id": int(group_id)} if 0 < port < 65536:
                 return Endpoint(host, port, group_id)
-        raise RendezvousError(
+        raise errors.rendezvous_entry(
             incarnation=incarnation,
             found=f"{path} is not an endpoint",
             fix="remove that file",
