@@ -20,7 +20,7 @@ from wsm.strategies.delta.codec import encode as fold
 from wsm.strategies.digest import digest_of
 from wsm.strategies.files.safetensors_header import (
     PREFIX_BYTES,
-    Header,
+    SafetensorsHeader,
     build_header,
     header_length,
     parse_header,
@@ -29,7 +29,7 @@ from wsm.strategies.files.version_file import parse_version
 from wsm.strategies.messages import frames as bucket_frames
 from wsm.strategies.messages.frames import Frame
 from wsm.strategies.mooncake import messages as mooncake_messages
-from wsm.strategies.mooncake.plan import Layout, Placed, Region
+from wsm.strategies.mooncake.plan import MemoryRegion, Placed, TransferLayout
 from wsm.strategies.snapshot.part_metadata import PartMetadata
 from wsm.strategies.tensor import TensorSpec
 
@@ -61,14 +61,14 @@ def _header() -> Format:
         data, text = bytes(int.from_bytes(drawn[:2], "little")), drawn[2:]
         return len(text).to_bytes(PREFIX_BYTES, "little") + text + data
 
-    def decode(data: bytes) -> Header:
+    def decode(data: bytes) -> SafetensorsHeader:
         length = header_length(data[:PREFIX_BYTES], file="fuzzed", file_bytes=len(data))
         return parse_header(data[PREFIX_BYTES : PREFIX_BYTES + length], file="fuzzed", file_bytes=len(data))
 
-    def encode(header: Header) -> bytes:
+    def encode(header: SafetensorsHeader) -> bytes:
         return build_header(header.specs, header.metadata) + bytes(header.data_bytes)
 
-    def same(header: Header) -> tuple[Any, ...]:
+    def same(header: SafetensorsHeader) -> tuple[Any, ...]:
         return (header.specs, header.begins, dict(header.metadata), header.data_bytes)
 
     nbytes = sum(spec.nbytes for spec in _SPECS)
@@ -167,7 +167,7 @@ def _mooncake_message() -> Format:
         session="127.0.0.1:1234",
         lease_ms=1000,
         layout_digest=digests[0],
-        layout=Layout((Region(1 << 12, 1 << 12),), placed),
+        layout=TransferLayout((MemoryRegion(1 << 12, 1 << 12),), placed),
         digests=digests,
         shards=digests[:2],
     )

@@ -21,7 +21,7 @@ from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents.sealed_json import seal
 from wsm.strategies.ipc.metas import IpcMetas, TensorMeta
 from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest
-from wsm.strategies.snapshot.placement import Member, Placement, Replicated, Segment, Split
+from wsm.strategies.snapshot.placement import AxisSegment, Member, Placement, Replicated, Split
 from wsm.strategies.snapshot.tensor_table import TensorEntry
 from wsm.strategies.snapshot.version_manifest import ShardEntry, VersionManifest
 from wsm.strategies.tensor import TensorSpec
@@ -65,7 +65,11 @@ def sealed_formats() -> list[Format]:
 
 
 def _shard() -> ShardManifest:
-    placements: tuple[Placement, ...] = (Split(1, (Segment(8, 2), Segment(8))), Replicated(), Member(1, 2))
+    placements: tuple[Placement, ...] = (
+        Split(1, (AxisSegment(8, 2), AxisSegment(8))),
+        Replicated(),
+        Member(1, 2),
+    )
     tensors = (
         TensorEntry(spec, _DIGEST, index // 2, placement)
         for index, (spec, placement) in enumerate(zip(_SPECS, placements, strict=True))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from wsm.signals import futex
+from wsm.signals import waiting
 
 # Long enough for a machine that is busy with everything else.
 _PROBE_S = 120.0
@@ -107,7 +107,7 @@ NEEDS = {
     "root": Need("root", lambda: "run by another user" if os.geteuid() else None, remedy="run them as root"),
     "futex_waitv": Need(
         "a kernel with futex_waitv",
-        lambda: None if futex.has_wait_any() else "it has none",
+        lambda: None if waiting.has_wait_any() else "it has none",
         remedy="Linux 5.16",
     ),
 }

@@ -4,6 +4,32 @@ A worker embeds :class:`Worker` in its event loop; a :class:`Controller` anywher
 group and gets a :class:`Receipt`. The state machines are in :mod:`wsm.states`, the words that the
 processes exchange in :mod:`wsm.signals`, the rules that they follow in :mod:`wsm.states`, the units of
 work in :mod:`wsm.actions`, the ways for weights to arrive in :mod:`wsm.strategies`.
+
+======================  ==================================================================================
+package or module       responsible for
+======================  ==================================================================================
+states                  everything that decides: tables, machines, pure functions
+signals                 words in shared memory, and how processes wait for them
+actions                 units of work, and the plans made of them
+strategies              how weights arrive
+worker                  the rank's side: ``poll()`` and ``step()`` in an engine's loop
+controller              the other side: commands, their outcome, recovery
+status                  what a group is doing, and which rank is to blame
+cli, rollout, demo      the command line, a reference engine, and a training loop on it
+testing                 what tests of an engine need
+config, config_reading  what a group is told, and how options are checked
+command, declared_plans what travels with a command; what a rank says that it can do
+report, commit_report   what a rank reports; what it says of what it committed
+receipt                 what a command returns
+errors                  the errors that a caller can branch on
+log, clock              what wsm logs; the clock that tests replace
+group_segment           the segment of a configured group
+shared_directory        files in directories that other users can write
+own_descriptor          descriptors that a forked child must not use
+shortage                what is missing where the system says no, and the remedy
+ending                  signals that end a process in good order
+printable, yaml_reading text that a terminal can show; YAML without surprises
+======================  ==================================================================================
 """
 
 from wsm.actions.base import Loaded

@@ -97,7 +97,7 @@ class EngineWordsConfig:
     suffixes : sequence of int or str
         One per data-parallel part: the engine worker queue port (FastDeploy's own choice of suffix).
     answers : sequence of str
-        Which words wsm answers: ``weights``, and ``kv_cache`` and ``prefix_tree`` if nobody else does.
+        Which words wsm answers: ``weights``, and ``kv_cache`` and ``prefix_tree`` if no other process does.
     deadline_s : float
         Seconds for one command, and for all data-parallel parts to ask for the same.
     user : int or None
@@ -262,7 +262,7 @@ class WsmConfig(OwnSections):
         return section
 
     def _check_sections(self) -> None:
-        """See that every section can be, for this number of ranks, whoever reads it."""
+        """See that every section can be, for this number of ranks, by every reader."""
         try:
             used = self.strategy_sections()
         except UnknownStrategyError:  # which a worker refuses that is to load by it

@@ -146,7 +146,7 @@ def _written(annotation: object) -> str:
 
 
 def connected_parts(ranks: int, communicators: Mapping[str, Sequence[Sequence[int]]]) -> list[list[int]]:
-    """Return the connected components of the ranks, joined by whoever shares a communicator."""
+    """Return the connected components of the ranks, joined by the ranks that share a communicator."""
     if not communicators:
         return [list(range(ranks))]
     root = list(range(ranks))

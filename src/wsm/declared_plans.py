@@ -1,7 +1,7 @@
 """What a rank says of its plans when it joins an epoch: the names of their actions, and the deadlines.
 
-It stands in the rank's slot as long as the epoch lasts, so that whoever reads the words of the group can
-call an action by its name and knows how long it may take. JSON, checked on arrival. Knows no words, and
+It stands in the rank's slot as long as the epoch lasts, so that the process that reads the words of the group
+can call an action by its name and knows how long it may take. JSON, checked on arrival. Knows no words, and
 of an action no more than stands here.
 """
 

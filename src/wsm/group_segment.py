@@ -1,6 +1,6 @@
 """A group's segment in the hands of its owner: created or adopted, with its first epoch in the command word.
 
-The owner is whoever starts the group: a supervisor, or rank 0 where there is none. Knows no states.
+The owner is the process that starts the group: a supervisor, or rank 0 where there is none. Knows no states.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class EventLogger:
         return EventLogger(self._target, {**self._context, **context})
 
     def debug(self, event: str, **keys: Any) -> None:
-        """Say an event that only somebody who looks for it wants to see."""
+        """Say an event that only a reader who looks for it wants to see."""
         self._say(logging.DEBUG, event, keys)
 
     def info(self, event: str, **keys: Any) -> None:
@@ -127,7 +127,7 @@ class EventLogger:
         self._say(logging.INFO, event, keys)
 
     def warning(self, event: str, **keys: Any) -> None:
-        """Say an event that somebody should look at by day."""
+        """Say an event that an operator should look at by day."""
         self._say(logging.WARNING, event, keys)
 
     def error(self, event: str, **keys: Any) -> None:
@@ -149,7 +149,7 @@ class EventLogger:
         text = printable(" ".join([event, *shown]))
         if "exception" in fields:
             text = f"{text}\n{printable_lines(str(fields['exception']))}"
-        # The record's file and line are those of whoever called info() and the like, three frames up.
+        # The record's file and line are those of the caller of info() and the like, three frames up.
         self._target.log(level, "%s", text, extra={_FIELDS: {"event": event, **fields}}, stacklevel=4)
 
 

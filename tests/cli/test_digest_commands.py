@@ -11,7 +11,7 @@ from small_model import SPECS, publish
 from wsm import Controller, WsmError
 from wsm.states.vocabulary import Tag
 from wsm.strategies import SharedTensors, TensorSpec, publish_snapshot
-from wsm.strategies.snapshot.placement import Segment, Split
+from wsm.strategies.snapshot.placement import AxisSegment, Split
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_whole_version_is_verified_and_a_flipped_bit_is_named(wsm: Run, snapsh
 def test_a_version_for_another_number_of_ranks_is_verified_in_its_slices(wsm: Run, tmp_path: Path) -> None:
     spec = TensorSpec("w", "U8", (4, 2))
     shards = {rank: {"w": (spec, bytes(range(8)))} for rank in range(2)}
-    placements = {"w": Split(0, (Segment(8),))}
+    placements = {"w": Split(0, (AxisSegment(8),))}
     publish_snapshot(tmp_path, 1, shards, placements=placements, durable=False)
     file = tmp_path / "wsm.yaml"
     file.write_text(json.dumps({"name": "g", "ranks": 4, "snapshot": {"directory": str(tmp_path)}}))

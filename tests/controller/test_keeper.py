@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wsm import Outcome, RankFailedError, RestartLimitError
-from wsm.signals.image import SegmentImage
+from wsm.signals.segment import SegmentImage
 from wsm.status import explain, read_facts
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))

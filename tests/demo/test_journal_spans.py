@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wsm.demo.journal_spans import journal_spans
-from wsm.demo.timeline import Span
+from wsm.demo.timeline import TimelineSpan
 from wsm.states import journal as kinds
 from wsm.states.journal import JournalEntry, transition_entry
 from wsm.states.machine import LifeCycle
@@ -32,7 +32,7 @@ class RankJournal:
             self.entries.append(transition_entry(record, rank=self.rank, wall_ns=0))
 
 
-def lane(spans: list[Span], name: str) -> list[tuple[str, int, int]]:
+def lane(spans: list[TimelineSpan], name: str) -> list[tuple[str, int, int]]:
     return [
         (span.name, span.start_ns // 1_000_000, span.end_ns // 1_000_000)
         for span in spans

@@ -7,28 +7,38 @@ from pathlib import Path
 
 from wsm.demo.picture import draw
 from wsm.demo.report import Report, StepRecord
-from wsm.demo.timeline import Span
+from wsm.demo.timeline import TimelineSpan
 
 MS = 1_000_000
 
 
-def a_run(*, updated: bool) -> tuple[Report, list[Span]]:
+def a_run(*, updated: bool) -> tuple[Report, list[TimelineSpan]]:
     spans, steps = [], []
     for step in range(1, 4):
         start = step * 100 * MS
-        spans.append(Span("controller", "commands", "generate", start, start + 40 * MS, {"step": step}))
-        spans += [Span(rank, "weights", "NORMAL", start, start + 40 * MS) for rank in ("rank 0", "rank 1")]
+        spans.append(
+            TimelineSpan("controller", "commands", "generate", start, start + 40 * MS, {"step": step})
+        )
+        spans += [
+            TimelineSpan(rank, "weights", "NORMAL", start, start + 40 * MS) for rank in ("rank 0", "rank 1")
+        ]
         if updated:
             spans.append(
-                Span("controller", "commands", "clear", start + 40 * MS, start + 50 * MS, {"step": step})
+                TimelineSpan(
+                    "controller", "commands", "clear", start + 40 * MS, start + 50 * MS, {"step": step}
+                )
             )
             spans.append(
-                Span("controller", "commands", "update", start + 80 * MS, start + 95 * MS, {"step": step})
+                TimelineSpan(
+                    "controller", "commands", "update", start + 80 * MS, start + 95 * MS, {"step": step}
+                )
             )
             for rank in ("rank 0", "rank 1"):
-                spans.append(Span(rank, "actions", "release_weights", start + 42 * MS, start + 48 * MS))
-                spans.append(Span(rank, "actions", "load_weights", start + 82 * MS, start + 90 * MS))
-                spans.append(Span(rank, "weights", "CLEARED", start + 50 * MS, start + 80 * MS))
+                spans.append(
+                    TimelineSpan(rank, "actions", "release_weights", start + 42 * MS, start + 48 * MS)
+                )
+                spans.append(TimelineSpan(rank, "actions", "load_weights", start + 82 * MS, start + 90 * MS))
+                spans.append(TimelineSpan(rank, "weights", "CLEARED", start + 50 * MS, start + 80 * MS))
         steps.append(
             StepRecord(
                 step, step if updated else None, step - 1, 0.1 * step, {step - 1: 8}, False, pause_ms=50.0
@@ -56,8 +66,10 @@ def test_a_run_of_hot_updates_shows_the_whole_and_the_switch_from_near(tmp_path:
     draw(tmp_path / "whole.png", report, spans, chance=0.125)
     for step in range(1, 4):
         flip = step * 100 * MS + 91 * MS
-        spans += [Span(rank, "weights", "UPDATING", flip, flip + MS) for rank in ("rank 0", "rank 1")]
-        spans += [Span(rank, "actions", "flip_weights", flip, flip + MS) for rank in ("rank 0", "rank 1")]
+        spans += [TimelineSpan(rank, "weights", "UPDATING", flip, flip + MS) for rank in ("rank 0", "rank 1")]
+        spans += [
+            TimelineSpan(rank, "actions", "flip_weights", flip, flip + MS) for rank in ("rank 0", "rank 1")
+        ]
     draw(tmp_path / "run.png", report, spans, chance=0.125)
     assert size_of(tmp_path / "run.png") == (1200, 1100)
     assert (tmp_path / "run.png").read_bytes() != (tmp_path / "whole.png").read_bytes()

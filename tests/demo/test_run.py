@@ -123,16 +123,16 @@ class TestARunOfThreeSteps:
 def test_with_hot_updates_the_group_serves_from_the_first_version_to_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = loop._Loop._train
+    train = loop._TrainingLoop._train
 
-    def train_until_others_were_served(self: loop._Loop, *arguments: Any) -> Reply:
+    def train_until_others_were_served(self: loop._TrainingLoop, *arguments: Any) -> Reply:
         before, deadline = self._served_to_others(), time.monotonic() + PATIENCE_S
         learned = train(self, *arguments)
         while self._served_to_others() == before and time.monotonic() < deadline:
             os.sched_yield()
         return learned
 
-    monkeypatch.setattr(loop._Loop, "_train", train_until_others_were_served)
+    monkeypatch.setattr(loop._TrainingLoop, "_train", train_until_others_were_served)
     report = run_demo(DemoSettings(tmp_path, steps=3, batch=32, hot=True), console())
     assert [step.served_version for step in report.steps] == [1, 2, 3]
     totals = report.totals()

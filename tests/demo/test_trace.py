@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from wsm.demo.timeline import Span, extent, lanes, tracks, within
+from wsm.demo.timeline import TimelineSpan, extent, lanes, tracks, within
 from wsm.demo.trace import chrome_trace, write_trace
 
 MS = 1_000_000
 SPANS = [
-    Span("rank 1", "weights", "NORMAL", 0, 10 * MS),
-    Span("rank 0", "weights", "NORMAL", 0, 11 * MS),
-    Span("rank 0", "actions", "release_weights", 12 * MS, 14 * MS, {"sequence": 3}),
-    Span("rank 10", "weights", "NORMAL", 0, 9 * MS),
-    Span("trainer", "training", "train", 15 * MS, 30 * MS, {"step": 1}),
-    Span("controller", "commands", "clear", 11 * MS, 15 * MS, {"step": 1}),
+    TimelineSpan("rank 1", "weights", "NORMAL", 0, 10 * MS),
+    TimelineSpan("rank 0", "weights", "NORMAL", 0, 11 * MS),
+    TimelineSpan("rank 0", "actions", "release_weights", 12 * MS, 14 * MS, {"sequence": 3}),
+    TimelineSpan("rank 10", "weights", "NORMAL", 0, 9 * MS),
+    TimelineSpan("trainer", "training", "train", 15 * MS, 30 * MS, {"step": 1}),
+    TimelineSpan("controller", "commands", "clear", 11 * MS, 15 * MS, {"step": 1}),
 ]
 
 
@@ -46,7 +46,7 @@ def test_every_slice_is_on_a_named_thread_of_a_named_process() -> None:
 
 
 def test_times_are_microseconds_since_the_first_span() -> None:
-    late = [Span("rank 0", "weights", "NORMAL", 7_000 * MS, 7_001 * MS)]
+    late = [TimelineSpan("rank 0", "weights", "NORMAL", 7_000 * MS, 7_001 * MS)]
     (event,) = [event for event in chrome_trace(late)["traceEvents"] if event["ph"] == "X"]
     assert (event["ts"], event["dur"]) == (0.0, 1000.0)
 

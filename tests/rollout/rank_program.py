@@ -17,7 +17,7 @@ from wsm.actions.backends.rendezvous import FileRendezvous
 from wsm.actions.surfaces import GroupKind
 from wsm.rollout.engine import EngineOptions, Limits
 from wsm.rollout.model import causal_attention, logits
-from wsm.rollout.request import Request
+from wsm.rollout.request import GenerationRequest
 from wsm.rollout.runner import RolloutRunner
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.sharding import initial_state, shard
@@ -26,8 +26,8 @@ RANKS = 2
 PROMPTS = [(1, 2, 3), (4, 5, 6, 7, 8), (9,), (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)]
 
 
-def requests() -> list[Request]:
-    return [Request(f"r{i}", prompt, 6, seed=40 + i) for i, prompt in enumerate(PROMPTS)]
+def requests() -> list[GenerationRequest]:
+    return [GenerationRequest(f"r{i}", prompt, 6, seed=40 + i) for i, prompt in enumerate(PROMPTS)]
 
 
 def options(shape: ModelShape) -> EngineOptions:

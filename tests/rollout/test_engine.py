@@ -16,7 +16,7 @@ from wsm.rollout import errors
 from wsm.rollout.engine import EngineOptions, Limits
 from wsm.rollout.model import full_logits
 from wsm.rollout.moe import local_mixture
-from wsm.rollout.request import FinishReason, Request
+from wsm.rollout.request import FinishReason, GenerationRequest
 from wsm.rollout.runner import RolloutRunner
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.sharding import initial_state
@@ -37,7 +37,7 @@ PROMPTS = [tuple(int(token) for token in np.random.default_rng(i).integers(0, 11
 
 def submit(runner, *, tokens: int = 6, prompts=PROMPTS, prefix: str = "r") -> None:
     for index, prompt in enumerate(prompts):
-        runner.requests.submit(Request(f"{prefix}{index}", prompt, tokens, seed=index))
+        runner.requests.submit(GenerationRequest(f"{prefix}{index}", prompt, tokens, seed=index))
 
 
 def recomputed_logprobs(shape, seed: int, prompt, tokens) -> list[float]:

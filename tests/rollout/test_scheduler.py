@@ -7,7 +7,7 @@ from tests.raising import raising
 from wsm.rollout import errors
 from wsm.rollout.block_pool import BlockPool
 from wsm.rollout.engine import Limits
-from wsm.rollout.request import FinishReason, Request
+from wsm.rollout.request import FinishReason, GenerationRequest
 from wsm.rollout.sampling import Choices
 from wsm.rollout.scheduler import Scheduler
 from wsm.rollout.shape import ModelShape
@@ -20,8 +20,8 @@ def scheduler(*, blocks: int = 64, **limits) -> Scheduler:
     return Scheduler(SHAPE, BlockPool(blocks, 4), Limits(**bounds))
 
 
-def ask(name: str, *, prompt=(1, 2, 3), tokens: int = 4, **fields) -> Request:
-    return Request(name, tuple(prompt), tokens, **fields)
+def ask(name: str, *, prompt=(1, 2, 3), tokens: int = 4, **fields) -> GenerationRequest:
+    return GenerationRequest(name, tuple(prompt), tokens, **fields)
 
 
 def one_step(requests: Scheduler, version: int = 1, token: int = 9):

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from wsm.signals.alarm import Alarm
-from wsm.signals.death_watch import DeathWatch
-from wsm.signals.liveness import Life, Liveness, register
-from wsm.signals.waiting import WaitMode, Watch, best_mode, wait
+from wsm.signals.liveness import DeathWatch, Life, Liveness, register
+from wsm.signals.waiting import Alarm, WaitMode, Watch, best_mode, wait
 
 LONG_S = 60.0
 

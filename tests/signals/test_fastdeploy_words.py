@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from tests.raising import raising
-from wsm.signals import atomics, errors
+from wsm.signals import errors, fastdeploy
 from wsm.signals.errors import EngineWordMissingError, SegmentAccessError, SegmentNameError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind, engine_word_path
 
@@ -220,24 +220,24 @@ def test_a_value_that_is_no_int32_is_refused_and_never_wraps(word, value):
 
 @pytest.mark.needs("libatomic")
 def test_without_libatomic_a_word_can_be_read_and_the_missing_package_is_named(word, monkeypatch):
-    monkeypatch.setattr(atomics, "_LIBRARY", "libatomic-that-is-not-there.so.1")
-    atomics._compare_exchange.cache_clear()
+    monkeypatch.setattr(fastdeploy, "_LIBRARY", "libatomic-that-is-not-there.so.1")
+    fastdeploy._compare_exchange.cache_clear()
     assert word.read() == 0
     with raising(errors.atomics_unavailable, match="libatomic1"):
         word.compare_exchange(0, 1)
     assert word.read() == 0
     monkeypatch.undo()
-    atomics._compare_exchange.cache_clear()
+    fastdeploy._compare_exchange.cache_clear()
     assert word.compare_exchange(0, 1)
 
 
 def test_a_library_without_the_function_is_no_libatomic(monkeypatch):
-    monkeypatch.setattr(atomics, "_LIBRARY", ctypes.util.find_library("c"))
-    atomics._compare_exchange.cache_clear()
+    monkeypatch.setattr(fastdeploy, "_LIBRARY", ctypes.util.find_library("c"))
+    fastdeploy._compare_exchange.cache_clear()
     with raising(errors.atomics_unavailable):
-        atomics.compare_exchange_32(0, 0, 0)
+        fastdeploy.compare_exchange_32(0, 0, 0)
     monkeypatch.undo()
-    atomics._compare_exchange.cache_clear()
+    fastdeploy._compare_exchange.cache_clear()
 
 
 def test_a_closed_word_raises_and_touches_no_memory(tmp_path):

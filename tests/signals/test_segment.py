@@ -20,8 +20,7 @@ from wsm.signals.errors import (
     SegmentNameError,
     SegmentTruncatedError,
 )
-from wsm.signals.header import Header
-from wsm.signals.layout import LINE_BYTES, RING_BYTES, SLOT_BYTES, WORD_BYTES, layout_of
+from wsm.signals.layout import LINE_BYTES, RING_BYTES, SLOT_BYTES, WORD_BYTES, Header, layout_of
 from wsm.signals.segment import Segment
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from wsm.signals import futex
+from wsm.signals import waiting
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import Bell, WaitMode, Watch, best_mode, wait, wake
@@ -85,7 +85,7 @@ def test_each_half_of_a_word_is_a_futex_of_its_own(segment, launch, eventually, 
     child.says()
     halves = {"low": segment.address + segment.layout.command * 8}
     halves["high"] = halves["low"] + 4
-    eventually(lambda: futex.wake_all(halves[half]) == 1)
+    eventually(lambda: waiting.wake_all(halves[half]) == 1)
     segment.words[segment.layout.command] = 2**64 - 1
     assert child.says() == "True"
 
@@ -97,7 +97,7 @@ def test_a_wait_sleeps_until_its_time_is_up_and_does_not_spin(segment, monkeypat
         return lambda *arguments: (calls.append(how), how(*arguments))
 
     for name in ("wait_any", "wait_one"):
-        monkeypatch.setattr(futex, name, counted(getattr(futex, name)))
+        monkeypatch.setattr(waiting, name, counted(getattr(waiting, name)))
     watches = [Watch(segment.layout.command, True, 0), Watch(segment.layout.committed, False, 0)]
     assert not wait(segment, watches, 0.05)
     assert 1 <= len(calls) <= (3 if best_mode() is WaitMode.ANY else 60)
@@ -106,9 +106,9 @@ def test_a_wait_sleeps_until_its_time_is_up_and_does_not_spin(segment, monkeypat
 def test_the_kernel_compares_before_it_sleeps(segment):
     """A change between looking and sleeping: the value given to the kernel is not there any more."""
     address = segment.address + segment.layout.command * 8
-    futex.wait_one(address, 1, LONG_S)
-    if futex.has_wait_any():
-        futex.wait_any([(address + 64, 0), (address, 1)], LONG_S)
+    waiting.wait_one(address, 1, LONG_S)
+    if waiting.has_wait_any():
+        waiting.wait_any([(address + 64, 0), (address, 1)], LONG_S)
 
 
 @pytest.mark.processes
@@ -161,17 +161,17 @@ def test_more_words_than_the_kernel_watches_are_all_watched(name):
     [(True, True, WaitMode.ANY), (False, True, WaitMode.FIRST), (False, False, WaitMode.SLEEP)],
 )
 def test_the_best_way_that_the_kernel_allows_is_taken(monkeypatch, vector, single, expected):
-    monkeypatch.setattr(futex, "has_wait_any", lambda: vector)
-    monkeypatch.setattr(futex, "has_futex", lambda: single)
+    monkeypatch.setattr(waiting, "has_wait_any", lambda: vector)
+    monkeypatch.setattr(waiting, "has_futex", lambda: single)
     best_mode.cache_clear()
     assert best_mode() is expected
     best_mode.cache_clear()
 
 
 def test_a_processor_without_known_call_numbers_has_no_futex(monkeypatch):
-    monkeypatch.setattr(futex, "_FUTEX_NUMBER", None)
-    assert not futex.has_futex.__wrapped__()
-    assert not futex.has_wait_any.__wrapped__()
+    monkeypatch.setattr(waiting, "_FUTEX_NUMBER", None)
+    assert not waiting.has_futex.__wrapped__()
+    assert not waiting.has_wait_any.__wrapped__()
 
 
 def test_waiting_on_a_closed_segment_is_refused(name, mode):

@@ -34,7 +34,7 @@ from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment,
 from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.messages.frames import Frame, encode
 from wsm.strategies.mooncake import messages as mooncake_words
-from wsm.strategies.mooncake.plan import ReadPlan, Region, Span
+from wsm.strategies.mooncake.plan import MemoryRegion, ReadPlan, Span
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.transports.stream_manifest import StreamManifest
 
@@ -156,7 +156,7 @@ def test_a_shape_that_no_tensor_has_is_refused_where_it_is_read(says: Callable, 
 
 
 def test_reads_of_any_number_of_bytes_are_planned_without_listing_them():
-    plan = ReadPlan([Region(64, 3), Region(1 << 40, 1 << 62)], span_bytes=4)
+    plan = ReadPlan([MemoryRegion(64, 3), MemoryRegion(1 << 40, 1 << 62)], span_bytes=4)
     assert len(plan.spans) == 1 + (1 << 60)
     assert plan.spans[0] == Span(64, 3)
     assert plan.spans[1 << 60] == Span((1 << 40) + (1 << 62) - 4, 4)

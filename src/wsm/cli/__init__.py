@@ -16,6 +16,16 @@ module                    responsible for
 :mod:`.journal`           ``wsm journal``
 :mod:`.diagrams`          ``wsm diagrams``
 :mod:`.drawings`          what it draws: states, phases and plans as Mermaid and Markdown
+:mod:`.explain`           ``wsm explain``
+:mod:`.memory_plan`       ``wsm plan``: what a load would need
+:mod:`.deltas`            ``wsm delta``
+:mod:`.digests`           ``wsm digest``, ``wsm verify``, ``wsm diff``, of what :mod:`.digest_targets` finds
+:mod:`.groups`            which groups there are; finding one by its name
+:mod:`.configuration`     reading a configuration file that a command was given
+:mod:`.options`           options that several commands share
+:mod:`.printing`          what goes to the standard output
+:mod:`.requirements`      saying which extra a command needs
+:mod:`.errors`            what can be wrong with a command
 ========================  =============================================================================
 
 Nothing here is needed by a program: whatever a command does is a call to the public API.

@@ -1,4 +1,4 @@
-"""``wsm explain``: why a group does not serve, in sentences. Asks nobody, and works on the dead."""
+"""``wsm explain``: why a group does not serve, in sentences. Asks no process, and works on the dead."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from wsm.cli.printing import show_json, show_text
 from wsm.cli.teaching_command import TeachingCommand
 from wsm.errors import WsmError
 from wsm.signals.errors import SegmentMissingError
-from wsm.signals.image import SegmentImage
 from wsm.signals.lock_file import LockFile, open_lock_file
 from wsm.signals.names import lock_path, segment_path
+from wsm.signals.segment import SegmentImage
 from wsm.status import Explanation, GroupFacts, explain, facts_of_file, read_facts
 from wsm.status.text import TRANSITIONS
 

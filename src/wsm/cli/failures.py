@@ -61,7 +61,7 @@ class CommandEndedError(Exception):
 
 
 def tell(line: str, *, err: bool = False) -> None:
-    """Write a line for whoever looks; a terminal that is gone keeps nothing from its end."""
+    """Write a line for the reader; a terminal that is gone keeps nothing from its end."""
     with contextlib.suppress(OSError):
         show(line, err=err)
 

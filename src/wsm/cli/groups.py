@@ -11,7 +11,7 @@ from wsm.cli import errors
 from wsm.cli.failures import wrong_usage
 from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
 from wsm.signals.errors import SegmentMissingError
-from wsm.signals.header import MAGIC
+from wsm.signals.layout import MAGIC
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY, check_name, segment_path
 
 _PREFIX = "wsm."

@@ -62,7 +62,7 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except (BrokenPipeError, CommandEndedError, click.ClickException, click.Abort, click.exceptions.Exit):
-            raise  # an end as it should be; whoever closed the pipe has seen enough: click ends quietly
+            raise  # the reader that closed the pipe has seen enough: click ends quietly
         except (WsmError, OSError) as error:
             raise failure_of(error, with_traceback=ctx.params["traceback"]) from error
         except Exception as error:

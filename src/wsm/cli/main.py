@@ -35,7 +35,7 @@ _COMMANDS: Final = {
     "diagrams": LazyCommand("wsm.cli.diagrams", "diagrams", "Draw the state machines from their tables."),
 }
 
-#: Commands that speak through the log even if nobody asked for it: they run until they are stopped.
+#: Commands that speak through the log even without being asked: they run until they are stopped.
 _TALKATIVE = ("rollout",)
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}

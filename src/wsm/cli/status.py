@@ -1,4 +1,4 @@
-"""``wsm status``: what a group is doing, read off its words. Asks nobody and disturbs nobody."""
+"""``wsm status``: what a group is doing, read off its words. Asks no process and disturbs none."""
 
 from __future__ import annotations
 

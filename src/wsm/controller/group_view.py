@@ -18,15 +18,13 @@ from wsm.controller.journal import ControllerJournal
 from wsm.declared_plans import PLANS_KIND, DeclaredPlans
 from wsm.group_segment import journal_directory_of
 from wsm.report import FailureReport, RankReport
-from wsm.signals.alarm import Alarm
-from wsm.signals.death_watch import DeathWatch
 from wsm.signals.errors import SegmentClosedError, SlotReusedError
-from wsm.signals.liveness import Life, Liveness
+from wsm.signals.liveness import DeathWatch, Life, Liveness
 from wsm.signals.lock import ControllerRole
 from wsm.signals.presence import Presence, read_presence
 from wsm.signals.segment import Segment
 from wsm.signals.view_reader import ViewReader
-from wsm.signals.waiting import Watch, wait, wake
+from wsm.signals.waiting import Alarm, Watch, wait, wake
 from wsm.states import epochs
 from wsm.states import journal as kinds
 from wsm.states.view import View

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from wsm.demo.timeline import Span
+from wsm.demo.timeline import TimelineSpan
 from wsm.states import journal as kinds
 from wsm.states.journal import JournalEntry
 from wsm.states.vocabulary import KVState, WeightState
@@ -25,7 +25,7 @@ class _RankSoFar:
     action: JournalEntry | None = None
 
 
-def journal_spans(entries: Iterable[JournalEntry], *, end_ns: int) -> list[Span]:
+def journal_spans(entries: Iterable[JournalEntry], *, end_ns: int) -> list[TimelineSpan]:
     """Return the spans of every rank.
 
     Parameters
@@ -41,7 +41,7 @@ def journal_spans(entries: Iterable[JournalEntry], *, end_ns: int) -> list[Span]
         Lanes ``weights`` and ``kv_cache`` (states, without gaps) and ``actions``, per track ``rank N``.
     """
     ranks: dict[int, _RankSoFar] = {}
-    spans: list[Span] = []
+    spans: list[TimelineSpan] = []
     for entry in entries:
         so_far = ranks.setdefault(entry.rank, _RankSoFar())
         if entry.kind == kinds.STARTED:
@@ -58,13 +58,13 @@ def journal_spans(entries: Iterable[JournalEntry], *, end_ns: int) -> list[Span]
             so_far.action = None
     for rank, so_far in ranks.items():
         spans += [
-            Span(f"rank {rank}", _LANES[machine], state, since, max(end_ns, since))
+            TimelineSpan(f"rank {rank}", _LANES[machine], state, since, max(end_ns, since))
             for machine, (state, since) in so_far.states.items()
         ]
     return spans
 
 
-def _state_left(so_far: _RankSoFar, entry: JournalEntry) -> list[Span]:
+def _state_left(so_far: _RankSoFar, entry: JournalEntry) -> list[TimelineSpan]:
     machine, dest = entry.facts["machine"], entry.facts["dest"]
     before = so_far.states.get(machine)
     if before is not None and before[0] == dest:
@@ -73,11 +73,13 @@ def _state_left(so_far: _RankSoFar, entry: JournalEntry) -> list[Span]:
     if before is None:
         return []
     facts = {"left_by": entry.facts["event"], "epoch": entry.epoch, "sequence": entry.sequence}
-    return [Span(f"rank {entry.rank}", _LANES[machine], before[0], before[1], entry.at_ns, facts)]
+    return [TimelineSpan(f"rank {entry.rank}", _LANES[machine], before[0], before[1], entry.at_ns, facts)]
 
 
-def _action(started: JournalEntry, ended: JournalEntry) -> Span:
+def _action(started: JournalEntry, ended: JournalEntry) -> TimelineSpan:
     facts = {"epoch": started.epoch, "sequence": started.sequence}
     if ended.kind == kinds.ACTION_FAILED:
         facts["error"] = ended.facts["message"]
-    return Span(f"rank {started.rank}", "actions", started.facts["name"], started.at_ns, ended.at_ns, facts)
+    return TimelineSpan(
+        f"rank {started.rank}", "actions", started.facts["name"], started.at_ns, ended.at_ns, facts
+    )

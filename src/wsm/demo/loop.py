@@ -26,7 +26,7 @@ from wsm.demo.progress import RunProgress
 from wsm.demo.report import Report, StepRecord
 from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings, group_config
 from wsm.demo.task import Rewards, Tokens
-from wsm.demo.timeline import Span
+from wsm.demo.timeline import TimelineSpan
 from wsm.demo.trainer_process import Reply, TrainerProcess
 from wsm.ending import Ending
 from wsm.errors import WsmError
@@ -41,7 +41,9 @@ PATIENCE_S = 120.0
 _LOOK_S = 0.05
 
 
-def run_loop(settings: DemoSettings, progress: RunProgress, ending: Ending) -> tuple[Report, list[Span]]:
+def run_loop(
+    settings: DemoSettings, progress: RunProgress, ending: Ending
+) -> tuple[Report, list[TimelineSpan]]:
     """Run the whole loop. Blocks; starts processes, and leaves none behind however it ends.
 
     Parameters
@@ -77,7 +79,7 @@ def run_loop(settings: DemoSettings, progress: RunProgress, ending: Ending) -> t
         RolloutSupervisor(config, ending=ending) as group,
         RolloutClient(config.group.name, retry_s=PATIENCE_S) as client,
     ):
-        loop = _Loop(settings, progress, trainer, group, client)
+        loop = _TrainingLoop(settings, progress, trainer, group, client)
         try:
             with ending.interrupting():
                 steps = [loop.step(number) for number in range(1, settings.steps + 1)]
@@ -87,7 +89,7 @@ def run_loop(settings: DemoSettings, progress: RunProgress, ending: Ending) -> t
     return Report(settings.as_mapping(), steps, time.monotonic() - began), loop.spans
 
 
-class _Loop:
+class _TrainingLoop:
     """One run under way."""
 
     def __init__(
@@ -98,7 +100,7 @@ class _Loop:
         group: RolloutSupervisor,
         client: RolloutClient,
     ) -> None:
-        self.spans: list[Span] = []
+        self.spans: list[TimelineSpan] = []
         self._settings = settings
         self._progress = progress
         self._trainer = trainer
@@ -240,16 +242,20 @@ class _Loop:
 
     def _spans_of(self, reply: Reply, name: str) -> None:
         facts = {"step": self._step}
-        self.spans.append(Span("trainer", "training", name, reply.started_ns, reply.finished_ns, facts))
+        self.spans.append(
+            TimelineSpan("trainer", "training", name, reply.started_ns, reply.finished_ns, facts)
+        )
 
     @contextmanager
-    def _timed(self, name: str) -> Iterator[list[Span]]:
+    def _timed(self, name: str) -> Iterator[list[TimelineSpan]]:
         """Show a phase and keep its span, which is in the list once the block has ended."""
         self._progress.phase(name)
-        done: list[Span] = []
+        done: list[TimelineSpan] = []
         started = time.monotonic_ns()
         yield done
-        done.append(Span("controller", "commands", name, started, time.monotonic_ns(), {"step": self._step}))
+        done.append(
+            TimelineSpan("controller", "commands", name, started, time.monotonic_ns(), {"step": self._step})
+        )
         self.spans += done
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wsm.demo.report import Report
-from wsm.demo.timeline import Span, extent, tracks, within
+from wsm.demo.timeline import TimelineSpan, extent, tracks, within
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ _HEIGHTS = (1.8, 0.7, 1.0, 2.0)
 _LABEL_FRACTION = 0.055
 
 
-def draw(path: Path, report: Report, spans: Sequence[Span], *, chance: float) -> None:
+def draw(path: Path, report: Report, spans: Sequence[TimelineSpan], *, chance: float) -> None:
     """Write the picture as PNG.
 
     Parameters
@@ -92,7 +92,7 @@ def _reward(axes: Axes, report: Report, chance: float) -> None:
     axes.grid(alpha=0.25)
 
 
-def _states(axes: Axes, spans: Sequence[Span]) -> None:
+def _states(axes: Axes, spans: Sequence[TimelineSpan]) -> None:
     from matplotlib.patches import Patch  # noqa: PLC0415 - the demo extra is optional
 
     chosen = [span for span in spans if span.lane == "weights"]
@@ -109,12 +109,12 @@ def _states(axes: Axes, spans: Sequence[Span]) -> None:
     axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=6, frameon=False)
 
 
-def _cycle(axes: Axes, spans: Sequence[Span], step: int) -> None:
+def _cycle(axes: Axes, spans: Sequence[TimelineSpan], step: int) -> None:
     start, end = extent(_work_of(spans, step))
     near = [span for span in within(spans, start, end) if span.lane not in ("actions", "kv_cache")]
     rows = tracks(near)
     for span in near:
-        cut = Span(span.track, span.lane, span.name, max(span.start_ns, start), min(span.end_ns, end))
+        cut = TimelineSpan(span.track, span.lane, span.name, max(span.start_ns, start), min(span.end_ns, end))
         row = rows.index(span.track)
         colour = STATE_COLOURS.get(span.name) or _WORK_COLOURS.get(span.name, _OTHER_WORK)
         _bar(axes, row, cut, origin_ns=start, unit_ns=1e6, colour=colour)
@@ -126,7 +126,7 @@ def _cycle(axes: Axes, spans: Sequence[Span], step: int) -> None:
     _title(axes, f"step {step} from near")
 
 
-def _near(spans: Sequence[Span], step: int) -> dict[str, tuple[int, int]]:
+def _near(spans: Sequence[TimelineSpan], step: int) -> dict[str, tuple[int, int]]:
     """Return what the last row shows of a step: its two commands, or a hot update and its flip."""
     commands = {
         span.name: (span.start_ns, span.end_ns)
@@ -147,7 +147,7 @@ def _near(spans: Sequence[Span], step: int) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _actions(axes: Axes, spans: Sequence[Span], interval: tuple[int, int], title: str) -> None:
+def _actions(axes: Axes, spans: Sequence[TimelineSpan], interval: tuple[int, int], title: str) -> None:
     """Draw one row per action and one bar per rank: the plan of one command, as it really ran."""
     start, end = interval
     actions = [span for span in within(spans, start, end) if span.lane == "actions"]
@@ -170,7 +170,7 @@ def _actions(axes: Axes, spans: Sequence[Span], interval: tuple[int, int], title
         axes.legend(*zip(*named, strict=True), loc="upper right", fontsize=8)
 
 
-def _work_of(spans: Sequence[Span], step: int) -> list[Span]:
+def _work_of(spans: Sequence[TimelineSpan], step: int) -> list[TimelineSpan]:
     return [span for span in spans if span.facts.get("step") == step]
 
 
@@ -182,7 +182,7 @@ def _typical_step(report: Report) -> int:
     return paused[len(paused) // 2].step if paused else report.steps[-1].step
 
 
-def _bar(axes: Axes, row: int, span: Span, *, origin_ns: int, unit_ns: float, colour: str) -> None:
+def _bar(axes: Axes, row: int, span: TimelineSpan, *, origin_ns: int, unit_ns: float, colour: str) -> None:
     start, length = (span.start_ns - origin_ns) / unit_ns, span.duration_ns / unit_ns
     axes.broken_barh([(start, length)], (row - 0.4, 0.8), facecolors=colour)
 

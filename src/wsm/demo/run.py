@@ -16,7 +16,7 @@ from wsm.demo.picture import draw
 from wsm.demo.progress import RunProgress
 from wsm.demo.report import Report
 from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings
-from wsm.demo.timeline import Span, extent
+from wsm.demo.timeline import TimelineSpan, extent
 from wsm.demo.trace import write_trace
 from wsm.ending import Ending
 from wsm.states.journal import JournalEntry, read_ndjson
@@ -61,7 +61,7 @@ def run_demo(
     return report
 
 
-def write_results(out: Path, report: Report, spans: list[Span], *, chance: float) -> list[str]:
+def write_results(out: Path, report: Report, spans: list[TimelineSpan], *, chance: float) -> list[str]:
     """Write report, trace and picture of a run whose journals are in `out`; say for each file what it is.
 
     Raises

@@ -14,7 +14,7 @@ from wsm.rollout.shape import ModelShape
 #: Where the ranks write their journals, in the output directory.
 JOURNAL_DIRECTORY = "journals"
 
-#: Requests that others keep open all the time where updates are hot, so that there is somebody to serve.
+#: Requests that others keep open all the time where updates are hot, so that there are requests to serve.
 OTHERS = 4
 
 

@@ -2,7 +2,7 @@
 
 A track is a process of the run (``rank 0``, ``controller``, ``trainer``), a lane is one aspect of it
 (``weights``, ``actions``), and a span is what that aspect was between two readings of the monotonic clock.
-Pure: spans come from journals and from the loop, whoever draws them knows neither.
+Pure: spans come from journals and from the loop, the drawing knows neither.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Span:
+class TimelineSpan:
     """Something that lasted.
 
     Parameters
@@ -41,22 +41,22 @@ class Span:
         return self.end_ns - self.start_ns
 
 
-def tracks(spans: Iterable[Span]) -> list[str]:
+def tracks(spans: Iterable[TimelineSpan]) -> list[str]:
     """Return every track once: controller, trainer, then the ranks in numerical order."""
     return sorted({span.track for span in spans}, key=_track_order)
 
 
-def lanes(spans: Iterable[Span], track: str) -> list[str]:
+def lanes(spans: Iterable[TimelineSpan], track: str) -> list[str]:
     """Return the lanes of one track, in the order in which they first appear."""
     return list(dict.fromkeys(span.lane for span in spans if span.track == track))
 
 
-def within(spans: Iterable[Span], start_ns: int, end_ns: int) -> list[Span]:
+def within(spans: Iterable[TimelineSpan], start_ns: int, end_ns: int) -> list[TimelineSpan]:
     """Return the spans that overlap an interval."""
     return [span for span in spans if span.end_ns > start_ns and span.start_ns < end_ns]
 
 
-def extent(spans: Sequence[Span]) -> tuple[int, int]:
+def extent(spans: Sequence[TimelineSpan]) -> tuple[int, int]:
     """Return the first start and the last end; (0, 1) where there is nothing."""
     if not spans:
         return 0, 1

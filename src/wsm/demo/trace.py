@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from wsm.demo.timeline import Span, extent, lanes, tracks
+from wsm.demo.timeline import TimelineSpan, extent, lanes, tracks
 
 
-def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
+def chrome_trace(spans: Sequence[TimelineSpan]) -> dict[str, Any]:
     """Return the JSON object of the trace.
 
     Parameters
@@ -52,7 +52,7 @@ def chrome_trace(spans: Sequence[Span]) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def write_trace(path: Path, spans: Sequence[Span]) -> None:
+def write_trace(path: Path, spans: Sequence[TimelineSpan]) -> None:
     """Write the trace as JSON."""
     path.write_text(json.dumps(chrome_trace(spans), default=str) + "\n", encoding="utf-8")
 

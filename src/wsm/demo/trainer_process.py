@@ -1,8 +1,8 @@
 """The trainer in a process of its own, driven by lines of JSON over a pair of sockets.
 
 Both ends of the conversation are here: :class:`TrainerProcess` asks, :func:`main` answers. The trainer ends
-when its socket does, so it cannot outlive whoever started it. Samples go in as numbers; weights come out
-only as published snapshots, which is how any trainer hands them to a group.
+when its socket does, so it cannot outlive the process that started it. Samples go in as numbers; weights come
+out only as published snapshots, which is how any trainer hands them to a group.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TrainerProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment,
-                start_new_session=True,  # Ctrl-C goes to whoever asks, who then ends the conversation
+                start_new_session=True,  # Ctrl-C goes to the process that asks, which ends the conversation
             )
         self._pending = b""
 
@@ -227,7 +227,7 @@ def _answer(trainer: Trainer, content: Mapping[str, Any], settings: Mapping[str,
             facts = _improve(trainer, content)
         else:
             facts = _publish(trainer, content["version"], settings)
-    except Exception as error:  # noqa: BLE001 - reported to whoever asked, who decides
+    except Exception as error:  # noqa: BLE001 - reported to the caller, which decides
         return {"error": f"{error_name(error)}: {error}"}
     return {"facts": facts, "started_ns": started, "finished_ns": time.monotonic_ns()}
 

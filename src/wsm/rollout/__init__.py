@@ -20,6 +20,9 @@ request_service, client             what the messages mean; the other end of the
 config, run_directory               what a group is told; where its processes meet
 supervisor, load                    the owner of a group, from start to end; requests of its own
 keeper, deaths, restoring           what it does when one of its processes dies
+weight_loader, residence            how weights arrive in the parameters; which memory they have
+rank_processes                      starting and ending the processes of ranks
+errors                              what can go wrong in it
 ==================================  ======================================================================
 
 Importing this package imports nothing else; the modules that compute import paddle.

@@ -102,7 +102,7 @@ class BlockPool:
         Raises
         ------
         InternalError
-            If nobody holds one of them.
+            If no request holds one of them.
         """
         if generation != self.generation:
             return
@@ -148,7 +148,7 @@ class BlockPool:
     def publish(self, parent: int, tokens: Sequence[int], block: int) -> int | None:
         """Make a full, wholly computed block findable; return the chain that ends with it.
 
-        Where the same chain is known already, that block stays the known one. None, and nobody will find
+        Where the same chain is known already, that block stays the known one. None, and no request will find
         it, if several versions have written into the block, or if the chain before it can no longer be found.
         """
         if len(self._versions[block]) != 1 or (parent != ROOT_CHAIN and parent not in self._chains):
@@ -173,7 +173,7 @@ class BlockPool:
         self._reset()
 
     def forget_idle(self) -> int:
-        """Drop every prefix, and what nobody holds; return how many blocks are still held. Idempotent."""
+        """Drop every prefix, and what no request holds; return how many blocks are still held. Idempotent."""
         self._free.extend(self._idle)
         self._idle.clear()
         self._known.clear()

@@ -50,7 +50,7 @@ class RolloutClient:
     Raises
     ------
     RolloutUnreachableError
-        If nobody takes requests there.
+        If no process takes requests there.
     """
 
     def __init__(self, name: str, *, directory: str | Path | None = None, retry_s: float = 0.0) -> None:
@@ -67,7 +67,7 @@ class RolloutClient:
         Raises
         ------
         RolloutUnreachableError
-            If nobody takes requests (yet).
+            If no process takes requests (yet).
         """
         self._socket.close()
         self._connect()

@@ -14,7 +14,7 @@ from wsm.rollout.attention import StepInputs, paged_attention
 from wsm.rollout.graphs import CapturedExecution
 from wsm.rollout.model import Decoder, Weights, logits
 from wsm.rollout.paged_cache import PagedKVCache
-from wsm.rollout.request import Request
+from wsm.rollout.request import GenerationRequest
 from wsm.rollout.sampling import Choices
 
 
@@ -59,7 +59,7 @@ class DraftModel:
         guesses: list[int] = logits(weights, last_hidden, norm="mtp_norm.weight").argmax(axis=-1).tolist()
         return guesses
 
-    def compare(self, requests: list[Request], choices: Choices, guesses: list[int]) -> None:
+    def compare(self, requests: list[GenerationRequest], choices: Choices, guesses: list[int]) -> None:
         """Judge the guesses of the last step by this step's choices, and keep this step's guesses.
 
         To be called before the choices are appended to the requests.

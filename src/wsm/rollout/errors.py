@@ -153,7 +153,7 @@ def plan_overflow(*, needed: int, capacity: int) -> InternalError:
 def block_accounting(*, block: int) -> InternalError:
     """A KV block was released more often than it was taken."""
     return InternalError(
-        f"KV block {block} was released while nobody held it; this is a bug in wsm, please report it",
+        f"KV block {block} was released while no request held it; this is a bug in wsm, please report it",
         code="block-accounting",
         block=block,
     )
@@ -183,7 +183,7 @@ class FrameError(BadInputError):
 
 
 class RolloutUnreachableError(GroupError):
-    """Nobody takes requests for the group; `retryable` where its supervisor lives, or did just now."""
+    """No process takes requests for the group; `retryable` where its supervisor lives, or did just now."""
 
     def __init__(self, *, group: str, reason: str, retryable: bool = False) -> None:
         fix = (

@@ -2,7 +2,7 @@
 
 Pure functions of (weights, inputs). The same code runs a rank's shard with paged attention in a
 worker and the full model with causal attention under autograd in a trainer; what differs is handed
-in. It cannot tell whether weights may be used: that is decided by whoever hands them in
+in. It cannot tell whether weights may be used: that is decided by the caller that hands them in
 (:mod:`wsm.rollout.parameters`). No operand is optional, because paddle computes silently without a
 cleared optional operand such as a bias.
 """

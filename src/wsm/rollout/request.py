@@ -23,7 +23,7 @@ class FinishReason(enum.Enum):
 
 
 @dataclass(eq=False)  # two requests are the same only if they are one object; comparing fields is slow
-class Request:
+class GenerationRequest:
     """A prompt that is being continued.
 
     Parameters

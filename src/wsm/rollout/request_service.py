@@ -26,8 +26,8 @@ from typing import Any
 from wsm.errors import WsmError, error_name
 from wsm.rollout import errors
 from wsm.rollout.frames import Message
-from wsm.rollout.request import Generation, Request
-from wsm.rollout.request_socket import Connection, RequestSocket
+from wsm.rollout.request import Generation, GenerationRequest
+from wsm.rollout.request_socket import ClientConnection, RequestSocket
 from wsm.rollout.scheduler import Scheduler
 
 #: Bits of a request's seed that tell the prompts of one call apart.
@@ -41,10 +41,10 @@ MAX_CALL_SEED = (1 << (63 - _INDEX_BITS)) - 1
 class Call:
     """One generate message: its requests by id, as (index, request, tokens already streamed)."""
 
-    connection: Connection
+    connection: ClientConnection
     call_id: int
     stream: bool
-    open: dict[str, tuple[int, Request]] = field(default_factory=dict)
+    open: dict[str, tuple[int, GenerationRequest]] = field(default_factory=dict)
     streamed: dict[str, int] = field(default_factory=dict)
 
 
@@ -82,7 +82,7 @@ class RequestService:
             else:
                 self._obey(connection, message)
 
-    def _obey(self, connection: Connection, message: Message) -> None:
+    def _obey(self, connection: ClientConnection, message: Message) -> None:
         call_id = message.get("id")
         try:
             if type(call_id) is not int:
@@ -100,7 +100,7 @@ class RequestService:
             problem = {"type": error_name(error), "message": str(error), "retryable": error.retryable}
             self._socket.send(connection, {"id": call_id, "error": problem})
 
-    def _generate(self, connection: Connection, call_id: int, message: Message) -> None:
+    def _generate(self, connection: ClientConnection, call_id: int, message: Message) -> None:
         """Submit every prompt of a call, or none."""
         requests = self._requests_of(message)
         if len(requests) > self._scheduler.room():
@@ -113,7 +113,7 @@ class RequestService:
             self._calls[request.request_id] = call
             self._scheduler.submit(request)
 
-    def _requests_of(self, message: Message) -> list[Request]:
+    def _requests_of(self, message: Message) -> list[GenerationRequest]:
         prompts = message.get("prompts")
         if not isinstance(prompts, list) or not 0 < len(prompts) < 1 << _INDEX_BITS:
             raise errors.bad_request(field="prompts", reason="must be a list of at least one list of tokens")
@@ -135,7 +135,9 @@ class RequestService:
                 raise errors.bad_request(field=f"prompts[{index}]", reason="must be a list of integers")
             self._next_request += 1
             name, own_seed = f"{self._next_request}", base << _INDEX_BITS | index
-            requests.append(Request(name, tuple(prompt), max_tokens, temperature, own_seed, stop_token))
+            requests.append(
+                GenerationRequest(name, tuple(prompt), max_tokens, temperature, own_seed, stop_token)
+            )
         return requests
 
     def _deliver(self) -> None:
@@ -180,7 +182,7 @@ class RequestService:
         if news:
             self._socket.send(call.connection, {"id": call.call_id, "tokens": news})
 
-    def _forget(self, connection: Connection, call_id: object = None) -> None:
+    def _forget(self, connection: ClientConnection, call_id: object = None) -> None:
         """Drop a client's requests: those of one call, or all."""
         dropped = {
             name

@@ -32,7 +32,7 @@ def request_socket_path(name: str, directory: str | Path | None = None) -> Path:
 
 
 @dataclass(eq=False)
-class Connection:
+class ClientConnection:
     """One client."""
 
     socket: socket.socket
@@ -63,13 +63,13 @@ class RequestSocket:
         self._listener.listen(MAX_CONNECTIONS)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._connections: list[Connection] = []
+        self._connections: list[ClientConnection] = []
 
     def watch(self, descriptor: int) -> None:
         """Let :meth:`exchange` return as soon as `descriptor` is readable, too."""
         self._selector.register(descriptor, selectors.EVENT_READ)
 
-    def exchange(self, timeout_s: float = 0.0) -> list[tuple[Connection, Message | None]]:
+    def exchange(self, timeout_s: float = 0.0) -> list[tuple[ClientConnection, Message | None]]:
         """Send and receive what is possible; wait up to `timeout_s` if there is nothing.
 
         Returns
@@ -77,12 +77,12 @@ class RequestSocket:
         list of (Connection, dict or None)
             What arrived; None: that client is gone.
         """
-        received: list[tuple[Connection, Message | None]] = []
+        received: list[tuple[ClientConnection, Message | None]] = []
         for key, events in self._selector.select(timeout_s):
             connection = key.data
             if key.fileobj is self._listener:
                 self._accept()
-            elif isinstance(connection, Connection):
+            elif isinstance(connection, ClientConnection):
                 if events & selectors.EVENT_WRITE:
                     self._flush(connection)
                 if events & selectors.EVENT_READ:
@@ -91,7 +91,7 @@ class RequestSocket:
         self._connections = [connection for connection in self._connections if connection not in gone]
         return received + [(connection, None) for connection in gone]
 
-    def send(self, connection: Connection, message: Message) -> None:
+    def send(self, connection: ClientConnection, message: Message) -> None:
         """Queue a message for a client, and send what can be sent now. Never blocks."""
         if connection.socket.fileno() < 0:
             return
@@ -124,11 +124,11 @@ class RequestSocket:
             client.close()
             return
         client.setblocking(False)
-        connection = Connection(client)
+        connection = ClientConnection(client)
         self._connections.append(connection)
         self._selector.register(client, selectors.EVENT_READ, connection)
 
-    def _receive(self, connection: Connection) -> list[tuple[Connection, Message | None]]:
+    def _receive(self, connection: ClientConnection) -> list[tuple[ClientConnection, Message | None]]:
         if connection.socket.fileno() < 0:
             return []
         try:
@@ -143,7 +143,7 @@ class RequestSocket:
             self._drop(connection, "it closed the connection")
         return [(connection, message) for message in messages]
 
-    def _flush(self, connection: Connection) -> None:
+    def _flush(self, connection: ClientConnection) -> None:
         try:
             while connection.unsent:
                 sent = connection.socket.send(connection.unsent)
@@ -156,7 +156,7 @@ class RequestSocket:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
         self._selector.modify(connection.socket, wanted, connection)
 
-    def _drop(self, connection: Connection, why: str) -> None:
+    def _drop(self, connection: ClientConnection, why: str) -> None:
         if connection.socket.fileno() < 0:
             return
         self._log.debug(log.CLIENT_GONE, why=why)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wsm.rollout.block_pool import BlockPool
-from wsm.rollout.request import Request
+from wsm.rollout.request import GenerationRequest
 
 
 class Residence:
@@ -36,7 +36,7 @@ class Residence:
         self.crossed_tokens = 0
         self.mixed_tokens = 0
 
-    def enter(self, request: Request, version: int) -> bool:
+    def enter(self, request: GenerationRequest, version: int) -> bool:
         """Hold blocks for a request's longest possible sequence; False, and nothing is held, if they lack."""
         match = self._pool.match(request.known, version)
         total = self.blocks_for(len(request.prompt) + request.max_tokens)
@@ -55,11 +55,11 @@ class Residence:
         self.crossed_tokens += request.crossed_tokens
         return True
 
-    def lost(self, request: Request) -> bool:
+    def lost(self, request: GenerationRequest) -> bool:
         """Whether the content of the request's blocks was forgotten since it entered."""
         return request.generation != self._pool.generation
 
-    def computed(self, request: Request, count: int, version: int) -> None:
+    def computed(self, request: GenerationRequest, count: int, version: int) -> None:
         """Take in that `version` has computed the next `count` tokens, and offer what is full to others."""
         size, before = self._pool.block_size, request.computed
         request.computed += count
@@ -73,13 +73,13 @@ class Residence:
             tokens = known[index * size : (index + 1) * size]
             request.chain = self._pool.publish(request.chain, tokens, request.blocks[index])
 
-    def chosen(self, request: Request, version: int) -> None:
+    def chosen(self, request: GenerationRequest, version: int) -> None:
         """Note from whose keys and values the token was chosen that `version` has just appended."""
         if request.kv_versions != {version}:
             request.mixed.append(len(request.tokens) - 1)
             self.mixed_tokens += 1
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: GenerationRequest) -> None:
         """Let go of the request's blocks; what it offered stays until the memory is needed."""
         self._pool.release(request.blocks, request.generation)
         request.leave_cache()

@@ -16,14 +16,14 @@ import numpy as np
 from wsm.rollout import errors
 from wsm.rollout.block_pool import SCRATCH_BLOCK, BlockPool
 from wsm.rollout.engine import Limits
-from wsm.rollout.request import FinishReason, Generation, Request
+from wsm.rollout.request import FinishReason, Generation, GenerationRequest
 from wsm.rollout.residence import Residence
 from wsm.rollout.sampling import Choices
 from wsm.rollout.shape import ModelShape
 from wsm.rollout.step_plan import StepPlan
 
 #: Returns a request's expert choices for its answer, or None.
-TakeRouting = Callable[[Request], "list[list[list[int]]] | None"]
+TakeRouting = Callable[[GenerationRequest], "list[list[list[int]]] | None"]
 
 
 class Scheduler:
@@ -57,10 +57,10 @@ class Scheduler:
         self._limits = limits
         self._reset_hooks = reset_hooks
         self._routing = routing
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
-        self._held: list[Request] = []
-        self._step: list[Request] = []
+        self._waiting: deque[GenerationRequest] = deque()
+        self._running: list[GenerationRequest] = []
+        self._held: list[GenerationRequest] = []
+        self._step: list[GenerationRequest] = []
         self._finished: list[Generation] = []
         self._lost: list[str] = []
         self._admitting = True
@@ -124,7 +124,7 @@ class Scheduler:
 
     # -- what the event loop asks for -----------------------------------------------------------
 
-    def check(self, request: Request) -> None:
+    def check(self, request: GenerationRequest) -> None:
         """Refuse what could never run.
 
         Raises
@@ -143,7 +143,7 @@ class Scheduler:
         """Count requests that may still be submitted."""
         return self._limits.max_waiting - len(self._waiting)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: GenerationRequest) -> None:
         """Queue a request.
 
         Raises
@@ -159,7 +159,7 @@ class Scheduler:
         self._waiting.append(request)
 
     def cancel(self, request_ids: set[str]) -> None:
-        """Drop requests whose submitter is gone; nobody is answered."""
+        """Drop requests whose submitter is gone; no process is answered."""
         self._waiting = deque(request for request in self._waiting if request.request_id not in request_ids)
         for requests in (self._running, self._held):
             for request in [each for each in requests if each.request_id in request_ids]:
@@ -205,7 +205,7 @@ class Scheduler:
         self._step = rows[: budget // length] if length else []
         return self._plan(length)
 
-    def stepped(self) -> list[Request]:
+    def stepped(self) -> list[GenerationRequest]:
         """Return the requests of the step that :meth:`next` has chosen, row by row."""
         return self._step
 
@@ -249,13 +249,13 @@ class Scheduler:
             tables[row, : len(held)] = held
         return StepPlan(tokens, starts, counts, tables)
 
-    def _requeue(self, requests: list[Request]) -> None:
+    def _requeue(self, requests: list[GenerationRequest]) -> None:
         for request in reversed(requests):
             self._residence.leave(request)
             self._running.remove(request)
             self._waiting.appendleft(request)
 
-    def _finish(self, request: Request, reason: FinishReason) -> None:
+    def _finish(self, request: GenerationRequest, reason: FinishReason) -> None:
         routing = self._routing(request)
         answer = Generation(
             request.request_id,

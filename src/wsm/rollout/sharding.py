@@ -24,7 +24,7 @@ from wsm.strategies.tensor import TensorSpec
 Array = npt.NDArray[np.float32]
 
 
-class Split(enum.Enum):
+class ShardSplit(enum.Enum):
     """Where one parameter of the full model goes."""
 
     REPLICATED = "replicated"
@@ -38,16 +38,16 @@ class ParameterLayout:
     """One parameter of the full model: extents, how it is split, and which expert it belongs to."""
 
     extents: tuple[int, ...]
-    split: Split
+    split: ShardSplit
     expert: int = -1
 
     def local_extents(self, rank: int, ranks: int, experts: int) -> tuple[int, ...] | None:
         """Return the extents on `rank`, or None where the rank does not hold the parameter."""
-        if self.split is Split.EXPERT:
+        if self.split is ShardSplit.EXPERT:
             return self.extents if self.expert // (experts // ranks) == rank else None
-        if self.split is Split.COLUMNS:
+        if self.split is ShardSplit.COLUMNS:
             return (*self.extents[:-1], self.extents[-1] // ranks)
-        if self.split is Split.ROWS:
+        if self.split is ShardSplit.ROWS:
             return (self.extents[0] // ranks, *self.extents[1:])
         return self.extents
 
@@ -56,17 +56,17 @@ def parameter_table(shape: ModelShape) -> dict[str, ParameterLayout]:
     """Name every parameter of the full model, in the order of the forward pass."""
     width = shape.width
     table = {
-        "embedding.token.weight": ParameterLayout((shape.vocabulary, width), Split.REPLICATED),
-        "embedding.position.weight": ParameterLayout((shape.context, width), Split.REPLICATED),
+        "embedding.token.weight": ParameterLayout((shape.vocabulary, width), ShardSplit.REPLICATED),
+        "embedding.position.weight": ParameterLayout((shape.context, width), ShardSplit.REPLICATED),
     }
     for layer in range(shape.layers):
         table.update(_block(shape, f"layers.{layer}", experts=shape.experts))
-    table["final_norm.weight"] = ParameterLayout((width,), Split.REPLICATED)
-    table["head.weight"] = ParameterLayout((width, shape.vocabulary), Split.REPLICATED)
+    table["final_norm.weight"] = ParameterLayout((width,), ShardSplit.REPLICATED)
+    table["head.weight"] = ParameterLayout((width, shape.vocabulary), ShardSplit.REPLICATED)
     for layer in range(shape.draft_layers):
         table.update(_block(shape, f"mtp_block.{layer}", experts=0))
     if shape.draft_layers:
-        table["mtp_norm.weight"] = ParameterLayout((width,), Split.REPLICATED)
+        table["mtp_norm.weight"] = ParameterLayout((width,), ShardSplit.REPLICATED)
     return table
 
 
@@ -128,9 +128,9 @@ def shard(full_state: Mapping[str, Array], shape: ModelShape, rank: int, ranks: 
     for name in specs:
         layout, whole = table[name], full_state[name]
         _check_extents(name, whole, layout.extents, where="full weights")
-        if layout.split is Split.COLUMNS:
+        if layout.split is ShardSplit.COLUMNS:
             whole = np.split(whole, ranks, axis=-1)[rank]
-        elif layout.split is Split.ROWS:
+        elif layout.split is ShardSplit.ROWS:
             whole = np.split(whole, ranks, axis=0)[rank]
         local[name] = np.ascontiguousarray(whole)
     return local
@@ -153,9 +153,9 @@ def unshard(shards: Sequence[Mapping[str, Array]], shape: ModelShape) -> dict[st
     full = {}
     for name, layout in parameter_table(shape).items():
         parts = [local[name] for local in shards if name in local]
-        if layout.split is Split.COLUMNS:
+        if layout.split is ShardSplit.COLUMNS:
             full[name] = np.concatenate(parts, axis=-1)
-        elif layout.split is Split.ROWS:
+        elif layout.split is ShardSplit.ROWS:
             full[name] = np.concatenate(parts, axis=0)
         else:
             full[name] = parts[0]
@@ -190,30 +190,32 @@ def local_experts(shape: ModelShape, rank: int, ranks: int) -> range:
 
 
 def _placement(layout: ParameterLayout, shape: ModelShape) -> Placement:
-    if layout.split is Split.EXPERT:
+    if layout.split is ShardSplit.EXPERT:
         return placement.Member(layout.expert, shape.experts)
-    if layout.split is Split.REPLICATED:
+    if layout.split is ShardSplit.REPLICATED:
         return placement.Replicated()
-    return placement.split(layout.extents, -1 if layout.split is Split.COLUMNS else 0)
+    return placement.split(layout.extents, -1 if layout.split is ShardSplit.COLUMNS else 0)
 
 
 def _block(shape: ModelShape, prefix: str, *, experts: int) -> Iterator[tuple[str, ParameterLayout]]:
     width = shape.width
-    yield f"{prefix}.attention_norm.weight", ParameterLayout((width,), Split.REPLICATED)
+    yield f"{prefix}.attention_norm.weight", ParameterLayout((width,), ShardSplit.REPLICATED)
     for matrix in ("query", "key", "value"):
-        yield f"{prefix}.attention.{matrix}.weight", ParameterLayout((width, width), Split.COLUMNS)
-    yield f"{prefix}.attention.output.weight", ParameterLayout((width, width), Split.ROWS)
-    yield f"{prefix}.feed_forward_norm.weight", ParameterLayout((width,), Split.REPLICATED)
+        yield f"{prefix}.attention.{matrix}.weight", ParameterLayout((width, width), ShardSplit.COLUMNS)
+    yield f"{prefix}.attention.output.weight", ParameterLayout((width, width), ShardSplit.ROWS)
+    yield f"{prefix}.feed_forward_norm.weight", ParameterLayout((width,), ShardSplit.REPLICATED)
     if not experts:
         yield from _feed_forward(shape, f"{prefix}.feed_forward", expert=-1)
         return
-    yield f"{prefix}.router.weight", ParameterLayout((width, experts), Split.REPLICATED)
+    yield f"{prefix}.router.weight", ParameterLayout((width, experts), ShardSplit.REPLICATED)
     for expert in range(experts):
         yield from _feed_forward(shape, f"{prefix}.experts.{expert}", expert=expert)
 
 
 def _feed_forward(shape: ModelShape, prefix: str, *, expert: int) -> Iterator[tuple[str, ParameterLayout]]:
-    first, second = (Split.EXPERT, Split.EXPERT) if expert >= 0 else (Split.COLUMNS, Split.ROWS)
+    first, second = (
+        (ShardSplit.EXPERT, ShardSplit.EXPERT) if expert >= 0 else (ShardSplit.COLUMNS, ShardSplit.ROWS)
+    )
     for matrix in ("up", "gate") if shape.gated else ("up",):
         yield f"{prefix}.{matrix}.weight", ParameterLayout((shape.width, shape.hidden), first, expert)
     yield f"{prefix}.down.weight", ParameterLayout((shape.hidden, shape.width), second, expert)

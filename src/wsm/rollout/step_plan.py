@@ -51,5 +51,5 @@ class StepPlan:
     @classmethod
     def empty(cls) -> StepPlan:
         """Return a step in which no model runs: it only keeps the ranks together."""
-        nobody, nothing = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
-        return cls(nothing, nobody, nobody, nothing)
+        no_request, nothing = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
+        return cls(nothing, no_request, no_request, nothing)

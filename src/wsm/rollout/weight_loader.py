@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from wsm.rollout.shape import ModelShape
-from wsm.rollout.sharding import ParameterLayout, Split, full_specs, parameter_table
+from wsm.rollout.sharding import ParameterLayout, ShardSplit, full_specs, parameter_table
 from wsm.strategies.applier.auxiliary_names import AuxiliaryNames
 from wsm.strategies.applier.loaders import ParameterMemory
 from wsm.strategies.tensor import TensorSpec
@@ -63,10 +63,10 @@ class ShardLoader:
 
     def _part(self, layout: ParameterLayout, extents: tuple[int, ...]) -> tuple[Any, ...]:
         """Return where this rank's part lies in the whole tensor."""
-        if layout.split is Split.COLUMNS:
+        if layout.split is ShardSplit.COLUMNS:
             begin = self._rank * extents[-1]
             return (..., slice(begin, begin + extents[-1]))
-        if layout.split is Split.ROWS:
+        if layout.split is ShardSplit.ROWS:
             begin = self._rank * extents[0]
             return (slice(begin, begin + extents[0]),)
         return (...,)

@@ -66,7 +66,7 @@ class SegmentOwnedError(RefusedError):
 
 
 class SegmentReplacedError(RefusedError):
-    """The file was removed or created anew since this process attached; its words reach nobody."""
+    """The file was removed or created anew since this process attached; its words reach no process."""
 
     def __init__(self, *, path: str) -> None:
         super().__init__(
@@ -96,7 +96,7 @@ class SegmentClosedError(RefusedError):
 
 
 class SegmentBusyError(RefusedError):
-    """Somebody still holds a view into the memory, which therefore cannot be unmapped."""
+    """Another process still holds a view into the memory, which therefore cannot be unmapped."""
 
     def __init__(self, *, path: str) -> None:
         super().__init__(

@@ -5,19 +5,26 @@ writes a request into one and waits for the answer in the same place. So this wo
 only compare-exchange keeps the one from wiping out the other's value. Knows integers, not what they
 mean; and never attaches through ``multiprocessing.shared_memory``, whose tracker would unlink the
 engine's word when this process exits.
+
+Compare-exchange on 32 bits of shared memory, by the compiler's own support library.
+
+Python has no atomic read-modify-write: a plain ``+=`` from two processes loses a quarter of the
+increments. ``libatomic.so.1`` exports the operations as functions; it comes with GCC's runtime and is on
+every machine that runs numpy's or paddle's wheels, but need not be in a slim container.
 """
 
 from __future__ import annotations
 
+import ctypes
 import enum
+import functools
 import os
 import secrets
 from pathlib import Path
 from types import TracebackType
-from typing import final
+from typing import Any, final
 
 from wsm.signals import errors
-from wsm.signals.atomics import compare_exchange_32
 from wsm.signals.errors import (
     EngineWordMissingError,
     SegmentAccessError,
@@ -26,6 +33,39 @@ from wsm.signals.errors import (
 )
 from wsm.signals.memory import SharedFile, opened, publish
 from wsm.signals.names import SHARED_MEMORY_DIRECTORY, check_name
+
+_LIBRARY = "libatomic.so.1"
+_SEQUENTIALLY_CONSISTENT = 5
+
+
+def compare_exchange_32(address: int, expected: int, new: int) -> bool:
+    """Store `new` if the aligned int32 at `address` is `expected`, in one indivisible step.
+
+    Returns
+    -------
+    bool
+        Whether it was, and the store happened.
+
+    Raises
+    ------
+    RefusedError
+        If the library is not to be had.
+    """
+    wanted = ctypes.c_int32(expected)
+    order = _SEQUENTIALLY_CONSISTENT
+    return bool(_compare_exchange()(address, ctypes.byref(wanted), new, order, order))
+
+
+@functools.cache
+def _compare_exchange() -> Any:
+    try:
+        function = ctypes.CDLL(_LIBRARY)["__atomic_compare_exchange_4"]
+    except (OSError, AttributeError) as error:
+        raise errors.atomics_unavailable(library=_LIBRARY, reason=str(error)) from error
+    function.restype = ctypes.c_bool
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int, ctypes.c_int)
+    return function
+
 
 _INT32_BYTES = 4
 _MIN_INT32, _MAX_INT32 = -(1 << 31), (1 << 31) - 1
@@ -162,7 +202,7 @@ class EngineWord:
         return compare_exchange_32(self._memory.address, expected, new)
 
     def recreated(self) -> bool:
-        """Whether the engine has made a new word under this name; attach anew, nobody hears this one."""
+        """Whether the engine has made a new word under this name; attach anew, no process hears this one."""
         return self._memory.is_replaced() and os.path.lexists(self.path)
 
     def removed(self) -> bool:

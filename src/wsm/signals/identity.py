@@ -1,6 +1,6 @@
 """Who a process is, in a way that survives the reuse of its pid, and how that is kept in a segment.
 
-A pid alone names nobody: it is reused, and in another pid namespace it means someone else. Pid, start
+A pid alone names no process: it is reused, and in another pid namespace it means someone else. Pid, start
 time and namespace together do. The record is several words, so unlike a word it can be read half
 written; its checksum tells, and then only the byte lock knows.
 """

@@ -1,9 +1,15 @@
 """Whether the process behind a participant lives. Knows processes and locks, and nothing of progress.
 
 A pidfd is the fast path (a look costs a quarter of a microsecond and it wakes a selector); it is
-trusted only after the start time agreed, so a reused pid is nobody. Where there is none (another pid
+trusted only after the start time agreed, so a reused pid is no participant. Where there is none (another pid
 namespace, an old kernel, seccomp), the byte lock that each participant holds tells. A stopped process
 is alive in both: that is a hang, and a hang is for the heartbeat to show.
+
+Tells at once when a process that stands for a participant dies, without looking again and again.
+
+A thread sleeps on the pidfds of all participants. Where there is no pidfd (another pid namespace, an old
+kernel), no process is told: the process that cares looks at :class:`wsm.signals.liveness.Liveness` now and
+then anyway.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import enum
 import os
 import select
 import threading
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import final
 
@@ -26,9 +33,9 @@ from wsm.signals.segment import Segment
 class Life(enum.Enum):
     """What is known about a participant's process."""
 
-    NEVER = "never"  # nobody ever registered
+    NEVER = "never"  # no process ever registered
     ALIVE = "alive"  # running or stopped
-    DEAD = "dead"  # gone, or left in good order: nobody writes its words now
+    DEAD = "dead"  # gone, or left in good order: no process writes its words now
 
 
 @final
@@ -122,7 +129,7 @@ class Liveness:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, _WatchedParticipant] = {}
         # A poll object refuses a second thread, and a look may replace what another one is looking at.
         self._mutex = threading.RLock()
 
@@ -153,13 +160,13 @@ class Liveness:
         return watched.fd if watched is not None else None
 
     def pid(self, participant: int) -> int | None:
-        """Pid in the recorder's own pid namespace of who stands or stood there last; None if nobody did."""
+        """Pid in the recorder's own pid namespace of who stands or stood there last; None if none did."""
         with self._mutex:
             watched = self._watch(participant)
         return watched.occupant.identity.pid or None if watched is not None else None
 
     def identity(self, participant: int) -> ProcessIdentity | None:
-        """Who stands there now, dead or alive; None if nobody ever did, or it left in good order."""
+        """Who stands there now, dead or alive; None if none ever did, or it left in good order."""
         with self._mutex:
             watched = self._watch(participant)
         if watched is None or not watched.occupant.present:
@@ -178,7 +185,7 @@ class Liveness:
                 watched.close()
             self._watched.clear()
 
-    def _watch(self, participant: int) -> _Watched | None:
+    def _watch(self, participant: int) -> _WatchedParticipant | None:
         self._segment.check_participant(participant)
         self._segment.require_whole()
         occupant = read_occupant(self._segment.words, self._segment.layout.occupant[participant])
@@ -188,11 +195,11 @@ class Liveness:
         if watched is None or watched.occupant != occupant or watched.lacked_descriptor:
             if watched is not None:
                 watched.close()
-            watched = self._watched[participant] = _Watched(occupant)
+            watched = self._watched[participant] = _WatchedParticipant(occupant)
         return watched
 
 
-class _Watched:
+class _WatchedParticipant:
     """One process under observation: by a pidfd if there can be one, else with no means of its own."""
 
     def __init__(self, occupant: Occupant) -> None:
@@ -230,4 +237,120 @@ class _Watched:
         if started != identity.start_time and not self._poll.poll(0):
             self.close()
             self._was_never_there = started is not None  # someone else has the pid
-            self.lacked_descriptor = started is None  # or nobody may look
+            self.lacked_descriptor = started is None  # or no process may look
+
+
+#: Seconds after which a turn is repeated that a shortage has cut short.
+_AGAIN_S = 0.05
+
+
+class DeathWatch:
+    """A thread that sleeps until a participant dies.
+
+    Parameters
+    ----------
+    liveness : Liveness
+        Of the group.
+    participants : sequence of int
+        Who is watched.
+    on_death : callable
+        Called in the thread after deaths.
+    on_turn : callable or None
+        Called in the thread after every wake-up; returns the seconds after which it wants to be called again
+        in any case, or None.
+
+    Raises
+    ------
+    OSError, RuntimeError
+        If no descriptor, or no thread, is left for it.
+    """
+
+    def __init__(
+        self,
+        liveness: Liveness,
+        participants: Sequence[int],
+        on_death: Callable[[], object],
+        on_turn: Callable[[], float | None] | None = None,
+    ) -> None:
+        self._liveness = liveness
+        self._participants = participants
+        self._on_death = on_death
+        self._on_turn = on_turn
+        self._changing = threading.Lock()
+        self._known: dict[int, ProcessIdentity | None] = {}
+        self._new: list[int] = []
+        self._closing = False
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._watch, name="wsm-death-watch", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            os.close(self._bell)
+            raise
+
+    def refresh(self) -> None:
+        """Watch those who stand there now, and have a turn. Cheap while no process was replaced."""
+        with self._changing:
+            found = {participant: self._liveness.identity(participant) for participant in self._participants}
+            changed = [who for who, identity in found.items() if identity != self._known.get(who)]
+            self._known = found
+            for participant in changed:
+                self._take_up(participant)
+            if (self._new or self._on_turn is not None) and not self._closing:
+                os.eventfd_write(self._bell, 1)
+
+    def _take_up(self, participant: int) -> None:
+        try:
+            descriptor = self._liveness.fd(participant)
+            if descriptor is not None:
+                self._new.append(os.dup(descriptor))
+        except OSError:
+            del self._known[participant]  # no descriptor is left: the next refresh tries again
+
+    def close(self) -> None:
+        """End the thread. Does nothing the second time."""
+        with self._changing:
+            if self._closing:
+                return
+            self._closing = True
+            os.eventfd_write(self._bell, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        poller, watched = select.poll(), set[int]()
+        poller.register(self._bell, select.POLLIN)
+        timeout_s: float | None = None
+        untold = False
+        while not self._closing:
+            timeout_ms = None if timeout_s is None else timeout_s * 1e3
+            ready = [descriptor for descriptor, _ in poller.poll(timeout_ms)]
+            dead = watched.intersection(ready)
+            for descriptor in dead:
+                poller.unregister(descriptor)
+                os.close(descriptor)
+            watched -= dead
+            if self._bell in ready:
+                os.eventfd_read(self._bell)
+                for descriptor in self._taken():
+                    poller.register(descriptor, select.POLLIN)
+                    watched.add(descriptor)
+            if self._closing:
+                break
+            untold = untold or bool(dead)
+            try:
+                if untold:
+                    self._on_death()
+                untold = False
+                timeout_s = None if self._on_turn is None else self._on_turn()
+            except (MemoryError, OSError, RuntimeError) as error:
+                if shortage_of(error) is None:
+                    raise
+                timeout_s = _AGAIN_S  # who watches must not be gone when the shortage is over
+        for descriptor in (*watched, *self._taken(), self._bell):
+            os.close(descriptor)
+
+    def _taken(self) -> list[int]:
+        with self._changing:
+            new, self._new = self._new, []
+            return new

@@ -1,7 +1,7 @@
 """The controller role: who may command a group now. A kernel lock, taken per command.
 
-The kernel gives it back when its holder dies, so whoever has it knows that no other controller writes:
-a successor never guesses by a timeout. It also excludes two threads of one process from each other.
+The kernel gives it back when its holder dies, so the process that has it knows that no other controller
+writes: a successor never guesses by a timeout. It also excludes two threads of one process from each other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class ControllerRole:
         RoleBusyError
             If another process or thread has the role still; names its pid.
         SegmentReplacedError
-            If the segment was removed or created anew meanwhile: a role over a dead group commands nobody.
+            If the segment was removed or created anew meanwhile: a role over a dead group commands no
+            process.
         """
         lock_file = self._segment.lock_file
         hold = lock_file.acquire(CONTROLLER_BYTE, timeout_s)
@@ -54,7 +55,7 @@ class ControllerRole:
         return hold
 
     def holder(self) -> int | None:
-        """Pid of the process that has the role; None if nobody, 0 if one of another pid namespace."""
+        """Pid of the process that has the role; None if it is free, 0 if one of another pid namespace."""
         return self._segment.lock_file.holder(CONTROLLER_BYTE)
 
     def stopped_holder(self) -> int | None:
@@ -71,10 +72,10 @@ class ControllerRole:
         return self._segment.lock_file.try_acquire(STAND_IN_BYTE)
 
     def await_stand_in(self) -> None:
-        """Wait until nobody is about to write in the place of the role's holder; blocks 1 s at most.
+        """Wait until no process is about to write in the place of the role's holder; blocks 1 s at most.
 
         To be asked, with the role, before a word is written that begins a command or an epoch: a decision
-        that somebody writes late must find the command that it is about.
+        that another process writes late must find the command that it is about.
 
         Raises
         ------

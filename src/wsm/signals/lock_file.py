@@ -2,11 +2,12 @@
 
 POSIX record locks (``fcntl``) belong to a process, and they have a trap: the process loses all its
 locks on a file when it closes *any* descriptor of that file. Hence the registry: a process opens each
-lock file once, whoever asks, and closes it when nobody uses it any more. Two threads of one process do
-not exclude each other by POSIX locks, so the registry does that as well.
+lock file once, the process that asks, and closes it when no process uses it any more. Two threads of one
+process do not exclude each other by POSIX locks, so the registry does that as well.
 
-A lock file may be removed while somebody waits for a lock on it. Whoever then acquires holds a lock on
-a file that nobody else finds: :meth:`LockFile.is_current` tells, and has to be asked after acquiring.
+A lock file may be removed while another process waits for a lock on it. The process that then acquires holds
+a lock on a file that no other process finds: :meth:`LockFile.is_current` tells, and has to be asked after
+acquiring.
 
 A forked child inherits none of the locks, and here it inherits no belief in them either.
 """

@@ -96,7 +96,7 @@ class SharedFile:
         Raises
         ------
         SegmentBusyError
-            If somebody holds a view into the memory; it stays mapped then.
+            If another process holds a view into the memory; it stays mapped then.
         """
         self.bytes.release()
         try:
@@ -131,7 +131,7 @@ def opened(path: Path, *, also: Container[int] = ()) -> Iterator[tuple[int, int]
 
 
 def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFile:
-    """Create `path` with `content` and zeros up to `size` bytes; nobody ever sees it half made.
+    """Create `path` with `content` and zeros up to `size` bytes; no process ever sees it half made.
 
     The bytes are allocated here, because a full ``/dev/shm`` would otherwise kill some process with
     SIGBUS at its first store, much later.

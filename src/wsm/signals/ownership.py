@@ -16,9 +16,8 @@ from wsm.errors import BadInputError, WsmError
 from wsm.shared_directory import ForeignPathError, is_ours, remove_ours
 from wsm.signals import errors
 from wsm.signals.errors import SegmentMissingError, SegmentOwnedError
-from wsm.signals.header import Header
 from wsm.signals.identity import read_occupant
-from wsm.signals.layout import HEADER_BYTES, layout_of
+from wsm.signals.layout import HEADER_BYTES, Header, layout_of
 from wsm.signals.lock_file import UNBOUNDED, LockFile, LockHold, create_lock_file, open_lock_file
 from wsm.signals.memory import SharedFile, opened, publish, refusal
 from wsm.signals.names import lock_path, unfinished_path
@@ -84,7 +83,7 @@ def claimed(path: Path) -> Iterator[Claim]:
             raise SegmentOwnedError(path=str(path), pid=pid)
         if lock_file.is_current():
             break
-        # The last owner removed the file between our open and our lock; nobody else finds this one.
+        # The last owner removed the file between our open and our lock; no other process finds this one.
         hold.release()
         lock_file.close()
     claim = Claim(path, lock_file, hold)
@@ -122,7 +121,7 @@ def adopt_or_reclaim(path: Path, wanted: Header, claim: Claim) -> tuple[SharedFi
     BadInputError
         If a participant lives and the segment cannot be adopted by this caller.
     """
-    # Taking all participants' bytes at once asks whether anybody lives, and keeps everybody from
+    # Taking all participants' bytes at once asks whether anybody lives, and keeps all from
     # registering in a segment that is about to be removed.
     everybody = claim.lock_file.try_acquire(FIRST_PARTICIPANT_BYTE, UNBOUNDED)
     with everybody or contextlib.nullcontext():
@@ -199,7 +198,7 @@ def attach_consistently(path: Path) -> tuple[SharedFile, Header, LockFile]:
             undo.callback(memory.close)
             lock_file = open_lock_file(lock_path(path))
             if lock_file is None and not memory.is_replaced():
-                lock_file = create_lock_file(lock_path(path))  # somebody removed it by hand
+                lock_file = create_lock_file(lock_path(path))  # another process removed it by hand
             undo.pop_all()
         if lock_file is not None and not memory.is_replaced():
             return memory, header, lock_file
@@ -212,7 +211,7 @@ def attach_consistently(path: Path) -> tuple[SharedFile, Header, LockFile]:
 def _anybody_on_record(memory: SharedFile, header: Header) -> bool:
     """Whether owner or participants live by their records.
 
-    They do without their locks being found if somebody removed the lock file by hand.
+    They do without their locks being found if another process removed the lock file by hand.
     """
     layout = layout_of(header.world_size, header.helpers)
     with memory.cast("Q") as words:

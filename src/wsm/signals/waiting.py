@@ -5,13 +5,26 @@ word with a 1 ms cap, so that a change of another word is seen then; short sleep
 no futex for us. All three return at once if a word has changed already: the kernel itself compares
 before it sleeps, so a wake-up between looking and sleeping is not lost.
 
-A futex compares 32 bits. Which half of a word changes with whatever somebody waits for is said in
+A futex compares 32 bits. Which half of a word changes with what a process waits for is said in
 :mod:`wsm.states.words`; the writer wakes that half.
+
+The kernel's futex calls on an address, through libc. Knows addresses and 32-bit values only.
+
+None of them carries the PRIVATE flag: the memory is a shared file mapping, and waiter and waker are
+different processes. Every wait has a timeout. A wait returns for any reason; the caller looks again.
+
+A futex word of this process alone: one thread wakes another that waits for words of a segment.
+
+What happens outside the segment (a process died, a caller gave up) reaches a waiting thread through it at
+once. A count, not a flag: the process that waits says what it has heard, so that no ring is lost between
+looking and falling asleep.
 """
 
 from __future__ import annotations
 
+import ctypes
 import enum
+import errno
 import functools
 import math
 import os
@@ -22,11 +35,139 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wsm.signals import futex
-from wsm.signals.alarm import Alarm
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.layout import WORD_BYTES
 from wsm.signals.segment import Segment
+
+_FUTEX_NUMBER = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine)
+_FUTEX_WAITV_NUMBER = 449  # Linux 5.16, the same on every architecture
+_FUTEX_WAIT = 0
+_FUTEX_WAKE = 1
+_FUTEX_32 = 2
+_EVERYBODY = 2**31 - 1
+
+#: Most words that one call of :func:`wait_any` takes.
+MAX_WAITERS = 128
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Waiter(ctypes.Structure):
+    """``struct futex_waitv`` of linux/futex.h."""
+
+    _fields_ = (
+        ("value", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("flags", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+    )
+
+
+@functools.cache
+def has_futex() -> bool:
+    """Whether the kernel lets this process use futexes."""
+    cell = ctypes.c_uint32()
+    return _FUTEX_NUMBER is not None and wake_all(ctypes.addressof(cell)) == 0
+
+
+@functools.cache
+def has_wait_any() -> bool:
+    """Whether the kernel has ``futex_waitv`` and lets this process use it."""
+    if _FUTEX_NUMBER is None:
+        return False
+    # No waiters is an invalid argument to a kernel that knows the call.
+    _libc.syscall(ctypes.c_long(_FUTEX_WAITV_NUMBER), None, 0, 0, None, 0)
+    return ctypes.get_errno() == errno.EINVAL
+
+
+def wait_one(address: int, value: int, timeout_s: float) -> None:
+    """Sleep while the 32 bits at `address` are `value`, until woken, for `timeout_s` seconds at most."""
+    timeout = _timespec(timeout_s)
+    _libc.syscall(
+        ctypes.c_long(_FUTEX_NUMBER or 0),
+        ctypes.c_void_p(address),
+        ctypes.c_int(_FUTEX_WAIT),
+        ctypes.c_uint32(value),
+        ctypes.byref(timeout),
+        None,
+        0,
+    )
+
+
+def wait_any(expected: Sequence[tuple[int, int]], timeout_s: float) -> None:
+    """Sleep while every 32 bits are as expected, until woken on any, for `timeout_s` seconds at most.
+
+    Parameters
+    ----------
+    expected : sequence of (int, int)
+        Address and value of 1 to 128 words.
+    timeout_s : float
+        Seconds.
+    """
+    waiters = (_Waiter * len(expected))(
+        *(_Waiter(value, address, _FUTEX_32, 0) for address, value in expected)
+    )
+    # This call takes a point in time, not a span.
+    until = _timespec(time.monotonic() + timeout_s)
+    _libc.syscall(
+        ctypes.c_long(_FUTEX_WAITV_NUMBER),
+        ctypes.byref(waiters),
+        ctypes.c_uint(len(expected)),
+        ctypes.c_uint(0),
+        ctypes.byref(until),
+        ctypes.c_int(time.CLOCK_MONOTONIC),
+    )
+
+
+def wake_all(address: int) -> int:
+    """Wake everybody that waits on the 32 bits at `address`; return how many, -1 if the kernel refused."""
+    woken: int = _libc.syscall(
+        ctypes.c_long(_FUTEX_NUMBER or 0),
+        ctypes.c_void_p(address),
+        ctypes.c_int(_FUTEX_WAKE),
+        ctypes.c_int(_EVERYBODY),
+        None,
+        None,
+        0,
+    )
+    return woken
+
+
+def _timespec(seconds: float) -> _Timespec:
+    whole = int(seconds)
+    return _Timespec(whole, int((seconds - whole) * 1e9))
+
+
+_MASK = 0xFFFFFFFF
+
+
+class Alarm:
+    """Rings; every ring is counted. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._cell = ctypes.c_uint32()
+        self._counting = threading.Lock()
+
+    @property
+    def rings(self) -> int:
+        """How often it rang, modulo 2**32."""
+        return self._cell.value
+
+    @property
+    def address(self) -> int:
+        """Where the count lies, for the kernel."""
+        return ctypes.addressof(self._cell)
+
+    def ring(self) -> None:
+        """Wake the process that waits."""
+        with self._counting:
+            self._cell.value = (self._cell.value + 1) & _MASK
+        wake_all(self.address)
+
 
 _CAP_S = 0.001
 _SHORTEST_SLEEP_S = 0.00005
@@ -56,9 +197,9 @@ class Watch:
 @functools.cache
 def best_mode() -> WaitMode:
     """The best way to wait that this kernel allows; found out once per process."""
-    if futex.has_wait_any():
+    if has_wait_any():
         return WaitMode.ANY
-    return WaitMode.FIRST if futex.has_futex() else WaitMode.SLEEP
+    return WaitMode.FIRST if has_futex() else WaitMode.SLEEP
 
 
 def wait(
@@ -101,12 +242,12 @@ def wait(
     SegmentClosedError
         If the segment is closed, or gets closed by another thread meanwhile.
     SegmentTruncatedError
-        If somebody has cut its file short.
+        If another process has cut its file short.
     """
     how = mode or best_mode()
-    # Where the kernel does not watch all of the words, somebody has to look again.
+    # Where the kernel does not watch all of the words, the words have to be looked at again.
     waiters = len(watches) + (alarm is not None)
-    watches_all = how is WaitMode.ANY and 0 < waiters <= futex.MAX_WAITERS
+    watches_all = how is WaitMode.ANY and 0 < waiters <= MAX_WAITERS
     cap = math.inf if watches_all else _CAP_S
     pause = _SHORTEST_SLEEP_S
     also = [] if alarm is None else [(alarm.address, heard)]
@@ -124,7 +265,7 @@ def wait(
             if left <= 0 or cancelled():
                 return False
             if how is WaitMode.SLEEP or not watches:
-                time.sleep(min(pause, left))  # this kernel wakes nobody, or there is no word to watch
+                time.sleep(min(pause, left))  # this kernel wakes no thread, or there is no word to watch
                 pause = min(pause * 2, cap)
             else:
                 _sleep_on_words(segment, watches, min(left, cap), how, also)
@@ -151,7 +292,7 @@ def wake(segment: Segment, index: int, high: bool = False) -> int:
     int
         How many were woken; 0 where they sleep without the kernel's help.
     """
-    return max(futex.wake_all(_address_of(segment, index, high)), 0)
+    return max(wake_all(_address_of(segment, index, high)), 0)
 
 
 def _sleep_on_words(
@@ -161,7 +302,7 @@ def _sleep_on_words(
     mode: WaitMode,
     also: Sequence[tuple[int, int]],
 ) -> None:
-    count = futex.MAX_WAITERS if mode is WaitMode.ANY else 1
+    count = MAX_WAITERS if mode is WaitMode.ANY else 1
     expected = list(also) if mode is WaitMode.ANY else []
     expected += [
         (
@@ -171,9 +312,9 @@ def _sleep_on_words(
         for watch in watches[: count - len(expected)]
     ]
     if mode is WaitMode.ANY:
-        futex.wait_any(expected, timeout_s)
+        wait_any(expected, timeout_s)
     else:
-        futex.wait_one(*expected[0], timeout_s)
+        wait_one(*expected[0], timeout_s)
 
 
 def _address_of(segment: Segment, index: int, high: bool) -> int:

@@ -24,6 +24,7 @@ trainer                               what all trainers' sides share
 messages                              framed messages between peers, and their errors
 documents                             sealed JSON: manifests, metas, lists
 files                                 formats, names, directories, files written whole or not at all
+byte_copy, paddle_dtypes              copying bytes with the lock of Python let go; dtypes of paddle by name
 ====================================  ====================================================================
 """
 

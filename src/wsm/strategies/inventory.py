@@ -24,7 +24,8 @@ from wsm.strategies.tensor import TensorSpec
 
 @dataclass(frozen=True)
 class TensorDigest:
-    """One tensor: what its bytes come to, and what somebody promised they would (None: nobody did).
+    """One tensor: what its bytes come to, and what another process promised they would (None: no process
+    did).
 
     `broken` says what is wrong with what it was cut from, where the promise is one of that.
     """
@@ -183,13 +184,13 @@ class _Proof:
 
 
 class _ToTheEnd:
-    """Steps of a read that nobody ends or follows."""
+    """Steps of a read that no process ends or follows."""
 
     def go_on(self) -> None:
         """Go on."""
 
     def moved(self, nbytes: int) -> None:
-        """Nobody asks."""
+        """No process asks."""
 
 
 def _digest(rows: Iterable[TensorDigest]) -> str:

@@ -67,7 +67,8 @@ class LoadReport:
     read_bytes : int
         How many bytes were read for the `bytes`: more where slices were proven by whole tensors.
     sync_s : float
-        How many of the seconds were spent waiting for whoever brings the weights, where that is known.
+        How many of the seconds were spent waiting for the process that brings the weights, where that is
+        known.
     """
 
     strategy: str
@@ -161,7 +162,7 @@ def load(
         (``gdr``), which apply by name where there are none.
     admit : callable, optional
         Told what memory the load will take, before its first byte, where the target says what it holds;
-        what it raises ends the load. Without it nobody is asked.
+        what it raises ends the load. Without it no process is asked.
     clock : Clock, optional
         For the seconds in the report.
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 
 def no_taint() -> None:
-    """Stand in where nobody keeps account of touched weights."""
+    """Stand in where no process keeps account of touched weights."""
 
 
 def no_progress(_done: int, _total: int) -> None:
-    """Stand in where nobody watches."""
+    """Stand in where no process watches."""
 
 
 def never_cancelled() -> bool:
-    """Stand in where nobody changes their mind."""
+    """Stand in where no process changes their mind."""
     return False
 
 
@@ -63,7 +63,7 @@ class LoadObserver:
         True ends the load with :class:`LoadCancelledError` before the next chunk, and while a strategy waits
         for the next one.
     touched : callable
-        Whether `taint` was called: what errors say of the target, whoever raises them.
+        Whether `taint` was called: what errors say of the target, the process that raises them.
     """
 
     taint: Callable[[], None] = no_taint
@@ -72,5 +72,5 @@ class LoadObserver:
     touched: Callable[[], bool] = never_touched
 
 
-#: Nobody follows.
+#: No process follows.
 UNOBSERVED = LoadObserver()

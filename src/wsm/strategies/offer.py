@@ -31,7 +31,8 @@ class ManifestScope(enum.Enum):
 
 @dataclass(slots=True)
 class OfferedTensor:
-    """One tensor that may be read. Not frozen, because that takes longer than all else; nobody changes it.
+    """One tensor that may be read. Not frozen, because that takes longer than all else; no process changes
+    it.
 
     Parameters
     ----------
@@ -42,7 +43,7 @@ class OfferedTensor:
     read_into : callable
         ``read_into(offset, destination)`` fills a writable memoryview from `offset` of its bytes on. Blocks.
     digest : str or None
-        xxh3-128 that its bytes must have; None if nobody promised one (yet).
+        xxh3-128 that its bytes must have; None if no process promised one (yet).
     piece_bytes : int
         If not 0, no read crosses a multiple of it: the source brings the tensor in pieces of that size.
     witness : callable or None
@@ -51,12 +52,12 @@ class OfferedTensor:
         is the promise of sources that know digests only when the bytes are there.
     memory : callable or None
         Returns the tensor's bytes (writable, format ``B``) in memory that may be kept for good: it stays
-        valid as long as the view, and nobody else writes to it. None where bytes have to be copied.
+        valid as long as the view, and no other process writes to it. None where bytes have to be copied.
     stands : bool
         Whether the target holds these very bytes already, digested for this load: they are left as they are.
     data : memoryview or None
-        The bytes where they lie, for whoever looks at them before the next tensor is asked for; None where
-        they have to be read.
+        The bytes where they lie, for the process that looks at them before the next tensor is asked for; None
+        where they have to be read.
     finite : bool
         Whether NaN and infinity in it are refused. Pieces must hold whole elements then.
     repeats : bool
@@ -125,9 +126,10 @@ class Offer:
         in any order. Never for an undeclared offer.
     promised : tuple of TensorSpec or None
         What an undeclared stream has promised to bring, in whatever order; checked as if it were declared.
-        None where nobody promised anything.
+        None where no manifest promised anything.
     waited_s : callable or None
-        Returns the seconds that the load has waited for whoever brings the tensors, to be asked at its end.
+        Returns the seconds that the load has waited for the process that brings the tensors, to be asked at
+        its end.
     chunk_tensors : int or None
         Set where the tensors are a checkpoint's, for the loaders of the models: how many an auxiliary model
         gets at once. None where they are the target's own.

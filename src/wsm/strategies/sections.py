@@ -1,7 +1,8 @@
 """What a configuration says to one strategy: the sections of ``wsm.yaml`` that the strategy reads.
 
-A section is a dataclass with a default or a simple annotation for every option; whoever reads configurations
-makes it of plain values and refuses what does not fit. Knows no strategy, no file and no name of a section.
+A section is a dataclass with a default or a simple annotation for every option; the process that reads
+configurations makes it of plain values and refuses what does not fit. Knows no strategy, no file and no name
+of a section.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class CheckedSection(Protocol):
     """What a section implements besides, whose values are more than their types."""
 
     def fault(self, ranks: int, *, used: bool) -> OptionFault | None:
-        """Return the first option that cannot be, None if all can. Looks at no file and asks nobody.
+        """Return the first option that cannot be, None if all can. Looks at no file and asks no process.
 
         Parameters
         ----------

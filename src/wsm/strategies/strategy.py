@@ -2,7 +2,7 @@
 
 Everything that is known about a way is said here by its class: what it reads of a configuration, what is
 checked when a worker starts, how one rank's source is made and let go, by which ways a version may travel,
-and how a source is opened. Only its name is given elsewhere, by whoever registers it
+and how a source is opened. Only its name is given elsewhere, by the process that registers it
 (:mod:`wsm.strategies.registry`). Knows no strategy.
 """
 
@@ -41,7 +41,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def source(self, sections: Sections, rank: int, ranks: int) -> Any:
-        """Return where `rank` of a group of `ranks` loads from. Opens nothing and connects to nobody.
+        """Return where `rank` of a group of `ranks` loads from. Opens nothing and connects to no process.
 
         Each rank has one source for each transfer mode, which is used for every load until the worker ends.
 
@@ -67,7 +67,7 @@ class Strategy(ABC):
         version : int or None
             The version that it must hold; None for the newest that the source announces.
         observer : LoadObserver
-            Asked for cancellation while the strategy waits for somebody.
+            Asked for cancellation while the strategy waits for another process.
 
         Raises
         ------
@@ -86,7 +86,7 @@ class Strategy(ABC):
         """
 
     def check(self, sections: Sections) -> None:  # noqa: B027 - most have nothing to check
-        """Refuse what no load could use, when a worker starts. Connects to nobody.
+        """Refuse what no load could use, when a worker starts. Connects to no process.
 
         What a section can see by itself it says earlier, when the configuration is read
         (:class:`wsm.strategies.sections.CheckedSection`).

@@ -15,8 +15,7 @@ from typing import Protocol
 from wsm import log
 from wsm.actions.surfaces import InterruptibleGroups, ProcessGroupSurface
 from wsm.controller.recovery import AbandonedCommands
-from wsm.signals.death_watch import DeathWatch
-from wsm.signals.liveness import Life, Liveness
+from wsm.signals.liveness import DeathWatch, Life, Liveness
 from wsm.states.errors import WordFormatError
 from wsm.states.rank_state import Phase, RankState
 from wsm.states.view import View

@@ -27,7 +27,7 @@ from wsm.controller import Controller, EngineBridge
 from wsm.controller.recovery import AbandonedCommands
 from wsm.shortage import shortage_of
 from wsm.signals.errors import SegmentClosedError
-from wsm.signals.image import SegmentImage
+from wsm.signals.segment import SegmentImage
 from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
 from wsm.states.rank_state import Phase, Todo

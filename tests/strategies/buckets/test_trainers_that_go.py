@@ -99,7 +99,7 @@ def test_a_trainer_that_dies_before_its_offer_is_named_before_the_time_to_connec
     error = outcome(pending)
     assert isinstance(error, PeerDiedError)
     assert address in str(error)
-    assert "nobody took its place for 0.2" in str(error)
+    assert "no process took its place for 0.2" in str(error)
     assert not error.touched
 
 
@@ -136,7 +136,7 @@ def test_where_nobody_ever_was_the_error_says_so_and_after_what_time(tmp_path, l
     error = outcome(loading(f"ipc://{tmp_path}/buckets", connect_s=0.3, silence_s=0.1))
     assert isinstance(error, PeerSilentError)
     assert not error.met
-    assert "nobody answered for the sender" in str(error)
+    assert "no process answered for the sender" in str(error)
     assert error.waited_s > 0.3
 
 

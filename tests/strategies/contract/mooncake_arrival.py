@@ -19,7 +19,7 @@ from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake import messages as say
 from wsm.strategies.mooncake.engine import Engine, EngineSettings
 from wsm.strategies.mooncake.memory import PublishedMemory
-from wsm.strategies.mooncake.plan import Layout
+from wsm.strategies.mooncake.plan import TransferLayout
 from wsm.strategies.mooncake.publisher import MooncakePublisher
 from wsm.strategies.mooncake.transport import MooncakeTransport
 from wsm.strategies.transports.by_version import RsyncSource
@@ -158,7 +158,7 @@ class MooncakeArrival(AddressArrival):
         tensors = (*grant.layout.tensors, grant.layout.tensors[0])
         twice = replace(
             grant,
-            layout=Layout(grant.layout.regions, tensors),
+            layout=TransferLayout(grant.layout.regions, tensors),
             digests=(*grant.digests, grant.digests[0]),
         )
         self._answer(say.to_bytes(twice))
@@ -200,7 +200,7 @@ class MooncakeArrival(AddressArrival):
         return Expected(stream_errors.PeerMessageError, (self._address, "begins with"))
 
     def _empty(self, version: int, state: State) -> Expected:
-        nothing, digest = Layout((), ()), shard_digest([])
+        nothing, digest = TransferLayout((), ()), shard_digest([])
         grant = replace(
             self._grant(version, state),
             layout=nothing,

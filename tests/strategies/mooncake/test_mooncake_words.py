@@ -20,16 +20,16 @@ from wsm.strategies.mooncake import addresses
 from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake import messages as say
 from wsm.strategies.mooncake.addresses import parse_address
-from wsm.strategies.mooncake.desk import Desk, Publication
+from wsm.strategies.mooncake.desk import Desk, ServedPublication
 from wsm.strategies.mooncake.engine import EngineSettings
 from wsm.strategies.mooncake.leases import Leases
 from wsm.strategies.mooncake.memory import merged
-from wsm.strategies.mooncake.plan import Layout, Placed, ReadPlan, Region
+from wsm.strategies.mooncake.plan import MemoryRegion, Placed, ReadPlan, TransferLayout
 from wsm.strategies.tensor import TensorSpec
 
 DIGEST = "0123456789abcdef" * 2
-LAYOUT = Layout(
-    (Region(4096, 1000),),
+LAYOUT = TransferLayout(
+    (MemoryRegion(4096, 1000),),
     (Placed(TensorSpec("a", "F32", (10, 5)), 0, 0), Placed(TensorSpec("empty", "I64", (0, 3)), 0, 0)),
 )
 GRANT = say.Grant(
@@ -90,7 +90,7 @@ def changed_grant(**layout: object) -> say.Grant:
 @pytest.mark.parametrize(
     ("grant", "problem"),
     [
-        (changed_grant(regions=(Region(4096, 199),)), "puts 'a' outside"),
+        (changed_grant(regions=(MemoryRegion(4096, 199),)), "puts 'a' outside"),
         (changed_grant(regions=()), "puts 'a' outside"),
         (changed_grant(tensors=(LAYOUT.tensors[0],) * 2), "lists 'a' twice"),
         (changed_grant(tensors=LAYOUT.tensors[:1]), "1 tensors and 2 digests"),
@@ -145,7 +145,7 @@ def test_memory_that_overlaps_or_touches_becomes_one_region():
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=6), st.integers(1, 40))
 def test_a_plan_reads_every_byte_of_every_region_exactly_once(sizes, span_bytes):
-    regions = [Region(1000 * number, size) for number, size in enumerate(sizes)]
+    regions = [MemoryRegion(1000 * number, size) for number, size in enumerate(sizes)]
     plan = ReadPlan(regions, span_bytes)
     assert all(0 < span.nbytes <= span_bytes for span in plan.spans)
     read = [span.address + byte for span in plan.spans for byte in range(span.nbytes)]
@@ -158,7 +158,7 @@ def test_a_plan_reads_every_byte_of_every_region_exactly_once(sizes, span_bytes)
 
 def test_revoking_waits_for_no_rank_even_if_none_of_them_reads(tmp_path):
     specs = [TensorSpec(f"{number}.{'w' * 100}", "U8", (1,)) for number in range(20_000)]
-    layout = Layout((Region(0, len(specs)),), tuple(Placed(spec, 0, 0) for spec in specs))
+    layout = TransferLayout((MemoryRegion(0, len(specs)),), tuple(Placed(spec, 0, 0) for spec in specs))
     digests = (digest_of(b""),) * len(specs)
     listener = addresses.listen(f"ipc://{tmp_path}/p")
     desk = Desk(
@@ -166,7 +166,7 @@ def test_revoking_waits_for_no_rank_even_if_none_of_them_reads(tmp_path):
     )
     with contextlib.ExitStack() as stack:
         stack.callback(desk.close)
-        desk.put(Publication(1, {0: (layout, layout.digest(), digests)}, digests[:1]))
+        desk.put(ServedPublication(1, {0: (layout, layout.digest(), digests)}, digests[:1]))
         for _ in range(3):
             rank = Caller(parse_address(listener.address), "the publisher")
             stack.callback(rank.close, flush=False)

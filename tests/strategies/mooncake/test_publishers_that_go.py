@@ -100,7 +100,7 @@ def test_a_publisher_that_dies_before_its_grant_is_named_before_the_time_to_conn
     end(process)
     error = pending.outcome()
     assert isinstance(error, PeerDiedError)
-    assert "nobody took its place for 0." in str(error)
+    assert "no process took its place for 0." in str(error)
     assert error.absent_s < 20.0
     assert not error.touched
 
@@ -129,7 +129,7 @@ def test_where_nobody_ever_was_the_error_says_so_and_after_what_time(tmp_path, l
     error = loading(f"ipc://{tmp_path}/p", connect_s=0.3, silence_s=0.1).outcome()
     assert isinstance(error, PeerSilentError)
     assert not error.met
-    assert "nobody answered for the publisher" in str(error)
+    assert "no process answered for the publisher" in str(error)
 
 
 def test_a_publisher_that_has_nothing_is_not_called_absent(address, idle_publisher, loading):

@@ -13,7 +13,7 @@ from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents.sealed_json import seal, unseal
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.snapshot.manifest import PartEntry
-from wsm.strategies.snapshot.placement import Member, Replicated, Segment, Split
+from wsm.strategies.snapshot.placement import AxisSegment, Member, Replicated, Split
 from wsm.strategies.snapshot.tensor_table import TensorEntry
 from wsm.strategies.snapshot.version_manifest import ShardEntry
 from wsm.strategies.transports.stream_manifest import StreamManifest
@@ -30,7 +30,9 @@ def shard(**changes) -> ShardManifest:
         "publication": "p",
         "parts": (PartEntry("a.pdparams", 10), PartEntry("b.pdparams", 20)),
         "tensors": (
-            TensorEntry(TensorSpec("x", "BF16", (2, 3)), DIGEST, 0, Split(1, (Segment(4, 2), Segment(2)))),
+            TensorEntry(
+                TensorSpec("x", "BF16", (2, 3)), DIGEST, 0, Split(1, (AxisSegment(4, 2), AxisSegment(2)))
+            ),
             TensorEntry(TensorSpec("y", "F32", ()), DIGEST, 1, Replicated()),
             TensorEntry(TensorSpec("z", "F32", ()), DIGEST, 1, Member(0, 2)),
             TensorEntry(TensorSpec("not placed", "F32", ()), DIGEST, 1),

@@ -14,7 +14,7 @@ from wsm.strategies.documents.sealed_json import seal
 from wsm.strategies.inventory import take_inventory
 from wsm.strategies.snapshot import errors as snapshot_errors
 from wsm.strategies.snapshot.errors import PlacementError
-from wsm.strategies.snapshot.placement import Member, Placement, Replicated, Segment, Split, split
+from wsm.strategies.snapshot.placement import AxisSegment, Member, Placement, Replicated, Split, split
 from wsm.strategies.snapshot.slice_reader import STAGING_BYTES
 from wsm.strategies.tensor import ITEM_BYTES
 
@@ -23,9 +23,9 @@ MODEL: dict[str, tuple[str, tuple[int, ...], Placement]] = {
     "embed": ("F32", (64, 8), split((64, 8), 0)),
     "up": ("BF16", (24, 32), split((24, 32), -1)),
     "down": ("F16", (32, 24), split((32, 24), 0)),
-    "qkv": ("BF16", (8, 48), Split(1, (Segment(32, 8), Segment(8, 2), Segment(8, 2)))),
-    "qkv.bias": ("F32", (48,), Split(0, (Segment(32, 8), Segment(8, 2), Segment(8, 2)))),
-    "gate_up": ("F8_E4M3", (3, 5, 16, 2), Split(2, (Segment(8), Segment(8)))),
+    "qkv": ("BF16", (8, 48), Split(1, (AxisSegment(32, 8), AxisSegment(8, 2), AxisSegment(8, 2)))),
+    "qkv.bias": ("F32", (48,), Split(0, (AxisSegment(32, 8), AxisSegment(8, 2), AxisSegment(8, 2)))),
+    "gate_up": ("F8_E4M3", (3, 5, 16, 2), Split(2, (AxisSegment(8), AxisSegment(8)))),
     "large.rows": ("U8", (1 << 10, 1 << 11), split((1 << 10, 1 << 11), 1)),
     "long.rows": ("U8", (2, 5 << 18), split((2, 5 << 18), 1)),
     "tall": ("U8", (5 << 18,), split((5 << 18,), 0)),
@@ -211,9 +211,9 @@ def test_a_rank_that_the_group_does_not_have_is_refused(tmp_path, whole):
 def test_a_placement_that_the_tensor_does_not_have_is_refused_when_it_is_published(tmp_path, whole):
     for name, placement, text in [
         ("up", split((24, 64), 1), "gives rank 0 of 2 the shape"),
-        ("up", Split(7, (Segment(2),)), "axis 7"),
-        ("up", Split(1, (Segment(32, 5),)), "5 heads in an extent of 32"),
-        ("up", Split(1, (Segment(33),)), "2 ranks cannot share"),
+        ("up", Split(7, (AxisSegment(2),)), "axis 7"),
+        ("up", Split(1, (AxisSegment(32, 5),)), "5 heads in an extent of 32"),
+        ("up", Split(1, (AxisSegment(33),)), "2 ranks cannot share"),
         ("up", Member(1, 2), "gives rank 0 of 2 nothing"),
         ("up", Member(0, 3), "3 members"),
     ]:

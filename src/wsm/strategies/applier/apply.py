@@ -224,7 +224,7 @@ class _Pass:
         return self.run(tensor for tensor in tensors if not self._shared(tensor))
 
     def go_on(self) -> None:
-        """Stop where nobody wants the load any more; of :class:`wsm.strategies.applier.tensor_copy.Steps`."""
+        """Stop where the load is cancelled; of :class:`wsm.strategies.applier.tensor_copy.Steps`."""
         if self._observer.cancelled():
             raise LoadCancelledError(
                 tensors_applied=len(self._digests), tensors=self._tensors, touched=self._touched

@@ -15,10 +15,10 @@ from wsm.errors import BadInputError, WsmError, error_name
 from wsm.strategies import errors
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets import messages as say
-from wsm.strategies.buckets.patience import Patience
+from wsm.strategies.buckets.patience import PeerWait
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.errors import LoadCancelledError, VersionMismatchError
-from wsm.strategies.messages.caller import Presence
+from wsm.strategies.messages.caller import PeerPresence
 from wsm.strategies.messages.errors import (
     PeerDiedError,
     PeerFailedError,
@@ -83,7 +83,7 @@ class Conversation:
         VersionMismatchError, BadInputError, PeerFailedError
             If the trainer refuses.
         PeerDiedError
-            If it has ended, and nobody took its place for ``silence_s``.
+            If it has ended, and no process took its place for ``silence_s``.
         PeerSilentError, PeerMessageError, LoadCancelledError
             If there is no proper answer.
         """
@@ -100,14 +100,14 @@ class Conversation:
                 raise self.unusable(f"it is a {type(message).__name__}, its offer was due")
             now_s = self._now_s()
             presence = self._socket.presence
-            if presence is Presence.HERE:
+            if presence is PeerPresence.HERE:
                 met, gone_s = True, None
-            elif presence is Presence.GONE:
+            elif presence is PeerPresence.GONE:
                 gone_s = now_s
                 self._socket.close(flush=False)
                 self._socket = bucket_socket.connect(self._source.address)
                 self.send(hello)
-            elif presence is Presence.ABANDONED and gone_s is None and not met:
+            elif presence is PeerPresence.ABANDONED and gone_s is None and not met:
                 gone_s = now_s
             self._stop_if_cancelled()
             waited_s = now_s - begun_s
@@ -182,7 +182,7 @@ class Conversation:
             If it does not come so far.
         """
         begun_s, seen = self._now_s(), -1
-        patience = Patience(self._poll, _LONGEST_NAP_S)
+        patience = PeerWait(self._poll, _LONGEST_NAP_S)
         while True:
             lived = self._still_there()
             if (progress := self._progress()) >= place:
@@ -256,7 +256,7 @@ class Conversation:
             raise self.unusable(error.context["problem"]) from error
 
     def _still_there(self) -> bool:
-        return self._lives() and self._socket.presence is not Presence.GONE
+        return self._lives() and self._socket.presence is not PeerPresence.GONE
 
     def _refusal(self, abort: say.Abort, version: int | None) -> WsmError:
         if abort.reason == "version" and version is not None and abort.found is not None:

@@ -2,9 +2,10 @@
 
 The trainer marks the place up to which it has written, the rank the place before which it needs nothing any
 more; between the two lie the bytes in flight. Marks are read and written by system calls, not through a
-mapping: memory that somebody cuts short gives an error then instead of a signal, and each call orders the
-bytes before it. A mark that is torn, left by another stream, or never set is none, which its reader takes for
-no news; the digests of buckets tell whether bytes are what they should be. Knows neither buckets nor tensors.
+mapping: memory that another process cuts short gives an error then instead of a signal, and each call orders
+the bytes before it. A mark that is torn, left by another stream, or never set is none, which its reader takes
+for no news; the digests of buckets tell whether bytes are what they should be. Knows neither buckets nor
+tensors.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.vocabulary import Vocabulary
 from wsm.strategies.tensor import TensorSpec
 
-#: Why somebody gives up; ``failed`` comes with an error of their own.
+#: Why a peer gives up; ``failed`` comes with an error of their own.
 REASONS = ("failed", "version", "rank", "world_size", "busy", "cancelled")
 
 
@@ -99,7 +99,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Abort:
-    """Somebody gives up: one of :data:`REASONS`, their error's type and text, and what they have instead."""
+    """The peer gives up: one of :data:`REASONS`, their error's type and text, and what they have instead."""
 
     reason: str
     error: str

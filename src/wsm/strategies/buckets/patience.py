@@ -1,4 +1,5 @@
-"""Waiting for another process's mark, which wakes nobody: briefly at first, then longer, then on a socket.
+"""Waiting for another process's mark, which wakes no process: briefly at first, then longer, then on a
+socket.
 
 Two sides that copy at the speed of memory wait for each other for microseconds, many times in a second; to be
 put to sleep and woken each time would take longer than the copies. A side that has waited for a while sleeps
@@ -18,7 +19,7 @@ _NAP_S = 20e-6
 _FIRST_SLEEP_S = 1e-3
 
 
-class Patience:
+class PeerWait:
     """One wait; use a new one for the next.
 
     Parameters

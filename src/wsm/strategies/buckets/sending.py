@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from wsm.clock import Clock
 from wsm.errors import WsmError, error_name
 from wsm.strategies.buckets import messages as say
-from wsm.strategies.buckets.patience import Patience
+from wsm.strategies.buckets.patience import PeerWait
 from wsm.strategies.buckets.stream import RankStream, Stage
 from wsm.strategies.messages.connection import Connection
 from wsm.strategies.messages.errors import (
@@ -122,7 +122,7 @@ class SendingLoop:
             if not any(stream.stage is Stage.STREAMING for stream in streams):
                 self._listener.poll(_GLANCE_S)  # only a message can change anything
                 return
-            patience = patience or Patience(self._listener.poll, _LONGEST_NAP_S)
+            patience = patience or PeerWait(self._listener.poll, _LONGEST_NAP_S)
             if patience.wait():
                 return
 
@@ -157,7 +157,7 @@ class SendingLoop:
     def _take(self, connection: Connection, data: bytes) -> None:
         stream = self._ranks.get(connection)
         try:
-            session, message = say.from_bytes(data, peer="somebody" if stream is None else stream.name)
+            session, message = say.from_bytes(data, peer="another process" if stream is None else stream.name)
         except PeerMessageError as error:
             if stream is not None:
                 raise

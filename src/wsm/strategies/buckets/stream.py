@@ -1,7 +1,7 @@
 """The trainer's end of one rank's stream, without its socket: what to say next, given what the rank said.
 
 It owns the memory that the rank reads, writes on where the rank needs nothing any more, and knows when all is
-acknowledged. It waits for nobody and sends nothing.
+acknowledged. It waits for no process and sends nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RankStream:
     session : int
         The rank's own number for this stream, once it is streaming.
     refused : Abort or None
-        Why somebody who was offered this stream last did not take it.
+        Why another process who was offered this stream last did not take it.
     taken : int
         The place in the stream before which the rank needs nothing any more, as far as is known.
     """

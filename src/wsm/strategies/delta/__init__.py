@@ -13,5 +13,6 @@ publish, report                       the trainer's side, and what became of it
 staged, standing                      made visible at once, unless what is there already may stand
 writer                                one rank's blocks
 between                               the delta between two versions that are published already
+errors                                what can go wrong in it
 ====================================  ====================================================================
 """

@@ -2,7 +2,7 @@
 
 A block stands for `block_bytes` of the tensor and is compressed by itself, so that a reader needs the memory
 of one block, starts at any of them, and does several at a time. What a table declares is checked here, before
-anything is decompressed: nobody can announce a block that unfolds to more than the tensor's own bytes.
+anything is decompressed: no process can announce a block that unfolds to more than the tensor's own bytes.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ snapshot_names, device_id             what files are called; the device id in th
 shard_source                          a directory with a shard for each rank, under such names
 version_file                          ``version.yaml``
 part_file                             one file of tensors, by its format
-safetensors_*                         the format that wsm writes
+safetensors_header, safetensors_file  the format that wsm writes: its header, reading it
+safetensors_writer                    writing it
+leases                                kernel locks that say who reads a file
 pickle_file, paddle_state             the format that FastDeploy wrote, read without trusting it; or trusting
 readahead                             telling the kernel what is read next
 ====================================  ====================================================================

@@ -1,7 +1,7 @@
 """Reading a pickled state dict with paddle, for those who have asked for it by name.
 
-The only module of the strategies that imports paddle, and only when it is called. Whoever calls it has
-decided to trust the file: reading a pickle runs what its writer put into it.
+The only module of the strategies that imports paddle, and only when it is called. The process that calls it
+has decided to trust the file: reading a pickle runs what its writer put into it.
 """
 
 from __future__ import annotations

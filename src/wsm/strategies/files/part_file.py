@@ -14,7 +14,7 @@ from wsm.strategies import errors
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.pickle_file import PickleFile
 from wsm.strategies.files.safetensors_file import SafetensorsFile
-from wsm.strategies.files.safetensors_header import PREFIX_BYTES, Header
+from wsm.strategies.files.safetensors_header import PREFIX_BYTES, SafetensorsHeader
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.tensor import TensorSpec
 
@@ -63,7 +63,7 @@ def open_part(
     name: str,
     *,
     allow_pickle: bool,
-    expected: tuple[bytes, Header] | None = None,
+    expected: tuple[bytes, SafetensorsHeader] | None = None,
 ) -> PartFile:
     """Open `name` and check its header. Blocks on metadata only, unless it is an allowed pickle.
 

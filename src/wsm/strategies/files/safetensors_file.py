@@ -14,7 +14,12 @@ from functools import partial
 from wsm.strategies import errors
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.files.readahead import advise_needed
-from wsm.strategies.files.safetensors_header import PREFIX_BYTES, Header, header_length, parse_header
+from wsm.strategies.files.safetensors_header import (
+    PREFIX_BYTES,
+    SafetensorsHeader,
+    header_length,
+    parse_header,
+)
 from wsm.strategies.tensor import TensorSpec
 
 
@@ -47,10 +52,12 @@ class SafetensorsFile:
         If reading fails.
     """
 
-    header: Header
+    header: SafetensorsHeader
     memory_bytes = 0
 
-    def __init__(self, descriptor: int, path: str, expected: tuple[bytes, Header] | None = None) -> None:
+    def __init__(
+        self, descriptor: int, path: str, expected: tuple[bytes, SafetensorsHeader] | None = None
+    ) -> None:
         self.path = path
         self._descriptor = descriptor
         self._reached: Callable[[int], None] | None = None
@@ -116,7 +123,7 @@ class SafetensorsFile:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _begins_as(self, text: bytes, header: Header) -> bool:
+    def _begins_as(self, text: bytes, header: SafetensorsHeader) -> bool:
         fits = self.nbytes == header.data_begin + header.data_bytes
         return fits and self._bytes(0, len(text)) == text
 

@@ -34,7 +34,7 @@ _PAGE_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Header:
+class SafetensorsHeader:
     """What a file says about itself.
 
     Parameters
@@ -82,7 +82,7 @@ def header_length(prefix: bytes, *, file: str, file_bytes: int) -> int:
     return length
 
 
-def parse_header(text: bytes, *, file: str, file_bytes: int) -> Header:
+def parse_header(text: bytes, *, file: str, file_bytes: int) -> SafetensorsHeader:
     """Parse the JSON of a header and check it against the size of the file.
 
     Parameters
@@ -119,7 +119,7 @@ def parse_header(text: bytes, *, file: str, file_bytes: int) -> Header:
     if data_begin + position != file_bytes:
         raise errors.bad_file_size(file=file, expected=data_begin + position, actual=file_bytes)
     specs, begins = tuple(spec for _, _, spec in rows), tuple(begin for begin, _, _ in rows)
-    return Header(specs, begins, metadata, data_begin, position)
+    return SafetensorsHeader(specs, begins, metadata, data_begin, position)
 
 
 def build_header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
@@ -127,7 +127,7 @@ def build_header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> by
     return lay_out(specs, metadata)[0]
 
 
-def lay_out(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> tuple[bytes, Header]:
+def lay_out(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> tuple[bytes, SafetensorsHeader]:
     """Return prefix and JSON of a file whose data is `specs`, one after the other, and what they say.
 
     There is one such text for given tensors and remarks: a file that begins with it needs no parsing.
@@ -149,7 +149,7 @@ def lay_out(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> tuple[b
     data = f"{{{','.join(texts)}}}".encode()
     boundary, begin = (_PAGE_BYTES, BEGIN_IN_PAGE) if position >= _LARGE_BYTES else (_ALIGNMENT, 0)
     data += b" " * ((begin - PREFIX_BYTES - len(data)) % boundary)
-    header = Header(tuple(specs), tuple(begins), metadata, PREFIX_BYTES + len(data), position)
+    header = SafetensorsHeader(tuple(specs), tuple(begins), metadata, PREFIX_BYTES + len(data), position)
     return len(data).to_bytes(PREFIX_BYTES, "little") + data, header
 
 

@@ -73,7 +73,7 @@ def owner_died(*, file: str, segment: str, on_device: bool = False) -> GroupErro
         else "and orphans are refused here; start the trainer and publish again, or set orphans: copy"
     )
     return GroupError(
-        f"the trainer that published {file} has ended (nobody owns {segment}), {why}",
+        f"the trainer that published {file} has ended (no process owns {segment}), {why}",
         code="owner-died",
         file=file,
         segment=segment,

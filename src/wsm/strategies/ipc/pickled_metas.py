@@ -121,17 +121,17 @@ def _offered(
     *,
     finite: bool = False,
 ) -> OfferedTensor:
-    return OfferedTensor(spec, file, partial(_read, _Held(), opened, spec), digest, finite=finite)
+    return OfferedTensor(spec, file, partial(_read, _PickledBytes(), opened, spec), digest, finite=finite)
 
 
-class _Held:
+class _PickledBytes:
     """The host bytes of the tensor that is being read."""
 
     data: memoryview | None = None
 
 
 def _read(
-    held: _Held, opened: Callable[[], Any], spec: TensorSpec, offset: int, destination: memoryview
+    held: _PickledBytes, opened: Callable[[], Any], spec: TensorSpec, offset: int, destination: memoryview
 ) -> None:
     if held.data is None:
         array = opened().numpy()

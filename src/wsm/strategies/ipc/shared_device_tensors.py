@@ -194,7 +194,7 @@ class SharedDeviceTensors:
         self._let_go()
 
     def close(self, wait_s: float = 10.0) -> None:
-        """Withdraw, and let go of the tensors when nobody reads them any more. Idempotent.
+        """Withdraw, and let go of the tensors when no process reads them any more. Idempotent.
 
         Raises
         ------
@@ -218,7 +218,7 @@ class SharedDeviceTensors:
         self.close()
 
     def _let_go(self) -> None:
-        """Forget tensors of earlier publications that nobody reads; readers cannot come to them any more."""
+        """Forget tensors of earlier publications without readers; no reader comes to them any more."""
         kept = []
         for lease, tensors in self._held:
             if lease.begin_writing():  # no reader, and none from here on

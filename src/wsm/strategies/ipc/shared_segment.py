@@ -1,7 +1,7 @@
 """A piece of POSIX shared memory with one owner and any number of readers, each held by a kernel lock.
 
-Ownership is explicit and survives nobody: the owner holds one byte of the file alone, every reader shares
-another. A reader's lease lasts as long as its last mapping; the owner writes anew only while nobody has a
+Ownership is explicit and survives no process: the owner holds one byte of the file alone, every reader shares
+another. A reader's lease lasts as long as its last mapping; the owner writes anew only while no process has a
 lease. Unlinking takes only the name: memory goes when the last of them lets go. What a dead owner leaves
 behind has a name and no owner, and is swept by the next one.
 
@@ -109,8 +109,8 @@ class OwnedSegment:
     def close(self) -> None:
         """Take the name away and let the memory go as far as this process holds it. Idempotent.
 
-        A view that somebody made of :attr:`memory` keeps it until that view is gone. A forked child lets go
-        of its copy only: the name is its parent's.
+        A view that another process made of :attr:`memory` keeps it until that view is gone. A forked child
+        lets go of its copy only: the name is its parent's.
         """
         if not self._open:
             return
@@ -204,7 +204,7 @@ class AttachedSegment:
         return bool(os.fstat(self._descriptor).st_nlink)
 
     def remove_orphan(self) -> None:
-        """Take the name away if the owner is dead and nobody else will; whoever maps it keeps it."""
+        """Take the name away if its owner is dead and will not; processes that map the memory keep it."""
         if self._lease is not None and self._lease.is_open and not self.owned():
             with suppress(OSError):
                 remove_same(Path(self.path), os.fstat(self._descriptor))
@@ -263,7 +263,7 @@ class AttachedSegment:
         os.pwrite(self._descriptor, data, offset)
 
     def memory(self) -> memoryview:
-        """Return its bytes, mapped privately: what is written there nobody else sees.
+        """Return its bytes, mapped privately: what is written there no other process sees.
 
         The mapping keeps the lease until the last view of it is gone.
 
@@ -309,7 +309,7 @@ def sweep(prefix: str, keep: frozenset[str], directory: str = MEMORY_DIRECTORY) 
     prefix : str
         As given to :class:`OwnedSegment`.
     keep : frozenset of str
-        Names that stay all the same: what a dead owner published, and nobody has replaced.
+        Names that stay all the same: what a dead owner published, and no process has replaced.
     directory : str
         Where to look.
     """
@@ -330,7 +330,7 @@ def _create_owned(prefix: str, directory: str) -> tuple[str, int, OwnDescriptor]
         descriptor = create_ours(Path(directory, name))
         try:
             locks = _again(descriptor, os.O_RDWR)
-            # Before it was ours, somebody who sweeps may have taken it for what a dead owner left.
+            # Before it was ours, another process who sweeps may have taken it for what a dead owner left.
             if locks.try_lock_byte(_OWNER) and os.fstat(descriptor).st_nlink:
                 return name, descriptor, locks
         except BaseException:

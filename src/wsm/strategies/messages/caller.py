@@ -1,7 +1,7 @@
 """The side that connects: to who listens now, or comes later; sees who is there, and who has gone.
 
 It connects when it is asked to wait, in turns as short as its user's, and reads no more than one message
-ahead. Once somebody was there and has gone it stays so: use a new one. Knows no message's meaning.
+ahead. Once another process was there and has gone it stays so: use a new one. Knows no message's meaning.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from wsm.strategies.messages.connection import Connection, Place
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.frames import HEADER_BYTES, MAX_BODY_BYTES
 
-# How long to wait before an address that nobody listens at is tried again.
+# How long to wait before an address that no process listens at is tried again.
 _AGAIN_S = 0.05
 # How long what was said may take to leave when the caller is closed.
 _LINGER_S = 1.0
 
 
-class Presence(enum.Enum):
+class PeerPresence(enum.Enum):
     """Who is at the other end."""
 
-    NOBODY_YET = "nobody has been there"
-    ABANDONED = "nobody has been there, and who listened before has ended"
-    HERE = "somebody is there"
-    GONE = "somebody was there, and has gone"
+    NOBODY_YET = "no process has been there"
+    ABANDONED = "no process has been there, and who listened before has ended"
+    HERE = "another process is there"
+    GONE = "another process was there, and has gone"
 
 
 class Caller:
@@ -55,7 +55,7 @@ class Caller:
     """
 
     def __init__(self, place: Place, peer: str, *, most_bytes: int = HEADER_BYTES + MAX_BODY_BYTES) -> None:
-        self.presence = Presence.NOBODY_YET
+        self.presence = PeerPresence.NOBODY_YET
         self._family, self._address = place
         self._peer = peer
         self._most_bytes = most_bytes
@@ -78,7 +78,7 @@ class Caller:
         until_s = time.monotonic() + seconds
         while self._message is None:
             remaining_s = max(until_s - time.monotonic(), 0.0)
-            if self.presence in (Presence.NOBODY_YET, Presence.ABANDONED):
+            if self.presence in (PeerPresence.NOBODY_YET, PeerPresence.ABANDONED):
                 self._connect(min(remaining_s, _AGAIN_S))
             elif self._connection is None:
                 time.sleep(remaining_s)  # it will not come back
@@ -94,10 +94,10 @@ class Caller:
         return message
 
     def send(self, data: bytes) -> None:
-        """Say something, now or when somebody is there; who has gone does not hear it. Does not block."""
+        """Say something, now or when a peer is there; one that has gone does not hear it. Does not block."""
         if self._connection is not None:
             self._connection.send(data)
-        elif self.presence is not Presence.GONE:
+        elif self.presence is not PeerPresence.GONE:
             self._waiting.append(data)
 
     def close(self, *, flush: bool = True) -> None:
@@ -126,7 +126,7 @@ class Caller:
         except ValueError as error:
             raise PeerMessageError(peer=self._peer, problem=str(error)) from error
         if self._message is None and connection.ended:
-            self.presence = Presence.GONE
+            self.presence = PeerPresence.GONE
             connection.close()
             self._connection = None
 
@@ -167,12 +167,12 @@ class Caller:
             self._socket = None
             made.close()
             gone = self._family == socket.AF_UNIX and failed == errno.ECONNREFUSED
-            self.presence = Presence.ABANDONED if gone else Presence.NOBODY_YET
+            self.presence = PeerPresence.ABANDONED if gone else PeerPresence.NOBODY_YET
             time.sleep(max(until_s - time.monotonic(), 0.0))
             return
         self._socket = None
         self._connection = Connection(made, "DEALER", self._most_bytes)
-        self.presence = Presence.HERE
+        self.presence = PeerPresence.HERE
         for data in self._waiting:
             self._connection.send(data)
         self._waiting.clear()

@@ -1,7 +1,8 @@
 """One connection that whole messages go through, from either end; no call of it blocks.
 
 It holds no more of what comes than one message and one read. What is to leave waits here until the other side
-takes it: its user says no more than its protocol allows. Knows no message's meaning, and waits for nobody.
+takes it: its user says no more than its protocol allows. Knows no message's meaning, and waits for no
+process.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class PeerMessageError(BadInputError):
 
 
 class PeerSilentError(GroupError):
-    """A peer said nothing for longer than it may; `met` is False if nobody has ever been there."""
+    """A peer said nothing for longer than it may; `met` is False if no process has ever been there."""
 
     def __init__(
         self, *, peer: str, waited_s: float, expected: str, touched: bool = False, met: bool = True
@@ -99,7 +99,7 @@ class PeerSilentError(GroupError):
             f"{peer} said nothing for {waited_s:.3g} s, {expected} was due; "
             "look whether it lives and is sending, or give it more time"
             if met
-            else f"nobody answered for {peer} in {waited_s:.3g} s, {expected} was due; "
+            else f"no process answered for {peer} in {waited_s:.3g} s, {expected} was due; "
             "start it, or correct the address on one of the two sides",
             peer=peer,
             waited_s=waited_s,
@@ -118,7 +118,7 @@ class PeerDiedError(GroupError):
         when = (
             "in the middle of the stream"
             if absent_s is None
-            else f"and nobody took its place for {absent_s:.3g} s"
+            else f"and no process took its place for {absent_s:.3g} s"
         )
         super().__init__(
             f"{peer} has ended {when}, {expected} was due; start it again and repeat",

@@ -1,8 +1,9 @@
 """The side that listens: many connections, none of which can keep it from another, or fill its memory.
 
-It reads when it is asked to and never besides, so what nobody waits for stays in the kernel's buffers, which
-have an end. Each call does a bounded amount of work, in turn for all connections. There are so many of them
-at most; where one more comes, the oldest one that its user does not keep goes. Knows no message's meaning.
+It reads when it is asked to and never besides, so what no process waits for stays in the kernel's buffers,
+which have an end. Each call does a bounded amount of work, in turn for all connections. There are so many of
+them at most; where one more comes, the oldest one that its user does not keep goes. Knows no message's
+meaning.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from wsm.strategies.messages.connection import Connection, Place
 
 #: Connections that a listener has at most at one time; a quarter of what its process may open, if less.
 MOST_CONNECTIONS = 256
-#: The longest message that a listener takes: one that says why somebody gave up.
+#: The longest message that a listener takes: one that says why a caller gave up.
 MOST_BYTES = 1 << 15
 
-# Bytes that the kernel holds of each connection that nobody reads from (it doubles this).
+# Bytes that the kernel holds of each connection that no process reads from (it doubles this).
 _KERNEL_BYTES = 1 << 16
 # Connections that wait to be taken.
 _BACKLOG = 1024
@@ -38,7 +39,7 @@ _TAKEN_AT_ONCE = 8
 _SEEN_AT_ONCE = 64
 # How long one may say nothing at all.
 _SILENCE_S = 10.0
-# How long nobody is taken when there is no room, and how often old connections are looked for.
+# How long no process is taken when there is no room, and how often old connections are looked for.
 _PAUSE_S = 0.1
 # How long what was said may take to leave when the listener is closed.
 _LINGER_S = 1.0
@@ -101,7 +102,7 @@ class Listener:
         self._epoll.register(listening, select.EPOLLIN)
 
     def poll(self, seconds: float) -> bool:
-        """Wait until somebody may have said something, `seconds` at most; whether so. Takes connections."""
+        """Wait until a peer may have said something, `seconds` at most; whether so. Takes connections."""
         until_s = time.monotonic() + seconds
         self._woken = False
         while not self._ready and not self._woken:
@@ -120,7 +121,8 @@ class Listener:
     def receive(self) -> tuple[Connection, bytes | None] | None:
         """Return what the next one says, None for its end; None if it says nothing whole. Does not block.
 
-        One message of each in turn. Whoever speaks no ZMQ, or says more than may be said, is cut off.
+        One message of each in turn. The process that speaks no ZMQ, or says more than may be said, is cut
+        off.
         """
         if not self._ready:
             self._gather(0.0)
@@ -264,7 +266,7 @@ class Listener:
         return False
 
     def _pause(self) -> None:
-        """Take nobody for a moment: who waits would be seen again at once, and again in vain."""
+        """Take no process for a moment: who waits would be seen again at once, and again in vain."""
         self._paused_until_s = time.monotonic() + _PAUSE_S
         self._epoll.unregister(self._listening)
 

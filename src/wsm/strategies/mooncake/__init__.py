@@ -9,5 +9,6 @@ engine, plan                          the engine as wsm uses it; where tensors l
 publisher, memory                     the trainer's side; the memory that it lets ranks read
 desk, lease, leases                   both ends of a lease on that memory
 messages, addresses                   what is said about it, and where
+errors                                what can go wrong in it
 ====================================  ====================================================================
 """

@@ -46,7 +46,7 @@ def listen(address: str) -> Listener:
     BadInputError
         If the address is none.
     RefusedError
-        If somebody else listens there.
+        If another process listens there.
     wsm.shared_directory.ForeignPathError
         If something else lies at the path, or in the place of its lock file.
     """

@@ -1,7 +1,7 @@
 """The publisher's end of every connection: grants, renews and ends leases on the version that is published.
 
 One thread answers all ranks, and none of its calls waits for one, so a rank that is slow or silent keeps no
-other waiting, nor whoever publishes. What is published is put here and taken away by
+other waiting, nor the process that publishes. What is published is put here and taken away by
 :mod:`wsm.strategies.mooncake.publisher`; this module registers no memory.
 """
 
@@ -17,25 +17,26 @@ from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.listener import Listener
 from wsm.strategies.mooncake import messages as say
 from wsm.strategies.mooncake.leases import Leases
-from wsm.strategies.mooncake.plan import Layout
+from wsm.strategies.mooncake.plan import TransferLayout
 
 # How long the thread waits for a word, or to be woken.
 _GLANCE_S = 1.0
-# How long whoever waits for readers goes without a look: a lease may run out, which nobody tells.
+# How long the process that waits for readers goes without a look: a lease may run out, which no process
+# tells.
 _LOOK_S = 0.2
-# Leases on one rank's shard. Whoever says that it is that rank gets one, in place of the oldest.
+# Leases on one rank's shard. The process that says that it is that rank gets one, in place of the oldest.
 _MOST_LEASES = 8
 
 
 @dataclass(frozen=True)
-class Publication:
+class ServedPublication:
     """What is published: per rank its layout, the layout's digest, and the digests of its tensors.
 
     `finite` promises that there is neither NaN nor infinity in them.
     """
 
     version: int
-    shards: Mapping[int, tuple[Layout, str, tuple[str, ...]]]
+    shards: Mapping[int, tuple[TransferLayout, str, tuple[str, ...]]]
     shard_digests: tuple[str, ...]
     finite: bool = False
 
@@ -64,7 +65,7 @@ class Desk:
         self._leases = leases
         self._clock = clock
         self._changed = threading.Condition()
-        self._publication: Publication | None = None
+        self._publication: ServedPublication | None = None
         # Who holds which lease on whose shard, the oldest first; what is told to those whose lease was ended.
         self._readers: dict[Connection, tuple[int, int]] = {}
         self._revoked: list[tuple[Connection, str]] = []
@@ -74,7 +75,7 @@ class Desk:
         self._thread = threading.Thread(target=self._run, name="wsm-mooncake-desk", daemon=True)
         self._thread.start()
 
-    def put(self, publication: Publication) -> None:
+    def put(self, publication: ServedPublication) -> None:
         """Grant leases on `publication` from now on."""
         with self._changed:
             self._publication = publication
@@ -87,7 +88,7 @@ class Desk:
             self._grants = {}
 
     def wait_until_free(self, wait_s: float) -> list[int]:
-        """Wait until nobody reads; returns the ranks that still do after `wait_s`. Blocks."""
+        """Wait until no process reads; returns the ranks that still do after `wait_s`. Blocks."""
         until_s = self._now_s() + wait_s
         with self._changed:
             while ranks := self._leases.ranks(self._now_s()):
@@ -105,7 +106,7 @@ class Desk:
         self._listener.wake()
 
     def close(self) -> None:
-        """Answer nobody any more. Blocks, a second at most where ranks take no last word. Idempotent."""
+        """Answer no process any more. Blocks, a second at most where ranks take no last word. Idempotent."""
         self._closed = True
         self._listener.wake()
         self._thread.join()
@@ -122,7 +123,7 @@ class Desk:
             self._listener.close()
 
     def _hear(self) -> None:
-        """Take in one thing that was said, or that somebody has gone."""
+        """Take in one thing that was said, or that another process has gone."""
         heard = self._listener.receive()
         if heard is None:
             return
@@ -225,7 +226,7 @@ class Desk:
         return self._clock.monotonic_ns() / 1e9
 
 
-def _refusal(publication: Publication | None, ask: say.Ask) -> say.Refuse | None:
+def _refusal(publication: ServedPublication | None, ask: say.Ask) -> say.Refuse | None:
     """Return why a rank gets nothing, if so; pure."""
     if publication is None:
         return say.Refuse("empty", "no version is published now")

@@ -11,7 +11,7 @@ import time
 from wsm.errors import BadInputError, WsmError
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.errors import LoadCancelledError, VersionMismatchError
-from wsm.strategies.messages.caller import Caller, Presence
+from wsm.strategies.messages.caller import Caller, PeerPresence
 from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerMessageError, PeerSilentError
 from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake import messages as say
@@ -69,7 +69,7 @@ class RankLease:
         VersionMismatchError, BadInputError
             If another version, rank or number of ranks is published.
         PeerDiedError
-            If the publisher has ended, and nobody took its place for ``silence_s``.
+            If the publisher has ended, and no process took its place for ``silence_s``.
         PeerSilentError, PeerFailedError, PeerMessageError, LoadCancelledError
             If there is no proper answer.
         """
@@ -85,7 +85,7 @@ class RankLease:
                 self.close()
                 answer, refused = None, None
                 gone_s = gone_s or time.monotonic()
-            if self._caller is not None and self._caller.presence is Presence.HERE:
+            if self._caller is not None and self._caller.presence is PeerPresence.HERE:
                 met, gone_s = True, None
             if isinstance(answer, say.Grant):
                 self._check(ask, answer)
@@ -109,7 +109,7 @@ class RankLease:
         Raises
         ------
         GroupError, PeerFailedError, PeerDiedError, PeerSilentError, PeerMessageError
-            If the lease holds no longer, or nobody knows.
+            If the lease holds no longer, or no process knows.
         LoadCancelledError
             If the load was cancelled.
         """
@@ -175,12 +175,12 @@ class RankLease:
             caller.close(flush=False)
 
     def _answer(self, ask: say.Ask, deadline_s: float) -> say.Grant | say.Refuse | None:
-        """Ask once; None if nobody is there, or answers before the deadline.
+        """Ask once; None if no process is there, or answers before the deadline.
 
         Raises
         ------
         PeerDiedError
-            If somebody was there and has ended.
+            If another process was there and has ended.
         """
         begun_s = time.monotonic()
         if self._caller is None:
@@ -193,10 +193,10 @@ class RankLease:
                 return message
             if message is not None:
                 raise self._not_due(message, "its offer")
-            if caller.presence is Presence.ABANDONED:
+            if caller.presence is PeerPresence.ABANDONED:
                 raise PeerDiedError(peer=self.peer, expected="its offer")
             now_s = time.monotonic()
-            if caller.presence is Presence.NOBODY_YET and now_s - begun_s > _AGAIN_S:
+            if caller.presence is PeerPresence.NOBODY_YET and now_s - begun_s > _AGAIN_S:
                 self.close()
                 return None
             if now_s >= deadline_s:
@@ -212,7 +212,7 @@ class RankLease:
         except PeerMessageError as error:
             problem = error.context["problem"]
             raise PeerMessageError(peer=self.peer, problem=problem, touched=self.touched) from error
-        if caller.presence is Presence.GONE:
+        if caller.presence is PeerPresence.GONE:
             raise PeerDiedError(peer=self.peer, expected=expected, touched=self.touched)
         return None
 

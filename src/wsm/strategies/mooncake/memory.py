@@ -1,9 +1,9 @@
 """The memory that a publisher lets ranks read: copies of its own, or the trainer's tensors themselves.
 
-Whatever ranks can read there, others can write: the engine asks nobody. So it is copies that are registered,
-beside each other in one region, unless the trainer says that its own memory may be; then only small tensors
-are copied, because every region and every read has a price. What is registered stays so until a version does
-without it, so that publishing the same buffers again registers nothing.
+Whatever ranks can read there, others can write: the engine asks no process. So it is copies that are
+registered, beside each other in one region, unless the trainer says that its own memory may be; then only
+small tensors are copied, because every region and every read has a price. What is registered stays so until a
+version does without it, so that publishing the same buffers again registers nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.digest import RunningDigest, running_digest
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.mooncake.engine import Engine, address_of
-from wsm.strategies.mooncake.plan import Layout, Placed, Region
+from wsm.strategies.mooncake.plan import MemoryRegion, Placed, TransferLayout
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, specs_of
 
@@ -59,8 +59,9 @@ class PublishedMemory:
 
     def place(
         self, shards: Mapping[int, TrainerTensors], *, finite: bool = False
-    ) -> dict[int, tuple[Layout, tuple[str, ...]]]:
-        """Let ranks read `shards`; nobody may be reading what was placed before. Blocks: reads every byte.
+    ) -> dict[int, tuple[TransferLayout, tuple[str, ...]]]:
+        """Let ranks read `shards`; no process may be reading what was placed before. Blocks: reads every
+        byte.
 
         Ranks that are given the very same state dict share its place.
 
@@ -82,7 +83,7 @@ class PublishedMemory:
 
     def _place(
         self, shards: Mapping[int, TrainerTensors], *, finite: bool
-    ) -> dict[int, tuple[Layout, tuple[str, ...]]]:
+    ) -> dict[int, tuple[TransferLayout, tuple[str, ...]]]:
         specs = check_shards(shards)
         data = {
             rank: {spec.name: bytes_of(shards[rank], spec) for spec in of_rank if not self._packs_it(spec)}
@@ -137,7 +138,7 @@ class PublishedMemory:
         ranges: Sequence[_Range],
         *,
         finite: bool,
-    ) -> tuple[Layout, tuple[str, ...]]:
+    ) -> tuple[TransferLayout, tuple[str, ...]]:
         begins = [begin for begin, _ in ranges]
         placed, digests, packed = [], [], 0
         for spec in specs:
@@ -156,7 +157,7 @@ class PublishedMemory:
             offset = address_of(view) - begins[region] if spec.nbytes else 0
             placed.append(Placed(spec, region, offset))
             digests.append(digest.hexdigest())
-        return Layout(tuple(Region(*each) for each in ranges), tuple(placed)), tuple(digests)
+        return TransferLayout(tuple(MemoryRegion(*each) for each in ranges), tuple(placed)), tuple(digests)
 
 
 def check_shards(shards: Mapping[int, TrainerTensors]) -> dict[int, list[TensorSpec]]:

@@ -13,7 +13,7 @@ Refuse     publisher    you get nothing, and why
 Revoked    publisher    the lease is over at once, and why
 =========  ===========  ======================================================================
 
-A connection is one lease: whoever closes it has let go. The envelope is that of
+A connection is one lease: the process that closes it has let go. The envelope is that of
 :mod:`wsm.strategies.messages.frames`; a Grant leaves out a layout whose digest the rank said it knows.
 """
 
@@ -27,7 +27,7 @@ from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.messages import fields
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.vocabulary import Vocabulary
-from wsm.strategies.mooncake.plan import Layout, Placed, Region
+from wsm.strategies.mooncake.plan import MemoryRegion, Placed, TransferLayout
 
 #: Why a publisher gives nothing; ``empty``: there is no version (yet).
 REASONS = ("empty", "version", "rank", "world_size", "failed")
@@ -79,7 +79,7 @@ class Grant:
     session: str
     lease_ms: int
     layout_digest: str
-    layout: Layout | None
+    layout: TransferLayout | None
     digests: tuple[str, ...]
     shards: tuple[str, ...]
     finite: bool = False
@@ -121,7 +121,7 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Revoked:
-    """The memory will be written, whoever reads it."""
+    """The memory will be written, by every reader."""
 
     text: str
 
@@ -138,7 +138,7 @@ def to_bytes(message: Message) -> bytes:
     return _WORDS.encode(message)
 
 
-def _written(layout: Layout) -> dict[str, Any]:
+def _written(layout: TransferLayout) -> dict[str, Any]:
     return {
         "regions": [[region.address, region.nbytes] for region in layout.regions],
         "tensors": [[*fields.spec_row(t.spec), t.region, t.offset] for t in layout.tensors],
@@ -174,7 +174,7 @@ def _check_grant(grant: Grant, peer: str) -> None:
         raise PeerMessageError(peer=peer, problem=problem)
 
 
-def _problem_of(layout: Layout, digests: tuple[str, ...]) -> str | None:
+def _problem_of(layout: TransferLayout, digests: tuple[str, ...]) -> str | None:
     if len(digests) != len(layout.tensors):
         return f"its Grant has {len(layout.tensors)} tensors and {len(digests)} digests"
     names: set[str] = set()
@@ -204,7 +204,7 @@ def _layout(value: Any) -> Any:
     placed = [_placed(row) for row in tensors]
     if fields.WRONG in placed:
         return fields.WRONG
-    return Layout(tuple(Region(*row) for row in regions), tuple(placed))
+    return TransferLayout(tuple(MemoryRegion(*row) for row in regions), tuple(placed))
 
 
 def _placed(row: Any) -> Any:

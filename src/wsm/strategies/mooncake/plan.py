@@ -17,7 +17,7 @@ from wsm.strategies.tensor import TensorSpec
 
 
 @dataclass(frozen=True)
-class Region:
+class MemoryRegion:
     """Memory that the publisher's engine lets us read: address and bytes."""
 
     address: int
@@ -34,7 +34,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TransferLayout:
     """All tensors of one rank, in memory of one publisher.
 
     Parameters
@@ -45,7 +45,7 @@ class Layout:
         Every tensor.
     """
 
-    regions: tuple[Region, ...]
+    regions: tuple[MemoryRegion, ...]
     tensors: tuple[Placed, ...]
 
     def digest(self) -> str:
@@ -84,7 +84,7 @@ class ReadPlan:
         The reads; each is made when it is asked for, since a peer may claim any number of bytes.
     """
 
-    def __init__(self, regions: Sequence[Region], span_bytes: int) -> None:
+    def __init__(self, regions: Sequence[MemoryRegion], span_bytes: int) -> None:
         self._span_bytes = span_bytes
         self._first = [0, *accumulate(-(-region.nbytes // span_bytes) for region in regions)]
         self.spans: Sequence[Span] = _Spans(regions, self._first, span_bytes)
@@ -97,7 +97,7 @@ class ReadPlan:
 class _Spans(Sequence[Span]):
     """The reads of a plan, of which only the regions are kept."""
 
-    def __init__(self, regions: Sequence[Region], first: Sequence[int], span_bytes: int) -> None:
+    def __init__(self, regions: Sequence[MemoryRegion], first: Sequence[int], span_bytes: int) -> None:
         self._regions = regions
         self._first = first
         self._span_bytes = span_bytes

@@ -20,11 +20,11 @@ from wsm.strategies.documents.sealed_json import content_digest
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.mooncake import addresses
 from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake.desk import Desk, Publication
+from wsm.strategies.mooncake.desk import Desk, ServedPublication
 from wsm.strategies.mooncake.engine import Engine, EngineSettings
 from wsm.strategies.mooncake.leases import Leases
 from wsm.strategies.mooncake.memory import PACKED_BELOW, PublishedMemory, check_shards
-from wsm.strategies.mooncake.plan import Layout
+from wsm.strategies.mooncake.plan import TransferLayout
 from wsm.strategies.trainer.report import TrainerReport
 from wsm.strategies.trainer.tensors import TrainerTensors, check_ranks
 
@@ -58,16 +58,17 @@ class MooncakePublisher:
     ----------
     address : str
         Where ranks ask: ``tcp://IPv4:port`` (0: any free port) or ``ipc:///absolute/path`` (mode 0600). There
-        is no authentication: whoever reaches it, or the engine, can read what is published, and whoever
-        reaches the engine (every user of this host at least) can write there. Ranks find that out.
+        is no authentication: the process that reaches it, or the engine, can read what is published, and the
+        process that reaches the engine (every user of this host at least) can write there. Ranks find that
+        out.
     settings : EngineSettings, optional
         How the engine is reached; by default over TCP, from this host only.
     lease_s : float
         How long a rank may say nothing while it reads.
     in_place : bool
         Let ranks read the trainer's own memory instead of a copy, which takes as much memory again. Then
-        whoever reaches the engine can change the weights that are being trained, and training goes on with
-        them: for hosts and networks where everybody is trusted.
+        the process that reaches the engine can change the weights that are being trained, and training goes
+        on with them: for hosts and networks where everybody is trusted.
     packed_below : int
         Tensors with fewer bytes are copied beside each other all the same.
     clock : Clock, optional
@@ -110,7 +111,7 @@ class MooncakePublisher:
         self.address = listener.address
         self._memory = PublishedMemory(self._engine, in_place=in_place, packed_below=packed_below)
         if in_place:
-            _log.warning(log.MEMORY_WRITABLE, address=self.address, by="whoever reaches the engine")
+            _log.warning(log.MEMORY_WRITABLE, address=self.address, by="the process that reaches the engine")
         self._version: int | None = None
         self._desk = Desk(
             listener,
@@ -162,7 +163,7 @@ class MooncakePublisher:
         placed = self._memory.place(shards, finite=finite)
         digests = {rank: _digest(*placed[rank]) for rank in sorted(placed)}
         self._desk.put(
-            Publication(
+            ServedPublication(
                 version,
                 {rank: (layout, layout.digest(), each) for rank, (layout, each) in placed.items()},
                 tuple(digests.values()),
@@ -248,5 +249,5 @@ def manifest_digest(version: int, shard_digests: tuple[str, ...]) -> str:
     return content_digest({"version": version, "shards": list(shard_digests)})
 
 
-def _digest(layout: Layout, digests: tuple[str, ...]) -> str:
+def _digest(layout: TransferLayout, digests: tuple[str, ...]) -> str:
     return shard_digest((t.spec, each) for t, each in zip(layout.tensors, digests, strict=True))

@@ -36,7 +36,8 @@ class SpanReader:
     plan : ReadPlan
         What to read.
     buffers : sequence of memoryview
-        Each as long as the longest span, and nobody else's until the reader is done or the engine closed.
+        Each as long as the longest span, and no other process's until the reader is done or the engine
+        closed.
     lease : RankLease
         Kept while we wait.
     silence_s : float
@@ -108,7 +109,7 @@ class SpanReader:
                 done += len(part)
 
     def drain(self) -> None:
-        """Wait until the engine lets go of every buffer: reads that nobody consumed. Blocks."""
+        """Wait until the engine lets go of every buffer: reads that no process consumed. Blocks."""
         with self._lock:
             self._wanted, self._held = len(self._plan.spans), -1
             self._wait_until(lambda: not self._flying)

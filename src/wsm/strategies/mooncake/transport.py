@@ -23,7 +23,7 @@ from wsm.strategies.mooncake import messages as say
 from wsm.strategies.mooncake.addresses import parse_address
 from wsm.strategies.mooncake.engine import Engine, EngineSettings
 from wsm.strategies.mooncake.lease import RankLease
-from wsm.strategies.mooncake.plan import Layout, ReadPlan, in_reading_order
+from wsm.strategies.mooncake.plan import ReadPlan, TransferLayout, in_reading_order
 from wsm.strategies.mooncake.publisher import manifest_digest
 from wsm.strategies.mooncake.reader import SpanReader
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
@@ -74,7 +74,7 @@ class _KnownLayout:
     """A layout, and what follows from it: kept as long as the publisher keeps to it."""
 
     digest: str
-    layout: Layout
+    layout: TransferLayout
     plan: ReadPlan
     order: tuple[int, ...]
 
@@ -226,7 +226,7 @@ class MooncakeTransport:
             raise PeerMessageError(peer=lease.peer, problem="its digests do not add up to that of the shard")
         return grant, known
 
-    def _meet(self, grant: say.Grant, layout: Layout, lease: RankLease) -> bool:
+    def _meet(self, grant: say.Grant, layout: TransferLayout, lease: RankLease) -> bool:
         """Have an engine that knows the publisher's; whether that had to be done."""
         # What an engine knows of another is never right for the next one, even at the same port; and with
         # RDMA its knowledge of what is registered there is that of the first time.
@@ -246,7 +246,7 @@ class MooncakeTransport:
         self._publisher = known
         return True
 
-    def _find(self, engine: Engine, session: str, layout: Layout, lease: RankLease) -> None:
+    def _find(self, engine: Engine, session: str, layout: TransferLayout, lease: RankLease) -> None:
         if not layout.regions:
             return
         found = engine.find(session, layout.regions[0].address, self._silence_s, lease.keep)

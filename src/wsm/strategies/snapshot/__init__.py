@@ -17,5 +17,6 @@ publish, shard_writer, staged_version the trainer's side: write, make visible at
 standing                              what is published already, and whether it may stand
 version_pins                          versions that a rank may load again are not retired
 convert                               pickles turned into safetensors, by those who trust them
+errors                                what can go wrong in it
 ====================================  ====================================================================
 """

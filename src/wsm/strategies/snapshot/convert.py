@@ -1,7 +1,7 @@
 """Turning pickle files into safetensors files, once, because the user asked for it: ``wsm convert``.
 
-Whoever converts a file trusts its writer: reading a pickle runs what is in it. The result holds the same
-names, dtypes and bytes, and can be loaded without that trust.
+The process that converts a file trusts its writer: reading a pickle runs what is in it. The result holds the
+same names, dtypes and bytes, and can be loaded without that trust.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Located:
 
 
 @dataclass(frozen=True)
-class Published:
+class FoundVersion:
     """A directory that may hold a whole version, and the version that it must be (None: whichever it is)."""
 
     directory: SnapshotDirectory
@@ -74,7 +74,7 @@ def locate(source: SnapshotSource, version: int | None, stack: ExitStack) -> Loc
     return Located(found, version if found.place is Place.SHARED else wanted)
 
 
-def locate_published(source: SnapshotSource, version: int | None, stack: ExitStack) -> Published | None:
+def locate_published(source: SnapshotSource, version: int | None, stack: ExitStack) -> FoundVersion | None:
     """Find the directory in which a version lies with the shards of all its ranks, whatever their number.
 
     Parameters
@@ -93,7 +93,7 @@ def locate_published(source: SnapshotSource, version: int | None, stack: ExitSta
         If something there is unusable.
     """
     found, wanted = _follow(source, version, lambda wanted: _published(str(source.directory), wanted, stack))
-    return None if found is None else Published(found, wanted)
+    return None if found is None else FoundVersion(found, wanted)
 
 
 def _follow(

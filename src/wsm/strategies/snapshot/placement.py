@@ -15,7 +15,7 @@ Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Segment:
+class AxisSegment:
     """A stretch of the split axis that is divided over the ranks by itself: the keys of a fused QKV matrix.
 
     Parameters
@@ -57,7 +57,7 @@ class Split:
     """
 
     axis: int
-    segments: tuple[Segment, ...]
+    segments: tuple[AxisSegment, ...]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ Placement: TypeAlias = Replicated | Split | Member
 def split(shape: Shape, axis: int, *, heads: int | None = None) -> Split:
     """Return the placement of a tensor of `shape` (that of the whole) that is cut evenly along `axis`."""
     axis = range(len(shape))[axis]
-    return Split(axis, (Segment(shape[axis], heads),))
+    return Split(axis, (AxisSegment(shape[axis], heads),))
 
 
 def runs(tensor: str, placement: Placement, shape: Shape, rank: int, ranks: int) -> tuple[Run, ...]:
@@ -166,7 +166,7 @@ def whole_shape(tensor: str, placement: Placement, local: Shape, rank: int, rank
     return shape
 
 
-def _part(tensor: str, segment: Segment, begin: int, rank: int, ranks: int) -> Run:
+def _part(tensor: str, segment: AxisSegment, begin: int, rank: int, ranks: int) -> Run:
     if segment.heads is None:
         if segment.extent % ranks:
             raise _indivisible(tensor, f"an extent of {segment.extent}", ranks)

@@ -20,7 +20,7 @@ from wsm.strategies.tensor import TensorSpec
 
 
 @dataclass(frozen=True)
-class Piece:
+class SlicePiece:
     """A stretch of the split axis that is taken from one shard's tensor.
 
     Parameters
@@ -56,7 +56,7 @@ class Assembly:
 
     spec: TensorSpec
     axis: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SlicePiece, ...]
     sources: Mapping[int, TensorEntry]
 
     @property
@@ -81,7 +81,7 @@ class Assembly:
 
 
 _Key: TypeAlias = tuple[Placement, Shape]
-_Cut: TypeAlias = tuple[int, tuple[Piece, ...]]
+_Cut: TypeAlias = tuple[int, tuple[SlicePiece, ...]]
 
 
 def plan(shards: Sequence[ShardManifest], rank: int, ranks: int, *, where: str) -> list[Assembly]:
@@ -211,24 +211,24 @@ def _cut(name: str, placement: Placement, shape: Shape, *, found: int, rank: int
     # Its namesake first, so that ranks which read the same version spread over copies of the same slice.
     order = sorted(range(found), key=lambda source: (source - rank) % found)
     held = [(source, runs(name, placement, shape, source, found)) for source in order]
-    pieces: list[Piece] = []
+    pieces: list[SlicePiece] = []
     for run in wanted:
         position, end = run.begin, run.begin + run.length
         while position < end:
             pieces.append(_piece_at(name, held, position, end))
             position += pieces[-1].length
     if not pieces:  # an extent of 0: any holder stands for it
-        pieces.append(Piece(next(source for source, stretches in held if stretches), 0, 0))
+        pieces.append(SlicePiece(next(source for source, stretches in held if stretches), 0, 0))
     return (placement.axis if isinstance(placement, Split) else 0), tuple(pieces)
 
 
-def _piece_at(name: str, held: Sequence[tuple[int, tuple[Run, ...]]], position: int, end: int) -> Piece:
+def _piece_at(name: str, held: Sequence[tuple[int, tuple[Run, ...]]], position: int, end: int) -> SlicePiece:
     for source, stretches in held:
         local = 0
         for run in stretches:
             if run.begin <= position < run.begin + run.length:
                 length = min(end, run.begin + run.length) - position
-                return Piece(source, local + position - run.begin, length)
+                return SlicePiece(source, local + position - run.begin, length)
             local += run.length
     raise InternalError(
         f"no rank holds {name!r} at {position}, though its placement was checked", tensor=name

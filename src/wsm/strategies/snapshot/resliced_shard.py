@@ -19,7 +19,7 @@ from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.part_file import PartFile
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.snapshot import reslice_plan
-from wsm.strategies.snapshot.lookup import Published
+from wsm.strategies.snapshot.lookup import FoundVersion
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.manifest_files import read_shard_manifest, require_listed
 from wsm.strategies.snapshot.reslice_plan import Assembly
@@ -54,7 +54,7 @@ class ReslicedShard:
 
 
 def open_resliced(
-    published: Published, whole: VersionManifest, source: SnapshotSource, ranks: int, stack: ExitStack
+    published: FoundVersion, whole: VersionManifest, source: SnapshotSource, ranks: int, stack: ExitStack
 ) -> ReslicedShard:
     """Open what the source's rank, of `ranks`, needs of a version. Blocks on metadata only.
 
@@ -102,7 +102,7 @@ def open_resliced(
     return ReslicedShard(tensors, tuple(part.path for files in parts.values() for part in files), read_bytes)
 
 
-def _manifest(published: Published, whole: VersionManifest, rank: int) -> ShardManifest:
+def _manifest(published: FoundVersion, whole: VersionManifest, rank: int) -> ShardManifest:
     file = published.directory.locate(snapshot_names.VERSION_MANIFEST)
     name = whole.shards[rank].manifest
     manifest = require_listed(whole, rank, read_shard_manifest(published.directory, name), file=file)
@@ -114,7 +114,7 @@ def _manifest(published: Published, whole: VersionManifest, rank: int) -> ShardM
 
 
 def _open_rank(
-    published: Published, name: str, manifest: ShardManifest, stack: ExitStack
+    published: FoundVersion, name: str, manifest: ShardManifest, stack: ExitStack
 ) -> tuple[PartFile, ...]:
     file = published.directory.locate(name)
     parts = open_parts(published.directory, [part.file for part in manifest.parts], manifest, stack)

@@ -14,7 +14,7 @@ from wsm.strategies import errors
 from wsm.strategies.files.part_file import PartFile, open_part
 from wsm.strategies.files.readahead import Readahead
 from wsm.strategies.files.safetensors_file import SafetensorsFile
-from wsm.strategies.files.safetensors_header import Header, lay_out
+from wsm.strategies.files.safetensors_header import SafetensorsHeader, lay_out
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.part_metadata import PartMetadata
@@ -138,7 +138,7 @@ def _promised(manifest: ShardManifest) -> dict[str, list[TensorSpec]]:
     return {part.file: specs for part, specs in zip(manifest.parts, promised, strict=True)}
 
 
-def _headers(manifest: ShardManifest) -> Mapping[str, tuple[bytes, Header]]:
+def _headers(manifest: ShardManifest) -> Mapping[str, tuple[bytes, SafetensorsHeader]]:
     """Return the very bytes with which each file begins, if wsm wrote it and nothing happened to it."""
     metadata = PartMetadata(manifest.version, manifest.rank, manifest.world_size, manifest.publication)
     return {name: lay_out(specs, metadata.encode()) for name, specs in _promised(manifest).items()}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from wsm.strategies.documents.manifest_fields import FieldReader, are_digests
 from wsm.strategies.documents.strict_json import are_texts
-from wsm.strategies.snapshot.placement import Member, Placement, Replicated, Segment, Split
+from wsm.strategies.snapshot.placement import AxisSegment, Member, Placement, Replicated, Split
 from wsm.strategies.tensor import TensorSpec
 
 _Kind = tuple[str, tuple[int, ...], Placement | None]
@@ -128,7 +128,7 @@ def _decode_placement(reader: FieldReader) -> Placement | None:
     if how != "split":
         raise fields.refuse("how", "replicated, split or member")
     segments = tuple(
-        Segment(segment.count("extent"), None if segment.absent("heads") else segment.count("heads"))
+        AxisSegment(segment.count("extent"), None if segment.absent("heads") else segment.count("heads"))
         for segment in fields.objects("segments")
     )
     return Split(fields.count("axis"), segments)

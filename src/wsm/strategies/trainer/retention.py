@@ -1,10 +1,10 @@
 """Which published versions stay, and how one goes without disturbing anyone who reads it.
 
 A version vanishes by a rename to a hidden name, in one step; its files are removed after that. One that
-somebody reads, or may have to read again (:mod:`wsm.strategies.snapshot.version_pins`), is left for the next
-time; a few of them at most, since every user who may read a version may say so. One that is replaced changes
-places with its successor in one step, where the file system can; where it cannot, it is put back if the
-publisher died in between. All of it happens under the publisher's lock. Knows nothing about tensors.
+another process reads, or may have to read again (:mod:`wsm.strategies.snapshot.version_pins`), is left for
+the next time; a few of them at most, since every user who may read a version may say so. One that is replaced
+changes places with its successor in one step, where the file system can; where it cannot, it is put back if
+the publisher died in between. All of it happens under the publisher's lock. Knows nothing about tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from wsm import log
 from wsm.strategies.files.leases import is_leased
 
-# What nobody needs any more.
+# What no process needs any more.
 _REMOVED_PREFIX = ".removed-"
 # What is whole, and was about to be replaced.
 _REPLACED_PREFIX = ".replaced-"

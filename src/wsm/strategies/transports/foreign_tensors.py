@@ -16,7 +16,7 @@ from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 from wsm.strategies.trainer.tensors import tensor_of
 
 
-class _Held:
+class _ForeignBytes:
     """The memory of a paddle tensor, by numpy's array interface: DLPack takes neither every dtype nor build.
 
     A tensor of size zero shares it, so that it stays when the package lets go of its own.
@@ -59,7 +59,7 @@ def foreign_bytes(name: str, value: Any) -> tuple[TensorSpec, memoryview]:
 
     if not value.place.is_cpu_place():
         return spec, value.numpy().reshape(-1).view(np.uint8).data
-    return spec, np.asarray(_Held(value, spec.nbytes)).data
+    return spec, np.asarray(_ForeignBytes(value, spec.nbytes)).data
 
 
 def host_nbytes(value: Any) -> int | None:

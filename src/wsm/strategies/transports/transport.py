@@ -21,7 +21,7 @@ _log = log.logger("strategies")
 
 
 class Transport(Protocol):
-    """One rank's connection to whoever has versions. Used by one load at a time, from any thread.
+    """One rank's connection to the process that has versions. Used by one load at a time, from any thread.
 
     Every wait in it has a deadline of its own, and sees ``observer.cancelled()``.
     """
@@ -37,8 +37,8 @@ class Transport(Protocol):
         """Connect if need be, and offer the shard of `rank`. Blocks until it is known what will come.
 
         Leaving the context normally says that every tensor was applied and verified; leaving it with an
-        exception, that the load has failed. The connection stays in both cases; whoever keeps the transport
-        closes it after an exception.
+        exception, that the load has failed. The connection stays in both cases; the process that keeps the
+        transport closes it after an exception.
 
         Parameters
         ----------
@@ -84,7 +84,7 @@ class TransportKind:
     Parameters
     ----------
     build : callable
-        Returns a new transport, made of what a configuration says; connects to nobody yet, and refuses
+        Returns a new transport, made of what a configuration says; connects to no process yet, and refuses
         what no load could use.
     sections : sequence of type
         The sections that it reads besides the strategy's own.
@@ -149,5 +149,5 @@ class KeptTransport:
         try:
             yield self._transport
         except BaseException:
-            self.close()  # nobody knows in which state a stream was left
+            self.close()  # no process knows in which state a stream was left
             raise

@@ -1,0 +1,107 @@
+"""No name stands for two things, packages say what they hold, and sentences name who acts."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+import wsm
+
+SOURCE = Path(wsm.__path__[0])
+REPOSITORY = Path(__file__).parent.parent
+PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py"))
+
+#: File names that may stand more than once, each with its reason.
+PARALLEL_FILES = {
+    "__init__": "what a package is for",
+    "errors": "what can go wrong in a package",
+    "report": "what a demo, a publication, a delta or a rank has to tell",
+    "config": "what is configured: a group, and the reference engine",
+    **dict.fromkeys(
+        (
+            *("source", "strategy", "publish", "manifest", "messages", "plan", "reader", "base", "standing"),
+            *("names", "configured", "transport", "engine", "leases", "memory", "memory_plan"),
+        ),
+        "the same part of another strategy",
+    ),
+    **dict.fromkeys(
+        ("journal", "groups", "options", "graphs", "frames", "request", "load", "fastdeploy"),
+        "a command of the terminal, an adapter or the reference engine, named like what it is about",
+    ),
+}
+
+#: Names that still stand twice. Only ever shorter.
+FILES_TO_RENAME = {"ending", "patience", "vocabulary", "watch", "group"}
+CLASSES_TO_RENAME = {
+    "Course",
+    "Ending",
+    "Finding",
+    "Held",
+    "Look",
+    "Moment",
+    "Outcome",
+}
+
+#: Modules that their package's docstring does not name yet. Only ever fewer.
+PACKAGES_TO_COMPLETE = {
+    "worker": {
+        *("announced", "cache_surfaces", "ending", "failing", "hot_execution", "performance"),
+        *("resident_tensors", "sources", "stager", "staging_run", "standing", "stepping"),
+    }
+}
+
+#: Sentences with these words have no domain noun for a subject.
+VAGUE_SUBJECTS = re.compile(r"\b(whoever|nobody|somebody|what is not to be)\b", re.IGNORECASE)
+
+#: Lines with such a word, by package. Only ever fewer.
+VAGUE_LINES = {
+    "actions": 25,
+    "controller": 11,
+    "incidents.md": 8,
+    "states": 19,
+    "status": 1,
+    "testing": 1,
+    "worker": 28,
+}
+
+
+def test_no_class_name_stands_twice() -> None:
+    places = defaultdict(list)
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(str(path.relative_to(SOURCE)))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert set(twice) <= CLASSES_TO_RENAME, twice
+
+
+def test_no_file_name_stands_twice_without_a_reason() -> None:
+    places = defaultdict(list)
+    for path in SOURCE.rglob("*.py"):
+        name = path.stem if path.stem == "__init__" else path.stem.lstrip("_")
+        places[name].append(str(path.relative_to(SOURCE)))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert set(twice) <= FILES_TO_RENAME | set(PARALLEL_FILES), twice
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_a_package_names_every_module_of_its_own(package: Path) -> None:
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__"}
+    modules |= {path.parent.name for path in package.glob("*/__init__.py")}
+    unnamed = {name for name in modules if not re.search(rf"(?<!\w){name}(?!\w)", text)}
+    assert not unnamed - PACKAGES_TO_COMPLETE.get(package.name, set())
+
+
+def test_sentences_name_who_acts() -> None:
+    found: Counter[str] = Counter()
+    for path in (*SOURCE.rglob("*.py"), *(REPOSITORY / "docs").glob("*.md"), REPOSITORY / "README.md"):
+        inside = path.relative_to(REPOSITORY).parts
+        place = inside[2] if inside[0] == "src" else inside[-1]
+        found[place] += sum(bool(VAGUE_SUBJECTS.search(line)) for line in path.read_text().splitlines())
+    more = {place: number for place, number in found.items() if number > VAGUE_LINES.get(place, 0)}
+    assert not more, "name who acts: the rank, the segment, the controller; and lower the number above"
