@@ -33,6 +33,7 @@ from wsm.rollout.request import FinishReason, Generation
 from wsm.rollout.shape import ModelShape
 from wsm.signals.names import segment_path
 from wsm.states.vocabulary import KVPolicy, Tag
+from wsm.status.blame import Late
 from wsm.testing import InMemoryRequests
 
 SHAPE = ModelShape.from_mapping(MODEL)
@@ -171,7 +172,7 @@ def test_a_process_that_outlives_its_group_is_seen(tmp_path):
 def test_errors_name_ranks_by_their_attributes():
     lost = RankLostError(operation="update", ranks=[1, 3], group="")
     late = CommandTimeoutError(
-        request_id="", operation="clear", deadline_s=1, gave_up=False, waiting={2: "is draining"}, group=""
+        request_id="", operation="clear", deadline_s=1, gave_up=False, late=Late({2: "is draining"}), group=""
     )
     assert named_ranks(lost) == [1, 3]
     assert named_ranks(late) == [2]

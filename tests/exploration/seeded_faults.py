@@ -326,6 +326,17 @@ def manifests_are_not_compared():
     return {(decide, "decision"): decision}
 
 
+@fault("operations=update steps=0 halves=True failures=1 starts=cleared")
+def prepared_by_one_is_enough():
+    """COMMIT is decided when the first rank is PREPARED."""
+
+    def all_prepared(view: View) -> bool:
+        found = [view.of_command(index) for index in range(len(view.statuses))]
+        return any(word is not None and word.code is StatusCode.PREPARED for word in found)
+
+    return {(decide, "all_prepared"): all_prepared}
+
+
 @fault("operations=update steps=0 failures=1 starts=cleared")
 def failures_decide_nothing():
     """The controller waits for PREPARED, come what may."""

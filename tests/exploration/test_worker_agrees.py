@@ -10,6 +10,9 @@ from mirrored_group import LACKS, MirroredGroup
 from explorer.scope import Scope
 from wsm.states.words import StatusCode, StatusWord, StepKind, StepWord
 
+#: How many random ways are gone within each bounds.
+WAYS = 12
+
 
 @pytest.mark.parametrize(
     "bounds",
@@ -26,7 +29,7 @@ def test_a_worker_that_is_led_along_an_explored_way_remembers_and_writes_the_sam
     bounds: str, tmp_path: Path
 ) -> None:
     scope = Scope.from_text(f"{bounds} operations=clear,update,hot_update starts=empty symmetric=False")
-    for seed in range(40):
+    for seed in range(WAYS):
         group = MirroredGroup(tmp_path, scope, seed)
         try:
             group.wander(250)
@@ -45,7 +48,7 @@ def test_a_worker_that_is_led_along_an_explored_way_remembers_and_writes_the_sam
 def test_so_does_a_worker_that_serves_and_is_updated_hot(bounds: str, tmp_path: Path) -> None:
     scope = Scope.from_text(f"{bounds} operations=hot_update,update starts=empty symmetric=False")
     flips = 0
-    for seed in range(40):
+    for seed in range(WAYS):
         group = MirroredGroup(tmp_path, scope, seed)
         try:
             group.boot()
@@ -53,7 +56,7 @@ def test_so_does_a_worker_that_serves_and_is_updated_hot(bounds: str, tmp_path: 
             flips += sum(move.endswith("decides HOT_COMMIT") for move in group.trail)
         finally:
             group.close()
-    assert flips > 5
+    assert flips > 1
 
 
 def test_a_rank_that_lacks_what_a_collective_action_needs_does_not_vote_for_it(tmp_path: Path) -> None:
