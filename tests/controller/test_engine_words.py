@@ -7,9 +7,11 @@ import threading
 import pytest
 from living_group import LivingGroup, eventually
 
+from tests.raising import raising
 from wsm import EngineBridge, EngineWordsConfig
 from wsm.clock import ManualClock
-from wsm.controller.errors import EngineWordBusyError, RankFailedError
+from wsm.controller import errors
+from wsm.controller.errors import RankFailedError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("libatomic")]
@@ -329,7 +331,7 @@ def test_a_command_of_wsm_is_refused_while_the_engine_commands_and_changes_nothi
     engine = make_engine(2)
     controller = engine.group.controller(engine_words=engine.config)
     engine.asks(NORMAL, CLEARING)
-    with pytest.raises(EngineWordBusyError, match=r"model_weights_status\.8001 holds -1"):
+    with raising(errors.engine_word_busy, match=r"model_weights_status\.8001 holds -1"):
         controller.clear()
     assert engine.reads() == [NORMAL, CLEARING]
     assert status(engine).sequence == 1
@@ -397,7 +399,7 @@ def test_a_hot_update_is_refused_while_the_engine_commands(make_engine):
     engine = make_engine()
     controller = engine.group.controller(engine_words=engine.config)
     engine.asks(CLEARING)
-    with pytest.raises(EngineWordBusyError, match=r"model_weights_status\.8000 holds -1"):
+    with raising(errors.engine_word_busy, match=r"model_weights_status\.8000 holds -1"):
         controller.update(1, hot=True, force=True)
     assert (status(engine).sequence, status(engine).controller_pid) == (1, None)
 

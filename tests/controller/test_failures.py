@@ -7,16 +7,11 @@ import shutil
 import pytest
 from living_group import eventually, shard_of
 
+from tests.raising import raising
 from wsm import InFlightPolicy, KVPolicy
 from wsm.clock import ManualClock
-from wsm.controller.errors import (
-    CommandRefusedError,
-    CommandTimeoutError,
-    ManifestMismatchError,
-    MixedGroupError,
-    PlansDifferError,
-    RankFailedError,
-)
+from wsm.controller import errors
+from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, MixedGroupError, RankFailedError
 from wsm.strategies import publish_snapshot
 
 pytestmark = pytest.mark.processes
@@ -175,7 +170,7 @@ def test_ranks_that_prepared_different_publications_are_not_committed(make_group
     group.programs[1].says("ready")
     controller = group.controller()
     controller.update(1)
-    with pytest.raises(ManifestMismatchError, match="holds no weights") as caught:
+    with raising(errors.manifest_mismatch, match="holds no weights") as caught:
         controller.update(2)
     assert caught.value.found[0] != caught.value.found[1]
     assert controller.status().version == 1  # the last one that all committed
@@ -188,7 +183,7 @@ def test_ranks_with_other_plans_are_told_so_before_anything_is_asked_of_them(mak
     group.start()
     controller = group.controller()
     for _ in range(2):
-        with pytest.raises(PlansDifferError, match="rank 1"):
+        with raising(errors.plans_differ, match="rank 1"):
             controller.update(1)
     assert controller.status().sequence == 0
 

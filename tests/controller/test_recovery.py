@@ -9,9 +9,11 @@ import pytest
 from living_group import Program, eventually
 from recovered_group import recovered
 
+from tests.raising import raising
 from wsm import Outcome
 from wsm.controller import _opening as opening
-from wsm.controller.errors import CommandRefusedError, RankAliveError, RankFailedError, RankLostError
+from wsm.controller import errors
+from wsm.controller.errors import CommandRefusedError, RankFailedError, RankLostError
 from wsm.errors import WsmError
 from wsm.signals.errors import RoleBusyError
 from wsm.states.errors import CommandOpenError
@@ -238,7 +240,7 @@ def test_a_rank_whose_step_raised_is_replaced_like_a_dead_one(kept):
 def test_nothing_is_raised_for_a_process_that_lives(kept):
     kept = kept()
     before = commander(kept).status()
-    with pytest.raises(RankAliveError, match="rank 1 lives"):
+    with raising(errors.rank_alive, match="rank 1 lives"):
         kept.recovery.begin([1])
     kept.recovery.release()
     assert commander(kept).status().epoch == before.epoch

@@ -10,15 +10,10 @@ import sys
 import pytest
 from living_group import LivingGroup, eventually, shard_of
 
+from tests.raising import raising
 from wsm import Outcome
-from wsm.controller.errors import (
-    CommandTimeoutError,
-    ManifestMismatchError,
-    PlansDifferError,
-    RankFailedError,
-    RankLostError,
-    UnsettledError,
-)
+from wsm.controller import errors
+from wsm.controller.errors import CommandTimeoutError, RankFailedError, RankLostError, UnsettledError
 from wsm.strategies import publish_snapshot
 
 pytestmark = pytest.mark.processes
@@ -143,7 +138,7 @@ def test_fastdeploy_c2_10_and_dynamo_13912_ranks_that_prepared_different_weights
         program.says("ready")
     with group.controller() as controller:
         controller.update(1)
-        with pytest.raises(ManifestMismatchError) as caught:
+        with raising(errors.manifest_mismatch) as caught:
             controller.update(2)
         assert len(set(caught.value.found.values())) == 2
         assert not controller.status().serving
@@ -154,7 +149,7 @@ def test_slime_2331_ranks_with_other_collective_work_are_not_commanded_at_all(ma
     group = make_group(without_kv=[1])
     group.publish(1)
     group.start()
-    with group.controller() as controller, pytest.raises(PlansDifferError, match="rank 1"):
+    with group.controller() as controller, raising(errors.plans_differ, match="rank 1"):
         controller.update(1)
 
 

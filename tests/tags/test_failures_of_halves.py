@@ -10,9 +10,11 @@ from living_group import LivingGroup, eventually
 from lone_rank import LoneRank, load
 
 import wsm
+from tests.raising import raising
 from wsm import KVPolicy, Outcome, Tag
 from wsm.command import CommandArguments, CommandArgumentsError, TagsError, parse_tags
-from wsm.controller.errors import CommandRefusedError, MixedGroupError, RankFailedError, TagsContradictError
+from wsm.controller import errors
+from wsm.controller.errors import CommandRefusedError, MixedGroupError, RankFailedError
 from wsm.states.replay import replay
 from wsm.states.vocabulary import WeightState
 
@@ -120,7 +122,7 @@ def test_a_policy_for_blocks_that_do_not_stay_is_refused(lone: LoneRank) -> None
 )
 def test_tags_that_contradict_another_argument_are_refused(lone: LoneRank, arguments: dict) -> None:
     sequence = lone.controller.status().sequence
-    with pytest.raises(TagsContradictError):
+    with raising(errors.tags_contradict):
         lone.controller.update(**arguments)
     assert lone.controller.status().sequence == sequence
 

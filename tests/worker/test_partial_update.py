@@ -7,7 +7,8 @@ import pytest
 from tests.raising import raising
 from wsm.command import CommandArguments, partial_update_refused
 from wsm.config import SnapshotConfig
-from wsm.controller.errors import RankFailedError, TagsContradictError
+from wsm.controller import errors
+from wsm.controller.errors import RankFailedError
 from wsm.states.vocabulary import Tag
 from wsm.strategies import publish_snapshot
 
@@ -73,7 +74,7 @@ def test_weights_that_were_given_back_come_back_whole_or_not_at_all(lone, publis
 def test_a_partial_update_is_neither_hot_nor_without_weights(lone):
     with raising(partial_update_refused, match="hot"):
         lone.controller.begin_update(2, partial=True, hot=True)
-    with pytest.raises(TagsContradictError, match="partial"):
+    with raising(errors.tags_contradict, match="partial"):
         lone.controller.begin_update(tags=[Tag.KV_CACHE], partial=True)
 
 

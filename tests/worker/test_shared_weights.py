@@ -8,8 +8,9 @@ import pytest
 from checkpoint_transfer.sender import FakeSender
 from living_group import shard_of
 
+from tests.raising import raising
 from wsm import Outcome
-from wsm.controller.errors import ManifestMismatchError
+from wsm.controller import errors
 from wsm.errors import WsmError
 from wsm.strategies import BucketSender, MooncakePublisher, SharedTensors, with_manifest, write_version
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
@@ -187,7 +188,7 @@ def test_a_group_boots_by_version_yaml_and_is_updated_by_version_over_a_transpor
                 controller.update(9)
             group.await_steps()
             send(4, "came back before rank {rank}")
-            with pytest.raises(ManifestMismatchError, match="prepared different weights"):
+            with raising(errors.manifest_mismatch, match="prepared different weights"):
                 controller.update(4, hot=True)
             send(4)
             assert controller.update(4, hot=True).version == 4

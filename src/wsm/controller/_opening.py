@@ -14,11 +14,11 @@ from typing import NamedTuple
 from wsm.clock import Clock
 from wsm.command import CommandArguments, partial_update_refused
 from wsm.config import EngineWordsConfig
-from wsm.controller import outcome
+from wsm.controller import errors, outcome
 from wsm.controller._request import CommandRequest
 from wsm.controller._transaction import Pending, Transaction
 from wsm.controller.engine_words import leave_words, take_words
-from wsm.controller.errors import CommandWithdrawnError, MixedGroupError, PlansDifferError, RankLostError
+from wsm.controller.errors import CommandWithdrawnError, MixedGroupError, RankLostError
 from wsm.controller.group_view import GroupAccess, GroupView
 from wsm.errors import WsmError
 from wsm.receipt import Outcome, Receipt, named
@@ -54,7 +54,7 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
         If a process is gone; it names the ranks.
     wsm.states.errors.CommandOpenError
         If the last command is not over.
-    PlansDifferError
+    RefusedError
         If a rank said on joining that it derived other plans than the first one: they would wait for each
         other in different collective actions.
     """
@@ -70,7 +70,7 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
     command = decide.next_command(view, operation)
     others = group.ranks_of_other_plans(command.epoch)
     if others:
-        raise PlansDifferError(ranks=others)
+        raise errors.plans_differ(ranks=others)
     return command
 
 

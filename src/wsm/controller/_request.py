@@ -12,14 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from wsm.command import CommandArguments, checked_request_id, partial_update_refused
-from wsm.controller.errors import (
-    CommandRefusedError,
-    HotFallbackError,
-    NothingServedError,
-    RankFailedError,
-    TagsContradictError,
-    UnknownTransferModeError,
-)
+from wsm.controller import errors
+from wsm.controller.errors import CommandRefusedError, RankFailedError
 from wsm.errors import BadInputError, WsmError
 from wsm.receipt import named
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, Tag, TransferMode, WeightState
@@ -83,7 +77,7 @@ class CommandRequest:
 
         Raises
         ------
-        TagsContradictError
+        BadInputError
             If the tags do not go with the other arguments.
         RefusedError
             If a partial update is to be hot.
@@ -95,7 +89,7 @@ class CommandRequest:
             check_version(asked.version)
         if self.is_hot and asked.tags != ALL_TAGS:
             why = "a hot update replaces both"
-            raise TagsContradictError(tags=named(asked.tags), argument="hot", why=why)
+            raise errors.tags_contradict(tags=named(asked.tags), argument="hot", why=why)
         if Tag.WEIGHTS not in asked.tags:
             of_weights = {
                 "version": asked.version is not None,
@@ -105,7 +99,7 @@ class CommandRequest:
             for argument, given in of_weights.items():
                 if given:
                     why = "no weights are loaded"
-                    raise TagsContradictError(tags=named(asked.tags), argument=argument, why=why)
+                    raise errors.tags_contradict(tags=named(asked.tags), argument=argument, why=why)
         if asked.partial and self.is_hot:
             raise partial_update_refused(why="a hot update stages every tensor anew")
         return self
@@ -119,12 +113,12 @@ class CommandRequest:
 
         Raises
         ------
-        NothingServedError
+        RefusedError
             If it cannot be hot, and must not be done otherwise.
         """
         if not self.is_hot or state is WeightState.NORMAL:
             return self
-        refusal = NothingServedError(state=state.name)
+        refusal = errors.nothing_served(state=state.name)
         if self.arguments.hot_fallback is HotFallback.REFUSE:
             raise refusal
         return self.in_place(str(refusal))
@@ -156,10 +150,10 @@ def fallback_of(asked: HotFallback | str) -> HotFallback:
 
     Raises
     ------
-    HotFallbackError
+    BadInputError
         If there is none of that name.
     """
-    return _choice(HotFallback, asked, HotFallbackError)
+    return _choice(HotFallback, asked, errors.hot_fallback)
 
 
 def transfer_mode_of(asked: TransferMode | str | None) -> TransferMode | None:
@@ -167,10 +161,10 @@ def transfer_mode_of(asked: TransferMode | str | None) -> TransferMode | None:
 
     Raises
     ------
-    UnknownTransferModeError
+    BadInputError
         If there is none of that name.
     """
-    return None if asked is None else _choice(TransferMode, asked, UnknownTransferModeError)
+    return None if asked is None else _choice(TransferMode, asked, errors.unknown_transfer_mode)
 
 
 def policy_of(asked: InFlightPolicy | None, *, hot: bool) -> InFlightPolicy:
@@ -178,11 +172,8 @@ def policy_of(asked: InFlightPolicy | None, *, hot: bool) -> InFlightPolicy:
     return asked or (InFlightPolicy.KEEP if hot else InFlightPolicy.ABORT)
 
 
-def _choice(
-    choices: type[_Choice], asked: object, refusal: type[HotFallbackError | UnknownTransferModeError]
-) -> _Choice:
+def _choice(choices: type[_Choice], asked: object, refusal: Callable[..., BadInputError]) -> _Choice:
     try:
         return choices(asked)
     except ValueError:
-        error: BadInputError = refusal(value=asked, allowed=[str(each.value) for each in choices])
-        raise error from None
+        raise refusal(value=asked, allowed=[str(each.value) for each in choices]) from None

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, final
 from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.config import EngineWordsConfig
-from wsm.controller.errors import CommandWithdrawnError, EngineWordBusyError
+from wsm.controller import errors
+from wsm.controller.errors import CommandWithdrawnError
 from wsm.errors import WsmError
 from wsm.signals.errors import EngineWordMissingError, RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
@@ -106,7 +107,7 @@ def leave_words(
 
     Raises
     ------
-    EngineWordBusyError
+    RefusedError
         If a word does not hold `before`: the engine is commanding the group itself.
     wsm.signals.errors.EngineWordMissingError
         If the engine has not created one.
@@ -115,7 +116,7 @@ def leave_words(
         with _weights_word(config, suffix, directory) as word:
             value = word.read()
             if value != int(before):
-                raise EngineWordBusyError(word=word.path.name, value=value, expected=int(before))
+                raise errors.engine_word_busy(word=word.path.name, value=value, expected=int(before))
     return TakenWords((), before, before)
 
 
@@ -130,7 +131,7 @@ def take_words(
 
     Raises
     ------
-    EngineWordBusyError
+    RefusedError
         If a word does not hold `before`: the engine is commanding the group itself. None is taken then.
     wsm.signals.errors.EngineWordMissingError
         If the engine has not created one.
@@ -140,7 +141,7 @@ def take_words(
         for suffix in config.suffixes:
             word = undo.enter_context(_weights_word(config, suffix, directory))
             if not word.compare_exchange(int(before), int(asked)):
-                raise EngineWordBusyError(word=word.path.name, value=word.read(), expected=int(before))
+                raise errors.engine_word_busy(word=word.path.name, value=word.read(), expected=int(before))
             undo.callback(word.compare_exchange, int(asked), int(before))
             words.append(word)
         undo.pop_all()

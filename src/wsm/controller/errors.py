@@ -168,19 +168,18 @@ class CommandWithdrawnError(RefusedError):
         )
 
 
-class ManifestMismatchError(GroupError):
+def manifest_mismatch(*, request_id: str, operation: str, found: Mapping[int, str], group: str) -> GroupError:
     """All ranks prepared, but not the same version of the same publication; the command was aborted."""
-
-    def __init__(self, *, request_id: str, operation: str, found: Mapping[int, str], group: str) -> None:
-        ranks = ", ".join(f"rank {rank}: {what}" for rank, what in found.items())
-        super().__init__(
-            f"{operation} was aborted because the ranks prepared different weights ({ranks}) [{group}]; "
-            "publish the version again, for all ranks at once",
-            request_id=request_id,
-            operation=operation,
-            found=dict(found),
-            group=group,
-        )
+    ranks = ", ".join(f"rank {rank}: {what}" for rank, what in found.items())
+    return GroupError(
+        f"{operation} was aborted because the ranks prepared different weights ({ranks}) [{group}]; "
+        "publish the version again, for all ranks at once",
+        code="manifest-mismatch",
+        request_id=request_id,
+        operation=operation,
+        found=dict(found),
+        group=group,
+    )
 
 
 class UnsettledError(GroupError):
@@ -229,15 +228,14 @@ class EpochEndedError(GroupError):
         )
 
 
-class RankAliveError(RefusedError):
+def rank_alive(*, rank: int, pid: int) -> RefusedError:
     """An epoch was to be ended because of a process that still lives and may still write its words."""
-
-    def __init__(self, *, rank: int, pid: int) -> None:
-        super().__init__(
-            f"the process {pid} of rank {rank} lives; kill and reap it before it is replaced",
-            rank=rank,
-            pid=pid,
-        )
+    return RefusedError(
+        f"the process {pid} of rank {rank} lives; kill and reap it before it is replaced",
+        code="rank-alive",
+        rank=rank,
+        pid=pid,
+    )
 
 
 class RestartLimitError(GroupError):
@@ -283,87 +281,82 @@ class MixedGroupError(RefusedError):
         )
 
 
-class NothingServedError(RefusedError):
+def nothing_served(*, state: str) -> RefusedError:
     """A hot update was asked of a group that serves nothing."""
+    return RefusedError(
+        f"a hot update stages beside a version that serves, and every rank is {state}; nothing was "
+        "changed: ask for an ordinary update, or allow it with the fallback in_place",
+        code="nothing-served",
+        state=state,
+    )
 
-    def __init__(self, *, state: str) -> None:
-        super().__init__(
-            f"a hot update stages beside a version that serves, and every rank is {state}; nothing was "
-            "changed: ask for an ordinary update, or allow it with the fallback in_place",
-            state=state,
-        )
 
-
-class HotFallbackError(BadInputError):
+def hot_fallback(*, value: object, allowed: Sequence[str]) -> BadInputError:
     """The fallback of a hot update is none of those that there are."""
+    return BadInputError(
+        f"hot_fallback is {value!r}; say one of {', '.join(allowed)}",
+        code="hot-fallback",
+        value=value,
+        allowed=tuple(allowed),
+    )
 
-    def __init__(self, *, value: object, allowed: Sequence[str]) -> None:
-        super().__init__(
-            f"hot_fallback is {value!r}; say one of {', '.join(allowed)}", value=value, allowed=tuple(allowed)
-        )
 
-
-class UnknownTransferModeError(BadInputError):
+def unknown_transfer_mode(*, value: object, allowed: Sequence[str]) -> BadInputError:
     """A transfer mode is none of those that there are."""
+    return BadInputError(
+        f"transfer_mode is {value!r}; say one of {', '.join(allowed)}",
+        code="unknown-transfer-mode",
+        value=value,
+        allowed=tuple(allowed),
+    )
 
-    def __init__(self, *, value: object, allowed: Sequence[str]) -> None:
-        super().__init__(
-            f"transfer_mode is {value!r}; say one of {', '.join(allowed)}",
-            value=value,
-            allowed=tuple(allowed),
-        )
 
-
-class TagsContradictError(BadInputError):
+def tags_contradict(*, tags: Sequence[str], argument: str, why: str) -> BadInputError:
     """The tags of a command and another argument of it do not go together."""
+    return BadInputError(
+        f"{argument!r} says nothing for the tags {', '.join(tags)}: {why}; leave one of the two away",
+        code="tags-contradict",
+        tags=tuple(tags),
+        argument=argument,
+        why=why,
+    )
 
-    def __init__(self, *, tags: Sequence[str], argument: str, why: str) -> None:
-        super().__init__(
-            f"{argument!r} says nothing for the tags {', '.join(tags)}: {why}; leave one of the two away",
-            tags=tuple(tags),
-            argument=argument,
-            why=why,
-        )
 
-
-class PlansDifferError(RefusedError):
+def plans_differ(*, ranks: Sequence[int]) -> RefusedError:
     """The ranks would not do the same collective work for a command."""
+    return RefusedError(
+        f"rank {', '.join(map(str, ranks))} derived other plans than rank 0; "
+        "give every rank a runner with the same surfaces and the same options",
+        code="plans-differ",
+        ranks=tuple(ranks),
+    )
 
-    def __init__(self, *, ranks: Sequence[int]) -> None:
-        super().__init__(
-            f"rank {', '.join(map(str, ranks))} derived other plans than rank 0; "
-            "give every rank a runner with the same surfaces and the same options",
-            ranks=tuple(ranks),
-        )
 
-
-class EngineWordBusyError(RefusedError):
+def engine_word_busy(*, word: str, value: int, expected: int) -> RefusedError:
     """An engine is using one of its own status words for a command right now."""
+    return RefusedError(
+        f"the engine's word {word} holds {value}, not {expected}: the engine commands the group itself; "
+        "wait until it is done",
+        code="engine-word-busy",
+        word=word,
+        value=value,
+        expected=expected,
+    )
 
-    def __init__(self, *, word: str, value: int, expected: int) -> None:
-        super().__init__(
-            f"the engine's word {word} holds {value}, not {expected}: the engine commands the group itself; "
-            "wait until it is done",
-            word=word,
-            value=value,
-            expected=expected,
-        )
 
-
-class ControllerStoppedError(GroupError):
+def controller_stopped(*, sequence: int, pid: int, deadline_s: float, stopped: bool) -> GroupError:
     """A command's deadline has passed, and its controller, which still has the role, has not decided it.
 
     A rank that has not prepared says so in the command's report; the group aborts the command then.
     """
-
-    def __init__(self, *, sequence: int, pid: int, deadline_s: float, stopped: bool) -> None:
-        process = f"process {pid}" if pid else "a process in another pid namespace"
-        fix = f"end it (kill -9 {pid}), or let it go on (kill -CONT {pid})" if pid else "end it"
-        super().__init__(
-            f"the deadline of command {sequence} ({deadline_s:g} s) has passed without a decision, since its "
-            f"controller, {process}, {'is stopped' if stopped else 'does nothing'}; {fix}",
-            sequence=sequence,
-            pid=pid,
-            deadline_s=deadline_s,
-            stopped=stopped,
-        )
+    process = f"process {pid}" if pid else "a process in another pid namespace"
+    fix = f"end it (kill -9 {pid}), or let it go on (kill -CONT {pid})" if pid else "end it"
+    return GroupError(
+        f"the deadline of command {sequence} ({deadline_s:g} s) has passed without a decision, since its "
+        f"controller, {process}, {'is stopped' if stopped else 'does nothing'}; {fix}",
+        code="controller-stopped",
+        sequence=sequence,
+        pid=pid,
+        deadline_s=deadline_s,
+        stopped=stopped,
+    )

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Sequence
 
 from wsm.command import PART_NOT_RESTORABLE, VERSION_HELD
+from wsm.controller import errors
 from wsm.controller.errors import (
     ActionOverdueError,
     CommandRefusedError,
     CommandTimeoutError,
-    ManifestMismatchError,
     RankFailedError,
     RankLostError,
 )
@@ -161,7 +161,7 @@ def aborted(
         )
     prepared = reports(group, command, StatusCode.PREPARED)
     if prepared and not agree(prepared):
-        return ManifestMismatchError(**common, found=loaded_versions(prepared))
+        return errors.manifest_mismatch(**common, found=loaded_versions(prepared))
     return CommandTimeoutError(
         **common, deadline_s=then.deadline_s, gave_up=then.gave_up, late=then.late, advice=advice
     )

@@ -24,6 +24,7 @@ from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments
 from wsm.commit_report import commit_report
+from wsm.controller import errors
 from wsm.controller._opening import require_able
 from wsm.controller._request import SETTLE_S
 from wsm.controller._transaction import (
@@ -34,9 +35,8 @@ from wsm.controller._transaction import (
     due_decision,
     write_decision,
 )
-from wsm.controller.errors import ControllerStoppedError, RankAliveError
 from wsm.controller.group_view import GroupView
-from wsm.errors import InternalError
+from wsm.errors import GroupError, InternalError
 from wsm.report import ReportFormatError
 from wsm.signals.errors import RoleBusyError, SegmentReplacedError
 from wsm.signals.liveness import Life
@@ -127,12 +127,12 @@ class AbandonedCommands:
         """Whether the command at hand needs a word of a controller still; reads words only."""
         return takeover.lacks_a_word(self._group.view())
 
-    def look(self) -> ControllerStoppedError | None:
+    def look(self) -> GroupError | None:
         """Do what is owed to the command at hand. Takes microseconds where nothing is; does not wait.
 
         Returns
         -------
-        ControllerStoppedError or None
+        GroupError or None
             Why each rank that still may has to fail the command; None: it need not.
 
         Raises
@@ -217,9 +217,9 @@ class AbandonedCommands:
         pid = self._group.role.holder()
         self._tell(watched, log.CONTROLLER_STALLED, pid=pid, decision=due.name)
 
-    def _cause(self, watched: _Watched, stopped: int | None) -> ControllerStoppedError:
+    def _cause(self, watched: _Watched, stopped: int | None) -> GroupError:
         deadline_s = None if watched.arguments is None else watched.arguments.deadline_s
-        return ControllerStoppedError(
+        return errors.controller_stopped(
             sequence=watched.key[1],
             pid=stopped or self._group.role.holder() or 0,
             deadline_s=deadline_s or 0.0,
@@ -407,7 +407,7 @@ class Recovery:
             self._hold = self._group.role.acquire(wait_s)
         for rank in gone:
             if self._group.life(rank) is Life.ALIVE:
-                raise RankAliveError(rank=rank, pid=self._group.pid(rank) or 0)
+                raise errors.rank_alive(rank=rank, pid=self._group.pid(rank) or 0)
         view = decide_undecided(self._group)
         because_of = epochs.ended_by(view, gone)
         if not because_of:
