@@ -17,10 +17,12 @@ import hypothesis
 import psutil
 import pytest
 
+import wsm
 from tests import needs
 from tests.gpu.machine import missing_for_gpu_tests
 from wsm.states.journal import read_ndjson
 from wsm.states.replay import replay
+from wsm.states.rerun import Rerun
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - not a place for our files: the place that is checked
 PATIENCE_S = 10.0
@@ -79,12 +81,16 @@ def nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def journals_are_possible(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What the ranks of a test wrote down, killed ones included, is what the tables allow."""
+    """What the ranks of a test wrote down, killed ones included, is as tables and core have it."""
     directory = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     yield
     for path in [] if directory is None else sorted(directory.rglob("journals/*.ndjson")):
         with path.open() as lines:
-            found = replay(read_ndjson(lines)).findings
+            entries = read_ndjson(lines)
+        rerun = Rerun(wsm.__version__)
+        for entry in entries:
+            rerun.take(entry)
+        found = [*replay(entries).findings, *rerun.differences]
         assert not found, f"{path}: {', '.join(map(str, found))}"
 
 

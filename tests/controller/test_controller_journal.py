@@ -15,7 +15,7 @@ pytestmark = pytest.mark.processes
 
 def entries_of(directory):
     with (directory / "controller.ndjson").open() as lines:
-        return read_ndjson(lines)
+        return [one for one in read_ndjson(lines) if one.kind != kinds.INPUT]
 
 
 def test_a_command_is_told_from_its_word_to_its_end_and_the_tables_allow_it(group, tmp_path):

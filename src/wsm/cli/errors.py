@@ -71,6 +71,18 @@ def impossible_history(*, file: str, entry: str, more: int) -> GroupError:
     )
 
 
+def replay_differs(*, file: str, entry: str, more: int) -> GroupError:
+    """The core answers a recorded input otherwise than it did."""
+    others = f" ({more} more)" if more else ""
+    return GroupError(
+        f"{file}: {entry}{others}; replay it with the build that wrote it, or find what changed the core",
+        code="replay-differs",
+        file=file,
+        entry=entry,
+        more=more,
+    )
+
+
 def tables_faulty(*, findings: Sequence[str]) -> InternalError:
     """The static checks found something wrong with the transition tables."""
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""

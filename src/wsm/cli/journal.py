@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import click
 
+import wsm
 from wsm.cli import errors
 from wsm.cli.errors import JournalFileError
 from wsm.cli.failures import wrong_usage
@@ -22,6 +23,7 @@ from wsm.errors import BadInputError
 from wsm.states import journal as kinds
 from wsm.states.journal import CONTROLLER, JournalEntry, iterate_ndjson
 from wsm.states.replay import Replay
+from wsm.states.rerun import Rerun
 
 #: The longest line that is read; no journal has a longer one.
 _MAX_LINE_BYTES = 1 << 16
@@ -39,12 +41,14 @@ class _JournalFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.check = Replay()
+        self.rerun = Rerun(wsm.__version__)
 
     def entries(self) -> Iterator[tuple[JournalEntry, bool]]:
         """Yield each entry, and whether it is one that no participant can have written."""
         try:
             with self.path.open("rb") as file:
                 for entry in iterate_ndjson(_lines(self.path, file)):
+                    self.rerun.take(entry)
                     yield entry, self.check.take(entry) is not None
         except JournalFileError:
             raise
@@ -59,6 +63,7 @@ class _JournalFile:
         ("wsm journal journals/rank1.ndjson --last 40", "how rank 1 ended"),
         ("wsm journal journals/ --sequence 17", "one command on all ranks"),
         ("wsm journal journals/ --check", "only whether the tables allow it"),
+        ("wsm journal journals/ --replay", "whether this build would decide the same"),
     ),
 )
 @click.argument(
@@ -68,8 +73,17 @@ class _JournalFile:
 @click.option("--sequence", type=click.IntRange(min=0), help="Show this command only.")
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="Show the last N entries only.")
 @click.option("--check", is_flag=True, help="Show nothing, say only whether the tables allow it.")
+@click.option(
+    "--replay", is_flag=True, help="Show nothing; ask the core again, and say where it answers otherwise."
+)
 def journal(
-    files: tuple[Path, ...], rank: int | None, sequence: int | None, last: int | None, check: bool
+    files: tuple[Path, ...],
+    *,
+    rank: int | None,
+    sequence: int | None,
+    last: int | None,
+    check: bool,
+    replay: bool,
 ) -> None:
     """Show the journals in FILE..., and hold every entry against the transition tables.
 
@@ -78,6 +92,9 @@ def journal(
     order, states, words and versions. What no rank can have lived is marked with '!' (the first entry of each
     process and epoch), and the exit code is 1 then. A process that ended without saying so is named; it may
     have been killed.
+
+    With --replay what each rank and controller has read and taken in is run through the core of this build
+    again, each by itself; where the first answer of one is another than it was, the exit code is 1, too.
     """
     journals = [_JournalFile(path) for path in _expanded(files)]
     # Entries are read, checked and shown one after the other: a journal may be larger than memory.
@@ -87,16 +104,35 @@ def journal(
     told = (
         (entry, wrong)
         for entry, wrong in told
-        if not check and rank in (None, entry.rank) and sequence in (None, entry.sequence)
+        if not (check or replay or entry.kind == kinds.INPUT)
+        and rank in (None, entry.rank)
+        and sequence in (None, entry.sequence)
     )
     story = Story()
     for entry, wrong in deque(told, maxlen=last) if last else told:
         show_text(story.tell(entry, mark="!" if wrong else " "))
     for line in _conclusion(journals):
         show(line)
+    if replay:
+        _compare(journals)
     found = [(str(one.path), str(finding)) for one in journals for finding in one.check.findings]
     if found:
         raise errors.impossible_history(file=found[0][0], entry=found[0][1], more=len(found) - 1)
+
+
+def _compare(journals: Sequence[_JournalFile]) -> None:
+    """Say what came of asking the core again, other builds first."""
+    for title, found in (("another build", "other_builds"), ("gap", "gaps"), ("differs", "differences")):
+        for one in journals:
+            for said in getattr(one.rerun, found):
+                show(f"{title}: {one.path}: {said}")
+    inputs = sum(one.rerun.inputs for one in journals)
+    differences = [(one.path, said) for one in journals for said in one.rerun.differences]
+    if differences:
+        path, first = differences[0]
+        raise errors.replay_differs(file=str(path), entry=str(first), more=len(differences) - 1)
+    alike = "the core answers each of them as it did" if inputs else "no journal here holds any"
+    show(f"{inputs} inputs: {alike}")
 
 
 def _expanded(files: Iterable[Path]) -> list[Path]:

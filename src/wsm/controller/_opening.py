@@ -68,6 +68,7 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
             advice=" ".join(status.advice),
         )
     command = decide.next_command(view, operation)
+    group.journal.asked("next_command", view, command, operation=operation.name)
     others = group.ranks_of_other_plans(command.epoch)
     if others:
         raise errors.plans_differ(ranks=others)

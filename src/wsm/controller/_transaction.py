@@ -63,7 +63,10 @@ def due_decision(group: GroupView, view: View, *, give_up: bool) -> Due:
         if prepared is None and unusable is None and not give_up:
             return Due(None)
     agree = prepared is not None and outcome.agree(prepared)
-    return Due(decide.decision(view, agree=agree, give_up=give_up), unusable)
+    word = decide.decision(view, agree=agree, give_up=give_up)
+    if word is not None:
+        group.journal.asked("decision", view, word, agree=agree, give_up=give_up)
+    return Due(word, unusable)
 
 
 def write_decision(group: GroupView, view: View, word: Operation) -> None:
@@ -99,7 +102,9 @@ def committed_word(group: GroupView, view: View, arguments: CommandArguments) ->
     version = commanded_version(group, view, arguments)
     if version is None and Tag.WEIGHTS in arguments.tags:
         return None
-    return decide.committed(view, version)
+    word = decide.committed(view, version)
+    group.journal.asked("committed", view, word, version=version)
+    return word
 
 
 class Transaction:

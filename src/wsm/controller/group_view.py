@@ -244,6 +244,7 @@ class GroupView:
         """Store the committed-version word."""
         self.segment.words[self._layout.committed] = committed.pack()
         wake(self.segment, self._layout.committed)
+        self.journal.write_inputs()
 
     def arguments(self, command: CommandWord) -> CommandArguments | None:
         """Read the arguments of a command; None if they are gone, or of another build."""
@@ -323,6 +324,7 @@ class GroupView:
 
     def close(self) -> None:
         """Let go of the processes that are watched."""
+        self._journal.write_inputs()
         with self._watching:
             if self._deaths is not None:
                 self._deaths.close()

@@ -85,6 +85,8 @@ class _Watched:
         When the deadline was first seen to have passed, by the host's clock.
     told : str
         What was logged about it last.
+    due : Duty
+        What was owed to it at the last look.
     """
 
     key: tuple[int, int]
@@ -92,6 +94,7 @@ class _Watched:
     arguments: CommandArguments | None
     expired_at_s: float | None = None
     told: str = ""
+    due: Duty = Duty.NOTHING
 
 
 class AbandonedCommands:
@@ -146,7 +149,12 @@ class AbandonedCommands:
             return None
         watched = self._known(view)
         role, stopped = self._role(watched)
-        due = takeover.duty(view, role, expired=watched.expired_at_s is not None)
+        expired = watched.expired_at_s is not None
+        due = takeover.duty(view, role, expired=expired)
+        if due is not watched.due:
+            watched.due = due
+            self._group.journal.asked("duty", view, due, role=role.name, expired=expired)
+            self._group.journal.write_inputs()
         if due is Duty.TAKE_ROLE:
             self._end_with_the_role(watched)
         elif due is Duty.ABORT:
@@ -211,6 +219,7 @@ class AbandonedCommands:
         with hold:
             view = self._group.view()
             due = decide.decision(view, agree=False, give_up=True)
+            self._group.journal.asked("decision", view, due, agree=False, give_up=True)
             if takeover.duty(view, role, expired=False) is not Duty.ABORT or due is None:
                 return
             self._group.write_command(decide.decided(view, due))
@@ -413,10 +422,12 @@ class Recovery:
         if not because_of:
             return None
         word = epochs.next_epoch(view)
+        self._group.journal.asked("next_epoch", view, word)
         word.pack()  # an epoch that does not fit is refused before anything is written
         self._group.role.await_stand_in()
         version = self._write_goal(view)
         self._group.write_command(word)
+        self._group.journal.write_inputs()
         self._log.warning(log.EPOCH_BEGUN, epoch=word.epoch, because_of=because_of, version=version)
         return NewEpoch(word.epoch, tuple(because_of), version)
 
@@ -526,8 +537,12 @@ class Recovery:
             served = arguments.before is WeightState.NORMAL
         restores = arguments is not None and arguments.restores
         goal = restoring.goal(view, asked=asked, served=served, restores=restores)
+        self._group.journal.asked("goal", view, goal, asked=asked, served=served, restores=restores)
         completed = epochs.completed_commit(view, goal) if goal is not None else None
         word = completed or epochs.goal_word(view, goal)
+        self._group.journal.asked(
+            "goal_word" if completed is None else "completed_commit", view, word, goal=goal
+        )
         if word is not None:
             self._group.write_committed(word)
         return goal

@@ -28,6 +28,7 @@ module                  answers
 :mod:`.replacing`       whose process does the keeper replace, and when does it try again?
 :mod:`.journal`         what happened? Entries, their lines of JSON, and the bounded record
 :mod:`.replay`          can it have happened? A journal held against the tables
+:mod:`.rerun`           does the core answer today what it answered then? Its inputs, recorded and asked again
 :mod:`.check`           are the three tables sound, each alone and all together?
 ======================  ==========================================================================
 

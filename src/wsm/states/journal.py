@@ -6,7 +6,8 @@ writes it gives the times. This module knows no tables; :mod:`.replay` holds ent
 ===================  =====================================================================================
 kind                 facts
 ===================  =====================================================================================
-``started``          ``pid``: a process begins here; it holds nothing, and numbers may begin anew
+``started``          ``pid``: a process begins here; it holds nothing, and numbers may begin anew; ``version``
+                     of wsm and the digest of its ``tables``
 ``ended``            none: the process leaves its group; the last entry of one that was not killed
 ``command_seen``     ``operation``
 ``command_admitted`` ``plan``, ``version``: it is legal here, and which version it means, or null
@@ -19,6 +20,7 @@ kind                 facts
 ``wait_expired``     ``message``
 ``word_written``     ``word``, ``code``; of a status word also ``action``, ``ready``, and the states that it
                      claims, ``weights`` and ``kv``; ``step`` where the rank has stored its step word, too
+``input``            in files alone: what the core was asked and what it answered, see :mod:`.rerun`
 ``shortage_met``     ``error``: it cut short what the rank did, and perhaps what it wrote here
 ``decision``         ``operation``: what a controller decided
 ``served_version``   ``version``: from here on steps run with it
@@ -54,6 +56,7 @@ WAIT_EXPIRED: Final = "wait_expired"
 WORD_WRITTEN: Final = "word_written"
 DECISION: Final = "decision"
 SERVED_VERSION: Final = "served_version"
+INPUT: Final = "input"
 SHORTAGE_MET: Final = "shortage_met"
 STEP_BROKEN: Final = "step_broken"
 INTERRUPTED: Final = "interrupted"
@@ -77,6 +80,7 @@ KINDS: Final = frozenset(
         WORD_WRITTEN,
         DECISION,
         SERVED_VERSION,
+        INPUT,
         SHORTAGE_MET,
         STEP_BROKEN,
         INTERRUPTED,

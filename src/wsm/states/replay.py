@@ -43,6 +43,9 @@ _AT_REST = (WeightState.NORMAL, WeightState.CLEARED)
 _BEGINNING, _PARKING = frozenset({Phase.BEGINNING}), frozenset({Phase.PARKING})
 _PLAN = frozenset({Phase.WORKING, Phase.VOTING})
 
+#: What may stand between a commit and the version that it serves; nothing may follow an end.
+_MAY_COME_BETWEEN = frozenset({kinds.WORD_WRITTEN, kinds.INTERRUPTED, kinds.INPUT, kinds.ENDED})
+
 #: What a journal tells of a rank's conditions: the operation of its command, and whether it takes steps.
 _TOLD = frozenset({When.HOT, When.IN_PLACE, When.CLEARS, When.IS_HELPER})
 
@@ -219,7 +222,7 @@ class _History:
             return f"it lacks the fact {error}"
 
     def _out_of_order(self, entry: JournalEntry) -> str | None:
-        if entry.kind == kinds.INTERRUPTED:
+        if entry.kind in (kinds.INTERRUPTED, kinds.INPUT):
             return None
         if entry.at_ns < self._at_ns:
             return f"its time lies {self._at_ns - entry.at_ns} ns before the entry before it"
@@ -554,7 +557,12 @@ class _Course:
 
     def not_yet_served(self, entry: JournalEntry) -> str | None:
         """Say that a commit is not followed by the version that it serves."""
-        if not self._must_serve or entry.kind in (kinds.WORD_WRITTEN, kinds.INTERRUPTED, kinds.ENDED):
+        if not self._must_serve or entry.kind in (
+            kinds.WORD_WRITTEN,
+            kinds.INTERRUPTED,
+            kinds.INPUT,
+            kinds.ENDED,
+        ):
             return None
         self._must_serve = False
         return "the commit before it serves a version, which was not written down"

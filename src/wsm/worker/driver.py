@@ -156,7 +156,7 @@ class RankDriver:
             watches = self._words.watches()
             view = self._words.view()
             move = protocol.advance(standing.state, view)
-            standing.take(move)
+            standing.take(move, view)
             self._doing = move.todo
             todo = self._beside[move.todo](view) if move.todo in self._beside else move.todo
             if todo is Todo.JOIN:
@@ -182,7 +182,7 @@ class RankDriver:
         step = view.steps[rank] if steps else StepWord.unpack(0)
         move = protocol.join(rank, view.command, step, view.statuses[rank], steps=steps)
         self._reporter.attached(move.state.epoch, view.committed.sequence)
-        self._standing.take(move)
+        self._standing.take(move, view)
 
     def leave(self) -> None:
         """Stop what still runs beside the loop; the rank leaves its group. Blocks a second at most."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TextIO
 
+import wsm
 from wsm import log
 from wsm.clock import Clock
 from wsm.command import VERSION_HELD
@@ -25,7 +26,10 @@ from wsm.shortage import described
 from wsm.signals.ring import LineRing
 from wsm.states import journal as kinds
 from wsm.states.journal import Journal, JournalEntry, TransitionRecord, transition_entry
-from wsm.states.rank_state import Move
+from wsm.states.phases import Happened
+from wsm.states.rank_state import Move, RankState
+from wsm.states.rerun import InputLog, own_tables
+from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState
 
 #: Characters of an error's message; an engine's own errors may quote whole tensors.
@@ -84,8 +88,9 @@ class Recorder:
             _cut_torn_line(path)
             # Line buffered: a line is in the kernel's hands, and survives this process, once it is written.
             self._file = os.fdopen(open_to_append(path), "a", buffering=1, encoding="utf-8")
+        self._inputs = None if self._file is None else InputLog()
         self.journal = Journal()
-        self._note(kinds.STARTED, pid=os.getpid())
+        self._note(kinds.STARTED, pid=os.getpid(), version=wsm.__version__, tables=own_tables())
 
     def keep_in(self, ring: LineRing) -> None:
         """From now on keep the last entries in the segment, those of this process so far included."""
@@ -207,6 +212,33 @@ class Recorder:
         )
 
     @_never_raises
+    def joined(self, move: Move, view: View) -> None:
+        """The rank has entered an epoch."""
+        if self._inputs is not None:
+            self._write_inputs(move.state, self._inputs.joined(move, view))
+
+    @_never_raises
+    def looked(self, before: RankState, view: View, move: Move) -> None:
+        """The rank has read the words of its group."""
+        if self._inputs is not None:
+            self._write_inputs(before, self._inputs.looked(before, view, move))
+
+    @_never_raises
+    def happened(self, before: RankState, happened: Happened, move: Move) -> None:
+        """Something was done, or a step was entered, and the rank has taken it in."""
+        if self._inputs is not None:
+            self._write_inputs(before, self._inputs.happened(happened, move))
+
+    def _write_inputs(self, state: RankState, found: list[dict[str, Any]]) -> None:
+        """Write inputs to the file alone; the last entries in memory and segment are for people."""
+        if not found:
+            return
+        with self._writing:
+            for facts in found:
+                sequence = state.sequence or self._sequence
+                self._write_line(self._entry(kinds.INPUT, state.epoch, sequence, facts).to_line())
+
+    @_never_raises
     def cut_short(self, error: BaseException) -> None:
         """A shortage has cut short what this rank did; logged once per command and kind."""
         if self._last != kinds.SHORTAGE_MET:  # it may be met again a thousand times a second
@@ -238,7 +270,7 @@ class Recorder:
 
     def _end_file(self) -> None:
         """Close the file. What it could not take lies in its buffer still, and would be refused once more."""
-        file, self._file = self._file, None
+        file, self._file, self._inputs = self._file, None, None
         if file is not None:
             with contextlib.suppress(OSError):
                 file.close()

@@ -12,6 +12,7 @@ from wsm.states import rank as protocol
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import Event, Happened
 from wsm.states.rank_state import Move, RankState
+from wsm.states.view import View
 from wsm.states.words import StepKind
 from wsm.worker.execution import Execution
 from wsm.worker.group_words import GroupWords
@@ -79,8 +80,8 @@ class Standing:
             raise InternalError(f"rank {self.state.rank} has no command at hand in {self.state.phase.value}")
         return self.execution
 
-    def take(self, move: Move) -> None:
-        """Write a move's words, and remember its state.
+    def take(self, move: Move, source: View | Happened) -> None:
+        """Write a move's words, and remember its state; `source` is the input that it answers.
 
         In this order: where a shortage cuts it short, the same move follows from what is remembered still,
         and is made again.
@@ -88,7 +89,13 @@ class Standing:
         if move.state.phase is not self.state.phase:
             self._patience.begin()
         self.words.write(move)
-        self.state = move.state
+        before, self.state = self.state, move.state
+        if isinstance(source, Happened):
+            self.recorder.happened(before, source, move)
+        elif before.epoch == move.state.epoch:
+            self.recorder.looked(before, source, move)
+        else:
+            self.recorder.joined(move, source)
         if move.step is not None and move.step.kind is StepKind.PARKED and self.life.serving:
             self.pause.begin()
         if move.status is not None or (move.step is not None and move.step.kind is not StepKind.RUNNING):
@@ -108,4 +115,4 @@ class Standing:
         happened = Happened(
             event, weights, kv, collective=collective, touched=touched, serves=serves, step=step
         )
-        self.take(protocol.take_in(self.state, happened))
+        self.take(protocol.take_in(self.state, happened), happened)
