@@ -144,14 +144,14 @@ def transitions_page() -> str:
     """Return the table of every transition, state by state, and of what both machines allow together."""
     parts = ["# Every transition, for review", _TRANSITIONS, _LOST]
     for chart in CHARTS:
-        parts.append(f"## {HEADINGS[chart.region]}")
+        parts.append(f"## {HEADINGS[chart.machine]}")
         for state in chart.states:
             parts += _state(chart, state)
     return "\n\n".join([*parts, *_both_together()]) + "\n"
 
 
 def _state(chart: Chart, state: State) -> Iterator[str]:
-    yield f"### {HEADINGS[chart.region]} {state.name}"
+    yield f"### {HEADINGS[chart.machine]} {state.name}"
     yield f"{_sentence(chart.meanings[state])} *{_kind(chart, state)}*"
     rows = [row for row in chart.rows if row.source is state]
     yield table(
@@ -228,7 +228,7 @@ _HISTORY = (
 
 
 def _need(need: Need) -> str:
-    event = f"{HEADINGS[chart_of(need.event).region]}: {need.event.value}"
+    event = f"{HEADINGS[chart_of(need.event).machine]}: {need.event.value}"
     if need.guard is not None:
         event += f" [{need.guard.value}]"
     if need.source:

@@ -40,7 +40,7 @@ def clear_dialogue(plans: Plans) -> Dialogue:
         "clear, from serving to nothing held",
         (
             *command("clear()", "CLEAR"),
-            *drain_and_park(),
+            *drain_and_park(plans.clear),
             *accept(began),
             *work(plans.named(PlanName.CLEAR)),
             Block(
@@ -73,7 +73,7 @@ def update_dialogue(plans: Plans) -> Dialogue:
         "update of a cleared group",
         (
             *command("update(version)", "UPDATE"),
-            *drain_and_park(),
+            *drain_and_park(plans.update),
             *accept(began),
             *work(plans.named(PlanName.UPDATE)),
             both("with the KV cache's action", *rebuilt),
@@ -87,7 +87,7 @@ def update_dialogue(plans: Plans) -> Dialogue:
                             *status("PREPARED"),
                             told("all PREPARED, manifests match"),
                             *decision("COMMIT"),
-                            both(*committed),
+                            both(*committed, f"then {_listed(plans.update.commit)}"),
                             *status("DONE_COMMITTED"),
                             told("every rank is terminal"),
                             Message(_C, _A, "receipt"),
@@ -133,6 +133,7 @@ def hot_update_dialogue(plans: Plans) -> Dialogue:
                             *status("PREPARED"),
                             told("all PREPARED, and still serving"),
                             *decision("HOT_COMMIT"),
+                            both(f"{_listed(plan.before_parking)}: admit nothing, drain"),
                             *steps("PARKED (epoch, q, s)"),
                             vote(),
                             both(
@@ -140,6 +141,7 @@ def hot_update_dialogue(plans: Plans) -> Dialogue:
                                 stretch("in one poll()", plan.name, plan.flip),
                                 *flip,
                                 *committed,
+                                f"then {_listed(plan.commit)}",
                             ),
                             *status("DONE_COMMITTED"),
                             told("every rank is terminal"),
@@ -249,7 +251,7 @@ def restore_dialogue(plans: Plans) -> Dialogue:
                 ("the committed word names a version:", "it is loaded again, verified,", "and no newer one"),
             ),
             *command("restore()", "UPDATE", by=_S),
-            *drain_and_park(),
+            *drain_and_park(plans.update),
             *accept(began),
             *work(plans.named(PlanName.UPDATE)),
             both("with the KV cache's action", *rebuilt),
@@ -263,7 +265,7 @@ def restore_dialogue(plans: Plans) -> Dialogue:
                             *status("PREPARED"),
                             told("all PREPARED, manifests match"),
                             *decision("COMMIT"),
-                            both(*committed),
+                            both(*committed, f"then {_listed(plans.update.commit)}"),
                             *status("DONE_COMMITTED"),
                             told("every rank is terminal"),
                             Message(_C, _S, "receipt: the group serves again"),
@@ -351,11 +353,13 @@ def command(call: str, operation: str, *, by: Participant = _A) -> tuple[Item, .
     )
 
 
-def drain_and_park() -> tuple[Item, ...]:
+def drain_and_park(plan: Plan) -> tuple[Item, ...]:
     """The ranks drain, stand at a step boundary, and vote on it."""
     return (
         *status("DRAINING"),
-        both("admit nothing new, keep stepping until", "the in-flight policy is satisfied"),
+        both(
+            f"{_listed(plan.before_parking)}: admit nothing,", "step until the in-flight policy is satisfied"
+        ),
         *steps("PARKED (epoch, q, s)"),
         *status("PARKING"),
         vote(),

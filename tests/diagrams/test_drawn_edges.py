@@ -75,7 +75,7 @@ def test_a_plan_is_drawn_at_every_edge_that_runs_it(rendered: dict[str, str]) ->
                 assert any(f"▸ {plan.value}" in edge.split("<br/>") for edge in edges), (row, plan)
 
 
-@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.region.value)
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.machine.value)
 def test_every_state_is_drawn_once_with_its_meaning(rendered: dict[str, str], chart: object) -> None:
     assert chart in CHARTS
     name = "weights" if chart is WEIGHT_CHART else "kv_cache"

@@ -61,7 +61,7 @@ class Case(NamedTuple):
 
 
 CASES = [
-    pytest.param(Case(chart, *cell), id="-".join((chart.region.value, *map(str, cell))))
+    pytest.param(Case(chart, *cell), id="-".join((chart.machine.value, *map(str, cell))))
     for chart, table in ((WEIGHT_CHART, WEIGHTS), (KV_CHART, KV_CACHE))
     for cell in cells(table)
 ]
@@ -85,8 +85,8 @@ def test_the_table_leads_where_this_test_says(case: Case) -> None:
 def test_the_live_machines_do_what_this_test_says_wherever_the_joint_rules_let_them(
     case: Case, ways: Mapping[JointState, object], brought_to: Callable[[JointState], LifeCycle]
 ) -> None:
-    region = case.chart.region
-    here = [joint for joint in ways if joint.of(region).name == case.state]
+    machine = case.chart.machine
+    here = [joint for joint in ways if joint.of(machine).name == case.state]
     outcomes = {attempt(brought_to(joint), case) for joint in here}
     assert outcomes - {"joint rule"} == {case.after}
     if case.after == "-":
@@ -103,7 +103,7 @@ def attempt(life: LifeCycle, case: Case) -> str:
         assert life.joint == before, "a refused event has changed something"
         return "joint rule" if isinstance(refused, JointRuleError) else "-"
     assert could
-    assert record.dest == life.joint.of(case.chart.region).name
+    assert record.dest == life.joint.of(case.chart.machine).name
     return record.dest
 
 

@@ -16,7 +16,7 @@ from wsm.states.halves import CHANGES, DISCARDS, Half
 from wsm.states.joint import BESIDE
 from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, Look, Outcome, When
 from wsm.states.rank_state import Phase
-from wsm.states.table import CHARTS, Chart, Region, Row, State
+from wsm.states.table import CHARTS, Chart, MachineName, Row, State
 from wsm.states.vocabulary import KVState, PlanName, WeightState
 
 
@@ -103,10 +103,10 @@ class Drawing:
     remark: str = ""
 
 
-_TITLES = {Region.WEIGHTS: "Weights of one rank", Region.KV: "KV cache of one rank"}
-_NAMES = {Region.WEIGHTS: "weights", Region.KV: "kv_cache"}
+_TITLES = {MachineName.WEIGHTS: "Weights of one rank", MachineName.KV: "KV cache of one rank"}
+_NAMES = {MachineName.WEIGHTS: "weights", MachineName.KV: "kv_cache"}
 #: How the two are called in headings.
-HEADINGS = {Region.WEIGHTS: "Weights", Region.KV: "KV cache"}
+HEADINGS = {MachineName.WEIGHTS: "Weights", MachineName.KV: "KV cache"}
 
 #: Phases in which a rank waits for the words of others.
 _WAITING = frozenset({Phase.PARKING, Phase.VOTING, Phase.PREPARED, Phase.STAGED, Phase.FAILED, Phase.STOPPED})
@@ -131,8 +131,8 @@ def all_drawings() -> tuple[Drawing, ...]:
 def machine_drawing(chart: Chart) -> Drawing:
     """Return the drawing of the weights' or the KV cache's machine: every row of its table."""
     return Drawing(
-        name=_NAMES[chart.region],
-        title=_TITLES[chart.region],
+        name=_NAMES[chart.machine],
+        title=_TITLES[chart.machine],
         nodes=tuple(
             Node(state.name, _kind(chart, state), (chart.meanings[state],), initial=state is chart.initial)
             for state in chart.states
@@ -313,7 +313,7 @@ def plans_page(plans: Plans, *, of: str) -> str:
 def heading_of(chart: Chart, row: Row) -> str:
     """Return the heading under which the plans of an edge stand."""
     guard = "" if row.guard is None else f" {row.guard.value}"
-    return f"{HEADINGS[chart.region]}: {row.source.name} {row.event.value}{guard}"
+    return f"{HEADINGS[chart.machine]}: {row.source.name} {row.event.value}{guard}"
 
 
 def link_to(chart: Chart, row: Row) -> str:

@@ -47,7 +47,7 @@ from wsm.states.phases import (
     When,
 )
 from wsm.states.rank_state import Phase, Todo
-from wsm.states.table import CHARTS, Chart, Event, Region, Row, State
+from wsm.states.table import CHARTS, Chart, Event, MachineName, Row, State
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState
 from wsm.states.words import Operation
 
@@ -57,7 +57,7 @@ _FLAGS = (False, True)
 
 
 @dataclass(frozen=True)
-class Finding:
+class TableFault:
     """Something wrong with a table.
 
     Parameters
@@ -78,38 +78,38 @@ class Finding:
         return f"{self.check}: {self.where}: {self.problem}"
 
 
-def check_everything() -> list[Finding]:
+def check_everything() -> list[TableFault]:
     """Run every check of the three tables, each alone and all together; an empty list is good news."""
     return [*check_tables(), *check_phases()] or list(check_beside())
 
 
-def check_tables(charts: Sequence[Chart] = CHARTS) -> list[Finding]:
+def check_tables(charts: Sequence[Chart] = CHARTS) -> list[TableFault]:
     """Run every check of single charts, and the checks of both together; an empty list is good news."""
     findings = [finding for chart in charts for finding in check_chart(chart)]
     return findings or list(check_joint(explore()))
 
 
-def check_chart(chart: Chart) -> list[Finding]:
+def check_chart(chart: Chart) -> list[TableFault]:
     """Run every check that looks at one chart alone."""
     findings = list(_only_known_names(chart))
     # The other checks look names up; with unknown ones they would only repeat the finding, or raise.
     return findings or [finding for check in _CHECKS for finding in check(chart)]
 
 
-def check_joint(edges: Sequence[JointEdge]) -> Iterator[Finding]:
+def check_joint(edges: Sequence[JointEdge]) -> Iterator[TableFault]:
     """Look at every joint state that can be reached: it must be allowed, and there must be a way on."""
     for joint in states_of(edges):
         reason = FORBIDDEN.get((joint.weights, joint.kv))
         if reason is not None:
-            yield Finding("joint pair", str(joint), f"can be reached, although {reason}")
+            yield TableFault("joint pair", str(joint), f"can be reached, although {reason}")
         ahead = ahead_of(edges, joint)
         if START not in ahead:
-            yield Finding("joint dead end", str(joint), "no way to holding nothing")
+            yield TableFault("joint dead end", str(joint), "no way to holding nothing")
         if not any(serving(later.weights, later.kv) for later in ahead):
-            yield Finding("joint dead end", str(joint), "no way to serving")
+            yield TableFault("joint dead end", str(joint), "no way to serving")
 
 
-def _only_known_names(chart: Chart) -> Iterator[Finding]:
+def _only_known_names(chart: Chart) -> Iterator[TableFault]:
     for row in chart.rows:
         for role, state in (("source", row.source), ("destination", row.dest)):
             if not _among(state, chart.states):
@@ -118,7 +118,7 @@ def _only_known_names(chart: Chart) -> Iterator[Finding]:
             yield _found("unknown event", chart, row, f"{row.event!r} is no event of this machine")
 
 
-def _every_name_is_used(chart: Chart) -> Iterator[Finding]:
+def _every_name_is_used(chart: Chart) -> Iterator[TableFault]:
     used = {row.event for row in chart.rows}
     for event in chart.events:
         if event not in used:
@@ -128,7 +128,7 @@ def _every_name_is_used(chart: Chart) -> Iterator[Finding]:
             yield _found("unexplained state", chart, state, "it has no meaning in one line")
 
 
-def _one_row_per_case(chart: Chart) -> Iterator[Finding]:
+def _one_row_per_case(chart: Chart) -> Iterator[TableFault]:
     for state in chart.states:
         for event in chart.events:
             rows = chart.rows_for(state, event)
@@ -145,12 +145,12 @@ def _one_row_per_case(chart: Chart) -> Iterator[Finding]:
                     yield _found("gap between guards", chart, rows[0], f"no row for kept={kept}")
 
 
-def _a_refusal_ends_the_event(chart: Chart) -> Iterator[Finding]:
+def _a_refusal_ends_the_event(chart: Chart) -> Iterator[TableFault]:
     """Let the machine take every event with every fact: no row is taken in the place of a refused one."""
     machine = ChartMachine(chart)
     for weights, kv, stale, held in product(WeightState, KVState, _FLAGS, _FLAGS):
         joint = JointState(weights, kv, stale, held)
-        state = joint.of(chart.region)
+        state = joint.of(chart.machine)
         for event, kept in product(chart.events, _FLAGS):
             row = chart.find(state, event, kept=kept)
             if row is None or objection(joint, row) is None:
@@ -162,7 +162,7 @@ def _a_refusal_ends_the_event(chart: Chart) -> Iterator[Finding]:
                 return
 
 
-def _every_state_is_reachable(chart: Chart) -> Iterator[Finding]:
+def _every_state_is_reachable(chart: Chart) -> Iterator[TableFault]:
     seen, waiting = {chart.initial}, [chart.initial]
     while waiting:
         here = waiting.pop()
@@ -175,7 +175,7 @@ def _every_state_is_reachable(chart: Chart) -> Iterator[Finding]:
             yield _found("unreachable state", chart, state, f"no way leads there from {chart.initial.name}")
 
 
-def _only_final_states_are_traps(chart: Chart) -> Iterator[Finding]:
+def _only_final_states_are_traps(chart: Chart) -> Iterator[TableFault]:
     for state in chart.states:
         leaves = any(row.source is state and row.dest is not state for row in chart.rows)
         if not leaves and state not in chart.final:
@@ -184,7 +184,7 @@ def _only_final_states_are_traps(chart: Chart) -> Iterator[Finding]:
             yield _found("final state", chart, state, "it is marked final and can be left")
 
 
-def _work_succeeds_or_fails(chart: Chart) -> Iterator[Finding]:
+def _work_succeeds_or_fails(chart: Chart) -> Iterator[TableFault]:
     for state, success in chart.working.items():
         taken = {row.event for row in chart.rows if row.source is state}
         if success not in taken:
@@ -193,7 +193,7 @@ def _work_succeeds_or_fails(chart: Chart) -> Iterator[Finding]:
             yield _found("no failure", chart, state, "work is done there, and no row ends it when it fails")
 
 
-def _decisions_decide(chart: Chart) -> Iterator[Finding]:
+def _decisions_decide(chart: Chart) -> Iterator[TableFault]:
     for state in chart.deciding:
         taken = {row.event.value for row in chart.rows if row.source is state}
         if taken != {_COMMIT, _ABORT}:
@@ -205,7 +205,7 @@ def _decisions_decide(chart: Chart) -> Iterator[Finding]:
             )
 
 
-def _a_new_epoch_begins_with_nothing(chart: Chart) -> Iterator[Finding]:
+def _a_new_epoch_begins_with_nothing(chart: Chart) -> Iterator[TableFault]:
     lost = [row for row in chart.rows if row.event.value == _LOST]
     for row in lost:
         if row.source is not chart.initial or row.dest is not chart.initial or row.guard is not None:
@@ -216,8 +216,8 @@ def _a_new_epoch_begins_with_nothing(chart: Chart) -> Iterator[Finding]:
         yield _found("new epoch", chart, chart.initial, f"{_LOST!r} is not taken")
 
 
-def _work_has_a_plan(chart: Chart) -> Iterator[Finding]:
-    if chart.region is not Region.WEIGHTS:  # the KV cache's work is part of the weights' plans
+def _work_has_a_plan(chart: Chart) -> Iterator[TableFault]:
+    if chart.machine is not MachineName.WEIGHTS:  # the KV cache's work is part of the weights' plans
         return
     for row in chart.rows:
         begins = row.dest in chart.working and row.source is not row.dest
@@ -228,19 +228,21 @@ def _work_has_a_plan(chart: Chart) -> Iterator[Finding]:
             yield _found("idle plan", chart, row, f"a plan is named and no work is done in {row.dest.name}")
 
 
-def _no_event_is_a_method(chart: Chart) -> Iterator[Finding]:
+def _no_event_is_a_method(chart: Chart) -> Iterator[TableFault]:
     taken = ChartMachine(chart).taken_names()
     for event in chart.events:
         if event.value in taken:
             yield _found("name collision", chart, event, "the model has an attribute of this name")
 
 
-def _the_machine_is_the_table(chart: Chart) -> Iterator[Finding]:
+def _the_machine_is_the_table(chart: Chart) -> Iterator[TableFault]:
     table = frozenset(edge_of(row) for row in chart.rows)
     machine = ChartMachine(chart).edges()
     for edge in sorted(table ^ machine, key=str):
         side = "the table" if edge in table else "the machine"
-        yield Finding("machine", f"{chart.region.value} {edge.source} {edge.event}", f"only {side} has it")
+        yield TableFault(
+            "machine", f"{chart.machine.value} {edge.source} {edge.event}", f"only {side} has it"
+        )
 
 
 def edge_of(row: Row) -> Edge:
@@ -253,12 +255,12 @@ def _among(wanted: State | Event, known: Iterable[State | Event]) -> bool:
     return any(wanted is each for each in known)
 
 
-def _found(check: str, chart: Chart, what: Row | State | Event, problem: str) -> Finding:
+def _found(check: str, chart: Chart, what: Row | State | Event, problem: str) -> TableFault:
     where = f"{what.source.name} {what.event.value}" if isinstance(what, Row) else what.name
-    return Finding(check, f"{chart.region.value} {where}", problem)
+    return TableFault(check, f"{chart.machine.value} {where}", problem)
 
 
-_CHECKS: tuple[Callable[[Chart], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Callable[[Chart], Iterator[TableFault]], ...] = (
     _every_name_is_used,
     _one_row_per_case,
     _a_refusal_ends_the_event,
@@ -388,13 +390,13 @@ class PhaseTables:
         return [*self.looks, *self.outcomes]
 
 
-def check_phases(tables: PhaseTables | None = None) -> list[Finding]:
+def check_phases(tables: PhaseTables | None = None) -> list[TableFault]:
     """Run every check; an empty list is good news."""
     tables = tables or PhaseTables()
     return [finding for check in _PHASE_CHECKS for finding in check(tables)]
 
 
-def _every_phase_has_an_answer(tables: PhaseTables) -> Iterator[Finding]:
+def _every_phase_has_an_answer(tables: PhaseTables) -> Iterator[TableFault]:
     for phase in Phase:
         rows = [row for row in tables.looks if row.phase is phase]
         if not rows or rows[-1].when:
@@ -403,7 +405,7 @@ def _every_phase_has_an_answer(tables: PhaseTables) -> Iterator[Finding]:
             yield _in_phase("unexplained phase", phase, "it has no meaning in one line")
 
 
-def _every_row_can_be_taken(tables: PhaseTables) -> Iterator[Finding]:
+def _every_row_can_be_taken(tables: PhaseTables) -> Iterator[TableFault]:
     for table in (tables.looks, tables.outcomes):
         asked: list[tuple[Phase, phases.Event | None, frozenset[When]]] = []
         for row in table:
@@ -414,7 +416,7 @@ def _every_row_can_be_taken(tables: PhaseTables) -> Iterator[Finding]:
             asked.append((row.phase, event, when))
 
 
-def _every_thing_to_do_has_its_outcomes(tables: PhaseTables) -> Iterator[Finding]:
+def _every_thing_to_do_has_its_outcomes(tables: PhaseTables) -> Iterator[TableFault]:
     known = {(row.phase, row.event) for row in tables.outcomes}
     told: set[tuple[Phase, phases.Event]] = set()
     for row in tables.looks:
@@ -432,7 +434,7 @@ def _every_thing_to_do_has_its_outcomes(tables: PhaseTables) -> Iterator[Finding
             yield _in_phase("idle outcome", phase, f"nothing that is done there leads to {event.name}")
 
 
-def _idle_is_reached_from_everywhere(tables: PhaseTables) -> Iterator[Finding]:
+def _idle_is_reached_from_everywhere(tables: PhaseTables) -> Iterator[TableFault]:
     edges = {(row.phase, row.to) for row in tables.rows if row.to is not None}
     for phase in Phase:
         if phase is Phase.IDLE:
@@ -455,13 +457,13 @@ def _ahead(start: Phase, edges: set[tuple[Phase, Phase]]) -> set[Phase]:
     return seen
 
 
-def _promises_are_kept(tables: PhaseTables) -> Iterator[Finding]:
+def _promises_are_kept(tables: PhaseTables) -> Iterator[TableFault]:
     for row in tables.outcomes:
         if row.event in PROMISES.get(row.phase, ()):
             yield _in_phase("broken promise", row.phase, f"{row.event.name} must not end it")
 
 
-def _an_abort_comes_first(tables: PhaseTables) -> Iterator[Finding]:
+def _an_abort_comes_first(tables: PhaseTables) -> Iterator[TableFault]:
     for phase in Phase:
         wanted = [When.HOT_ABORTED] * (phase in HOT_ABORTABLE) + [When.ABORTED] * (phase in ABORTABLE)
         rows = [row for row in tables.looks if row.phase is phase]
@@ -472,7 +474,7 @@ def _an_abort_comes_first(tables: PhaseTables) -> Iterator[Finding]:
             yield _in_phase("abort", phase, f"it must ask for {names} before all else")
 
 
-def _ends_say_so(tables: PhaseTables) -> Iterator[Finding]:
+def _ends_say_so(tables: PhaseTables) -> Iterator[TableFault]:
     for row in tables.outcomes:
         terminal = row.says is not None and row.says.is_terminal
         if (row.to is Phase.IDLE) is not terminal:
@@ -483,10 +485,10 @@ def _ends_say_so(tables: PhaseTables) -> Iterator[Finding]:
             )
 
 
-def _conditions_are_known(tables: PhaseTables) -> Iterator[Finding]:
+def _conditions_are_known(tables: PhaseTables) -> Iterator[TableFault]:
     for condition in When:
         if (condition in OF_THE_RANK) is (condition in OF_THE_WORDS):
-            yield Finding(
+            yield TableFault(
                 "condition",
                 condition.name,
                 "it must be about the rank or about the words, not both or neither",
@@ -500,7 +502,7 @@ def _conditions_are_known(tables: PhaseTables) -> Iterator[Finding]:
     used = {condition for row in tables.rows for condition in row.when}
     for condition in When:
         if condition not in used:
-            yield Finding("unused condition", condition.name, "no row has it")
+            yield TableFault("unused condition", condition.name, "no row has it")
 
 
 def _name(row: Look | Outcome) -> str:
@@ -509,11 +511,11 @@ def _name(row: Look | Outcome) -> str:
     return f"{what} ({conditions})"
 
 
-def _in_phase(check: str, phase: Phase, problem: str) -> Finding:
-    return Finding(check, f"phase {phase.name}", problem)
+def _in_phase(check: str, phase: Phase, problem: str) -> TableFault:
+    return TableFault(check, f"phase {phase.name}", problem)
 
 
-_PHASE_CHECKS: tuple[Callable[[PhaseTables], Iterator[Finding]], ...] = (
+_PHASE_CHECKS: tuple[Callable[[PhaseTables], Iterator[TableFault]], ...] = (
     _every_phase_has_an_answer,
     _every_row_can_be_taken,
     _every_thing_to_do_has_its_outcomes,
@@ -526,7 +528,7 @@ _PHASE_CHECKS: tuple[Callable[[PhaseTables], Iterator[Finding]], ...] = (
 
 
 @dataclass(frozen=True)
-class Moment:
+class CommandMoment:
     """Where a rank is in a command: its phase, its machines, and what decides about its ways on.
 
     Parameters
@@ -581,12 +583,12 @@ _OF_THE_REQUEST: dict[When, frozenset[Request]] = {
 }
 
 
-def moments() -> frozenset[Moment]:
+def moments() -> frozenset[CommandMoment]:
     """Return every moment of every command, from every state at rest, as the three tables lead there.
 
     What other ranks say may be anything; what a shortage cuts short may be cut short anywhere.
     """
-    start = Moment(Phase.IDLE, START)
+    start = CommandMoment(Phase.IDLE, START)
     seen, waiting = {start}, [start]
     while waiting:
         for moment in _ahead_of(waiting.pop()):
@@ -596,7 +598,7 @@ def moments() -> frozenset[Moment]:
     return frozenset(seen)
 
 
-def _ahead_of(moment: Moment) -> Iterator[Moment]:
+def _ahead_of(moment: CommandMoment) -> Iterator[CommandMoment]:
     asked = moment.asked
     if asked is None:
         yield from _taken_in(moment.joint)
@@ -610,20 +612,20 @@ def _ahead_of(moment: Moment) -> Iterator[Moment]:
         yield from _told(moment, asked, event, command_events.fail(moment.joint))
 
 
-def _taken_in(joint: JointState) -> Iterator[Moment]:
+def _taken_in(joint: JointState) -> Iterator[CommandMoment]:
     """Iterate over the commands that may come; of one that was aborted before, only that is read."""
     for (operation, request), tags, keeps in product(_ASKS.items(), (*_HALVES, ALL_TAGS), (False, True)):
         if request is not Request.HOT_UPDATE or tags == ALL_TAGS:
             asked = Asked(request, tags, joint, keeps_kv=keeps)
-            yield Moment(Phase.BEGINNING, joint, operation, asked)
+            yield CommandMoment(Phase.BEGINNING, joint, operation, asked)
             if request is Request.HOT_UPDATE:
-                yield Moment(Phase.SETTLING, joint, Operation.HOT_ABORT, asked, ends=Todo.KEEP)
+                yield CommandMoment(Phase.SETTLING, joint, Operation.HOT_ABORT, asked, ends=Todo.KEEP)
             else:
-                yield Moment(Phase.STOPPING, joint, Operation.ABORT, asked)
-    yield Moment(Phase.STOPPING, joint, Operation.ABORT, Asked(Request.CLEAR, frozenset(), joint))
+                yield CommandMoment(Phase.STOPPING, joint, Operation.ABORT, asked)
+    yield CommandMoment(Phase.STOPPING, joint, Operation.ABORT, Asked(Request.CLEAR, frozenset(), joint))
 
 
-def _done(moment: Moment, asked: Asked, todo: Todo) -> Iterator[Moment]:
+def _done(moment: CommandMoment, asked: Asked, todo: Todo) -> Iterator[CommandMoment]:
     """Iterate over what can come of a thing to do."""
     joint, stays = moment.joint, Course(moment.joint)
     if todo in _SIMPLE:
@@ -648,7 +650,9 @@ def _done(moment: Moment, asked: Asked, todo: Todo) -> Iterator[Moment]:
         yield from _left(replace(moment, ends=todo), asked)
 
 
-def _told(moment: Moment, asked: Asked, event: phases.Event, course: Course) -> Iterator[Moment]:
+def _told(
+    moment: CommandMoment, asked: Asked, event: phases.Event, course: Course
+) -> Iterator[CommandMoment]:
     """Iterate over the rows of an event that comes behind a course, and over the failures within it."""
     rows = [
         row
@@ -660,13 +664,13 @@ def _told(moment: Moment, asked: Asked, event: phases.Event, course: Course) -> 
     torn = moment.torn or command_events.is_torn(course.joint)
     for row in rows:
         there = replace(moment, phase=row.to, joint=course.joint, torn=torn)
-        yield Moment(Phase.IDLE, course.joint) if row.to is Phase.IDLE else there
+        yield CommandMoment(Phase.IDLE, course.joint) if row.to is Phase.IDLE else there
     if rows and event is not phases.Event.FAILED:
         for joint in (moment.joint, *(fired.to for fired in course.fired)):
             yield from _told(moment, asked, phases.Event.FAILED, command_events.fail(joint))
 
 
-def _committed(moment: Moment, asked: Asked) -> Iterator[Moment]:
+def _committed(moment: CommandMoment, asked: Asked) -> Iterator[CommandMoment]:
     """Iterate over a commit; the flip of a hot update begins, ends and commits in one call, or in several."""
     course = Course(moment.joint)
     if asked.request is Request.HOT_UPDATE:
@@ -675,22 +679,22 @@ def _committed(moment: Moment, asked: Asked) -> Iterator[Moment]:
         course = _and_then(course, command_events.finish(asked, course.joint))
     course = _and_then(course, command_events.commit(course.joint))
     yield from (replace(moment, joint=fired.to) for fired in course.fired)
-    yield Moment(Phase.IDLE, course.joint)
+    yield CommandMoment(Phase.IDLE, course.joint)
 
 
-def _left(moment: Moment, asked: Asked) -> Iterator[Moment]:
+def _left(moment: CommandMoment, asked: Asked) -> Iterator[CommandMoment]:
     """Iterate over a way out: its events, then its discard plan, which succeeds or fails."""
     if not moment.discards:
         way_out = command_events.keep if moment.ends is Todo.KEEP else command_events.drop
         course, plan, _ = way_out(asked, moment.joint)
         yield from (replace(moment, joint=fired.to) for fired in course.fired)
         discards = replace(moment, joint=course.joint, discards=True)
-        yield Moment(Phase.IDLE, course.joint) if plan is None else discards
+        yield CommandMoment(Phase.IDLE, course.joint) if plan is None else discards
         return
     released = command_events.followed(moment.joint, CacheChange.RELEASED)
     yield replace(moment, joint=released.joint)
-    yield Moment(Phase.IDLE, command_events.freed(moment.joint).joint)
-    yield Moment(Phase.IDLE, command_events.not_freed(moment.joint).joint)
+    yield CommandMoment(Phase.IDLE, command_events.freed(moment.joint).joint)
+    yield CommandMoment(Phase.IDLE, command_events.not_freed(moment.joint).joint)
 
 
 def _and_then(course: Course, later: Course) -> Course:
@@ -701,7 +705,7 @@ def _asks_for(conditions: Iterable[When], request: Request) -> bool:
     return all(request in _OF_THE_REQUEST.get(condition, Request) for condition in conditions)
 
 
-def check_beside(rows: Sequence[Beside] = BESIDE) -> Iterator[Finding]:
+def check_beside(rows: Sequence[Beside] = BESIDE) -> Iterator[TableFault]:
     """Hold what may stand beside the phases against what the tables lead to, in both directions."""
     reached: dict[tuple[Phase, Operation, frozenset[Tag] | None], set[Pair]] = {}
     for moment in moments():
@@ -722,7 +726,7 @@ def check_beside(rows: Sequence[Beside] = BESIDE) -> Iterator[Finding]:
         ]
         never = {pair for pair in product(row.weights, row.kv) if not all(pair in pairs for pairs in ways)}
         for weights, kv in sorted(never):
-            yield Finding(
+            yield TableFault(
                 "stands nowhere",
                 ", ".join(phase.name for phase in row.phases),
                 f"nothing leads to {JointState(weights, kv)} there ({row.why})",

@@ -38,7 +38,7 @@ from typing import NamedTuple
 
 from wsm.states.errors import FlagError, IllegalTransitionError, JointRuleError
 from wsm.states.rank_state import Phase
-from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, Region, Row, State
+from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, MachineName, Row, State
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState, sentence_of
 from wsm.states.words import Operation
 
@@ -66,9 +66,9 @@ class JointState(NamedTuple):
     def __str__(self) -> str:
         return f"weights {self.weights.name}, KV cache {self.kv.name}{' (stale)' if self.kv_stale else ''}"
 
-    def of(self, region: Region) -> State:
+    def of(self, machine: MachineName) -> State:
         """Return one side."""
-        return self.weights if region is Region.WEIGHTS else self.kv
+        return self.weights if machine is MachineName.WEIGHTS else self.kv
 
 
 #: Where a new process starts.
@@ -181,7 +181,7 @@ def chart_of(event: Event) -> Chart:
 
 def objection(joint: JointState, row: Row) -> str | None:
     """Say why the joint rules refuse a row that starts where `joint` is, or None where they do not."""
-    other = joint.of(Region.KV if isinstance(row.event, WeightEvent) else Region.WEIGHTS)
+    other = joint.of(MachineName.KV if isinstance(row.event, WeightEvent) else MachineName.WEIGHTS)
     for need in NEEDS:
         if need.concerns(row) and other not in need.states:
             return need.why
@@ -260,11 +260,11 @@ def step(
     """
     require_flags(kept=kept, kv_kept=kv_kept)
     chart = chart_of(event)
-    state = joint.of(chart.region)
+    state = joint.of(chart.machine)
     row = chart.find(state, event, kept=kept)
     if row is None:
         raise IllegalTransitionError(
-            machine=chart.region.value,
+            machine=chart.machine.value,
             state=state.name,
             event=event.value,
             legal=[each.value for each in chart.legal(state)],
@@ -272,7 +272,7 @@ def step(
     why = objection(joint, row)
     if why is not None:
         raise JointRuleError(
-            machine=chart.region.value, state=state.name, event=event.value, joint=str(joint), why=why
+            machine=chart.machine.value, state=state.name, event=event.value, joint=str(joint), why=why
         )
     return row, follow(joint, row, kv_kept=kv_kept)
 

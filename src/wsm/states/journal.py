@@ -107,7 +107,7 @@ class TransitionRecord(NamedTuple):
     Parameters
     ----------
     machine : str
-        ``weights`` or ``kv``: a value of :class:`wsm.states.table.Region`.
+        ``weights`` or ``kv``: a value of :class:`wsm.states.table.MachineName`.
     source, dest : str
         Names of states; the same where the event was taken in without a change.
     event : str

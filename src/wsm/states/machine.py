@@ -118,7 +118,7 @@ class ChartMachine:
             return False
         if moved and self._model.state is not expected:
             raise MachineDisagreesError(
-                machine=self.chart.region.value,
+                machine=self.chart.machine.value,
                 event=event.value,
                 expected="no transition" if expected is None else expected.name,
                 found=str(self._model.state.name),
@@ -303,7 +303,7 @@ class LifeCycle:
                 # What may raise for want of memory comes before the move, so that no move goes unrecorded.
                 after = joint.follow(before, row, kv_kept=kv_kept)
                 record = TransitionRecord(
-                    machine.chart.region.value,
+                    machine.chart.machine.value,
                     row.source.name,
                     event.value,
                     row.dest.name,
@@ -344,7 +344,7 @@ class LifeCycle:
 
     def edges(self) -> dict[str, frozenset[Edge]]:
         """Return the edges of the live machines by name, for the proof that a drawing shows these."""
-        return {machine.chart.region.value: machine.edges() for machine in (self._weights, self._kv)}
+        return {machine.chart.machine.value: machine.edges() for machine in (self._weights, self._kv)}
 
     def _refusal(self, machine: ChartMachine, event: Event, *, kept: bool) -> Exception:
         """Return the error that says which rule refused the event."""
@@ -353,7 +353,7 @@ class LifeCycle:
         except IllegalTransitionError as error:
             return error
         return MachineDisagreesError(
-            machine=machine.chart.region.value, event=event.value, expected=row.dest.name, found="a refusal"
+            machine=machine.chart.machine.value, event=event.value, expected=row.dest.name, found="a refusal"
         )
 
     def _deliver(self, record: TransitionRecord) -> None:

@@ -38,7 +38,7 @@ from wsm.states.table import CHARTS, Chart, Event, Guard, State
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 from wsm.states.words import Operation, StatusCode
 
-_CHARTS: dict[str, Chart] = {chart.region.value: chart for chart in CHARTS}
+_CHARTS: dict[str, Chart] = {chart.machine.value: chart for chart in CHARTS}
 _AT_REST = (WeightState.NORMAL, WeightState.CLEARED)
 _BEGINNING, _PARKING = frozenset({Phase.BEGINNING}), frozenset({Phase.PARKING})
 _PLAN = frozenset({Phase.WORKING, Phase.VOTING})

@@ -58,8 +58,8 @@ State = WeightState | KVState
 Event = WeightEvent | KVEvent
 
 
-class Region(enum.Enum):
-    """The two orthogonal regions of a rank's life cycle, one machine each."""
+class MachineName(enum.Enum):
+    """The two machines of a rank, by the name that stands in journals."""
 
     WEIGHTS = "weights"
     KV = "kv"
@@ -126,7 +126,7 @@ class Chart:
 
     Parameters
     ----------
-    region : Region
+    machine : MachineName
         Whose life it describes.
     rows : tuple of Row
         The table.
@@ -144,7 +144,7 @@ class Chart:
         States that are never left, except by a new epoch.
     """
 
-    region: Region
+    machine: MachineName
     rows: tuple[Row, ...]
     states: tuple[State, ...]
     events: tuple[Event, ...]
@@ -304,7 +304,7 @@ KV_TABLE: tuple[Row, ...] = (
 )
 
 WEIGHT_CHART = Chart(
-    region=Region.WEIGHTS,
+    machine=MachineName.WEIGHTS,
     rows=WEIGHT_TABLE,
     states=(_W.NORMAL, _W.CLEARING, _W.CLEARED, _W.UPDATING, _W.PREPARED, _W.FAULTED),
     events=tuple(_E),
@@ -322,7 +322,7 @@ WEIGHT_CHART = Chart(
 )
 
 KV_CHART = Chart(
-    region=Region.KV,
+    machine=MachineName.KV,
     rows=KV_TABLE,
     states=(_K.NORMAL, _K.CLEARING, _K.CLEARED, _K.UPDATING),
     events=tuple(_F),
