@@ -246,7 +246,7 @@ _DAILY = _scopes(
     "controller_losses=1 controller_stops=2 failures=1",
     "controller_losses=1 controller_crashes=1 controller_stops=2 fine=True steps=0",
     "failures=6 steps=0 operations=clear starts=serving",
-    "commands=2 failures=4 rank_crashes=1 steps=0 operations=clear,update starts=serving",
+    "failures=4 rank_crashes=1 steps=0 operations=clear,update starts=serving",
 )
 
 _DEEP = (

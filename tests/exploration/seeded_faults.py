@@ -618,6 +618,12 @@ def a_failure_waits_for_who_is_stopped():
     return with_duty(lambda _view, _role, due: Duty.NOTHING if due is Duty.ABORT else due)
 
 
+@fault("operations=update steps=0 rank_crashes=1 starts=serving")
+def a_rank_joins_with_what_it_held():
+    """A rank joins the new epoch before it has given back what it held in the old one."""
+    return {(command_events, "leave"): lambda at: command_events.WayOut(command_events.Course(at))}
+
+
 @fault("operations=hot_update steps=0 controller_stops=2 starts=serving fine=True")
 def a_stopped_controller_is_overruled():
     """ABORT is written in the place of a stopped controller although all are PREPARED."""
