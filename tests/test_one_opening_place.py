@@ -79,7 +79,7 @@ ELSEWHERE = {
         "signals.lock_file",
         "signals.memory",
     },
-    "a segment's own way to remove its name": {"rollout.supervisor", "worker.attaching"},
+    "a segment's own way to remove its name": {"rollout.supervisor", "worker._attachment"},
     "the device that swallows everything": {"cli.main"},
     "a method of something else that is called so": {"cli.teaching_command"},
 }

@@ -12,7 +12,7 @@ from wsm.controller.errors import CommandRefusedError, RankFailedError
 from wsm.controller.outcome import cannot_be_restored
 from wsm.report import RankReport
 from wsm.strategies import Retention, publish_snapshot
-from wsm.worker.holding import Holding
+from wsm.worker._command import ResidentFacts
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "worker"))
 from living_group import LivingGroup, shard_of
@@ -125,7 +125,7 @@ def test_a_part_on_what_nobody_keeps_is_reported_so_and_given_up_at_the_first_at
         assert cannot_be_restored(caught.value)  # so a keeper makes no second attempt
 
 
-def committed(holding: Holding, version: int, absent: set[str]) -> tuple[int, ...]:
+def committed(holding: ResidentFacts, version: int, absent: set[str]) -> tuple[int, ...]:
     bases = holding.bases_of_part(version, absent)
     facts = {"partial": True, "not_loaded": sorted(absent), "restorable": True}
     holding.committed(RankReport(rank=0, version=version, bases=bases, facts=facts))
@@ -133,7 +133,7 @@ def committed(holding: Holding, version: int, absent: set[str]) -> tuple[int, ..
 
 
 def test_a_part_is_needed_until_all_that_it_brought_has_come_again():
-    holding = Holding()
+    holding = ResidentFacts()
     holding.committed(RankReport(rank=0, version=1))
     names = {"a", "b", "c", "d"}
     assert committed(holding, 2, names - {"a"}) == (1,)

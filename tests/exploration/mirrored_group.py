@@ -1,7 +1,7 @@
-"""A group of real worker drivers that is led, move by move, the way that an explored group goes.
+"""A group of real worker loops that is led, move by move, the way that an explored group goes.
 
 The explorer's miniature of a worker's shell is only worth something if the real shell does the same. Here the
-real :class:`wsm.worker.driver.RankDriver` runs on the real words of a real segment, with actions that end as
+real :class:`wsm.worker._loop.RankLoop` runs on the real words of a real segment, with actions that end as
 the explored move says; after every turn its memory, its words and its machines must be those of the world.
 """
 
@@ -32,19 +32,13 @@ from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.config import Deadlines
 from wsm.signals.segment import Segment
 from wsm.states import rank as protocol
-from wsm.states.machine import LifeCycle
 from wsm.states.rank_state import Todo
 from wsm.states.words import CommandWord, CommittedWord, Operation
 from wsm.testing import InMemoryRunner
-from wsm.worker.announced import AnnouncedVersion
-from wsm.worker.driver import RankDriver
-from wsm.worker.errors import FlipFailedError
-from wsm.worker.execution_factory import ExecutionFactory
-from wsm.worker.group_words import GroupWords
-from wsm.worker.patience import Patience
+from wsm.worker._command import Work
+from wsm.worker._loop import RankLoop
+from wsm.worker.errors import FlipFailedError, TeardownFailedError
 from wsm.worker.recording import Recorder
-from wsm.worker.reporting import Reporter
-from wsm.worker.watch import ActionWatch
 
 #: How much likelier than a strike from outside is what happens by itself.
 _PATIENCE = 6
@@ -54,7 +48,9 @@ STAGED = ("stages the new weights", "stages another version", "fails to stage")
 LACKS = "lacks what its plan needs"
 
 #: What is not led: reading that fails without a reason in the words.
-UNLED = frozenset({"fails to begin", "fails to give back what it held, and ends"})
+UNLED = frozenset({"fails to begin"})
+LEAVES = ("gives back what it held", "joins the new epoch")
+LEAVES_NEVER = "fails to give back what it held, and ends"
 
 
 class AsLedError(Exception):
@@ -106,7 +102,7 @@ class LedAction(Action):
             raise AsLedError(self._script.label)
 
 
-class LedStager:
+class LedStaging:
     """The staging thread, without a thread: what it is given ends when it is led to."""
 
     cancelled = False
@@ -191,51 +187,36 @@ def plans_led_by(script: Script) -> Plans:
 
 
 class LedRank:
-    """One real driver."""
+    """One real loop."""
 
     def __init__(self, segment: Segment, rank: int) -> None:
         self.script, self.clock = Script(), ManualClock()
-        words, life, runner = GroupWords(segment, rank), LifeCycle(), InMemoryRunner([])
-        recorder, plans = Recorder(rank=rank, clock=self.clock), plans_led_by(self.script)
-        watch = ActionWatch(rank, words.presence, plans, self.clock)
-        executions = ExecutionFactory(
-            words=words,
-            runner=runner,
-            plans=plans,
+        work = Work(
+            InMemoryRunner([]),
+            plans_led_by(self.script),
             load=lambda _context, _target: {},
-            life=life,
-            clock=self.clock,
-            recorder=recorder,
-            watch=watch,
-            announced=AnnouncedVersion(segment, rank, find=None),
-            stagers=lambda _rank: LedStager(self.script),
+            threads=lambda _rank: LedStaging(self.script),
         )
-        self.driver = RankDriver(
-            words=words,
-            life=life,
-            executions=executions,
-            reporter=Reporter(segment, rank, watch.declaration()),
-            patience=Patience(Deadlines(), self.clock, runner.requests),
-            clock=self.clock,
-            recorder=recorder,
-            watch=watch,
+        recorder = Recorder(rank=rank, clock=self.clock)
+        self.loop = RankLoop(
+            segment, rank, work=work, deadlines=Deadlines(), clock=self.clock, recorder=recorder
         )
 
     def turn(self, label: str) -> None:
         """Take one turn that ends as it is led; a teardown of several actions takes several."""
         self.script.label = label
-        before = self.driver.state
+        before = self.loop.state
         for _ in range(4 if label in ("drops its weights", "keeps what it had") else 1):
             try:
-                self.driver.turn()
-            except (StillInsideError, FlipFailedError):
+                self.loop.turn()
+            except (StillInsideError, FlipFailedError, TeardownFailedError):
                 return
-            if self.driver.state.phase is not before.phase and self.driver.state.sequence == 0:
+            if self.loop.state.phase is not before.phase and self.loop.state.sequence == 0:
                 return
 
 
 class MirroredGroup:
-    """An explored world, and real drivers that follow it."""
+    """An explored world, and real loops that follow it."""
 
     def __init__(self, directory: Path, scope: Scope, seed: int) -> None:
         self.scope = scope
@@ -258,7 +239,7 @@ class MirroredGroup:
         self.segment.close()
 
     def wander(self, moves: int) -> None:
-        """Make random moves, and hold every driver to its participant after each."""
+        """Make random moves, and hold every loop to its participant after each."""
         for _ in range(moves):
             possible = [move for move in self._moves.of(self.world) if self._is_led(move)]
             if not possible:
@@ -314,21 +295,31 @@ class MirroredGroup:
             self._go(move)
             del self.ranks[rank]
             return
+        if led is not None and move.label == LEAVES_NEVER:
+            self._go(move)
+            led.turn(move.label)
+            words, layout = self.segment.words, self.segment.layout
+            assert words[layout.step[rank]] == self._me(rank).step, "it joined another epoch"
+            del self.ranks[rank]
+            return
         if led is None:
             self._go(move)
             self.ranks[rank] = LedRank(self.segment, rank)
-            self.ranks[rank].driver.join()
+            self.ranks[rank].loop.join()
         elif me.position is Position.IN_STEP:
             self._go(move)
             if not move.label.startswith("leaves"):
-                led.driver.steps.broke(AsLedError(move.label))
+                led.loop.broke_step(AsLedError(move.label))
         elif me.position is Position.IN_ACTION:
             epoch_is_over = read_command(controller_of(self.world).command).epoch > me.state.epoch
+            label = move.label
             self._go(move)
             if epoch_is_over:
                 # A real turn that is torn out looks again at once.
-                self._rejoin(rank)
-            led.turn(move.label)
+                following = next(each for each in self._by(rank) if each.label in LEAVES)
+                label = following.label
+                self._go(following)
+            led.turn(label)
         else:
             self._take_a_turn(rank, led, move)
         self._compare(rank)
@@ -344,9 +335,9 @@ class MirroredGroup:
             return
         if chosen.label.startswith(("has work", "joins step")):
             led.script.drained, led.script.label = False, ""
-            assert led.driver.turn() in (Todo.SERVE, Todo.JOIN)
+            assert led.loop.turn() in (Todo.SERVE, Todo.JOIN)
             self._go(chosen)
-            led.driver.steps.enter()
+            led.loop.enter_step()
             return
         label = ""
         while True:
@@ -360,15 +351,7 @@ class MirroredGroup:
             if not following or self._told(rank) is Todo.JOIN:
                 break
             chosen = self._random.choice(following)
-        if self._me(rank).position is Position.LEAVING:
-            self._rejoin(rank)
         led.turn(label)
-
-    def _rejoin(self, rank: int) -> None:
-        """Give back what is held, and join the new epoch: one turn of a driver."""
-        for label in ("gives back what it held", "joins the new epoch"):
-            for move in list(self._by(rank, label)):
-                self._go(move)
 
     def _told(self, rank: int) -> Todo:
         """Ask what a rank is told in the world; within a turn the real words lag behind it."""
@@ -394,15 +377,15 @@ class MirroredGroup:
         memory[layout.command] = controller.command
 
     def _compare(self, rank: int) -> None:
-        """Hold a driver to its participant."""
-        me, driver = self._me(rank), self.ranks[rank].driver
+        """Hold a loop to its participant."""
+        me, loop = self._me(rank), self.ranks[rank].loop
         memory, layout = self.segment.words, self.segment.layout
         real = (
-            driver.state,
+            loop.state,
             memory[layout.step[rank]],
             memory[layout.status[rank]],
-            driver.life.joint,
-            driver.version or 0,
+            loop.life.joint,
+            loop.version or 0,
         )
         explored = (me.state, me.step, me.status, me.joint, me.version)
         if real != explored:

@@ -28,7 +28,7 @@ from wsm.states.replay import replay
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.tensor import TensorSpec
 from wsm.testing import InMemoryRunner
-from wsm.worker.group_words import GroupWords
+from wsm.worker._group_words import GroupWords
 
 RANKS = 3
 SPECS = (TensorSpec("weight", "F32", (4, 4)), TensorSpec("bias", "F32", (4,)))

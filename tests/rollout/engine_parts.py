@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wsm.worker.permit import StepPermit
+from wsm.worker import StepPermit
 
 
 class Steps:

@@ -23,7 +23,7 @@ from wsm.states.view import View
 from wsm.states.vocabulary import KVState
 from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord
 from wsm.testing import InMemoryKVCache
-from wsm.worker.cache_word import CacheWords
+from wsm.worker.cache_participant import CacheWords
 
 pytestmark = pytest.mark.processes
 

@@ -15,6 +15,7 @@ from wsm import KVPolicy, Outcome, Tag
 from wsm.command import CommandArguments, CommandArgumentsError, TagsError, parse_tags
 from wsm.controller import errors
 from wsm.controller.errors import CommandRefusedError, MixedGroupError, RankFailedError
+from wsm.states.phases import Event
 from wsm.states.replay import replay
 from wsm.states.vocabulary import WeightState
 
@@ -259,9 +260,9 @@ def test_a_rank_that_cannot_know_which_half_the_others_gave_back_serves_nothing(
     """It had not begun, and the arguments cannot be read: either half that it kept might be another one's."""
     if away:
         lone.clear(tags=away)
-    driver = lone.worker._driver
-    unread = replace(driver.state, sequence=driver.state.done + 1)
-    assert driver._ending._executions.ending(unread).drop() is False
+    loop = lone.worker._loop
+    unread = replace(loop.state, sequence=loop.state.done + 1)
+    assert loop.reader.ending(unread).drop() is Event.FAULTED
     assert lone.worker.weights is WeightState.FAULTED
     lone.clear()
     assert states(lone.controller) == {("CLEARED", "CLEARED")}

@@ -18,7 +18,7 @@ PROGRAM = """
 import dataclasses, os, signal, sys
 import wsm
 from wsm.testing import InMemoryRunner
-from wsm.worker.group_words import GroupWords
+from wsm.worker._group_words import GroupWords
 
 real = GroupWords.write
 

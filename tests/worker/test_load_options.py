@@ -13,8 +13,7 @@ from wsm.actions.base import ActionContext
 from wsm.config import ConfigurationError, WsmConfig, config_from_mapping
 from wsm.strategies import MemoryTarget, TensorSpec, publish_snapshot
 from wsm.strategies.applier import admission
-from wsm.worker.loading import load_function
-from wsm.worker.sources import Sources
+from wsm.worker.loading import Sources, load_function
 
 SPECS = [TensorSpec(f"w{index}", "U8", (1 << 20,)) for index in range(8)]
 

@@ -44,7 +44,7 @@ def test_a_ring_that_comes_after_its_command_was_served_is_silenced_too(lone):
 
 def test_a_ring_while_poll_is_inside_is_not_taken_for_an_old_one(lone, monkeypatch):
     until_quiet(lone.worker)
-    bell, turn = lone.worker._bell, lone.worker._driver.turn
+    bell, turn = lone.worker._bell, lone.worker._loop.turn
 
     def ring_in_the_middle():
         todo = turn()
@@ -53,7 +53,7 @@ def test_a_ring_while_poll_is_inside_is_not_taken_for_an_old_one(lone, monkeypat
         return todo
 
     lone.worker._quiet = -1
-    monkeypatch.setattr(lone.worker._driver, "turn", ring_in_the_middle)
+    monkeypatch.setattr(lone.worker._loop, "turn", ring_in_the_middle)
     lone.worker.poll()
     monkeypatch.undo()
     assert readable(lone.worker)

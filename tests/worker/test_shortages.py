@@ -218,7 +218,7 @@ def test_what_must_be_given_back_before_a_new_epoch_is_given_back_once_there_is_
     lone.segment.words[word] = wsm.states.epochs.next_epoch(
         wsm.states.view.View(command, [], [], None)
     ).pack()
-    while lone.worker._driver.state.epoch == 1:
+    while lone.worker._loop.state.epoch == 1:
         assert lone.worker.poll() is wsm.HOLD
     assert not lacks
     assert not list(lone.runner.weights.held())

@@ -9,7 +9,7 @@ import pytest
 from wsm.config import ConfigurationError, WsmConfig, load_config
 from wsm.strategies.ipc.source import IpcConfig, IpcSource
 from wsm.strategies.snapshot.source import SnapshotConfig
-from wsm.worker.sources import Sources
+from wsm.worker.loading import Sources
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,9 @@ from wsm.signals.segment import Segment
 from wsm.states import journal as kinds
 from wsm.states.rank_state import RankState
 from wsm.testing import InMemoryRunner
-from wsm.worker.group_words import GroupWords
+from wsm.worker._group_words import GroupWords
+from wsm.worker._watchdog import ActionWatch, Watchdog
 from wsm.worker.recording import Recorder
-from wsm.worker.watch import ActionWatch
-from wsm.worker.watchdog import Watchdog
 
 pytestmark = pytest.mark.processes
 
@@ -61,10 +60,6 @@ class CountingGroups:
         return self.interrupted == 1
 
 
-class StandingLoop:
-    state = RankState(rank=0, epoch=1)
-
-
 @pytest.fixture
 def segment(tmp_path):
     with Segment.create(
@@ -97,7 +92,8 @@ def test_a_dead_peer_breaks_them_and_a_dead_helper_does_not(segment, tmp_path):
     watch = ActionWatch(0, words.presence, plans, SystemClock())
     recorder = Recorder(rank=0, clock=SystemClock())
     abandoned = AbandonedCommands(segment, who="rank 0")
-    watchdog = Watchdog(words, watch, groups, recorder, StandingLoop(), abandoned=abandoned)
+    state = RankState(rank=0, epoch=1)
+    watchdog = Watchdog(words, watch, groups, recorder, lambda: state, abandoned=abandoned)
     helper.kill()
     helper.communicate()
     watch.takes_up(plans.clear)  # it looks around whenever a command begins

@@ -8,6 +8,7 @@ from wsm import HOLD, SERVE, Deadlines
 from wsm.clock import ManualClock
 from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.controller.group_view import GroupView
+from wsm.states import journal as kinds
 from wsm.states.epochs import next_epoch
 from wsm.states.replay import replay
 from wsm.states.words import CommandWord, Operation, StatusCode
@@ -114,11 +115,19 @@ def begin_epoch(lone):
     return word
 
 
+def poll_until_joined(lone, word):
+    for _ in range(100):
+        assert lone.worker.poll() is HOLD
+        if look(lone).epoch == word.epoch:
+            return
+    pytest.fail(f"the rank never joined, but says {look(lone)}")
+
+
 def test_a_new_epoch_takes_weights_and_cache_of_the_old_one(lone):
     """What a rank held belonged to a group that is gone; a cache that stood would serve old blocks."""
     assert lone.runner.memory.resident_bytes() > 0
     word = begin_epoch(lone)
-    assert lone.worker.poll() is HOLD
+    poll_until_joined(lone, word)
     assert lone.runner.memory.resident_bytes() == 0
     assert (lone.worker.version, lone.worker.weights.name, lone.worker.kv.name) == (
         None,
@@ -138,8 +147,7 @@ def test_the_pause_that_a_new_epoch_begins_is_counted_until_the_rank_serves_agai
     lone = make_lone(clock=clock)
     lone.update(1)
     clock.advance(5)
-    begin_epoch(lone)
-    lone.worker.poll()
+    poll_until_joined(lone, begin_epoch(lone))
     clock.advance(7)
     assert lone.update(1, force=True).pause_s == 7
 
@@ -148,8 +156,7 @@ def test_a_new_epoch_ends_a_command_in_the_middle(lone):
     pending = lone.controller.begin_clear(settle_s=0.1)
     for _ in range(4):
         lone.worker.poll()
-    begin_epoch(lone)
-    lone.worker.poll()
+    poll_until_joined(lone, begin_epoch(lone))
     assert look(lone).code is StatusCode.ATTACHED
     assert lone.worker.weights.name == "CLEARED"
     pending.give_up()
@@ -160,8 +167,47 @@ def test_a_rank_that_cannot_give_back_what_it_held_does_not_join_the_new_epoch(l
         raise OSError("somebody still holds it")
 
     monkeypatch.setattr(lone.runner.weights, "release", stuck)
-    begin_epoch(lone)
+    word = begin_epoch(lone)
     with pytest.raises(TeardownFailedError, match="rank 0"):
-        lone.worker.poll()
+        poll_until_joined(lone, word)
     assert look(lone).epoch == 1
     assert lone.worker.weights.name == "FAULTED"
+
+
+def test_a_rank_that_failed_to_leave_its_epoch_joins_none_though_the_cause_has_passed(lone, monkeypatch):
+    release = lone.runner.weights.release
+    fails = [OSError("a moment too early")]
+
+    def once():
+        if fails:
+            raise fails.pop()
+        return release()
+
+    monkeypatch.setattr(lone.runner.weights, "release", once)
+    word = begin_epoch(lone)
+    for _ in range(3):
+        with pytest.raises(TeardownFailedError):
+            poll_until_joined(lone, word)
+    assert look(lone).epoch == 1
+    assert lone.worker.weights.name == "FAULTED"
+    assert replay(lone.worker.journal).impossible is None
+
+
+def test_a_rank_leaves_its_epoch_one_action_per_poll_and_writes_no_word_before_all_is_given_back(lone):
+    def done():
+        return sum(one.kind == kinds.ACTION_FINISHED for one in lone.worker.journal)
+
+    def words():
+        memory, layout = lone.segment.words, lone.segment.layout
+        return memory[layout.step[0]], memory[layout.status[0]]
+
+    word, before, finished, polls = begin_epoch(lone), words(), done(), 0
+    while look(lone).epoch != word.epoch:
+        assert words() == before
+        was = done()
+        assert lone.worker.poll() is HOLD
+        assert done() - was <= 1
+        polls += 1
+    assert done() - finished > 2
+    assert polls == done() - finished + 1
+    assert (lone.worker.weights.name, lone.worker.kv.name) == ("CLEARED", "CLEARED")

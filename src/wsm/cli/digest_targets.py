@@ -28,7 +28,7 @@ from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.ipc.strategy import rank_of_metas
 from wsm.strategies.snapshot.shards_present import shards_in
 from wsm.strategies.snapshot.source import SnapshotSource
-from wsm.worker.sources import Sources
+from wsm.worker.loading import Sources
 
 #: How the file of a configuration is called.
 _CONFIGURATIONS = (".yaml", ".yml")

@@ -18,7 +18,7 @@ from wsm.strategies.applier.admission import LoadWay
 from wsm.strategies.load import Preview
 from wsm.strategies.load import inspect as inspect_source
 from wsm.strategies.memory_plan import MemoryPhase, admit, plan_memory
-from wsm.worker.sources import Sources
+from wsm.worker.loading import Sources
 
 _Plans = Mapping[LoadWay, Sequence[MemoryPhase] | None]
 

@@ -686,7 +686,7 @@ def _left(moment: CommandMoment, asked: Asked) -> Iterator[CommandMoment]:
     """Iterate over a way out: its events, then its discard plan, which succeeds or fails."""
     if not moment.discards:
         way_out = command_events.keep if moment.ends is Todo.KEEP else command_events.drop
-        course, plan, _ = way_out(asked, moment.joint)
+        course, plan = way_out(asked, moment.joint)[:2]
         yield from (replace(moment, joint=fired.to) for fired in course.fired)
         discards = replace(moment, joint=course.joint, discards=True)
         yield CommandMoment(Phase.IDLE, course.joint) if plan is None else discards

@@ -19,12 +19,13 @@ half goes on to clear that half, on every rank. Where the arguments of the comma
 cannot know which half the others gave back, and serves nothing until all of it is cleared.
 
 The worker fires these events with their times and journals them; the explorer takes them as they are. Pure;
-knows no action by name, no words, no time.
+knows no action by name, of the words the operation alone, no time.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ from wsm.states.vocabulary import (
     WeightState,
     sentence_of,
 )
+from wsm.states.words import Operation
 
 _AT_WORK = (WeightState.UPDATING, WeightState.CLEARING)
 _AT_REST = (WeightState.NORMAL, WeightState.CLEARED)
@@ -53,6 +55,14 @@ class Request(enum.Enum):
     CLEAR = "clear"
     UPDATE = "update"
     HOT_UPDATE = "hot update"
+
+
+#: What the operation of a command word asks for.
+REQUESTS = {
+    Operation.CLEAR: Request.CLEAR,
+    Operation.UPDATE: Request.UPDATE,
+    Operation.HOT_UPDATE: Request.HOT_UPDATE,
+}
 
 
 class CacheChange(enum.Enum):
@@ -161,21 +171,49 @@ class Asked:
 
 
 class WayOut(NamedTuple):
-    """A way out of a command.
+    """A way out of a command, or of an epoch.
 
     Parameters
     ----------
     course : Course
         Events to be fired at once.
     plan : PlanName or None
-        The discard plan to be run then, one action after the other; None: the command has ended here.
+        The discard plan to be run then, one action after the other; None: what is held stays.
     faulted : bool
         Whether the rank ends FAULTED, if no plan is to be run.
+    leaves : bool
+        Whether the rank leaves its epoch: what broke with a peer is let go before the discard plan.
     """
 
     course: Course
     plan: PlanName | None = None
     faulted: bool = False
+    leaves: bool = False
+
+    @property
+    def plans(self) -> tuple[PlanName, ...]:
+        """The plans to be run after the events; empty: the command has ended here."""
+        discard = () if self.plan is None else (self.plan,)
+        return (PlanName.REJOIN, *discard) if self.leaves else discard
+
+
+def holds(tags: Collection[Tag], joint: JointState, *, same_version: bool) -> bool:
+    """Whether an update of `tags` finds all that it names, as the last commit left it."""
+    kv = Tag.KV_CACHE not in tags or joint.kv is KVState.NORMAL
+    return same_version and joint.weights is WeightState.NORMAL and kv
+
+
+def narrowed(
+    request: Request, tags: frozenset[Tag], joint: JointState, *, same_version: bool, reload: bool
+) -> frozenset[Tag]:
+    """Return what a command is about on this rank: weights that are there already are left alone.
+
+    Only where it is the KV cache that a rank lacks. Every rank holds the same version and was told the same
+    one, so all of them come to the same plan.
+    """
+    lacks_kv_only = joint.weights is WeightState.NORMAL and joint.kv is KVState.CLEARED
+    asked = request is Request.UPDATE and tags == ALL_TAGS and not reload
+    return frozenset({Tag.KV_CACHE}) if asked and same_version and lacks_kv_only else tags
 
 
 def objection(asked: Asked) -> str | None:
@@ -297,8 +335,11 @@ def drop(asked: Asked, joint: JointState) -> WayOut:
 
 
 def leave(joint: JointState) -> WayOut:
-    """Give back everything, since the epoch has ended."""
-    return _drop_all(Course(joint))
+    """Give back everything in the old epoch, which has ended; only then the rank joins the new one.
+
+    Where an action of it fails (:func:`not_freed`) the rank never joins, and its process is replaced.
+    """
+    return _drop_all(Course(joint))._replace(leaves=True)
 
 
 def freed(joint: JointState) -> Course:
@@ -310,8 +351,9 @@ def freed(joint: JointState) -> Course:
 
 
 def not_freed(joint: JointState, cause: str = "") -> Course:
-    """Take in that an action of a teardown failed: the rank is FAULTED."""
-    return Course(joint).then(WeightEvent.FAIL, cause=cause)
+    """Take in that an action of a teardown failed: the rank is FAULTED, unless it held nothing before."""
+    course = Course(joint)
+    return course if joint == START else course.then(WeightEvent.FAIL, cause=cause)
 
 
 def lose(joint: JointState) -> Course:

@@ -317,6 +317,21 @@ OUTCOMES: tuple[Outcome, ...] = (
     ),
 )
 
+#: What counts as failed where a shortage of memory, descriptors or threads has broken it off: how far it came
+#: is unknown. All else is done again, with the same outcome.
+FAILS_WHEN_CUT_SHORT = frozenset({_T.BEGIN, _T.ACCEPT, _T.RUN})
+
+#: Which of the configured deadlines a wait in a phase has; a vote has that of its action. Where no row of
+#: EXPIRED is, a report is all that follows.
+DEADLINES: dict[Phase, str] = {
+    _P.BEGINNING: "arguments_s",
+    _P.DRAINING: "drain_s",
+    _P.PARKING: "park_s",
+    _P.PREPARED: "decision_s",
+    _P.FAILED: "decision_s",
+    _P.STOPPED: "decision_s",
+}
+
 #: What each phase means, in one line.
 MEANINGS: dict[Phase, str] = {
     _P.IDLE: "no command; serves if it holds all that a step needs",

@@ -7,24 +7,36 @@ lost a participant, as with a rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
 
 from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
-from wsm.actions.surfaces import KVCacheSurface, MemorySurface, require_complete
+from wsm.actions.surfaces import (
+    AuxiliarySurface,
+    DeepEPSurface,
+    GraphSurface,
+    KVCacheSurface,
+    MemorySurface,
+    ProcessGroupSurface,
+    RoutingReplaySurface,
+    WeightSurface,
+    require_complete,
+)
 from wsm.clock import Clock, SystemClock
-from wsm.config import WsmConfig, load_config
+from wsm.config import EngineWordsConfig, WsmConfig, load_config
 from wsm.report import WITHOUT_WEIGHTS
+from wsm.signals.errors import EngineWordMissingError
+from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.journal import Journal
 from wsm.states.rank_state import Phase
+from wsm.states.view import View
 from wsm.states.vocabulary import KVPolicy, KVState
-from wsm.worker.attaching import attach_cache_process
-from wsm.worker.cache_surfaces import CacheSurfaces
-from wsm.worker.cache_word import CacheWords
-from wsm.worker.holding import Holding
-from wsm.worker.participation import Work, join_group
+from wsm.strategies.applier.memory_target import MemoryTarget
+from wsm.worker._attachment import attach_cache_process, join_group
+from wsm.worker._command import ResidentFacts, Work
 
 
 @final
@@ -78,11 +90,11 @@ class CacheParticipant:
             runner,
             plans,
             lambda _context, _target: {},
-            holding=Holding(compares_blocks=False),
+            resident=ResidentFacts(compares_blocks=False),
             facts={WITHOUT_WEIGHTS: True},
         )
         with ExitStack() as undo:
-            self._part = join_group(
+            self._attachment, self._loop = join_group(
                 undo,
                 config,
                 index,
@@ -91,8 +103,7 @@ class CacheParticipant:
                 attach=lambda: attach_cache_process(config, directory),
             )
             undo.pop_all()
-        self._driver = self._part.driver
-        self._words = self._part.words
+        self._words = self._loop.words
         self._engine_words = CacheWords(config.engine_words, directory)
 
     @classmethod
@@ -103,12 +114,12 @@ class CacheParticipant:
     @property
     def kv(self) -> KVState:
         """Where the cache is."""
-        return self._driver.life.kv
+        return self._loop.life.kv
 
     @property
     def journal(self) -> Journal:
         """The bounded, replayable record of what this process did."""
-        return self._part.recorder.journal
+        return self._loop.recorder.journal
 
     def poll(self) -> bool:
         """Do what a command needs now: at most one action, or a wait of 1 ms.
@@ -125,10 +136,10 @@ class CacheParticipant:
             If the words contradict the rules; the group must be stopped.
         """
         self._engine_words.show(self.kv, self._words.view())
-        self._driver.turn()
+        self._loop.turn()
         self._engine_words.show(self.kv, self._words.view())
-        self._part.attachment.check(self._driver.state.sequence)
-        return self._driver.state.phase is not Phase.IDLE
+        self._attachment.check(self._loop.state.sequence)
+        return self._loop.state.phase is not Phase.IDLE
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a word of the group to change, up to `timeout_s` seconds. Returns whether one did."""
@@ -137,10 +148,158 @@ class CacheParticipant:
     def close(self) -> None:
         """Leave the group's segment. Idempotent. The group can be commanded no more without this process."""
         self._engine_words.close()
-        self._part.close()
+        self._loop.close()
+        self._attachment.close()
 
     def __enter__(self) -> CacheParticipant:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class NoRequests:
+    """The scheduler of a process that schedules nothing."""
+
+    def stop_admitting(self) -> None:
+        """Nothing is admitted."""
+
+    def resume_admitting(self) -> None:
+        """Nothing is admitted."""
+
+    def in_flight(self) -> int:
+        """Nothing runs."""
+        return 0
+
+    def abort_all(self) -> int:
+        """Nothing runs."""
+        return 0
+
+    def freeze(self) -> int:
+        """Nothing runs."""
+        return 0
+
+    def reset_inputs(self) -> None:
+        """There are none."""
+
+
+class MemoryOfCache:
+    """Memory as the cache itself counts it, where the process cannot measure it otherwise.
+
+    Parameters
+    ----------
+    kv_cache : KVCacheSurface
+        The cache.
+    """
+
+    def __init__(self, kv_cache: KVCacheSurface) -> None:
+        self._kv_cache = kv_cache
+
+    def empty_cache(self) -> None:
+        """There is no allocator to ask."""
+
+    def resident_bytes(self) -> int:
+        """Return what the cache holds."""
+        return self._kv_cache.allocated_bytes()
+
+
+class CacheSurfaces:
+    """A runner with a KV cache alone.
+
+    Parameters
+    ----------
+    kv_cache : KVCacheSurface
+        The cache.
+    memory : MemorySurface or None
+        Measures this process; None: what the cache says of itself.
+    """
+
+    def __init__(self, kv_cache: KVCacheSurface, memory: MemorySurface | None = None) -> None:
+        self.kv_cache: KVCacheSurface | None = kv_cache
+        self.memory: MemorySurface = memory or MemoryOfCache(kv_cache)
+        self.weights: WeightSurface = MemoryTarget(())
+        self.requests = NoRequests()
+        self.graphs: GraphSurface | None = None
+        self.deepep: DeepEPSurface | None = None
+        self.groups: ProcessGroupSurface | None = None
+        self.auxiliaries: Sequence[AuxiliarySurface] = ()
+        self.routing_replay: RoutingReplaySurface | None = None
+
+
+_NORMAL, _UPDATING = int(KVState.NORMAL), int(KVState.UPDATING)
+_CLEARING, _CLEARED = int(KVState.CLEARING), int(KVState.CLEARED)
+
+
+class CacheWords:
+    """The words of all data-parallel parts; those that no engine has created yet are looked for again.
+
+    Parameters
+    ----------
+    config : EngineWordsConfig
+        Which; none are answered if ``kv_cache`` is not among its answers.
+    directory : path or None
+        Where they lie; ``/dev/shm`` by default.
+    """
+
+    def __init__(self, config: EngineWordsConfig, directory: str | Path | None = None) -> None:
+        self._suffixes: Sequence[int | str] = config.suffixes if "kv_cache" in config.answers else ()
+        self._directory = directory
+        self._user = config.user
+        self._words: dict[int | str, EngineWord] = {}
+        self._led: set[EngineWord] = set()  # words that say CLEARING because this object wrote it, unasked
+
+    def show(self, own: KVState, view: View) -> None:
+        """Let the words follow the cache.
+
+        Parameters
+        ----------
+        own : KVState
+            Where this process' cache is.
+        view : View
+            What all participants say.
+        """
+        if not self._suffixes:
+            return
+        said = {status.kv for status in view.statuses}
+        for word in self._attached():
+            value = word.read()
+            following = _following(value, own, said)
+            if value != _CLEARING:
+                self._led.discard(word)
+            elif word in self._led and own is KVState.NORMAL and said == {_NORMAL}:
+                following = _CLEARED  # the cache came back before the word had said that it was gone
+            if following is not None and word.compare_exchange(value, following) and following == _CLEARING:
+                self._led.add(word)
+
+    def close(self) -> None:
+        """Let go of the words. Idempotent."""
+        for word in self._words.values():
+            word.close()
+        self._words.clear()
+        self._led.clear()
+
+    def _attached(self) -> list[EngineWord]:
+        for suffix in self._suffixes:
+            word = self._words.get(suffix)
+            if word is not None and (word.recreated() or word.removed()):
+                self._words.pop(suffix).close()
+            if suffix not in self._words:
+                try:
+                    word = EngineWord(
+                        EngineWordKind.KV_CACHE, suffix, directory=self._directory, user=self._user
+                    )
+                except EngineWordMissingError:
+                    continue
+                self._words[suffix] = word
+        return list(self._words.values())
+
+
+def _following(value: int, own: KVState, said: set[int]) -> int | None:
+    """Return what a word that holds `value` must hold next; None if it stays."""
+    if own is KVState.CLEARED and said == {_CLEARED}:
+        return {_CLEARING: _CLEARED, _NORMAL: _CLEARING}.get(value)
+    if own in (KVState.CLEARING, KVState.CLEARED):
+        return _CLEARING if value == _NORMAL else None
+    if own is KVState.NORMAL and said == {_NORMAL}:
+        return {_UPDATING: _NORMAL, _CLEARED: _UPDATING}.get(value)
+    return _UPDATING if value == _CLEARED else None

@@ -1,36 +1,44 @@
-"""From a worker's sources to what loads a version and finds the announced one.
+"""How one rank loads: from a configuration to its source, and to what loads and finds a version.
 
-Responsible for fitting a strategy's arguments and report to what actions expect. It knows strategies
-and actions, no words and no states.
+Responsible for making each source once, for fitting a strategy's arguments and report to what actions expect,
+for keeping published versions that are loaded again, and for writing down what was verified. It knows
+strategies and actions, no words and no states.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from wsm.actions import measuring
 from wsm.actions.backends.paddle_memory import available_bytes
 from wsm.actions.base import ActionContext, Loaded, LoadFunction
+from wsm.actions.measuring import resident_digest, resident_tensors
+from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import AvailableMemory
 from wsm.command import partial_update_refused
+from wsm.config import WsmConfig
 from wsm.errors import WsmError
+from wsm.strategies import errors
 from wsm.strategies.applier.admission import MemoryNeed
 from wsm.strategies.applier.loaders import ModelLoader
+from wsm.strategies.applier.tensor_ledger import keep_ledger
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.load import LoadReport, inspect, load
+from wsm.strategies.registry import strategy_called
+from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
-from wsm.worker.announced import FINDER, Find
+from wsm.worker._command import FINDER, Find, Load
 from wsm.worker.errors import (
     OtherVersionError,
     PartBaseError,
     RestoredOtherwiseError,
     UnversionedWeightsError,
 )
-from wsm.worker.execution import Load
-from wsm.worker.sources import Sources
 
 
 @runtime_checkable
@@ -162,3 +170,88 @@ def _announced(source: object, strategy: str) -> int:
     if preview.version is None:
         raise UnversionedWeightsError(strategy=strategy, files=preview.files)
     return preview.version
+
+
+class Sources:
+    """The sources of one worker process, each made once: some keep a connection between loads.
+
+    Parameters
+    ----------
+    config : WsmConfig
+        The group's configuration.
+
+    Raises
+    ------
+    wsm.errors.WsmError
+        If there is no such strategy (:func:`wsm.strategies.registry.strategy_called`), or no load could use
+        what the configuration says to it: now, not at the first update.
+    """
+
+    def __init__(self, config: WsmConfig) -> None:
+        self._config = config
+        self._strategy = strategy_called(config.strategy)
+        self._sections = config.strategy_sections()
+        self._made: dict[tuple[int, str | None], object] = {}
+        self._strategy.check(self._sections)
+
+    @property
+    def strategy(self) -> str:
+        """The strategy that loads from these sources."""
+        return self._config.strategy
+
+    @property
+    def rereadable(self) -> bool:
+        """Whether they may be read whole by others than the ranks, which notice nothing."""
+        return self._strategy.rereadable
+
+    @property
+    def threads(self) -> int | None:
+        """How many threads of a rank copy and digest; None where a load decides."""
+        return self._config.load_threads or None
+
+    def of(self, rank: int, mode: str | None = None) -> object:
+        """Return where `rank` loads from, in the transfer mode that a command asked for.
+
+        Raises
+        ------
+        RefusedError
+            If the strategy has no such mode, or it is not available here.
+        """
+        usual = self._strategy.default_mode(self._sections)
+        if mode is not None and usual is None:
+            problem = f"the strategy {self.strategy} has no transfer modes"
+            raise errors.transfer_mode_unavailable(mode=mode, problem=problem, available=())
+        used = mode or usual
+        sections = self._sections if used is None else self._strategy.in_mode(self._sections, used)
+        if (rank, used) not in self._made:
+            self._made[rank, used] = self._strategy.source(sections, rank, self._config.ranks)
+        return self._made[rank, used]
+
+    def close(self) -> None:
+        """Let every connection go, also where one of them fails to. Idempotent."""
+        with ExitStack() as closing:
+            for source in self._made.values():
+                closing.callback(self._strategy.close, source)
+            self._made.clear()
+
+
+def pins_for(config: WsmConfig) -> VersionPins:
+    """Return what keeps published versions that a group may have to load again.
+
+    Raises
+    ------
+    wsm.errors.WsmError
+        If there is no such strategy, as :func:`wsm.strategies.registry.strategy_called`.
+    """
+    return VersionPins(strategy_called(config.strategy).retired_from(config.strategy_sections()))
+
+
+def keeping_tensors(options: PlanOptions, directory: str | None, rank: int) -> PlanOptions:
+    """Return options whose verification leaves the digest of every tensor in `directory`."""
+    if directory is None or options.resident_digest is not resident_digest:
+        return options
+
+    def digest(weights: WeightTarget, progress: Callable[[], None]) -> str:
+        return keep_ledger(directory, rank, resident_tensors(weights, progress))
+
+    return dataclasses.replace(options, resident_digest=digest)

@@ -2,17 +2,18 @@
 
 The loop asks ``poll()`` what it may do and runs its steps inside ``step()``; everything else that a
 weight change needs happens inside ``poll()``, one action per call. This module holds the path that is
-taken while the group serves, and the life of the attachment; the rest is in :mod:`.driver`.
+taken while the group serves, and the life of the attachment; the rest is in :mod:`._loop`.
 
 While the group serves, ``poll()`` costs one load of the command word (and one of each peer's step word,
 where ranks follow each other or one may break), ``step()`` one store. Whatever differs from the last
-quiet look goes to :meth:`wsm.worker.driver.RankDriver.turn`.
+quiet look goes to the slow path, :meth:`wsm.worker._loop.RankLoop.turn`.
 """
 
 from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
@@ -32,16 +33,22 @@ from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
 from wsm.states.rank_state import Phase, Todo
 from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.words import MAX_STEP
 from wsm.status import Explanation, GroupFacts, explain, read_facts
 from wsm.strategies.snapshot.version_pins import VersionPins
-from wsm.worker.attaching import attach_rank
-from wsm.worker.driver import IDLE_WAIT_S
-from wsm.worker.loading import find_function, load_function, proven
-from wsm.worker.participation import Work, join_group
-from wsm.worker.permit import StepPermit
-from wsm.worker.resident_tensors import keeping_tensors
-from wsm.worker.sources import Sources, pins_for
-from wsm.worker.watchdog import Watchdog
+from wsm.worker._attachment import attach_rank, join_group
+from wsm.worker._command import Work
+from wsm.worker._loop import IDLE_WAIT_S
+from wsm.worker._watchdog import Watchdog
+from wsm.worker.errors import PermitExpiredError
+from wsm.worker.loading import (
+    Sources,
+    find_function,
+    keeping_tensors,
+    load_function,
+    pins_for,
+    proven,
+)
 
 #: A command word that no controller ever writes: nothing is quiet.
 _NEVER = -1
@@ -136,7 +143,7 @@ class Worker:
             load, find = load_function(sources), find_function(sources)
         work = Work(runner, plans, proven(load), find, pins=self._pins)
         with ExitStack() as undo:
-            self._part = part = join_group(
+            self._attachment, self._loop = _, loop = join_group(
                 undo,
                 config,
                 rank,
@@ -145,22 +152,25 @@ class Worker:
                 attach=lambda: attach_rank(config, rank, directory),
             )
             abandoned = AbandonedCommands(
-                part.words.segment,
+                loop.words.segment,
                 who=f"rank {rank}",
                 clock=clock,
                 journal_directory=config.journal_directory,
             )
             self._watchdog = Watchdog(
-                part.words, part.watch, runner.groups, part.recorder, part.driver, abandoned=abandoned
+                loop.words,
+                loop.watch,
+                runner.groups,
+                loop.recorder,
+                lambda: loop.state,
+                abandoned=abandoned,
             )
             self._engine_words = undo.enter_context(ExitStack())
             if config.engine_words.suffixes and answers_engine_words and rank == 0:
                 self._answer_engine_words(config, directory)
             undo.pop_all()
         self._sources = sources
-        self._attachment = part.attachment
-        self._driver = part.driver
-        self._words = words = part.words
+        self._words = words = loop.words
         self._rank = rank
         self._bell: Bell | None = None
         self._memory: memoryview[int] | _ClosedWords = words.words
@@ -183,22 +193,22 @@ class Worker:
     @property
     def version(self) -> int | None:
         """The committed version that this rank holds; None while it holds none."""
-        return self._driver.version
+        return self._loop.version
 
     @property
     def weights(self) -> WeightState:
         """Where the weights are."""
-        return self._driver.life.weights
+        return self._loop.life.weights
 
     @property
     def kv(self) -> KVState:
         """Where the KV cache is."""
-        return self._driver.life.kv
+        return self._loop.life.kv
 
     @property
     def journal(self) -> Journal:
         """The bounded, replayable record of what this rank did."""
-        return self._part.recorder.journal
+        return self._loop.recorder.journal
 
     def poll(self, *, block: bool = False) -> Turn:
         """Say what the loop may do, after doing what a weight change needs now.
@@ -259,7 +269,7 @@ class Worker:
         """
         watches = self._words.watches()  # first: a command that arrives now must not be taken for an old one
         if self._memory[self._command] != self._quiet:
-            if self._driver.state.phase not in _BESIDE:
+            if self._loop.state.phase not in _BESIDE:
                 return True
             # Not on the words: peers that step change them, and a loop that comes straight back lets the
             # interpreter go only for moments that the staging thread misses on a busy machine.
@@ -293,7 +303,8 @@ class Worker:
         if self._bell is not None:
             self._bell.close()
             self._bell = None
-        self._part.close()
+        self._loop.close()
+        self._attachment.close()
         self._engine_words.close()  # after this rank has left: a command of an engine's ends without it
         self._pins.close()
         if self._sources is not None:
@@ -325,14 +336,14 @@ class Worker:
         rang = self._bell is not None and self._bell.clear()
         self._leave_quiet_path()
         seen = self._memory[self._command]
-        todo = self._driver.turn()
-        if todo is Todo.SERVE and self._driver.state.phase is Phase.IDLE:
+        todo = self._loop.turn()
+        if todo is Todo.SERVE and self._loop.state.phase is Phase.IDLE:
             self._quiet = seen
             self._permit.word = self._memory[self._own_step]
             if self._bell is not None and self._bell.is_ringing():
                 self._quiet = _NEVER
         if rang or todo is Todo.WAIT:
-            self._attachment.check(self._driver.state.sequence, now=rang)
+            self._attachment.check(self._loop.state.sequence, now=rang)
         return _TURNS.get(todo, HOLD)
 
     def _rung(self) -> None:
@@ -341,17 +352,17 @@ class Worker:
 
     def _leave_quiet_path(self) -> None:
         self._quiet = _NEVER
-        self._permit.end_simple_steps(self._driver.steps.stepped_to)
+        self._permit.end_simple_steps(self._loop.stepped_to)
 
     def _open_step_slowly(self) -> tuple[int, int, bool]:
-        self._permit.end_simple_steps(self._driver.steps.stepped_to)
-        word, version = self._driver.steps.enter()
+        self._permit.end_simple_steps(self._loop.stepped_to)
+        word, version = self._loop.enter_step()
         return word, version, self._quiet != _NEVER
 
     def _break_step(self, error: BaseException) -> None:
         self._leave_quiet_path()
-        self._driver.steps.broke(error)
-        self._watchdog.peers_cannot_go_on(f"step {self._driver.state.step} raised here")
+        self._loop.broke_step(error)
+        self._watchdog.peers_cannot_go_on(f"step {self._loop.state.step} raised here")
 
 
 class _ClosedWords:
@@ -362,3 +373,94 @@ class _ClosedWords:
 
     def __getitem__(self, _index: int) -> int:
         raise SegmentClosedError(path=self._path)
+
+
+#: Opens a step the slow way; returns the stored word, the version, and whether the next one is simple.
+OpenSlowly = Callable[[], tuple[int, int, bool]]
+
+
+@final
+class StepPermit:
+    """The context manager of a worker's steps, and the right to compute inside them.
+
+    One object serves all steps of a worker, one after the other.
+
+    Attributes
+    ----------
+    rank : int
+        Whose.
+    version : int
+        The version that makes every token of this step.
+    word : int
+        This rank's step word, as it was stored last.
+    """
+
+    __slots__ = (
+        "_break",
+        "_memory",
+        "_open",
+        "_open_slowly",
+        "_own_word",
+        "_simple_until",
+        "rank",
+        "version",
+        "word",
+    )
+
+    def __init__(
+        self,
+        rank: int,
+        memory: memoryview[int],
+        own_word: int,
+        open_slowly: OpenSlowly,
+        break_step: Callable[[BaseException], None],
+    ) -> None:
+        self.rank = rank
+        self.version = -1
+        self._memory = memory
+        self._own_word = own_word
+        self._open_slowly = open_slowly
+        self._break = break_step
+        self._open = False
+        self.word = 0
+        self._simple_until = 0
+
+    @property
+    def step(self) -> int:
+        """The number of the step in this epoch."""
+        return self.word & MAX_STEP
+
+    def check(self) -> None:
+        """Assert that a step is open.
+
+        Raises
+        ------
+        RefusedError
+            If the ``with`` block has been left.
+        """
+        if not self._open:
+            raise PermitExpiredError(rank=self.rank, step=self.step)
+
+    def end_simple_steps(self, stepped_to: Callable[[int], None]) -> None:
+        """Let the driver open the next step, after it was told the last one that was opened without it."""
+        if self._simple_until:
+            stepped_to(self.step)
+            self._simple_until = 0
+
+    def __enter__(self) -> StepPermit:
+        """Store RUNNING; everything collective of the step comes after it."""
+        word = self.word + 1
+        if word < self._simple_until:
+            self.word = self._memory[self._own_word] = word
+        else:
+            self.word, self.version, simple = self._open_slowly()
+            # Beyond its last step number a word would run over into the field next to it.
+            self._simple_until = self.word | MAX_STEP if simple else 0
+        self._open = True
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End the step; store BROKEN if it raised."""
+        self._open = False
+        if error is not None:
+            self._break(error)

@@ -13,7 +13,7 @@ from wsm.strategies.buckets.sender import Sending
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.transports.batches import Batches
 from wsm.strategies.transports.foreign_thread import ForeignThread
-from wsm.worker.stager import Stager
+from wsm.worker._staging import StagingThread
 
 
 class FailedError(Exception):
@@ -43,7 +43,7 @@ def through_a_batch(work):
 
 
 def through_a_stager(work):
-    stager = Stager(0)
+    stager = StagingThread(0)
     stager.start(work)
     try:
         assert stager.wait(60)

@@ -13,7 +13,7 @@ from bench.page_cache import drop_page_cache
 from wsm.config import ConfigurationError, config_from_mapping
 from wsm.strategies import load
 from wsm.strategies.files.readahead import Readahead
-from wsm.worker.sources import Sources
+from wsm.worker.loading import Sources
 
 
 @given(

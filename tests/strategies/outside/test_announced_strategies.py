@@ -11,7 +11,7 @@ from wsm.config import config_from_mapping
 from wsm.strategies import STRATEGIES, MemoryTarget, SnapshotSource, errors, load
 from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.registry import strategy_called
-from wsm.worker.sources import Sources
+from wsm.worker.loading import Sources
 
 #: A strategy that loads snapshots, under another name.
 TWIN = """

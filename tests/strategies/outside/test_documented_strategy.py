@@ -23,7 +23,7 @@ from wsm.rollout.sharding import initial_state, shard
 from wsm.rollout.supervisor import RolloutSupervisor
 from wsm.strategies import MemoryTarget, TensorSpec, errors, inspect, load
 from wsm.strategies.errors import UnreadableFileError, VersionMismatchError
-from wsm.worker.sources import Sources
+from wsm.worker.loading import Sources
 
 ARRAYS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "steps": np.array(4)}
 SPECS = (TensorSpec("w", "F32", (2, 3)), TensorSpec("steps", "I64", ()))

@@ -17,7 +17,7 @@ from wsm.strategies import (
 )
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
 from wsm.strategies.tensor import TensorSpec
-from wsm.worker.sources import Sources
+from wsm.worker.loading import Sources
 
 SPEC = TensorSpec("w", "U8", (4,))
 

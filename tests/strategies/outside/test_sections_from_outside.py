@@ -12,7 +12,7 @@ from wsm.rollout.config import rollout_config_from_mapping
 from wsm.strategies import IpcSource, SnapshotSource
 from wsm.strategies.ipc.source import IpcConfig
 from wsm.strategies.sections import Sections
-from wsm.worker.sources import Sources
+from wsm.worker.loading import Sources
 
 #: Two strategies with a section that checks itself; the module evaluates its annotations.
 CODE = """

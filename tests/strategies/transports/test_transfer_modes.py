@@ -11,7 +11,7 @@ from wsm.errors import BadInputError
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.transfer_modes import INTERFACES, check_transfer_mode
-from wsm.worker.sources import Sources
+from wsm.worker.loading import Sources
 
 
 @pytest.mark.parametrize(

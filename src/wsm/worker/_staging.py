@@ -1,21 +1,28 @@
-"""The thread beside the serving loop that stages a hot update, one piece of work after the other.
+"""What runs beside the serving loop: the staging of one hot update, in a thread of its own.
 
-Knows neither actions nor words: it runs what it is handed, keeps what that raised, and at the end lets memory
-go. It writes no heartbeat, which would hide a loop that hangs.
+:class:`StagingThread` runs one piece of work after the other, keeps what that raised, and at the end lets
+memory go. :class:`Staging` is the work: all staging actions of a plan in order, none of which waits for a
+peer or for the loop; the loop takes in afterwards what began and ended when. Neither touches words, journal,
+machines or heartbeat, which would hide a loop that hangs.
 """
 
 from __future__ import annotations
 
+import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import NamedTuple
 
+from wsm.actions.base import Action, ActionContext
+from wsm.clock import Clock
 from wsm.errors import InternalError
+from wsm.worker.errors import CommandAbortedError, StagingExhaustedError
 
 Work = Callable[[], object]
 
 
-class Stager:
+class StagingThread:
     """One thread for one hot update.
 
     It starts with the first piece of work, and ends after :meth:`retire`. One piece at a time.
@@ -98,7 +105,7 @@ class Stager:
         self._pieces.put(work)
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=f"wsm-stager-{self._rank}", daemon=True)
-            thread.start()  # the kernel may grant none: there is nobody to wait for then
+            thread.start()  # the kernel may grant none: there is no thread to wait for then
             self._thread = thread
 
     def _run(self) -> None:
@@ -112,3 +119,65 @@ class Stager:
             work()
         except BaseException as error:  # noqa: BLE001 - raised in the loop's thread, by result()
             self._error = error
+
+
+class Moment(NamedTuple):
+    """When an action began, or ended well; what an action raises ends the staging."""
+
+    action: Action
+    at_ns: int
+    is_end: bool
+
+
+class Staging:
+    """The work that is handed to the staging thread.
+
+    Parameters
+    ----------
+    actions : sequence of Action
+        In order.
+    context : ActionContext
+        Handed to each; its ``cancelled`` ends the work between two of them.
+    clock : Clock
+        For the moments.
+    """
+
+    def __init__(self, actions: Sequence[Action], context: ActionContext, clock: Clock) -> None:
+        self._actions = actions
+        self._context = context
+        self._clock = clock
+        self._moments: SimpleQueue[Moment] = SimpleQueue()
+
+    def __call__(self) -> None:
+        """Run them all.
+
+        Raises
+        ------
+        CommandAbortedError
+            If it is not wanted any more: what was staged is not whole.
+        StagingExhaustedError
+            If memory has run out.
+        Exception
+            Whatever else an action raises.
+        """
+        for action in self._actions:
+            if self._context.cancelled():
+                raise CommandAbortedError(rank=self._context.rank, action=action.name)
+            action.precondition(self._context)
+            self._moments.put(Moment(action, self._clock.monotonic_ns(), is_end=False))
+            self._run(action)
+            self._moments.put(Moment(action, self._clock.monotonic_ns(), is_end=True))
+
+    def news(self) -> list[Moment]:
+        """Return the moments since the last call, in order. For another thread; does not block."""
+        return [self._moments.get_nowait() for _ in range(self._moments.qsize())]
+
+    def _run(self, action: Action) -> None:
+        try:
+            action.run(self._context)
+            action.probe(self._context)
+        except (MemoryError, OSError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+                raise
+            cause = str(error) or type(error).__name__
+            raise StagingExhaustedError(rank=self._context.rank, action=action.name, cause=cause) from error

@@ -1,21 +1,28 @@
-"""From a configuration to a registered slot in the right segment, and the watch that it stays the right one.
+"""From a configuration to a participant that has joined its group, in the right segment.
 
 The traps here are all about old segments: one that a dead owner left, one of another run or another
-configuration, one that is created anew under our feet. Knows words' places, no states and no actions.
+configuration, one that is created anew while a process is attached to it. Responsible for the order in which
+a participant's parts come about, too, and for leaving nothing behind if one of them cannot.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
+from wsm.clock import Clock
 from wsm.config import ConfigurationError, WsmConfig
 from wsm.group_segment import own_group
 from wsm.signals.errors import SegmentMissingError, SegmentOwnedError, SegmentReplacedError
 from wsm.signals.liveness import Registration, register
 from wsm.signals.ownership import OWNER_BYTE
 from wsm.signals.segment import Segment
+from wsm.worker._command import Work
+from wsm.worker._loop import RankLoop
 from wsm.worker.errors import WaitExpiredError
+from wsm.worker.recording import Recorder
 
 _LONGEST_PAUSE_S = 0.02
 
@@ -112,6 +119,48 @@ def attach_cache_process(config: WsmConfig, directory: str | Path | None = None)
     return _attach(config, config.ranks, directory)
 
 
+def join_group(
+    undo: ExitStack,
+    config: WsmConfig,
+    index: int,
+    *,
+    work: Work,
+    clock: Clock,
+    attach: Callable[[], Attachment],
+) -> tuple[Attachment, RankLoop]:
+    """Attach to the group's segment and join it. Blocks until there is one, `attach_s` at most.
+
+    Parameters
+    ----------
+    undo : ExitStack
+        Takes what must be undone if this, or what the caller does next, fails.
+    config : WsmConfig
+        The group's configuration.
+    index : int
+        The participant.
+    work : Work
+        What it does in a command.
+    clock : Clock
+        For deadlines and for the seconds in receipts.
+    attach : callable
+        Registers the participant in the right segment.
+
+    Raises
+    ------
+    WsmError
+        As `attach`, and if the participant may not join this epoch.
+    """
+    recorder = Recorder(rank=index, clock=clock, directory=config.journal_directory)
+    undo.callback(recorder.close)
+    attachment = attach()
+    undo.callback(attachment.abandon)
+    segment = attachment.segment
+    recorder.keep_in(segment.journal(index))
+    loop = RankLoop(segment, index, work=work, deadlines=config.deadlines, clock=clock, recorder=recorder)
+    loop.join()
+    return attachment, loop
+
+
 def _attach(config: WsmConfig, rank: int, directory: str | Path | None) -> Attachment:
     began, pause = time.monotonic(), 0.0005
     while True:
@@ -150,7 +199,7 @@ def _find(config: WsmConfig, rank: int, directory: str | Path | None) -> Segment
     except SegmentMissingError:
         return None
     if segment.lock_file.holder(OWNER_BYTE) is None:
-        # What a dead run left: whoever stands in it keeps the new owner from creating it anew.
+        # A dead run's segment: attaching would block its re-creation.
         segment.close()
         return None
     if segment.configuration_digest != config.group_digest():

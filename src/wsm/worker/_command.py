@@ -1,0 +1,457 @@
+"""From the words and arguments of a command to the run that it means on this rank.
+
+Responsible for what a rank can know before it begins: where the arguments stand, which version a command
+means that names none, what is resident already. Refuses what this rank cannot even begin, and runs nothing.
+
+**A version that no command names is found once.** If each rank looked for itself, a publication between two
+looks would make them load different versions, and the update would end in a cleared group. Rank 0 looks when
+it begins the command, and says so in its report slot; the others begin when they have read that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from wsm.actions.base import ActionContext, Plans
+from wsm.actions.surfaces import Runner
+from wsm.clock import Clock
+from wsm.command import (
+    ARGUMENTS_KIND,
+    CommandArguments,
+    CommandArgumentsError,
+    part_not_restorable,
+    partial_update_refused,
+    version_held,
+)
+from wsm.commit_report import commit_report
+from wsm.report import RankReport
+from wsm.states import command_events
+from wsm.states.command_events import Request
+from wsm.states.machine import LifeCycle
+from wsm.states.rank_state import RankState
+from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
+from wsm.states.words import StatusCode
+from wsm.strategies.snapshot.version_pins import VersionPins
+from wsm.strategies.tensor import WeightTarget
+from wsm.worker._group_words import GroupWords
+from wsm.worker._run import Run
+from wsm.worker._staging import StagingThread
+from wsm.worker._watchdog import ActionWatch
+from wsm.worker.errors import StepBrokenError
+from wsm.worker.recording import Recorder
+
+#: What a load action loads with: ``load(context, target) -> facts``.
+Load = Callable[[ActionContext, WeightTarget], Mapping[str, Any]]
+
+#: Returns the version that the source announces now.
+Find = Callable[[], int]
+
+#: Whose look for an announced version counts.
+FINDER = 0
+
+#: Under which codes rank 0's report may stand while another rank still begins: a hot update does not wait.
+_CODES = (StatusCode.DRAINING, StatusCode.PREPARED)
+
+#: The most versions that a part may be put on: each is pinned, which takes a descriptor.
+MAX_BASES = 64
+
+#: How long a command waits for memory that a hot update is about to let go, in seconds.
+_REST_S = 1.0
+
+
+class ResidentFacts:
+    """What one rank remembers of its weights and KV cache between commands.
+
+    A command about one half reports the other half's facts from here. Which half is resident, the machines
+    say.
+
+    Parameters
+    ----------
+    compares_blocks : bool
+        Whether blocks that a clear of the weights has kept stay where the very same weights come back. Not
+        in a group with a KV-cache process, which sees no weights and would forget what the ranks keep.
+
+    Attributes
+    ----------
+    weights : mapping
+        ``version``, ``manifest_digest``, ``manifest_scope`` and ``digest`` of the weights that are resident;
+        ``bases`` and ``restorable`` where they are a part that was put on others.
+    kept_digest : str or None
+        Digest of the weights that computed the blocks in a KV cache that outlived them.
+    """
+
+    def __init__(self, *, compares_blocks: bool = True) -> None:
+        self.weights: Mapping[str, Any] = {}
+        self.kept_digest: str | None = None
+        self._compares_blocks = compares_blocks
+        self._absent: Mapping[int, frozenset[str]] = {}  # what each part that is held did not bring
+
+    @property
+    def version(self) -> int | None:
+        """The version that is held; None while there are no weights."""
+        version: int | None = self.weights.get("version")
+        return version
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """The versions that the held one was put on; empty if it is a whole one."""
+        bases: tuple[int, ...] = self.weights.get("bases", ())
+        return bases
+
+    def bases_of_part(self, version: int | None, absent: Collection[str] | None) -> tuple[int, ...]:
+        """Return what would have to be loaded before the part `version`, for it to be what it is here.
+
+        Parameters
+        ----------
+        version : int or None
+            The part, which is put on what is held.
+        absent : collection of str or None
+            The tensors that it did not bring; None: not known, and every part before it is needed.
+
+        Returns
+        -------
+        tuple of int
+            The whole version, then the parts on it that brought a tensor which none has brought since.
+        """
+        if self.version is None:
+            return ()
+        whole, *parts = (*self.bases, self.version)
+        needed: list[int] = []
+        since = None if absent is None else frozenset(absent)  # tensors that no part has brought since
+        for part in reversed(parts):
+            own = self._absent.get(part)
+            if part != version and (own is None or since is None or since - own):
+                needed.append(part)
+            if own is not None:
+                since = own if since is None else since & own
+        return (whole, *reversed(needed))
+
+    def committed(self, report: RankReport) -> None:
+        """Take in what a commit has brought."""
+        held = (*report.bases, report.version)
+        self._absent = {part: names for part, names in self._absent.items() if part in held}
+        if report.version is not None and report.facts.get("partial") and "not_loaded" in report.facts:
+            self._absent = {**self._absent, report.version: frozenset(report.facts["not_loaded"])}
+        self.weights = {
+            "version": report.version,
+            "manifest_digest": report.manifest_digest,
+            "manifest_scope": report.facts.get("manifest_scope"),
+            "digest": report.digest,
+            **({"bases": report.bases, "restorable": report.facts.get("restorable")} if report.bases else {}),
+        }
+        if report.version is not None:
+            self.kept_digest = None  # what is in the cache now is these weights' own, or was kept for them
+
+    def settled(self, life: LifeCycle, *, blocks_kept: bool = False) -> None:
+        """Take in what the end of any other command has left.
+
+        Parameters
+        ----------
+        life : LifeCycle
+            The machines, at rest.
+        blocks_kept : bool
+            Whether the command took the weights from a KV cache that it left as it was.
+        """
+        if blocks_kept and self._compares_blocks and life.kv is KVState.NORMAL:
+            self.kept_digest = self.weights.get("digest")
+        if life.kv is not KVState.NORMAL:
+            self.kept_digest = None
+        if life.weights is not WeightState.NORMAL:
+            self.weights = {}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a participant does in a command, whatever its words.
+
+    Parameters
+    ----------
+    runner : Runner
+        Its surfaces.
+    plans : Plans
+        What is done with them.
+    load : callable
+        What a load action loads with.
+    find : callable or None
+        Says which version an update means that names none; None where only the load itself can tell.
+    resident : ResidentFacts
+        What is resident between commands: nothing yet.
+    facts : mapping
+        What every report of it says besides.
+    pins : VersionPins
+        Keeps a version from the moment when a command names it.
+    threads : callable
+        Makes the thread of a hot update.
+    """
+
+    runner: Runner
+    plans: Plans
+    load: Load
+    find: Find | None = None
+    resident: ResidentFacts = field(default_factory=ResidentFacts)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    pins: VersionPins = field(default_factory=lambda: VersionPins(None))
+    threads: Callable[[int], StagingThread] = StagingThread
+
+
+class CommandReader:
+    """Makes the runs of one rank.
+
+    Parameters
+    ----------
+    words : GroupWords
+        The segment, seen by this rank.
+    work : Work
+        What this rank does in a command.
+    life : LifeCycle
+        This rank's state machines.
+    clock : Clock
+        For the seconds in reports.
+    recorder : Recorder
+        Journal and log.
+    watch : ActionWatch
+        Told which action this rank is inside of.
+
+    Attributes
+    ----------
+    booted : bool
+        Whether weights were committed in this epoch already. A commit is the group's, so this is the same on
+        every rank, and so is what follows from it.
+    resident : ResidentFacts
+        What is resident between commands.
+    """
+
+    def __init__(
+        self,
+        words: GroupWords,
+        work: Work,
+        *,
+        life: LifeCycle,
+        clock: Clock,
+        recorder: Recorder,
+        watch: ActionWatch,
+    ) -> None:
+        self.resident = work.resident
+        self.booted = False
+        self._words = words
+        self._work = work
+        self._life = life
+        self._clock = clock
+        self._recorder = recorder
+        self._watch = watch
+        self._staging: tuple[StagingThread, ...] = ()
+
+    # -- what a command means ----------------------------------------------------------------------
+
+    def arguments(self, state: RankState) -> bytes | None:
+        """Return the arguments of the command at hand; None while what it means cannot be known (yet)."""
+        data = self._argument_bytes(state)
+        request = command_events.REQUESTS[state.operation]
+        known = self._work.find is None or state.rank == FINDER or self._told_version(state) is not None
+        if data is None or request is Request.CLEAR or known:
+            return data
+        try:
+            arguments = CommandArguments.from_bytes(data)
+        except CommandArgumentsError:
+            return data  # they are refused when the command begins
+        return None if arguments.version is None and Tag.WEIGHTS in arguments.tags else data
+
+    def commanded(self, state: RankState, data: bytes) -> Run:
+        """Make the work of the command at hand; on rank 0 this decides which version it means.
+
+        Raises
+        ------
+        CommandArgumentsError, StepBrokenError
+            If this rank cannot begin it. Nothing was changed.
+        WsmError
+            If it names no version and none is announced. Nothing was changed.
+        RefusedError
+            If it restores a part, and what that was put on was not kept. Nothing was changed.
+        RefusedError
+            If a part would be put on more parts than a rank keeps. Nothing was changed.
+        RefusedError
+            If the announced one is resident, and nothing else is asked for that is missing.
+        """
+        arguments = CommandArguments.from_bytes(data)
+        if state.broken:
+            raise StepBrokenError(rank=state.rank, step=state.step)
+        request = command_events.REQUESTS[state.operation]
+        if arguments.version is None and request is not Request.CLEAR and Tag.WEIGHTS in arguments.tags:
+            arguments = replace(arguments, version=self._announced_version(state, arguments))
+        if arguments.partial and len(self.resident.bases) >= MAX_BASES:
+            why = f"rank {state.rank} has put {MAX_BASES} parts on a whole version already"
+            raise partial_update_refused(why=why)
+        restored = self._to_restore(state, arguments.version) if arguments.restores else None
+        for version in (*(restored.bases if restored is not None else ()), arguments.version):
+            if version is not None:
+                self._work.pins.add(version)
+        tags = command_events.narrowed(
+            request,
+            arguments.tags,
+            self._life.joint,
+            same_version=arguments.version is not None and arguments.version == self.resident.version,
+            reload=arguments.reload,
+        )
+        return self._make(state, request, replace(arguments, tags=tags), restored)
+
+    def ending(self, state: RankState) -> Run:
+        """Make what brings a rank to the group's outcome that had not begun: to keep, or to give back.
+
+        What the others give back the arguments say; where they cannot be read, it is unknown.
+        """
+        data = self._argument_bytes(state)
+        try:
+            asked = None if data is None else CommandArguments.from_bytes(data)
+        except CommandArgumentsError:
+            asked = None
+        if asked is None:
+            return self._make(state, Request.CLEAR, CommandArguments("unreadable", tags=frozenset()))
+        tags = asked.tags if asked.clears else ALL_TAGS
+        return self._make(state, Request.CLEAR, replace(asked, version=None, tags=tags))
+
+    def leaving(self, state: RankState) -> Run:
+        """Make what gives back all that a rank holds, since its epoch has ended."""
+        return self._make(state, Request.CLEAR, CommandArguments("its epoch has ended"))
+
+    # -- what came of it ---------------------------------------------------------------------------
+
+    def committed(self, report: RankReport) -> None:
+        """Take in what a commit has brought."""
+        self.booted |= self._life.weights is WeightState.NORMAL
+        self.resident.committed(report)
+
+    def lost(self) -> None:
+        """Take in that a new epoch begins, with nothing."""
+        self.booted = False
+        self.resident.settled(self._life)
+        self.keep_committed()
+
+    def keep_pinned(self, *versions: int | None) -> None:
+        """Pin no other versions any more than these: what the group may have to load again."""
+        self._work.pins.keep(versions)
+
+    def keep_committed(self) -> None:
+        """Pin what the group has committed, and what that was put on, and nothing else."""
+        committed = self._words.view().committed
+        report = commit_report(self._words.segment, self._words.rank, committed.sequence)
+        self.keep_pinned(committed.version, *(() if report is None else report.bases))
+
+    # -- parts of these ----------------------------------------------------------------------------
+
+    def _argument_bytes(self, state: RankState) -> bytes | None:
+        slot = self._words.segment.arguments(state.sequence)
+        return slot.read(state.epoch, state.sequence, ARGUMENTS_KIND)
+
+    def _announced_version(self, state: RankState, arguments: CommandArguments) -> int | None:
+        """Return the version that the command means; rank 0 finds it, and tells the others."""
+        if self._work.find is None:
+            return None
+        if state.rank != FINDER:
+            return self._told_version(state)
+        version = self._work.find()
+        same = version == self.resident.version
+        if not arguments.reload and command_events.holds(arguments.tags, self._life.joint, same_version=same):
+            raise version_held(rank=state.rank, version=version)
+        found = RankReport(rank=state.rank, version=version)
+        slot = self._words.segment.report(state.rank)
+        slot.write(state.epoch, state.sequence, StatusCode.DRAINING, found.to_bytes())
+        return version
+
+    def _told_version(self, state: RankState) -> int | None:
+        slot = self._words.segment.report(FINDER)
+        for code in _CODES:
+            data = slot.read(state.epoch, state.sequence, code)
+            if data is not None:
+                return RankReport.from_bytes(FINDER, data).version
+        return None
+
+    def _to_restore(self, state: RankState, version: int | None) -> RankReport | None:
+        """Return what was reported of the part that is to be restored; None where it is no part."""
+        committed = self._words.view().committed
+        report = commit_report(self._words.segment, state.rank, committed.sequence)
+        if report is None or not report.bases or report.version != version:
+            return None
+        if not report.facts.get("restorable"):
+            raise part_not_restorable(rank=state.rank, version=report.version, bases=report.bases)
+        return report
+
+    def _load_and_note(self, context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
+        """Load, and say of a part what it was put on, and whether that is kept for a restore."""
+        facts = self._work.load(context, target)
+        bases = context.bases
+        if context.partial:
+            bases = self.resident.bases_of_part(facts.get("version"), facts.get("not_loaded"))
+        if not bases:
+            return facts
+        pins = self._work.pins
+        return {**facts, "bases": bases, "restorable": all(pins.add(version) for version in bases)}
+
+    def _make(
+        self,
+        state: RankState,
+        request: Request,
+        arguments: CommandArguments,
+        restored: RankReport | None = None,
+    ) -> Run:
+        context = self._context(state, arguments)
+        if restored is not None:
+            context.bases, context.promised_digest = restored.bases, restored.digest
+        before = tuple(thread for thread in self._staging if not thread.rest(0))
+        thread = None
+        if request is Request.HOT_UPDATE:
+            thread = staging = self._work.threads(state.rank)
+            self._staging = (*before, staging)
+            # A heartbeat from another thread would hide a loop that hangs; the deadline is the loop's to see.
+            context.progress = _no_progress
+            context.cancelled = lambda: staging.cancelled or self._called_off(state)
+        else:
+            # What a hot update replaced is to be let go by now, or measuring would still find it.
+            self._staging = tuple(thread for thread in before if not thread.rest(_REST_S))
+        return Run(
+            request,
+            arguments,
+            plans=self._work.plans,
+            life=self._life,
+            context=context,
+            clock=self._clock,
+            recorder=self._recorder,
+            watch=self._watch,
+            thread=thread,
+            before=before,
+        )
+
+    def _context(self, state: RankState, arguments: CommandArguments) -> ActionContext:
+        facts = dict(self._work.facts)
+        if Tag.WEIGHTS not in arguments.tags:
+            # What is not loaded now is reported as it was when it was loaded.
+            facts = {"bytes": 0, "tensors": 0, **self.resident.weights, **facts}
+        return ActionContext(
+            runner=self._work.runner,
+            rank=state.rank,
+            world_size=len(self._words.steps),
+            epoch=state.epoch,
+            sequence=state.sequence,
+            version=arguments.version,
+            in_flight=arguments.in_flight,
+            kv_policy=arguments.kv_policy,
+            transfer_mode=arguments.transfer_mode,
+            from_normal=self._life.serving,
+            boots=not self.booted,
+            kept_digest=self.resident.kept_digest,
+            partial=arguments.partial,
+            facts=facts,
+            load=self._load_and_note,
+            progress=self._watch.check,
+            cancelled=lambda: self._called_off(state),
+        )
+
+    def _called_off(self, state: RankState) -> bool:
+        """Whether a load may end: the group has decided against it, or can decide nothing else any more."""
+        stalled = self._watch.stalled_in(state.sequence) is not None
+        return stalled or self._words.called_off(state.epoch)
+
+
+def _no_progress() -> None:
+    """Stand in for the heartbeat where the work is not the loop's."""

@@ -1,0 +1,486 @@
+"""One command on one rank: its plan is run, its events are fired, what it did is undone or given back.
+
+Between :mod:`wsm.actions` (what to do) and :mod:`wsm.states.command_events` (which events that means). A run
+knows no words: the loop calls it when the protocol says so, and tells the protocol what it returned.
+Nothing here runs inside a state machine's callback; machines are fired before the work begins and after it
+ended.
+
+A hot update is a run with a staging thread. Until the group has decided, the machines stay where they are and
+the rank serves: all the work is done by the thread, and the run only asks how far it is. After the decision
+everything happens in one call, between two steps, and nothing of it may fail: what does all the same leaves
+weights of two versions, so the rank must never step again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from wsm.actions import names
+from wsm.actions.base import Action, ActionContext, Plan, Plans
+from wsm.clock import Clock
+from wsm.command import CommandArguments
+from wsm.errors import InternalError
+from wsm.report import ActionSeconds, RankReport
+from wsm.shortage import shortage_of
+from wsm.states import command_events
+from wsm.states.command_events import Asked, CacheChange, Course, Request, WayOut
+from wsm.states.joint import JointState
+from wsm.states.machine import LifeCycle
+from wsm.states.phases import Event
+from wsm.states.vocabulary import KVPolicy, Tag
+from wsm.worker._staging import Moment, Staging, StagingThread
+from wsm.worker._watchdog import ActionWatch
+from wsm.worker.errors import (
+    ActionDeadlineError,
+    CommandAbortedError,
+    CommandIllegalError,
+    StagingUnfinishedError,
+)
+from wsm.worker.recording import Recorder
+
+_CACHE_CHANGES = {
+    names.RELEASE_KV_CACHE: CacheChange.RELEASED,
+    names.REBUILD_KV_CACHE: CacheChange.READY,
+    names.FORGET_KV_CACHE: CacheChange.READY,
+}
+_LOADS = (names.LOAD_WEIGHTS, names.STAGE_WEIGHTS)
+_NOTHING = Plan(name="nothing", actions=())
+
+#: How long a command may be kept waiting for memory that an earlier staging is about to let go, in seconds.
+_REST_S = 0.05
+
+
+class Run:
+    """The work of one command.
+
+    Parameters
+    ----------
+    request : Request
+        What is asked.
+    arguments : CommandArguments
+        How.
+    plans : Plans
+        Of this engine.
+    life : LifeCycle
+        This rank's state machines; while a command is at hand, its run fires them.
+    context : ActionContext
+        Handed to every action.
+    clock : Clock
+        For the seconds in the report.
+    recorder : Recorder
+        Journal and log.
+    watch : ActionWatch
+        Told which plan and action are at hand.
+    thread : StagingThread or None
+        For a hot update: the thread that stages; unused so far.
+    before : sequence of StagingThread
+        Those of earlier hot updates that have not ended yet.
+
+    Attributes
+    ----------
+    plan : Plan
+        The one that serves the request from the state that the rank was in.
+    doing : str
+        What is done now, for reports: an action, or a moment of the command.
+    teardown_failure : Exception or None
+        What the teardown raised, once a way out has ended FAULTED.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        arguments: CommandArguments,
+        *,
+        plans: Plans,
+        life: LifeCycle,
+        context: ActionContext,
+        clock: Clock,
+        recorder: Recorder,
+        watch: ActionWatch,
+        thread: StagingThread | None = None,
+        before: Sequence[StagingThread] = (),
+    ) -> None:
+        keeps_kv = arguments.kv_policy is not KVPolicy.DROP
+        self._asked = Asked(request, arguments.tags, life.joint, keeps_kv=keeps_kv)
+        self.plan = _NOTHING if self._asked.plan is None else plans.named(self._asked.plan)
+        self._plans = plans
+        self._life = life
+        self._context = context
+        self._clock = clock
+        self._recorder = recorder
+        self._watch = watch
+        self._cause = f"{request.value} {arguments.request_id}"
+        self._began: list[Action] = []  # for undoing
+        self._seconds: list[ActionSeconds] = []
+        self._inside: Action | None = None  # the action whose own work was entered, and has not returned
+        self._way_out: WayOut | None = None
+        self._teardown: list[Action] = []  # what is left of it
+        self.teardown_failure: Exception | None = None
+        self.doing = "begin"
+        # of a hot update
+        self._thread = thread
+        self._before = before
+        self._staging = Staging(self.plan.staging, context, clock)
+        self._staging_begun = self._admission_ended = False
+        self._moments: list[Moment] = []
+        self._staged: Action | None = None  # the action that the thread is inside of
+        self._staged_since_ns = 0
+        self._flips = list(self.plan.flip)
+        self._flipped = thread is None
+
+    @property
+    def touched(self) -> bool:
+        """Whether this rank may be unable to serve what it served before."""
+        return self._context.weights_touched
+
+    # -- the good path -----------------------------------------------------------------------------
+
+    def begin(self) -> tuple[bool, ...]:
+        """Check that the command is legal here and stop admitting; return which actions need a vote.
+
+        A hot update changes nothing here: it is checked that a second version fits.
+
+        Raises
+        ------
+        CommandIllegalError, StagingUnfinishedError
+            If it does not fit the state of this rank, or an earlier staging still holds its memory.
+        RefusedError, NoRoomError
+            If a policy cannot be honoured, or the weights cannot be staged. Nothing was changed.
+        """
+        why = command_events.objection(self._asked)
+        if why is not None:
+            raise CommandIllegalError(
+                rank=self._context.rank,
+                command=self._asked.request.value,
+                weights=self._life.weights.name,
+                kv=self._life.kv.name,
+                why=why,
+            )
+        self.plan.admit(self._context)
+        loads = self._asked.request is not Request.CLEAR and Tag.WEIGHTS in self._asked.tags
+        self._recorder.command_admitted(self.plan.name, self._context.version if loads else None)
+        hot = self._thread is not None
+        if hot and not all(thread.rest(_REST_S) for thread in self._before):
+            raise StagingUnfinishedError(rank=self._context.rank)
+        self._watch.takes_up(self.plan)
+        for action in self.plan.admission if hot else self.plan.before_parking:
+            self._run(action)
+        return () if hot else tuple(action.collective for action in self.plan.actions)
+
+    def stage(self) -> bool:
+        """Go on with what runs beside the serving loop; return whether all of it is done. Does not block.
+
+        Raises
+        ------
+        ActionDeadlineError
+            If an action is past its deadline and has not ended by itself.
+        Exception
+            Whatever an action raised in the staging thread, with its traceback.
+        """
+        thread = self._thread
+        if thread is None:
+            raise InternalError(f"{self._asked.request.value} stages nothing beside the serving loop")
+        if not self._staging_begun:
+            self._staging_begun = True
+            self.doing = self.plan.staging[0].name
+            thread.start(self._staging)
+        ended = thread.ended()  # first: whatever it tells has happened before
+        self._take_in()
+        if ended:
+            action, self._staged = self._staged, None
+            try:
+                thread.result()
+            except BaseException as error:
+                if action is not None:
+                    self._failed(action, error)
+                raise
+            self.doing = "decision"
+            return True
+        seconds = (self._clock.monotonic_ns() - self._staged_since_ns) / 1e9
+        action = self._staged
+        if action is not None and seconds > action.deadline_s:
+            late = ActionDeadlineError(
+                rank=self._context.rank, action=action.name, seconds=seconds, deadline_s=action.deadline_s
+            )
+            self._staged = None
+            thread.cancel()
+            self._failed(action, late)
+            raise late
+        return False
+
+    def drained(self) -> bool:
+        """Whether the in-flight policy is satisfied, so that the rank may park.
+
+        A hot update ends admission here, after the decision.
+        """
+        if self._thread is not None and not self._admission_ended:
+            for action in self.plan.before_parking:
+                self._run(action)
+            self._admission_ended = True
+        return all(action.settled(self._context) for action in self.plan.before_parking)
+
+    def accept(self) -> None:
+        """Begin the transition: every rank stands at the same step boundary."""
+        self.doing = "accept"
+        self._begin_transition()
+        self._may_vote(0)
+
+    def act(self, index: int) -> None:
+        """Run one action of the plan and measure that it is done. Whatever it raises fails the command."""
+        action = self.plan.actions[index]
+        self.doing = action.name
+        if not action.collective:
+            action.precondition(self._context)
+        self._run(action)
+        self._may_vote(index + 1)
+
+    def finish(self) -> None:
+        """Declare that everything which can fail is behind this rank."""
+        self.doing = "decision"
+        self._follow(command_events.finish(self._asked, self._life.joint))
+
+    def commit(self) -> None:
+        """Serve the new version. What a commit action raises goes to the embedding loop.
+
+        The decision stands all the same, so the next poll tries again; commit actions are idempotent. A hot
+        update flips here, and goes on where something was lacking around an action, or in one that may be
+        run again; whatever this raises while :attr:`is_mixed`, the rank must not step again in this epoch.
+        """
+        if not self._flipped:
+            self._flip()
+        self.doing = "commit"
+        self._follow(command_events.commit(self._life.joint))
+        for action in self.plan.commit:
+            self._run(action, named=False)
+        self._let_go()
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the weights may be of two versions: the flip has begun, and not ended."""
+        return not self._flipped
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the weights are known: nothing was raised out of the very action that flips them."""
+        return self._inside is None or not self._inside.touches_weights
+
+    def report(self) -> RankReport:
+        """Describe what was done so far."""
+        facts = dict(self._context.facts)
+        return RankReport(
+            rank=self._context.rank,
+            version=facts.pop("version", None),
+            manifest_digest=facts.pop("manifest_digest", None),
+            digest=facts.pop("digest", None),
+            bytes=facts.pop("bytes", 0),
+            tensors=facts.pop("tensors", 0),
+            actions=tuple(self._seconds),
+            bases=tuple(facts.pop("bases", ())),
+            facts=facts,
+        )
+
+    # -- the ways out ------------------------------------------------------------------------------
+
+    def fail(self, cause: str) -> None:
+        """Take in that the command has failed on this rank; staging stops."""
+        if self._thread is not None:
+            self._thread.cancel()
+        self._follow(command_events.fail(self._life.joint, cause))
+
+    def undo(self) -> bool:
+        """Stop and take back what can be taken back; return whether this rank is not what it was before."""
+        if self._thread is not None:
+            self.stop_staging()  # nothing else was changed
+            return self._context.weights_touched
+        self.doing = "undo"
+        if command_events.is_torn(self._life.joint):
+            self._context.weights_touched = True
+        if self._context.weights_touched:
+            return True
+        for action in reversed(self._began):
+            try:
+                action.undo(self._context)
+            except Exception as error:  # noqa: BLE001 - whatever an undo raises: the rank is not what it was
+                self._recorder.action_failed(f"undo_{action.name}", error)
+                self._context.weights_touched = True
+                return True
+            self._recorder.action_undone(action.name)
+        self._began.clear()
+        return False
+
+    def keep(self) -> Event | None:
+        """End an aborted command that touched no rank, after it was undone: hold what was held before.
+
+        Returns what came of it, or None while actions are left, as :meth:`drop` does.
+        """
+        self.stop_staging()
+        return self._go(command_events.keep, Event.KEPT)
+
+    def drop(self) -> Event | None:
+        """End an aborted command holding nothing, or without the half that was to be cleared.
+
+        One action of a discard plan per call.
+
+        Returns
+        -------
+        Event or None
+            None while actions are left; CLEARED once all of it is released, FAULTED if the teardown failed,
+            or if it is unknown what the others have given back: then this rank serves nothing until all is
+            cleared. What failed is in :attr:`teardown_failure`.
+        """
+        return self._go(command_events.drop, Event.CLEARED)
+
+    def leave(self) -> Event | None:
+        """Give back everything, since the epoch has ended; what broke with a peer is let go first.
+
+        One action per call, in the old epoch. Returns as :meth:`drop` does.
+
+        Raises
+        ------
+        MemoryError, OSError, RuntimeError
+            For want of memory, descriptors or threads; the next call tries the same action again.
+        """
+        return self._go(lambda _asked, joint: command_events.leave(joint), Event.CLEARED, tries_again=True)
+
+    def lose(self) -> None:
+        """Begin the new epoch with nothing; :meth:`leave` has given back what was held."""
+        self._follow(command_events.lose(self._life.joint), cause="a new epoch")
+
+    def stop_staging(self, wait_s: float = 0.0) -> None:
+        """Stop staging and let go of what was staged. Waits up to `wait_s` seconds for that. Idempotent."""
+        if self._thread is None:
+            return
+        self._thread.cancel()
+        self._take_in()
+        if self._staged is not None:
+            stopped = CommandAbortedError(rank=self._context.rank, action=self._staged.name)
+            self._failed(self._staged, stopped)
+            self._staged = None
+        self._let_go()
+        if wait_s:
+            self._thread.rest(wait_s)
+
+    # -- parts of these ----------------------------------------------------------------------------
+
+    def _go(
+        self, way_out: Callable[[Asked, JointState], WayOut], end: Event, *, tries_again: bool = False
+    ) -> Event | None:
+        """Go one action further on the way out; return what came of it at its end."""
+        self.doing = "discard"
+        if self._way_out is None:
+            self._way_out = way_out(self._asked, self._life.joint)
+            self._follow(self._way_out.course)
+            plans = [self._plans.named(plan) for plan in self._way_out.plans]
+            self._teardown = [action for plan in plans for action in plan.actions]
+        if self.teardown_failure is not None:
+            return Event.FAULTED
+        if self._teardown:
+            action = self._teardown[0]
+            try:
+                self._run(action, named=False)
+            except Exception as error:
+                if tries_again and shortage_of(error) is not None:
+                    raise
+                self.teardown_failure = error
+                self._follow(command_events.not_freed(self._life.joint, f"{action.name}: {error}"))
+                return Event.FAULTED
+            del self._teardown[0]
+            return None
+        if self._way_out.plans:
+            self._follow(command_events.freed(self._life.joint))
+        return Event.FAULTED if self._way_out.faulted else end
+
+    def _begin_transition(self) -> None:
+        """Let the machines leave where they were before the command."""
+        self._asked = replace(self._asked, begun=True)
+        self._follow(command_events.begin(self._asked, self._life.joint))
+
+    def _may_vote(self, index: int) -> None:
+        """Check what an action needs that is voted for next: after the vote it must be entered."""
+        if index < len(self.plan.actions) and self.plan.actions[index].collective:
+            self.doing = self.plan.actions[index].name
+            self.plan.actions[index].precondition(self._context)
+
+    def _flip(self) -> None:
+        self.doing = "flip"
+        if len(self._flips) == len(self.plan.flip):
+            self._begin_transition()
+        while self._flips:
+            self._run(self._flips[0])
+            del self._flips[0]
+        self._follow(command_events.finish(self._asked, self._life.joint))
+        self._flipped = True
+
+    def _run(self, action: Action, *, named: bool = True) -> None:
+        """Run an action and measure that it is done; whatever it raises is journalled and passed on.
+
+        The KV cache's machine follows an action that has changed it. `named`: reports call it by its name.
+        """
+        if named:
+            self.doing = action.name
+        self._inside = None
+        began_ns = self._started(action)
+        try:
+            self._inside = action
+            action.run(self._context)
+            action.probe(self._context)
+            self._inside = None
+            self._finished(action, (self._clock.monotonic_ns() - began_ns) / 1e9)
+        except BaseException as error:
+            self._failed(action, error)
+            raise
+        change = _CACHE_CHANGES.get(action.name)
+        if change is not None:
+            self._follow(command_events.followed(self._life.joint, change))
+
+    def _started(self, action: Action, *, beside: bool = False) -> int:
+        began_ns = self._clock.monotonic_ns()
+        self._began.append(action)
+        self._watch.begins(action, beside=beside)
+        self._recorder.action_started(action.name)  # last: what begins in the journal ends there, too
+        return began_ns
+
+    def _finished(self, action: Action, seconds: float) -> None:
+        self._watch.ends()
+        self._seconds.append(ActionSeconds(action.name, seconds))
+        version = self._context.facts.get("version") if action.name in _LOADS else None
+        self._recorder.action_finished(action.name, seconds, version)
+
+    def _failed(self, action: Action, error: BaseException) -> None:
+        self._watch.ends()
+        self._recorder.action_failed(action.name, error)
+
+    def _follow(self, course: Course, *, cause: str = "") -> None:
+        """Let the machines take a course of events in; the refusal of one is raised."""
+        for fired in course.fired:
+            record = self._life.fire(
+                fired.event,
+                at_ns=self._clock.monotonic_ns(),
+                epoch=self._context.epoch,
+                sequence=self._context.sequence,
+                kept=fired.kept,
+                kv_kept=fired.kv_kept,
+                cause=fired.cause or cause or self._cause,
+            )
+            self._recorder.transition(record)
+
+    def _take_in(self) -> None:
+        """Write down what the staging thread has begun and ended since the last look."""
+        self._moments += self._staging.news()  # here: a shortage between the two would lose them
+        while self._moments:
+            moment = self._moments[0]
+            if moment.is_end:
+                self._finished(moment.action, (moment.at_ns - self._staged_since_ns) / 1e9)
+                self._staged = None
+            else:
+                self.doing = moment.action.name
+                self._started(moment.action, beside=True)
+                self._staged, self._staged_since_ns = moment.action, moment.at_ns
+            del self._moments[0]
+
+    def _let_go(self) -> None:
+        """Hand what is left of the staging to its thread, which gives it back and ends."""
+        context = self._context
+        if self._thread is not None:
+            self._thread.retire(lambda: None if context.staged is None else context.staged.give_back())
