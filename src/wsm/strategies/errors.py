@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
+from wsm.printable import counted
 from wsm.strategies.tensor import TensorReleasedError
 
 __all__ = [
@@ -81,7 +82,7 @@ class NotARegularFileError(BadInputError):
 
     def __init__(self, *, file: str, found: str, expected: str = "regular file") -> None:
         super().__init__(
-            f"{file} is a {found}, expected a {expected}; remove it or publish again",
+            f"{file} is a {found}, expected a {expected}; name another, or publish again",
             file=file,
             found=found,
             expected=expected,
@@ -456,7 +457,8 @@ def _mismatch_message(
     )
     whole = "; the target's weights are not whole" if touched else ""
     return (
-        f"{len(mismatches)} tensors of another {kind}: {details}{whole}; publish this model's own state dict"
+        f"{counted(len(mismatches), 'tensor')} of another {kind}: {details}{whole}; "
+        "publish this model's own state dict"
     )
 
 

@@ -49,7 +49,7 @@ class DeltaBaseError(RefusedError):
         else:
             known = "a version unknown here" if found_version is None else f"version {found_version}"
             names = listed([repr(name) for name in tensors])
-            found = f"this rank holds {known}, digest {found_digest} ({len(tensors)} tensors differ: {names})"
+            found = f"this rank holds {known}, digest {found_digest} (different: {names})"
         super().__init__(
             f"version {version} in {where} is a delta against version {base_version}, digest {base_digest}, "
             f"but {found}; {looked_for}; load a full version, or publish this one as a full one",
