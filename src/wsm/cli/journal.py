@@ -19,6 +19,7 @@ from wsm.cli.errors import JournalFileError
 from wsm.cli.failures import wrong_usage
 from wsm.cli.printing import show, show_text
 from wsm.cli.teaching_command import TeachingCommand
+from wsm.command import VERSION_HELD
 from wsm.errors import BadInputError
 from wsm.states import journal as kinds
 from wsm.states.journal import CONTROLLER, JournalEntry, iterate_ndjson
@@ -288,7 +289,11 @@ _PHRASES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     kinds.ACTION_FINISHED: lambda facts: f"{facts['name']} done in {facts['seconds'] * 1e3:.3f} ms",
     kinds.ACTION_FAILED: lambda facts: f"{facts['name']} FAILED: {_error(facts)}",
     kinds.ACTION_UNDONE: lambda facts: f"{facts['name']} taken back",
-    kinds.COMMAND_FAILED: lambda facts: f"FAILED in {facts['action']}: {_error(facts)}",
+    kinds.COMMAND_FAILED: lambda facts: (
+        f"finds nothing to do: {facts['message']}"
+        if facts["error"] == VERSION_HELD
+        else f"FAILED in {facts['action']}: {_error(facts)}"
+    ),
     kinds.WAIT_EXPIRED: lambda facts: f"WAITED TOO LONG: {facts['message']}",
     kinds.WORD_WRITTEN: _word,
     kinds.DECISION: lambda facts: f"decides {facts['operation']}",

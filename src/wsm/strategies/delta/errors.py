@@ -107,7 +107,7 @@ def bad_delta(*, file: str, tensor: str, problem: str, touched: bool = False) ->
     """A delta's blocks are not what its manifest says. ``touched`` says whether weights were changed."""
     return BadInputError(
         f"{file} is damaged at tensor {tensor!r}: {problem}; publish the delta again"
-        + (", and load a full version: the target's weights are not whole" if touched else ""),
+        + (", and load a full version: the load ended part way" if touched else ""),
         code="bad-delta",
         file=file,
         tensor=tensor,
