@@ -125,17 +125,24 @@ class Opening:
             view = self._complete_inherited(min(request.settle_s, max(request.wait_s, TAKEOVER_S)))
             admitted = self._admit(request, view)
             if request.still_wanted is not None and not request.still_wanted():
-                raise CommandWithdrawnError(
-                    operation=request.operation.name.lower(), request_id=request.arguments.request_id
-                )
-            if _needs_no_work(request, admitted):
+                operation = request.operation.name.lower()
+                raise CommandWithdrawnError(operation=operation, request_id=request.arguments.request_id)
+            asked, held = request.arguments, admitted.held
+            if needs_no_work(
+                held,
+                request.operation,
+                asked.tags,
+                version=None if asked.reload else asked.version,
+                committed=view.committed.version,
+                owed=admitted.owed,
+            ):
                 return Pending.ended(self._receipt_of_no_work(request, admitted))
             # Only the ranks can find out that what is announced is held; the receipt is for that case.
             unneeded = None
-            if request.takes_the_announced and not request.arguments.tags & admitted.held.missing:
+            if asked.version is None and not (asked.clears or asked.reload or asked.tags & held.missing):
                 unneeded = self._receipt_of_no_work(request, admitted)
             begun_ns = self._clock.monotonic_ns()
-            request = request.possible_from(admitted.held.as_whole)
+            request = request.possible_from(held.as_whole)
             given_up = threading.Event()
             transaction = self._write(request, admitted, given_up, ending)
             over = ending.pop_all()
@@ -210,7 +217,7 @@ class Opening:
         """Write a command that was admitted, and leave to `ending` what is to be done when it is over."""
         before = WeightState(admitted.held.as_whole.fastdeploy_code)
         directory = self._access.directory
-        if request.is_hot:
+        if request.operation.is_hot:
             taken = leave_words(self._engine_words, before=before, directory=directory)
         else:
             asked = WeightState.CLEARING if request.arguments.clears else WeightState.UPDATING
@@ -264,14 +271,3 @@ class Opening:
             missing=named(held.missing),
             restorable=outcome.restorable(reports),
         )
-
-
-def _needs_no_work(request: CommandRequest, admitted: _Admitted) -> bool:
-    return needs_no_work(
-        admitted.held,
-        request.operation,
-        request.arguments.tags,
-        version=request.kept_version,
-        committed=admitted.view.committed.version,
-        owed=admitted.owed,
-    )

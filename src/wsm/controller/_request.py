@@ -16,7 +16,7 @@ from wsm.controller import errors
 from wsm.controller.errors import CommandRefusedError, RankFailedError
 from wsm.errors import BadInputError, WsmError
 from wsm.receipt import named
-from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, Tag, TransferMode, WeightState
+from wsm.states.vocabulary import ALL_TAGS, HotFallback, Tag, WeightState
 from wsm.states.words import Operation
 from wsm.strategies.files.version_file import check_version
 
@@ -56,22 +56,6 @@ class CommandRequest:
     still_wanted: Callable[[], bool] | None = None
     fallback: str | None = None
 
-    @property
-    def is_hot(self) -> bool:
-        """Whether the version is to be staged beside the one that serves."""
-        return self.operation is Operation.HOT_UPDATE
-
-    @property
-    def kept_version(self) -> int | None:
-        """The version that need not be loaded if the group holds it; None where there is no such."""
-        return None if self.arguments.reload else self.arguments.version
-
-    @property
-    def takes_the_announced(self) -> bool:
-        """Whether it is an update to whichever version is announced, unless that one is held."""
-        asked = self.arguments
-        return self.operation is not Operation.CLEAR and asked.version is None and not asked.reload
-
     def consistent(self) -> CommandRequest:
         """Return this request, an update, if its arguments go together.
 
@@ -87,7 +71,7 @@ class CommandRequest:
         asked = self.arguments
         if asked.version is not None:
             check_version(asked.version)
-        if self.is_hot and asked.tags != ALL_TAGS:
+        if self.operation.is_hot and asked.tags != ALL_TAGS:
             why = "a hot update replaces both"
             raise errors.tags_contradict(tags=named(asked.tags), argument="hot", why=why)
         if Tag.WEIGHTS not in asked.tags:
@@ -100,7 +84,7 @@ class CommandRequest:
                 if given:
                     why = "no weights are loaded"
                     raise errors.tags_contradict(tags=named(asked.tags), argument=argument, why=why)
-        if asked.partial and self.is_hot:
+        if asked.partial and self.operation.is_hot:
             raise partial_update_refused(why="a hot update stages every tensor anew")
         return self
 
@@ -116,7 +100,7 @@ class CommandRequest:
         RefusedError
             If it cannot be hot, and must not be done otherwise.
         """
-        if not self.is_hot or state is WeightState.NORMAL:
+        if not self.operation.is_hot or state is WeightState.NORMAL:
             return self
         refusal = errors.nothing_served(state=state.name)
         if self.arguments.hot_fallback is HotFallback.REFUSE:
@@ -129,7 +113,7 @@ class CommandRequest:
         Only a hot update whose fallback says so is done in place, and only for refusals that an ordinary
         update does not share: a version that cannot be read is no better in place.
         """
-        allowed = self.is_hot and self.arguments.hot_fallback is HotFallback.IN_PLACE
+        allowed = self.operation.is_hot and self.arguments.hot_fallback is HotFallback.IN_PLACE
         refused = isinstance(error, CommandRefusedError | RankFailedError) and error.context["no_room"]
         return self.in_place(str(error)) if allowed and refused else None
 
@@ -145,35 +129,15 @@ def request_id_of(asked: str | None) -> str:
     return uuid.uuid4().hex if asked is None else checked_request_id(asked)
 
 
-def fallback_of(asked: HotFallback | str) -> HotFallback:
-    """Return the fallback of a hot update.
+def choice_of(kinds: type[_Choice], asked: object, refusal: Callable[..., BadInputError]) -> _Choice:
+    """Return the member of an enumeration that was asked for, by itself or by its value.
 
     Raises
     ------
     BadInputError
-        If there is none of that name.
+        As `refusal` makes it, if there is none.
     """
-    return _choice(HotFallback, asked, errors.hot_fallback)
-
-
-def transfer_mode_of(asked: TransferMode | str | None) -> TransferMode | None:
-    """Return the transfer mode; None: as configured.
-
-    Raises
-    ------
-    BadInputError
-        If there is none of that name.
-    """
-    return None if asked is None else _choice(TransferMode, asked, errors.unknown_transfer_mode)
-
-
-def policy_of(asked: InFlightPolicy | None, *, hot: bool) -> InFlightPolicy:
-    """Return what becomes of running requests: a hot update keeps them, if nothing was said."""
-    return asked or (InFlightPolicy.KEEP if hot else InFlightPolicy.ABORT)
-
-
-def _choice(choices: type[_Choice], asked: object, refusal: Callable[..., BadInputError]) -> _Choice:
     try:
-        return choices(asked)
+        return kinds(asked)
     except ValueError:
-        raise refusal(value=asked, allowed=[str(each.value) for each in choices]) from None
+        raise refusal(value=asked, allowed=[str(each.value) for each in kinds]) from None

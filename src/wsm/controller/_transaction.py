@@ -333,6 +333,8 @@ class Transaction:
         view = self._group.view()
         digests = {report.manifest_digest for report in found if report.manifest_digest is not None}
         missing = frozenset(tag for each in resident_on_each(view) for tag in each.missing)
+        # A hot command's version is staged until the decision, which every rank has served until then.
+        staged_ns = (self._decided_ns or self._began_ns) if self._command.operation.is_hot else self._began_ns
         receipt = Receipt(
             request_id=self._arguments.request_id,
             outcome=how,
@@ -346,7 +348,7 @@ class Transaction:
             pause_s=max((report.pause_s for report in found), default=0.0),
             ranks=tuple(found),
             hot=self._command.operation.is_hot,
-            staging_s=self._staging_s(),
+            staging_s=(staged_ns - self._began_ns) / 1e9,
             fallback=self._fallback,
             tags=named(self._arguments.tags),
             missing=named(missing),
@@ -356,12 +358,6 @@ class Transaction:
         self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
         self._note(kinds.COMMAND_OVER, outcome=receipt.sentence())
         return receipt
-
-    def _staging_s(self) -> float:
-        """Seconds from a hot command to its decision, which every rank has served; 0 for others."""
-        if not self._command.operation.is_hot or self._decided_ns is None:
-            return 0.0
-        return (self._decided_ns - self._began_ns) / 1e9
 
     def _note(self, kind: str, **facts: Any) -> None:
         self._group.journal.note(kind, self._command, **facts)

@@ -14,15 +14,9 @@ from typing import Any, Concatenate, ParamSpec, final
 from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments, checked_tags
 from wsm.config import EngineWordsConfig
+from wsm.controller import errors
 from wsm.controller._opening import Opening
-from wsm.controller._request import (
-    SETTLE_S,
-    CommandRequest,
-    fallback_of,
-    policy_of,
-    request_id_of,
-    transfer_mode_of,
-)
+from wsm.controller._request import SETTLE_S, CommandRequest, choice_of, request_id_of
 from wsm.controller._transaction import Pending
 from wsm.controller.group_view import GroupAccess
 from wsm.receipt import Receipt
@@ -292,16 +286,19 @@ class Controller:
         still_wanted: Callable[[], bool] | None = None,
     ) -> Pending:
         """As :meth:`update`, without waiting for its end; `still_wanted` as :meth:`begin_clear`."""
+        mode = transfer_mode
+        if mode is not None:
+            mode = choice_of(TransferMode, mode, errors.unknown_transfer_mode)
         arguments = CommandArguments(
             request_id_of(request_id),
             version,
-            policy_of(in_flight, hot=hot),
+            in_flight or (InFlightPolicy.KEEP if hot else InFlightPolicy.ABORT),
             kv_policy,
-            hot_fallback=fallback_of(hot_fallback),
+            hot_fallback=choice_of(HotFallback, hot_fallback, errors.hot_fallback),
             tags=checked_tags(tags),
             reload=force,
             partial=partial,
-            transfer_mode=transfer_mode_of(transfer_mode),
+            transfer_mode=mode,
         )
         operation = Operation.HOT_UPDATE if hot else Operation.UPDATE
         request = CommandRequest(operation, arguments, deadline_s, settle_s, wait_s, still_wanted)
