@@ -40,6 +40,7 @@ ELSEWHERE = {
         "demo.loop",
         "demo.report",
         "demo.run",
+        "demo.trace",
         "strategies.snapshot.convert",
         "yaml_reading",
     },

@@ -15,7 +15,7 @@ COMMANDS = (
     "update",
     "demo",
     "inspect",
-    "memory",
+    "plan",
     "convert",
     "delta",
     "digest",

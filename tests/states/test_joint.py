@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from wsm.errors import BadInputError
 from wsm.states import command_events
-from wsm.states.errors import FlagError, IllegalTransitionError, JointRuleError
+from wsm.states.errors import IllegalTransitionError, JointRuleError
 from wsm.states.joint import START, JointState, serving
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
@@ -241,7 +242,7 @@ def test_a_refusal_says_where_everything_is_and_what_would_be_legal(life: LifeCy
 def test_a_flag_that_is_not_a_bool_is_bad_input_and_changes_nothing(
     life: LifeCycle, fire: Callable[..., object], flag: str, value: object
 ) -> None:
-    with pytest.raises(FlagError, match=flag):
+    with pytest.raises(BadInputError, match=f"{flag} must be True or False"):
         fire(WeightEvent.UPDATE, **{flag: value})
     assert life.joint == START
 

@@ -35,40 +35,37 @@ class JointRuleError(IllegalTransitionError):
         )
 
 
-class FlagError(BadInputError):
-    """A flag of an event is not exactly True or False. Nothing was changed."""
-
-    def __init__(self, *, flag: str, value: object) -> None:
-        super().__init__(
-            f"{flag} must be True or False, not {type(value).__name__} {value!r}; convert it with bool()",
-            flag=flag,
-            value=value,
-        )
-
-
-class ConcurrentFireError(InternalError):
-    """Two threads fired events into one life cycle at the same time."""
-
-    def __init__(self, *, event: str) -> None:
-        super().__init__(
-            f"{event!r} was fired while another event was being taken in; "
-            "one thread at a time may drive a life cycle, the one that runs the event loop",
-            event=event,
-        )
+def flag_not_bool(*, flag: str, value: object) -> BadInputError:
+    """Return the error that a flag of an event is not exactly True or False. Nothing was changed."""
+    return BadInputError(
+        f"{flag} must be True or False, not {type(value).__name__} {value!r}; convert it with bool()",
+        code="flag",
+        flag=flag,
+        value=value,
+    )
 
 
-class MachineDisagreesError(InternalError):
-    """The machine did something else than its table says."""
+def concurrent_fire(*, event: str) -> InternalError:
+    """Return the error that two threads fired events into one life cycle at the same time."""
+    return InternalError(
+        f"{event!r} was fired while another event was being taken in; "
+        "one thread at a time may drive a life cycle, the one that runs the event loop",
+        code="concurrent-fire",
+        event=event,
+    )
 
-    def __init__(self, *, machine: str, event: str, expected: str, found: str) -> None:
-        super().__init__(
-            f"the {machine} machine answered {event!r} with {found}, its table says {expected}; "
-            "this is a bug in wsm, or a version of transitions that wsm was not tested with",
-            machine=machine,
-            event=event,
-            expected=expected,
-            found=found,
-        )
+
+def machine_disagrees(*, machine: str, event: str, expected: str, found: str) -> InternalError:
+    """Return the error that a machine did something else than its table says."""
+    return InternalError(
+        f"the {machine} machine answered {event!r} with {found}, its table says {expected}; "
+        "this is a bug in wsm, or a version of transitions that wsm was not tested with",
+        code="machine-disagrees",
+        machine=machine,
+        event=event,
+        expected=expected,
+        found=found,
+    )
 
 
 class JournalCapacityError(BadInputError):

@@ -36,7 +36,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wsm.states.errors import FlagError, IllegalTransitionError, JointRuleError
+from wsm.states.errors import IllegalTransitionError, JointRuleError, flag_not_bool
 from wsm.states.rank_state import Phase
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, MachineName, Row, State
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState, sentence_of
@@ -220,12 +220,12 @@ def require_flags(**flags: bool) -> None:
 
     Raises
     ------
-    FlagError
+    wsm.errors.BadInputError
         Naming the first that is none.
     """
     for flag, value in flags.items():
         if type(value) is not bool:
-            raise FlagError(flag=flag, value=value)
+            raise flag_not_bool(flag=flag, value=value)
 
 
 def step(
@@ -255,7 +255,7 @@ def step(
         If the event has no row there.
     JointRuleError
         If it has one and the joint rules refuse it.
-    FlagError
+    wsm.errors.BadInputError
         If a flag is not a bool.
     """
     require_flags(kept=kept, kv_kept=kv_kept)
@@ -494,6 +494,8 @@ def stands_beside(
     phase: Phase, operation: Operation, tags: frozenset[Tag] | None, joint: JointState
 ) -> str | None:
     """Say why the states cannot be where they are in this phase of a command; None if they can.
+
+    Not asked of a rank that leaves its epoch: it has no command any more.
 
     Parameters
     ----------

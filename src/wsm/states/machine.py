@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from transitions import Machine, MachineError
 
 from wsm.states import joint
-from wsm.states.errors import ConcurrentFireError, IllegalTransitionError, MachineDisagreesError
+from wsm.states.errors import IllegalTransitionError, concurrent_fire, machine_disagrees
 from wsm.states.joint import JointState
 from wsm.states.journal import TransitionRecord
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, Row, State
@@ -109,7 +109,7 @@ class ChartMachine:
 
         Raises
         ------
-        MachineDisagreesError
+        wsm.errors.InternalError
             If it went elsewhere.
         """
         try:
@@ -117,7 +117,7 @@ class ChartMachine:
         except MachineError:  # no row of this state takes the event
             return False
         if moved and self._model.state is not expected:
-            raise MachineDisagreesError(
+            raise machine_disagrees(
                 machine=self.chart.machine.value,
                 event=event.value,
                 expected="no transition" if expected is None else expected.name,
@@ -237,7 +237,7 @@ class LifeCycle:
 
         Raises
         ------
-        FlagError
+        wsm.errors.BadInputError
             If `kept` is not a bool.
         """
         try:
@@ -286,13 +286,13 @@ class LifeCycle:
             If the table has no row for it. Nothing was changed.
         JointRuleError
             If weights and KV cache would not go together. Nothing was changed.
-        FlagError
+        wsm.errors.BadInputError
             If a flag is not a bool. Nothing was changed.
-        ConcurrentFireError
+        wsm.errors.InternalError
             If another thread is in here. Nothing was changed by this call.
         """
         if not self._inside.acquire(blocking=False):
-            raise ConcurrentFireError(event=event.value)
+            raise concurrent_fire(event=event.value)
         try:
             joint.require_flags(kept=kept, kv_kept=kv_kept)
             before = self.joint
@@ -352,7 +352,7 @@ class LifeCycle:
             row, _ = joint.step(self.joint, event, kept=kept)
         except IllegalTransitionError as error:
             return error
-        return MachineDisagreesError(
+        return machine_disagrees(
             machine=machine.chart.machine.value, event=event.value, expected=row.dest.name, found="a refusal"
         )
 

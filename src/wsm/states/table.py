@@ -51,7 +51,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from wsm.states.errors import FlagError
+from wsm.states.errors import flag_not_bool
 from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
 
 State = WeightState | KVState
@@ -79,12 +79,12 @@ class Guard(enum.Enum):
 
         Raises
         ------
-        FlagError
+        wsm.errors.BadInputError
             If `kept` is not a bool. `transitions` compares with ``==``: any other truthy value would fail
             both guards, and the event would vanish.
         """
         if type(kept) is not bool:
-            raise FlagError(flag="kept", value=kept)
+            raise flag_not_bool(flag="kept", value=kept)
         return kept is (self is Guard.KEPT)
 
 
@@ -171,7 +171,7 @@ class Chart:
 
         Raises
         ------
-        FlagError
+        wsm.errors.BadInputError
             If `kept` is not a bool and a guard depends on it.
         """
         return next((row for row in self.rows_for(state, event) if row.admits(kept=kept)), None)
