@@ -63,6 +63,7 @@ SCOPES = (
     "helpers=1 failures=1 steps=1",
     "halves=True rank_crashes=1 steps=0 operations=clear,update",
     "rank_crashes=1 failures=2 steps=0 operations=update starts=serving",
+    "failures=6 steps=0 operations=clear starts=serving",
 )
 
 #: Where circles are looked for as well.
