@@ -241,6 +241,15 @@ class ControllerMoves:
                     before = group.state_before(held, owed) is WeightState.NORMAL
                     says = Arguments(None, before, tags)
                     self._open_with("opens", operation, says, (Budget.COMMANDS,), after=after)
+                    lacks_kv_only = held.missing == TAGS[KV_CACHE]
+                    if (
+                        self._scope.halves
+                        and operation is Operation.UPDATE
+                        and tags == BOTH
+                        and lacks_kv_only
+                    ):
+                        again = replace(says, version=self._view.committed.version)
+                        self._open_with("opens", operation, again, (Budget.COMMANDS,), after=after)
 
     def _brings(self, word: CommandWord, tags: int) -> int:
         """Return the version that a command names; a half that is not loaded keeps what was committed."""

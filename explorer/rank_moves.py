@@ -484,7 +484,7 @@ class RankMoves:
         """Let it check that the command is legal here."""
 
         def begin() -> ParticipantState:
-            ready = work.set_up(me, self._around.tags)
+            ready = work.set_up(me, self._around.tags, self._around.version)
             if not work.is_legal(ready):
                 return self._tell(me, Event.REFUSED)
             plan = work.plan_of(ready, long_plans=self._around.long_plans)

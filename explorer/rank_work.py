@@ -16,7 +16,7 @@ from explorer.errors import RuleBrokenError
 from explorer.world import BOTH, KV_CACHE, TAGS, WEIGHTS, ParticipantState
 from wsm.states import command_events, halves
 from wsm.states import joint as tables
-from wsm.states.command_events import Asked, CacheChange, Course, Request, WayOut
+from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course, Request, WayOut
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.halves import Half
 from wsm.states.joint import JointState
@@ -24,12 +24,6 @@ from wsm.states.phases import Event as CommandEvent
 from wsm.states.table import Event
 from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
 from wsm.states.words import Operation
-
-_REQUESTS = {
-    Operation.CLEAR: Request.CLEAR,
-    Operation.UPDATE: Request.UPDATE,
-    Operation.HOT_UPDATE: Request.HOT_UPDATE,
-}
 
 
 class ActionKind(enum.Enum):
@@ -73,8 +67,17 @@ def is_legal(me: ParticipantState) -> bool:
     return not me.state.broken and command_events.objection(_asked(me, me.tags)) is None
 
 
-def set_up(me: ParticipantState, tags: int) -> ParticipantState:
-    """Take in what is asked."""
+def set_up(me: ParticipantState, tags: int, version: int) -> ParticipantState:
+    """Take in what is asked; weights of that version are left alone where only the KV cache is missing."""
+    request = REQUESTS[me.state.operation]
+    same = version == me.version
+    about = command_events.narrowed(request, TAGS[tags], me.joint, same_version=same, reload=False)
+    if about != TAGS[tags] and not same:
+        raise RuleBrokenError(
+            rule="weights are left alone only in the version that is asked for",
+            seen=f"it keeps version {me.version} for an update to version {version}",
+        )
+    tags = next(bits for bits, named in TAGS.items() if named == about)
     serves = tables.serving(me.joint.weights, me.joint.kv)
     had_kv = me.joint.kv is KVState.NORMAL
     return me._replace(
@@ -230,7 +233,7 @@ def _asked(me: ParticipantState, tags: int, *, drops: bool = False) -> Asked:
     before = me.joint
     if me.moved:
         before = JointState(WeightState.CLEARED, KVState.NORMAL if me.had_kv else KVState.CLEARED)
-    request = Request.CLEAR if drops else _REQUESTS.get(me.state.operation, Request.CLEAR)
+    request = Request.CLEAR if drops else REQUESTS.get(me.state.operation, Request.CLEAR)
     return Asked(request, TAGS[tags], before, begun=me.moved)
 
 

@@ -754,6 +754,18 @@ def a_repair_ends_the_debt():
     return {(epochs, "unrestored"): unrestored}
 
 
+@fault("operations=clear,update commands=2 steps=0 halves=True starts=serving")
+def another_version_is_left_alone():
+    """A rank that lacks its KV cache alone keeps its weights, whatever version it is told to load."""
+    real = command_events.narrowed
+
+    def narrowed(request: Any, tags: Any, at: joint.JointState, *, same_version: bool, reload: bool) -> Any:
+        del same_version
+        return real(request, tags, at, same_version=True, reload=reload)
+
+    return {(command_events, "narrowed"): narrowed}
+
+
 @fault("operations=clear,update commands=2 steps=1 halves=True starts=serving")
 def half_a_rank_steps():
     """A commit that leaves one half away counts as one that brings all a step needs."""
