@@ -10,7 +10,7 @@ from drawing.engine import engine_with_everything
 from wsm.actions import names
 from wsm.actions._groups import ClearDeepEPBuffer, ShutDownGroup
 from wsm.actions.addition import Addition
-from wsm.actions.base import Action
+from wsm.actions.base import Action, Plans
 from wsm.actions.order import BEFORE, MIRRORS, check_order
 from wsm.actions.plan import PlanOptions, derive_plans
 from wsm.actions.surfaces import GroupKind
@@ -34,9 +34,7 @@ def swapped(plan, first, second):
 
 def put_into(plans, plan):
     """Return `plans` with one of them replaced."""
-    if PlanName(plan.name) in plans.partial:
-        return replace(plans, partial={**plans.partial, PlanName(plan.name): plan})
-    return replace(plans, **{plan.name: plan})
+    return Plans({**plans.by_name, PlanName(plan.name): plan})
 
 
 def without(plan, name):
@@ -61,7 +59,7 @@ def without(plan, name):
     ],
 )
 def test_two_steps_in_the_wrong_order_are_caught(plans, plan, first, second):
-    faulty = replace(plans, **{plan: swapped(getattr(plans, plan), first, second)})
+    faulty = put_into(plans, swapped(getattr(plans, plan), first, second))
     with pytest.raises(InternalError) as caught:
         check_order(faulty)
     assert caught.value.plan == plan
@@ -157,17 +155,17 @@ def test_a_group_that_is_shut_down_twice_is_caught(plans):
     actions = list(plans.clear.actions)
     actions.insert(plans.clear.names().index(names.VERIFY_CLEARED), ShutDownGroup(GroupKind.EP))
     with pytest.raises(InternalError, match="double shutdown"):
-        check_order(replace(plans, clear=replace(plans.clear, actions=tuple(actions))))
+        check_order(put_into(plans, replace(plans.clear, actions=tuple(actions))))
 
 
 def test_a_collective_step_in_the_discard_plan_is_caught(plans):
     settle, *rest = plans.discard.actions
     faulty = replace(plans.discard, actions=(settle, ClearDeepEPBuffer(), *rest))
     with pytest.raises(InternalError):
-        check_order(replace(plans, discard=faulty))
+        check_order(put_into(plans, faulty))
 
 
 def test_a_collective_step_after_the_decision_is_caught(plans):
     faulty = replace(plans.update, commit=(ShutDownGroup(GroupKind.TP),))
     with pytest.raises(InternalError, match="local outside the voted part"):
-        check_order(replace(plans, update=faulty))
+        check_order(put_into(plans, faulty))

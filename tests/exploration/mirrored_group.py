@@ -33,6 +33,7 @@ from wsm.config import Deadlines
 from wsm.signals.segment import Segment
 from wsm.states import rank as protocol
 from wsm.states.rank_state import Todo
+from wsm.states.vocabulary import PlanName
 from wsm.states.words import CommandWord, CommittedWord, Operation
 from wsm.testing import InMemoryRunner
 from wsm.worker._command import Work
@@ -171,19 +172,20 @@ def plans_led_by(script: Script) -> Plans:
     def meet() -> Action:
         return LedAction(script, "meet", collective=True)
 
-    return Plans(
-        clear=plan("clear", release()),
-        update=plan("update", meet(), load()),
-        update_in_place=plan("update_in_place", load(), meet()),
-        hot=Plan(
+    plans = (
+        plan("clear", release()),
+        plan("update", meet(), load()),
+        plan("update_in_place", load(), meet()),
+        Plan(
             name="hot",
             actions=(LedAction(script, names.STAGE_WEIGHTS), LedAction(script, names.FLIP_WEIGHTS)),
             before_parking=(LedDraining(script),),
             staged=1,
         ),
-        discard=plan("discard", release()),
-        rejoin=Plan("rejoin", ()),
+        plan("discard", release()),
+        Plan("rejoin", ()),
     )
+    return Plans({PlanName(one.name): one for one in plans})
 
 
 class LedRank:

@@ -110,7 +110,7 @@ class RestartGroup(Action):
 
 
 class AbandonGroups(Action):
-    """Let go of every communicator alone: a peer is dead, so they are broken and nobody can meet on them.
+    """Let go of every communicator alone: a peer is dead, so they are broken and no rank can meet on them.
 
     For a rank that outlives its epoch. The first update of the next epoch creates them anew.
     """

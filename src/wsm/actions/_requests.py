@@ -113,7 +113,7 @@ class SettleRequests(Action):
 
 
 class LoseRequests(Action):
-    """Tell whoever waits for a running request that a rank was lost, and to ask again."""
+    """Tell the clients of running requests that a rank was lost, and to ask again."""
 
     name = names.LOSE_REQUESTS
     purpose = "answer what runs with an error that can be retried"
@@ -142,7 +142,7 @@ class ResumeAdmitting(Action):
         Raises
         ------
         PostconditionError
-            If it admits nothing: the group would say that it serves, and answer nobody.
+            If it admits nothing: the group would say that it serves, and answer no request.
         """
         requests = context.runner.requests
         if isinstance(requests, KnownAdmission) and not requests.is_admitting():

@@ -73,7 +73,7 @@ class VerifyCleared(Action):
             raise PostconditionError(
                 action=self.name,
                 expected=f"{ceiling} bytes resident at most, of {before} before",
-                found=f"{after}; somebody still holds a view or an alias of what was released",
+                found=f"{after}; a view or an alias of what was released is still alive",
             )
         self._proof.proven()
 
@@ -193,7 +193,7 @@ class DeclareCleared(Action):
 
 
 class DeclareStaged(Action):
-    """The new version stands beside the served one, verified and ready to flip; the decision is missing.
+    """The new version lies beside the served one, verified and ready to flip; the decision is missing.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ class ReleaseWeights(Action):
 class WatchedTarget:
     """A load target that marks the command before the first byte of it can change.
 
-    Handing out writable bytes counts: nobody can see later whether they were written.
+    Handing out writable bytes counts: it cannot be seen later whether they were written.
 
     Parameters
     ----------

@@ -50,13 +50,13 @@ def _no_progress() -> None:
     """Stand in for the worker's heartbeat where there is no worker."""
 
 
-#: What a load must say, or nobody could tell what is served.
+#: What a load must say: without it the served version cannot be told.
 _SAID = ("version", "digest", "manifest_digest", "bytes", "tensors")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a load function says it has loaded; all of it stands in the receipt.
+    """What a load function says it has loaded; all of it is in the receipt.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ class ActionContext:
         The versions to load before `version`, which is a part and put on them: the whole one, then other
         parts. Empty where it is whole, or is put on what is held.
     promised_digest : str or None
-        Digest of all tensors that a load with `bases` must come to; None: nobody knows.
+        Digest of all tensors that a load with `bases` must come to; None where it is not known.
     load : callable or None
         ``load(context, target) -> Loaded``: runs the configured strategy into `target` (which is
         ``runner.weights``, watched for the first byte that is touched). None where nothing is loaded.
@@ -394,52 +394,49 @@ class Plans:
 
     Parameters
     ----------
-    clear : Plan
-        From serving to nothing held.
-    update : Plan
-        From nothing held to ready to step.
-    update_in_place : Plan
-        From serving one version to ready to step with another, without giving memory back.
-    hot : Plan
-        From serving one version to serving another that was staged beside it.
-    discard : Plan
-        From anywhere to nothing held, by this rank alone: for commands whose outcome is "drop".
-        Groups and the DeepEP buffer stay as they are; the next update finds them so on every rank.
-    rejoin : Plan
-        Before a discard, where the epoch has ended: lets go alone of what broke with a peer.
-    partial : mapping of PlanName to Plan
-        The plans that move one half, or bring back what is missing beside the other
-        (:mod:`wsm.states.halves`).
+    by_name : mapping of PlanName to Plan
+        Every plan, by the name that diagrams, journals and errors print.
     """
 
-    clear: Plan
-    update: Plan
-    update_in_place: Plan
-    hot: Plan
-    discard: Plan
-    rejoin: Plan
-    partial: Mapping[PlanName, Plan] = field(default_factory=dict)
+    by_name: Mapping[PlanName, Plan]
 
     def __iter__(self) -> Iterator[Plan]:
-        """Iterate over all plans."""
-        whole = (self.clear, self.update, self.update_in_place, self.hot, self.discard, self.rejoin)
-        yield from whole
-        yield from self.partial.values()
+        """Iterate over all plans, in the order of their names' list."""
+        return iter(self.by_name.values())
 
     def named(self, name: PlanName) -> Plan:
-        """Return the plan of that name.
+        """Return the plan of that name."""
+        return self.by_name[name]
 
-        Raises
-        ------
-        KeyError
-            If a partial plan was not derived.
+    @property
+    def clear(self) -> Plan:
+        """From serving to nothing held."""
+        return self.by_name[PlanName.CLEAR]
+
+    @property
+    def update(self) -> Plan:
+        """From nothing held to ready to step."""
+        return self.by_name[PlanName.UPDATE]
+
+    @property
+    def update_in_place(self) -> Plan:
+        """From serving one version to ready to step with another, without giving memory back."""
+        return self.by_name[PlanName.UPDATE_IN_PLACE]
+
+    @property
+    def hot(self) -> Plan:
+        """From serving one version to serving another that was staged beside it."""
+        return self.by_name[PlanName.HOT]
+
+    @property
+    def discard(self) -> Plan:
+        """From anywhere to nothing held, by this rank alone: for commands whose outcome is "drop".
+
+        Groups and the DeepEP buffer stay as they are; the next update finds them so on every rank.
         """
-        whole = {
-            PlanName.CLEAR: self.clear,
-            PlanName.UPDATE: self.update,
-            PlanName.UPDATE_IN_PLACE: self.update_in_place,
-            PlanName.HOT: self.hot,
-            PlanName.DISCARD: self.discard,
-            PlanName.REJOIN: self.rejoin,
-        }
-        return whole[name] if name in whole else self.partial[name]
+        return self.by_name[PlanName.DISCARD]
+
+    @property
+    def rejoin(self) -> Plan:
+        """Before a discard, where the epoch has ended: lets go alone of what broke with a peer."""
+        return self.by_name[PlanName.REJOIN]

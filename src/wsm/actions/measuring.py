@@ -87,7 +87,7 @@ class MemoryProof:
     """Judges measurements of one process, and does not forget a release that was not believed.
 
     Repeating a clear that failed finds nothing left to release; without this memory it would measure
-    nothing, and call memory free that somebody still holds.
+    nothing, and call memory free that is still in use.
 
     Parameters
     ----------

@@ -81,7 +81,7 @@ class Mirror:
     hot : bool
         Whether the plan of a hot update has both.
     discarded : bool
-        Whether plans that repair take it, since what it stands on goes.
+        Whether plans that repair take it, since what it depends on goes.
     given_alone : bool
         Whether it is given although no plan takes it: what an epoch's end has broken.
     """
@@ -188,7 +188,7 @@ BEFORE: tuple[Before, ...] = (
     *_each(
         (names.LOSE_REQUESTS,),
         (names.ABANDON_DEEPEP_BUFFER, names.ABANDON_GROUPS),
-        "whoever waits is told before anything else can fail",
+        "clients are told before anything else can fail",
     ),
     Before(names.ABANDON_DEEPEP_BUFFER, names.ABANDON_GROUPS, "what lives on a group goes before it"),
     *_each(_RESTARTED, (names.RECREATE_DEEPEP_BUFFER,), "the buffer is created on a living EP group"),

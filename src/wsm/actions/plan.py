@@ -59,11 +59,14 @@ from wsm.actions.order import check_order
 from wsm.states.halves import CHANGES, DISCARDS, Change, Half
 from wsm.states.vocabulary import KVPolicy, PlanName
 
-__all__ = ["Plan", "PlanOptions", "Plans", "derive_plans"]
+__all__ = ["Plan", "PlanOptions", "Plans", "compose", "derive_plans"]
 
 
 def derive_plans(options: PlanOptions) -> Plans:
-    """Derive all plans of an engine and check their order.
+    """Compose all plans of an engine and check their order.
+
+    All of them at once, in a few milliseconds: a rank declares them to the others when it joins, and what an
+    engine has asked for in vain is refused before anything runs.
 
     Parameters
     ----------
@@ -77,23 +80,36 @@ def derive_plans(options: PlanOptions) -> Plans:
 
     Raises
     ------
-    InternalError (``plan-order``)
-        If this module and the declared order disagree: a bug in wsm.
+    InternalError
+        ``plan-order`` if a plan and the declared order disagree.
+    BadInputError
+        ``plan-options`` if an addition has no place in a plan that must have it.
     """
     proof = MemoryProof(options.memory_drop)
-    made = {name: _commanded(name, options, change, proof) for name, change in CHANGES.items()}
-    repairs = {name: _repairing(name, options, change, proof) for name, change in DISCARDS.items()}
-    plans = Plans(
-        clear=made.pop(PlanName.CLEAR),
-        update=made.pop(PlanName.UPDATE),
-        update_in_place=made.pop(PlanName.UPDATE_IN_PLACE),
-        hot=_hot(options),
-        discard=repairs.pop(PlanName.DISCARD),
-        rejoin=_plan(PlanName.REJOIN, options, _rejoin(options), frozenset(KVPolicy)),
-        partial={**made, **repairs},
-    )
+    plans = Plans({name: compose(name, options, proof) for name in PlanName})
     check_order(plans, options.additions)
     return plans
+
+
+def compose(name: PlanName, options: PlanOptions, proof: MemoryProof) -> Plan:
+    """Compose one plan of its parts, by what it does to the weights and the KV cache.
+
+    Parameters
+    ----------
+    name : PlanName
+        Its printed name; :mod:`wsm.states.halves` says what a plan of that name does.
+    options : PlanOptions
+        The engine's configuration.
+    proof : MemoryProof
+        Shared by all plans of an engine.
+    """
+    if name in CHANGES:
+        return _commanded(name, options, CHANGES[name], proof)
+    if name in DISCARDS:
+        return _repairing(name, options, DISCARDS[name], proof)
+    if name is PlanName.HOT:
+        return _hot(options)
+    return _plan(name, options, _rejoin(options), frozenset(KVPolicy))
 
 
 def _commanded(name: PlanName, options: PlanOptions, change: Change, proof: MemoryProof) -> Plan:
@@ -158,7 +174,7 @@ def _plan(
 def _clear(options: PlanOptions, change: Change, proof: MemoryProof) -> Iterator[Action]:
     weights_go = change.weights is Half.GOES
     yield from _settle(options)
-    if Half.AWAY not in change:  # what stands on both went with the first of them
+    if Half.AWAY not in change:  # graphs and records were dropped when the first half was cleared
         yield from _forget_records_and_graphs(options)
     if weights_go:
         yield from _clear_buffer(options)
@@ -196,7 +212,7 @@ def _update(options: PlanOptions, change: Change) -> Iterator[Action]:
 
 def _discard(options: PlanOptions, change: Change, proof: MemoryProof, *, served: bool) -> Iterator[Action]:
     yield from _settle(options, break_off_drain=True)
-    if served:  # what stands on both is there only where both were
+    if served:  # graphs and records are there only where both halves were
         yield from _forget_records_and_graphs(options)
     if change.weights is Half.GOES:
         yield from _release_weights(options)
@@ -223,7 +239,7 @@ def _settle(
 
 
 def _forget_records_and_graphs(options: PlanOptions) -> Iterator[Action]:
-    """Drop what stands on weights and KV cache together."""
+    """Drop what depends on weights and KV cache together."""
     if options.routing_replay:
         yield ForgetRoutingReplay()
     if options.has_graphs:
@@ -235,7 +251,7 @@ def _forget_records_and_graphs(options: PlanOptions) -> Iterator[Action]:
 
 
 def _make_ready(options: PlanOptions) -> Iterator[Action]:
-    """Bring back what stands on weights and KV cache together."""
+    """Bring back what depends on weights and KV cache together."""
     if options.has_graphs:
         yield CaptureMainGraphs(
             capture_is_collective=options.capture_is_collective, contract=options.address_contract

@@ -360,7 +360,8 @@ class HoldingRequestSurface(FreezingRequestSurface, Protocol):
     def hold(self) -> int:
         """Take every running request off its slot, with its blocks; return how many.
 
-        :meth:`resume_admitting` puts them back. Whoever's blocks were forgotten meanwhile is prefilled anew.
+        :meth:`resume_admitting` puts them back. A request whose blocks were forgotten
+        meanwhile is prefilled anew.
         """
         ...
 
@@ -449,7 +450,7 @@ class AvailableMemory(Protocol):
         ...
 
     def available_bytes(self) -> int | None:
-        """Bytes that can be taken now without taking them from somebody else; None if that is not known."""
+        """Bytes that can be taken now without taking them from another process; None if that is not known."""
         ...
 
 
@@ -466,7 +467,7 @@ def require(surface: _Surface | None, *, name: str, action: str) -> _Surface:
     return surface
 
 
-#: What stands for a surface that a runner does not name at all. A new surface is added here, and no engine
+#: What a surface counts as that a runner does not name at all. A new surface is added here, and no engine
 #: that was written before it has to change.
 OPTIONAL: Final[Mapping[str, object]] = {
     "kv_cache": None,

@@ -1,8 +1,8 @@
 """A small engine in plain memory, for tests of loops that embed wsm and for measuring wsm itself.
 
-Public: whoever embeds a :class:`wsm.Worker` may test the loop with it, without paddle and without a
-model. Every surface is real for what it is (bytes that are really dropped and filled, requests that
-really run), and an engine of nothing else: no graphs, no communicators, no auxiliary models.
+An engine's loop around a :class:`wsm.Worker` is tested with it, without paddle and without a model. Every
+surface is real for what it is (bytes that are really dropped and filled, requests that really run), and an
+engine of nothing else: no graphs, no communicators, no auxiliary models.
 """
 
 from __future__ import annotations

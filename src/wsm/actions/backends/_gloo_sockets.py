@@ -24,7 +24,7 @@ _LOOK_OFTEN_S = 0.001
 
 
 def reserve_port() -> socket.socket:
-    """Bind a port that the kernel gives to nobody else while the returned socket is open.
+    """Bind a port that the kernel gives to no other socket while the returned socket is open.
 
     A store can still listen on it, because both sides bind with ``SO_REUSEADDR`` and this one never
     listens. Asking for a free port and closing it again would leave a gap, and paddle 3.3 aborts the
@@ -171,7 +171,7 @@ def _tcp_sockets() -> Iterator[tuple[int, int]]:
 
 
 def cut(inodes: Collection[int]) -> int:
-    """Shut the sockets down that are still open; whoever waits for one of them raises. Return how many."""
+    """Shut the sockets down that are still open; a thread that waits for one raises. Return how many."""
     count = 0
     for inode, descriptor in tcp_sockets().items():
         if inode in inodes:

@@ -143,7 +143,7 @@ class PaddleStaging:
             if name in captured:
                 self._copies.append((name, staged, tensor))
                 continue
-            # The flip itself would free what served before: an alias keeps it until nobody waits.
+            # The flip itself would free what served before: an alias keeps it until no request waits.
             old = second_owner(tensor)
             if not old._is_shared_buffer_with(tensor):
                 raise errors.adoption(tensor=name, found="its old memory has no second owner")

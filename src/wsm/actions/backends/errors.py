@@ -99,7 +99,7 @@ def group_down(*, kind: str) -> RefusedError:
 
 
 def group_still_held(*, kind: str, holders: Sequence[str]) -> GroupError:
-    """A communicator cannot be destroyed, because somebody else holds a reference to it."""
+    """A communicator cannot be destroyed, because another part of the process has a reference to it."""
     return GroupError(
         f"the {kind} group stays connected, it is still held by: {', '.join(holders)}; "
         "ask the surface for the group at every use instead of keeping it",

@@ -131,13 +131,13 @@ class PaddleGlooGroups:
     def shut_down(self, kind: GroupKind) -> None:
         """Destroy the communicator: close its connections, end its thread. Idempotent.
 
-        Needs no other member, but whoever is still inside a collective on it gets an error, so all
+        Needs no other member, but a rank that is still inside a collective on it gets an error, so all
         members make this call after they have met for the last time.
 
         Raises
         ------
         GroupError (``group-still-held``)
-            If somebody kept the group and so keeps it connected.
+            If a reference that was kept keeps the group connected.
         """
         live = self._live.pop(kind, None)
         self._sockets.pop(kind, None)
@@ -153,7 +153,7 @@ class PaddleGlooGroups:
     def abandon(self, kind: GroupKind) -> None:
         """Let go of a communicator whose other members may be dead. Local, never waits. Idempotent.
 
-        Whoever still holds the group, such as the traceback of the step that broke on it, keeps no more
+        A reference that is left, such as the traceback of the step that broke on it, keeps no more
         than a broken communicator: the next creation has another group id and a store of its own.
         """
         self._sockets.pop(kind, None)
@@ -163,7 +163,7 @@ class PaddleGlooGroups:
     def interrupt(self) -> bool:
         """Cut the connections of every communicator of this process; safe for threads, never waits.
 
-        Whoever is blocked in a collective on one of them, or in its creation, gets an error within
+        A thread that is blocked in a collective on one of them, or in its creation, gets an error within
         milliseconds, and so does everybody at the other ends.
         """
         had_any = bool(self._live or self._sockets) and not self._broken
@@ -290,7 +290,7 @@ class DeviceGroups:
     groups : mapping of GroupKind to paddle.distributed group
         In the order of creation, all up.
     distributed : module, optional
-        What stands for ``paddle.distributed``, which is taken if not given.
+        Used in place of ``paddle.distributed``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How much memory this process really occupies, and handing back what nobody uses.
+"""How much memory this process really occupies, and handing back what is unused.
 
 Two measures behind one surface: the kernel's count of a process's own pages, and paddle's count of what its
 allocator has taken from a GPU. It must not know what the memory is used for.
@@ -69,7 +69,7 @@ class DeviceMemory:
     Parameters
     ----------
     cuda : object, optional
-        What stands for ``paddle.device.cuda``, which is taken if not given.
+        Used in place of ``paddle.device.cuda``.
 
     Raises
     ------

@@ -139,7 +139,7 @@ class PaddleWeights:
         return self.as_declared(name, self.bytes_of(self.tensor(name)))
 
     def adopts(self, name: str) -> bool:
-        """Whether :meth:`adopt` may be called: the tensor is released, and nobody captured its address."""
+        """Whether :meth:`adopt` may be called: the tensor is released, and its address was not captured."""
         fits = self.on_host and name not in self.transposed
         return fits and not self._tensors[name]._is_initialized()
 
@@ -194,7 +194,7 @@ class PaddleWeights:
         return data.toreadonly()
 
     def new_tensor(self, name: str) -> Any:
-        """Return a paddle tensor like the named one, in new memory that nobody has written to.
+        """Return a paddle tensor like the named one, in new memory that was not written to.
 
         Raises
         ------

@@ -140,7 +140,7 @@ class FileRendezvous:
             waited = time.monotonic() - began
             if waited >= timeout_s or interrupted():
                 raise errors.rendezvous_timeout(incarnation=incarnation, leader=leader, seconds=waited)
-            # A file that appears wakes nobody without inotify, and this directory may be on a file server.
+            # A file that appears wakes no process without inotify; this directory may be on a file server.
             time.sleep(min(pause, timeout_s - waited))
             pause = min(pause * 2, _LONGEST_WAIT_S)
 
