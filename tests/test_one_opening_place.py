@@ -40,7 +40,6 @@ ELSEWHERE = {
         "demo.loop",
         "demo.report",
         "demo.run",
-        "demo.trace",
         "strategies.snapshot.convert",
         "yaml_reading",
     },

@@ -88,7 +88,7 @@ def part_not_restorable(*, rank: int, version: int | None, bases: Sequence[int])
 def version_held(*, rank: int, version: int) -> RefusedError:
     """The version that is announced is the one that is held: a command that names none has nothing to do."""
     return RefusedError(
-        f"version {version} is announced, which rank {rank} holds, verified; it is loaded again by force",
+        f"rank {rank} already holds version {version}, the newest, verified; use --force to load it again",
         code=VERSION_HELD,
         rank=rank,
         version=version,

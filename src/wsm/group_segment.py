@@ -6,12 +6,14 @@ The owner is the process that starts the group: a supervisor, or rank 0 where th
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from pathlib import Path
 
 from wsm import log
 from wsm.config import WsmConfig
 from wsm.signals.segment import Segment
+from wsm.states import journal as kinds
 from wsm.states.epochs import first_epoch
 
 #: Key of the owner's settings in their slot; they say the same for as long as the segment lives.
@@ -45,6 +47,7 @@ def own_group(config: WsmConfig, *, directory: str | Path | None = None) -> Segm
     )
     if segment.words[segment.layout.command] == 0:
         segment.words[segment.layout.command] = first_epoch().pack()
+        _begin_journal(segment, config.journal_directory)
     # Every controller finds the group's journals by this; paths are those of this host.
     journals = config.journal_directory
     settings = {"journal_directory": None if journals is None else str(Path(journals).absolute())}
@@ -65,6 +68,14 @@ def own_new_group(config: WsmConfig, *, directory: str | Path | None = None) -> 
         segment.close()
         segment = own_group(config, directory=directory)
     return segment
+
+
+def _begin_journal(segment: Segment, directory: str | None) -> None:
+    """Write down that a run begins here: from here on commands are counted anew in the file."""
+    from wsm.controller.journal import ControllerJournal  # noqa: PLC0415 - its package imports this module
+
+    journal = ControllerJournal(segment.controller_journal, directory)
+    journal.note(kinds.STARTED, first_epoch(), pid=os.getpid())
 
 
 def journal_directory_of(segment: Segment) -> Path | None:

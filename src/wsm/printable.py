@@ -30,6 +30,19 @@ def printable_json(text: str) -> str:
     return "".join(one if one.isprintable() or one == "\n" else _json_escaped(one) for one in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 tensor", "2 tensors"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def size_text(count: int) -> str:
+    """Return a number of bytes in the largest unit of which there is one."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return counted(count, "byte")
+
+
 def _escaped(one: str) -> str:
     return one.encode("unicode_escape").decode("ascii")
 

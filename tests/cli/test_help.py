@@ -15,7 +15,7 @@ COMMANDS = (
     "update",
     "demo",
     "inspect",
-    "plan",
+    "memory",
     "convert",
     "delta",
     "digest",

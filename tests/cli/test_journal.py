@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,25 @@ def test_a_directory_without_journals_is_wrong_usage(wsm: Run, tmp_path: Path) -
     assert wsm("journal", tmp_path).code == 2
 
 
+def test_a_trace_of_the_journals_holds_states_and_actions(wsm: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    ended = wsm("journal", write(tmp_path / "rank0.ndjson", HISTORY), "--trace", out)
+    assert (ended.code, ended.err) == (0, "")
+    slices = [event for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert [(one["name"], one["ts"], one["dur"]) for one in slices] == [
+        ("CLEARED", 0.0, 2e6),
+        ("load_weights", 3e6, 0.25e6),
+        ("UPDATING", 2e6, 1.25e6),
+        ("CLEARED", 0.0, 3.25e6),
+    ]
+
+
+def test_a_replay_says_how_much_it_asked_and_that_nothing_was_there(wsm: Run, tmp_path: Path) -> None:
+    ended = wsm("journal", write(tmp_path / "rank0.ndjson", HISTORY), "--replay")
+    assert ended.code == 0
+    assert ended.out.splitlines()[-1] == "0 inputs: no journal here holds any"
+
+
 def test_long_messages_are_wrapped_to_80_columns_and_lose_nothing() -> None:
     words = [f"word{number}" for number in range(60)]
     text = Story().tell(
@@ -156,4 +176,7 @@ def test_what_a_living_group_writes_is_as_the_tables_allow(wsm: Run, group: Livi
     ended = wsm("journal", group.journals)
     assert ended.code == 0, ended.err
     assert "load_weights FAILED: " in " ".join(ended.out.split())
+    again = wsm("journal", group.journals, "--replay")
+    assert again.code == 0, again.err
+    assert again.out.splitlines()[-1].endswith("inputs: the core answers each of them as it did")
     assert "rank 1 ends in weights CLEARED, KV cache CLEARED" in ended.out.splitlines()

@@ -1,4 +1,4 @@
-"""``wsm plan`` says what memory a load takes before anything is commanded."""
+"""``wsm memory`` says what memory a load takes before anything is commanded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from command_line import Run
 from small_model import SPECS, publish
 
 from tests.raising import raising
+from wsm.printable import size_text
 from wsm.strategies.applier import admission
 from wsm.strategies.applier.admission import LoadWay
 from wsm.strategies.load import Preview
@@ -34,7 +35,7 @@ def preview(nbytes: int | None, beside: int = 0) -> Preview:
 
 
 def test_a_plan_shows_what_each_phase_takes_within_80_columns(wsm: Run, config: Path) -> None:
-    ended = wsm("plan", config, "--rank", 1)
+    ended = wsm("memory", config, "--rank", 1)
     assert (ended.code, ended.err) == (0, "")
     lines = ended.out.splitlines()
     assert lines[0] == "rank 1 of 2 would load version 7 by ipc_snapshot"
@@ -44,7 +45,7 @@ def test_a_plan_shows_what_each_phase_takes_within_80_columns(wsm: Run, config: 
 
 
 def test_a_hot_plan_as_json_counts_two_versions(wsm: Run, config: Path) -> None:
-    ended = wsm("plan", config, "--rank", 0, "--hot", "--version", 7, "--json")
+    ended = wsm("memory", config, "--rank", 0, "--hot", "--version", 7, "--json")
     found = json.loads(ended.out)
     assert (found["version"], found["bytes"], found["ranks"]) == (7, BYTES, 2)
     stage, flip, let_go = found["phases"]
@@ -98,3 +99,11 @@ def test_a_load_in_place_takes_only_what_lies_beside_and_one_after_a_clear_the_m
 
 def test_a_stream_that_does_not_say_its_size_has_no_plan() -> None:
     assert plan_memory(preview(None), LoadWay.HOT) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "0 bytes"), (1, "1 byte"), (1536, "1.5 KiB"), (26 << 20, "26.0 MiB"), (3 << 30, "3.0 GiB")],
+)
+def test_a_size_is_told_in_the_largest_unit_of_which_there_is_one(count: int, said: str) -> None:
+    assert size_text(count) == said

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from wsm.demo.picture import draw
 from wsm.demo.report import Report, StepRecord
-from wsm.demo.timeline import TimelineSpan
+from wsm.states.spans import TimelineSpan
 
 MS = 1_000_000
 

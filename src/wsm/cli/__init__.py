@@ -17,7 +17,7 @@ module                    responsible for
 :mod:`.diagrams`          ``wsm diagrams``
 :mod:`.drawings`          what it draws: states, phases and plans as Mermaid and Markdown
 :mod:`.explain`           ``wsm explain``
-:mod:`.memory_plan`       ``wsm plan``: what a load would need
+:mod:`.memory_plan`       ``wsm memory``: what a load would need
 :mod:`.deltas`            ``wsm delta``
 :mod:`.digests`           ``wsm digest``, ``wsm verify``, ``wsm diff``, of what :mod:`.digest_targets` finds
 :mod:`.groups`            which groups there are; finding one by its name

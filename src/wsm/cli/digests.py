@@ -13,6 +13,7 @@ from wsm.cli.failures import CommandEndedError
 from wsm.cli.options import Version, json_option
 from wsm.cli.printing import show, show_json
 from wsm.cli.teaching_command import TeachingCommand
+from wsm.printable import counted
 from wsm.strategies.inventory import Difference, Inventory, compare
 
 _SHOWN = 20
@@ -113,12 +114,16 @@ def diff(
     if as_json:
         show_json([_plain_pair(*entry) for entry in found])
     else:
+        if found and not differing:
+            show(_the_same([ours for ours, _, _ in found]))
         for ours, theirs, differences in differing:
             show(f"{_title(ours)}  and  {_title(theirs)}")
             for line in _lines(differences):
                 show(f"  {line}")
     if differing:
-        raise CommandEndedError(f"{left} and {right} differ in {len(differing)} of {len(found)} shards")
+        raise CommandEndedError(
+            f"{left} and {right} differ in {len(differing)} of {counted(len(found), 'shard')}"
+        )
 
 
 @click.command(
@@ -153,9 +158,10 @@ def verify(target: str, *, rank: int | None, version: int | None, allow_pickle: 
             show(f"{row.spec.name}: {row.broken or f'{row.digest} instead of {row.promised}'}")
         if broken:
             raise CommandEndedError(
-                f"{len(broken)} tensors of {_title(each)} are corrupt; publish them again"
+                f"{counted(len(broken), 'tensor')} of {_title(each)} "
+                f"{'is' if len(broken) == 1 else 'are'} corrupt; publish again"
             )
-        count = "verified by its rank" if rows is None else f"{len(rows)} tensors verified"
+        count = "verified by its rank" if rows is None else f"{counted(len(rows), 'tensor')} verified"
         show(f"{_title(each)}: {count}")
 
 
@@ -177,6 +183,13 @@ def _lines(differences: list[Difference] | None) -> list[str]:
     lines = [f"{entry.name}: {entry.how}" for entry in differences[:_SHOWN]]
     rest = len(differences) - _SHOWN
     return [*lines, f"and {rest} more"] if rest > 0 else lines
+
+
+def _the_same(found: Sequence[Inventory]) -> str:
+    """Return how much was compared and found equal; of some only the digest of all tensors is known."""
+    tensors = {len(each.tensors) for each in found if each.tensors is not None}
+    each = f", {counted(tensors.pop(), 'tensor')} each" if len(tensors) == 1 else ""
+    return f"{counted(len(found), 'shard')}{each}: the same"
 
 
 def _title(each: Inventory) -> str:

@@ -34,7 +34,7 @@ def not_rereadable(*, file: str, strategy: str) -> RefusedError:
     """What a configuration names reaches each rank once; the process that reads it takes it from the rank."""
     return RefusedError(
         f"{file} has the strategy {strategy}, whose versions only the ranks can take; "
-        "ask the group by its name what it holds, or plan with 'wsm plan'",
+        "ask the group by its name what it holds, or plan with 'wsm memory'",
         code="not-rereadable",
         file=file,
         strategy=strategy,

@@ -19,11 +19,13 @@ from wsm.cli.errors import JournalFileError
 from wsm.cli.failures import wrong_usage
 from wsm.cli.printing import show, show_text
 from wsm.cli.teaching_command import TeachingCommand
+from wsm.command import VERSION_HELD
 from wsm.errors import BadInputError
 from wsm.states import journal as kinds
 from wsm.states.journal import CONTROLLER, JournalEntry, iterate_ndjson
 from wsm.states.replay import Replay
 from wsm.states.rerun import Rerun
+from wsm.states.spans import journal_spans, trace_text
 
 #: The longest line that is read; no journal has a longer one.
 _MAX_LINE_BYTES = 1 << 16
@@ -63,6 +65,7 @@ class _JournalFile:
         ("wsm journal journals/rank1.ndjson --last 40", "how rank 1 ended"),
         ("wsm journal journals/ --sequence 17", "one command on all ranks"),
         ("wsm journal journals/ --check", "only whether the tables allow it"),
+        ("wsm journal journals/ --trace out.json", "what took how long, as a picture"),
         ("wsm journal journals/ --replay", "whether this build would decide the same"),
     ),
 )
@@ -76,6 +79,12 @@ class _JournalFile:
 @click.option(
     "--replay", is_flag=True, help="Show nothing; ask the core again, and say where it answers otherwise."
 )
+@click.option(
+    "--trace",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OUT",
+    help="Show nothing; write states, actions and commands to OUT, for Perfetto or chrome://tracing.",
+)
 def journal(
     files: tuple[Path, ...],
     *,
@@ -84,6 +93,7 @@ def journal(
     last: int | None,
     check: bool,
     replay: bool,
+    trace: Path | None,
 ) -> None:
     """Show the journals in FILE..., and hold every entry against the transition tables.
 
@@ -108,6 +118,8 @@ def journal(
         and rank in (None, entry.rank)
         and sequence in (None, entry.sequence)
     )
+    if trace is not None:
+        _write_trace(trace, (entry for entry, _ in told))
     story = Story()
     for entry, wrong in deque(told, maxlen=last) if last else told:
         show_text(story.tell(entry, mark="!" if wrong else " "))
@@ -118,6 +130,14 @@ def journal(
     found = [(str(one.path), str(finding)) for one in journals for finding in one.check.findings]
     if found:
         raise errors.impossible_history(file=found[0][0], entry=found[0][1], more=len(found) - 1)
+
+
+def _write_trace(path: Path, entries: Iterator[JournalEntry]) -> None:
+    first = next(entries, None)
+    everything = entries if first is None else itertools.chain([first], entries)
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(trace_text(journal_spans(everything), origin_ns=0 if first is None else first.at_ns))
+    show(f"{path}: open it in https://ui.perfetto.dev or chrome://tracing")
 
 
 def _compare(journals: Sequence[_JournalFile]) -> None:
@@ -288,7 +308,11 @@ _PHRASES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     kinds.ACTION_FINISHED: lambda facts: f"{facts['name']} done in {facts['seconds'] * 1e3:.3f} ms",
     kinds.ACTION_FAILED: lambda facts: f"{facts['name']} FAILED: {_error(facts)}",
     kinds.ACTION_UNDONE: lambda facts: f"{facts['name']} taken back",
-    kinds.COMMAND_FAILED: lambda facts: f"FAILED in {facts['action']}: {_error(facts)}",
+    kinds.COMMAND_FAILED: lambda facts: (
+        f"finds nothing to do: {facts['message']}"
+        if facts["error"] == VERSION_HELD
+        else f"FAILED in {facts['action']}: {_error(facts)}"
+    ),
     kinds.WAIT_EXPIRED: lambda facts: f"WAITED TOO LONG: {facts['message']}",
     kinds.WORD_WRITTEN: _word,
     kinds.DECISION: lambda facts: f"decides {facts['operation']}",

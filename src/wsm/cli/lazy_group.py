@@ -31,13 +31,17 @@ class LazyGroup(click.Group):
     ----------
     lazy : mapping of str to LazyCommand
         In the order in which they are listed.
+    aliases : mapping of str to str
+        Other names that commands go on answering to; they are not listed.
     **attributes : Any
         As for :class:`click.Group`.
     """
 
-    def __init__(self, *, lazy: Mapping[str, LazyCommand], **attributes: Any) -> None:
+    def __init__(
+        self, *, lazy: Mapping[str, LazyCommand], aliases: Mapping[str, str], **attributes: Any
+    ) -> None:
         super().__init__(**attributes)
-        self._lazy = lazy
+        self._lazy, self._aliases = lazy, aliases
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Return the names in their own order, not the alphabet's."""
@@ -45,9 +49,9 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """Import the command's module."""
-        if cmd_name not in self._lazy:
+        lazy = self._lazy.get(self._aliases.get(cmd_name, cmd_name))
+        if lazy is None:
             return None
-        lazy = self._lazy[cmd_name]
         command: click.Command = getattr(importlib.import_module(lazy.module), lazy.attribute)
         return command
 

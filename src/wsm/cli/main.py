@@ -25,7 +25,7 @@ _COMMANDS: Final = {
     "update": LazyCommand("wsm.cli.commanding", "update", "Load a version on every rank and serve it."),
     "demo": LazyCommand("wsm.cli.demo", "demo", "Run an RL loop that trains a policy while it is served."),
     "inspect": LazyCommand("wsm.cli.snapshots", "inspect", "Show what a rank would load from a directory."),
-    "plan": LazyCommand("wsm.cli.memory_plan", "plan", "Show what memory a load would take, by phase."),
+    "memory": LazyCommand("wsm.cli.memory_plan", "plan", "Show what memory a load would take, by phase."),
     "convert": LazyCommand("wsm.cli.snapshots", "convert", "Turn pickle files into safetensors files."),
     "delta": LazyCommand("wsm.cli.deltas", "delta", "Put the change between two versions beside them."),
     "digest": LazyCommand("wsm.cli.digests", "digest", "Read what files or a group hold, as digests."),
@@ -41,7 +41,13 @@ _TALKATIVE = ("rollout",)
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
 
 
-@click.group(cls=LazyGroup, lazy=_COMMANDS, context_settings=_CONTEXT, invoke_without_command=True)
+#: What commands were called before.
+_ALIASES = {"plan": "memory"}
+
+
+@click.group(
+    cls=LazyGroup, lazy=_COMMANDS, aliases=_ALIASES, context_settings=_CONTEXT, invoke_without_command=True
+)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),

@@ -1,4 +1,4 @@
-"""``wsm plan``: the memory that a load would take, phase by phase, before anything is commanded."""
+"""``wsm memory``: the memory that a load would take, phase by phase, before anything is commanded."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from wsm.cli.failures import CommandEndedError, wrong_usage
 from wsm.cli.options import Version, json_option
 from wsm.cli.printing import show_json, show_text
 from wsm.cli.teaching_command import TeachingCommand
+from wsm.printable import size_text
 from wsm.strategies.applier.admission import LoadWay
 from wsm.strategies.load import Preview
 from wsm.strategies.load import inspect as inspect_source
@@ -26,9 +27,9 @@ _Plans = Mapping[LoadWay, Sequence[MemoryPhase] | None]
 @click.command(
     cls=TeachingCommand,
     examples=(
-        ("wsm plan wsm.yaml --rank 0", "what the announced version takes on rank 0"),
-        ("wsm plan wsm.yaml --rank 0 --hot --version 7", "whether version 7 fits beside what serves"),
-        ("wsm plan wsm.yaml --rank 0 --json | jq .phases", "the same in bytes"),
+        ("wsm memory wsm.yaml --rank 0", "what the announced version takes on rank 0"),
+        ("wsm memory wsm.yaml --rank 0 --hot --version 7", "whether version 7 fits beside what serves"),
+        ("wsm memory wsm.yaml --rank 0 --json | jq .phases", "the same in bytes"),
     ),
 )
 @click.argument("config_file", metavar="CONFIG", type=click.Path(dir_okay=False, path_type=Path))
@@ -85,24 +86,20 @@ def _content(
 
 def _text(preview: Preview, plans: _Plans, *, rank: int, ranks: int, available: int | None) -> str:
     version = "a version that it does not name" if preview.version is None else f"version {preview.version}"
-    known_bytes = "not known, it could not be read" if available is None else _mebibytes(available)
+    known_bytes = "not known, it could not be read" if available is None else size_text(available)
     lines = [
         f"rank {rank} of {ranks} would load {version} by {preview.strategy}",
         f"available on this host, for all its ranks: {known_bytes}",
     ]
     known = {way: phases for way, phases in plans.items() if phases is not None}
     if not known:
-        beside = _mebibytes(preview.peak_extra_bytes)
+        beside = size_text(preview.peak_extra_bytes)
         return "\n".join([*lines, f"its size is known only as it comes; at most {beside} beside the model"])
     lines.append(f"{'phase':26}{'held':>13}{'read':>13}{'besides':>13}{'peak':>13}")
     for way, phases in known.items():
         for phase in phases:
             numbers = (phase.held, phase.read, phase.taken, phase.peak)
             lines.append(
-                f"{way.value + ': ' + phase.name:26}" + "".join(f"{_mebibytes(n):>13}" for n in numbers)
+                f"{way.value + ': ' + phase.name:26}" + "".join(f"{size_text(n):>13}" for n in numbers)
             )
     return "\n".join(lines)
-
-
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"

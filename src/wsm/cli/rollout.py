@@ -11,6 +11,7 @@ from wsm.cli.failures import tell, wrong_usage
 from wsm.cli.options import config_option
 from wsm.cli.requirements import require_paddle
 from wsm.cli.teaching_command import TeachingCommand
+from wsm.printable import counted
 from wsm.signals.names import check_name
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _announce(group: RolloutSupervisor) -> None:
     name = config.name
     now = group.controller.status()
     pids = ", ".join(map(str, group.pids()))
-    tell(f"{name} serves version {now.version} on {config.ranks} ranks (processes {pids})")
+    tell(f"{name} serves version {now.version} on {counted(config.ranks, 'rank')} (processes {pids})")
     if config.strategy == "ipc_snapshot":
         tell(f"snapshots are loaded from {config.snapshot.directory}")
     else:

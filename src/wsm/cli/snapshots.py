@@ -10,6 +10,7 @@ import click
 from wsm.cli.options import Version, json_option
 from wsm.cli.printing import show, show_json
 from wsm.cli.teaching_command import TeachingCommand
+from wsm.printable import counted, size_text
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.load import Preview
 from wsm.strategies.load import inspect as inspect_snapshot
@@ -110,14 +111,14 @@ def _lines(preview: Preview, rank: int) -> list[str]:
     version = "unknown (no manifest, no version.yaml)" if preview.version is None else str(preview.version)
     digest, scope = preview.manifest_digest, _SCOPES[preview.manifest_scope]
     return [
-        f"rank {rank} would load {preview.tensors} tensors, {_mebibytes(preview.bytes or 0)}",
+        f"rank {rank} would load {counted(preview.tensors or 0, 'tensor')}, {_size(preview.bytes or 0)}",
         f"version   {version}",
         f"manifest  {digest} {scope}" if digest else "manifest  none: no digest is promised",
-        f"memory    at most {_mebibytes(preview.peak_extra_bytes)} beside the model while loading",
+        f"memory    at most {_size(preview.peak_extra_bytes)} beside the model while loading",
         *(f"file      {file}" for file in preview.files),
         *(f"ignored   {file}: its name holds no part number" for file in preview.ignored),
     ]
 
 
-def _mebibytes(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB ({count} bytes)"
+def _size(count: int) -> str:
+    return f"{size_text(count)} ({count} bytes)" if count >= 1 << 10 else size_text(count)

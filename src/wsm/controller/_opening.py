@@ -37,6 +37,7 @@ from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.states.words import CommandWord, Operation, StatusCode
 from wsm.status.facts import who
+from wsm.status.rules import controller_in_words
 
 #: Seconds that a command which a dead controller left open may take to settle where the caller has no time.
 TAKEOVER_S = 1.0
@@ -169,13 +170,16 @@ class Opening:
         except RoleBusyError as busy:
             pid, ranks = busy.context["pid"], self._group.ranks_of(busy.context["pid"])
             if not ranks and pid != self._group.owner_pid:
-                raise
+                doing = controller_in_words(self._group.facts())
+                raise RoleBusyError(**{**busy.context, "doing": doing}) from None
         try:
             return role.acquire(ENDING_S)
         except RoleBusyError as busy:
             command = self._group.view().command
             what = f"which is ending command {command.sequence} ({command.operation.name})"
-            named = f"{who(ranks[0])}, {what} whose controller is gone" if ranks else ""
+            named = controller_in_words(self._group.facts())
+            if ranks:
+                named = f"{who(ranks[0])}, {what} whose controller is gone"
             context = {**busy.context, "doing": named, "waited_s": wait_s + ENDING_S}
             raise RoleBusyError(**context) from None
 

@@ -26,7 +26,6 @@ from wsm.demo.progress import RunProgress
 from wsm.demo.report import Report, StepRecord
 from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings, group_config
 from wsm.demo.task import Rewards, Tokens
-from wsm.demo.timeline import TimelineSpan
 from wsm.demo.trainer_process import Reply, TrainerProcess
 from wsm.ending import Ending
 from wsm.errors import WsmError
@@ -34,6 +33,7 @@ from wsm.receipt import Receipt
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.request import Generation
 from wsm.rollout.supervisor import INITIAL_VERSION, RolloutSupervisor
+from wsm.states.spans import TimelineSpan
 
 #: How long a step waits for a group that recovers from the loss of a rank, in seconds.
 PATIENCE_S = 120.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wsm.demo.report import Report
-from wsm.demo.timeline import TimelineSpan, extent, tracks, within
+from wsm.states.spans import TimelineSpan, extent, tracks, within
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

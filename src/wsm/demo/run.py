@@ -10,17 +10,15 @@ from pathlib import Path
 from rich.console import Console
 
 from wsm.demo import errors
-from wsm.demo.journal_spans import journal_spans
 from wsm.demo.loop import run_loop
 from wsm.demo.picture import draw
 from wsm.demo.progress import RunProgress
 from wsm.demo.report import Report
 from wsm.demo.settings import JOURNAL_DIRECTORY, DemoSettings
-from wsm.demo.timeline import TimelineSpan, extent
-from wsm.demo.trace import write_trace
 from wsm.ending import Ending
 from wsm.states.journal import JournalEntry, read_ndjson
 from wsm.states.replay import replay
+from wsm.states.spans import TimelineSpan, extent, journal_spans, trace_text
 
 REPORT_FILE = "report.json"
 TRACE_FILE = "trace.json"
@@ -71,9 +69,10 @@ def write_results(out: Path, report: Report, spans: list[TimelineSpan], *, chanc
     """
     report.write(out / REPORT_FILE)
     entries = read_journals(out / JOURNAL_DIRECTORY)
-    _, end_ns = extent(spans)
+    origin_ns, end_ns = extent(spans)
     everything = [*spans, *journal_spans(entries, end_ns=end_ns)]
-    write_trace(out / TRACE_FILE, everything)
+    with (out / TRACE_FILE).open("w", encoding="utf-8") as file:
+        file.writelines(trace_text(everything, origin_ns=min(origin_ns, extent(everything)[0])))
     files = [
         f"{out / REPORT_FILE}: numbers per step",
         f"{out / TRACE_FILE}: every action, for Perfetto or chrome://tracing",

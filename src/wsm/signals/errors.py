@@ -234,7 +234,7 @@ class RoleBusyError(RefusedError):
     def __init__(
         self, *, path: str, pid: int, waited_s: float, stopped: bool = False, doing: str = ""
     ) -> None:
-        fix = "let its command end, or wait longer"
+        fix = "let its command end, or wait for that (wait_s=30, on the command line --wait 30)"
         if stopped:
             fix = f"it is stopped: end it (kill -9 {pid}), or let it go on (kill -CONT {pid})"
         super().__init__(

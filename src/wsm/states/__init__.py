@@ -29,6 +29,7 @@ module                  answers
 :mod:`.journal`         what happened? Entries, their lines of JSON, and the bounded record
 :mod:`.replay`          can it have happened? A journal held against the tables
 :mod:`.rerun`           does the core answer today what it answered then? Its inputs, recorded and asked again
+:mod:`.spans`           what was when, and for how long? Journals as spans of time, and as a Chrome trace
 :mod:`.check`           are the three tables sound, each alone and all together?
 ======================  ==========================================================================
 

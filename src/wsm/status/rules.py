@@ -217,6 +217,20 @@ def version_before(group: GroupFacts) -> int | None:
     return group.committed.version if group.committed.version is not None else group.served_version
 
 
+def controller_in_words(group: GroupFacts) -> str:
+    """Say of the process that has the controller role which one it is and what it commands."""
+    pid, command = group.controller_pid, group.command
+    role = ""
+    if pid is not None and pid == group.supervisor_pid:
+        role = "the supervisor, "
+    elif pid is not None and pid == group.starter_pid:
+        role = "which started the group and "
+    if command is None or command.operation is Operation.NONE:
+        return f"{role}waits for the ranks" if role else "which is about to command it"
+    over = "has ended" if _is_over(group) else "carries out"
+    return f"{role}{'' if role.endswith('and ') else 'which '}{over} the {asked(group)}"
+
+
 def is_current(failure: FailureFacts, group: GroupFacts) -> bool:
     """Whether a failure belongs to the last command."""
     command = group.command

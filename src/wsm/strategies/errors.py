@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wsm.errors import BadInputError, GroupError, InternalError, RefusedError
+from wsm.printable import counted
 from wsm.strategies.tensor import TensorReleasedError
 
 __all__ = [
@@ -81,7 +82,7 @@ class NotARegularFileError(BadInputError):
 
     def __init__(self, *, file: str, found: str, expected: str = "regular file") -> None:
         super().__init__(
-            f"{file} is a {found}, expected a {expected}; remove it or publish again",
+            f"{file} is a {found}, expected a {expected}; name another, or publish again",
             file=file,
             found=found,
             expected=expected,
@@ -408,7 +409,7 @@ def not_covered(
         "the snapshot does not cover the model's tensors exactly once: "
         + "; ".join(found)
         + (f"; they come from {listed(origins)}" if origins else "")
-        + ("; the target's weights are not whole" if touched else "")
+        + ("; the load ended part way" if touched else "")
         + "; publish the state dict of this very model and rank",
         code="not-covered",
         missing=tuple(missing),
@@ -454,9 +455,10 @@ def _mismatch_message(
             for name, expected, found, origin in mismatches
         ]
     )
-    whole = "; the target's weights are not whole" if touched else ""
+    whole = "; the load ended part way" if touched else ""
     return (
-        f"{len(mismatches)} tensors of another {kind}: {details}{whole}; publish this model's own state dict"
+        f"{counted(len(mismatches), 'tensor')} of another {kind}: {details}{whole}; "
+        "publish this model's own state dict"
     )
 
 
@@ -471,7 +473,7 @@ class NotFiniteError(BadInputError):
         super().__init__(
             f"tensor {tensor!r} of {origin} is not finite from element {index} on (in C order), although its "
             "manifest says finite; "
-            + ("the target's weights are not whole; " if touched else "")
+            + ("the load ended part way; " if touched else "")
             + "publish a version without NaN",
             tensor=tensor,
             origin=origin,
@@ -486,7 +488,7 @@ class TiedTensorsDifferError(BadInputError):
     def __init__(self, *, tensor: str, name: str, origin: str, touched: bool) -> None:
         super().__init__(
             f"{tensor!r} and {name!r} are one tensor of the model, and {origin} has other bytes there; "
-            + ("the target's weights are not whole; " if touched else "")
+            + ("the load ended part way; " if touched else "")
             + "publish it once, or the same under both names",
             tensor=tensor,
             name=name,
@@ -516,7 +518,7 @@ class DigestMismatchError(BadInputError):
     def __init__(self, *, tensor: str, origin: str, expected: str, actual: str, touched: bool = True) -> None:
         super().__init__(
             f"tensor {tensor!r} of {origin} is corrupt: digest {actual} instead of {expected}; "
-            + ("the target's weights are not whole; " if touched else "")
+            + ("the load ended part way; " if touched else "")
             + "publish the snapshot again and load it",
             tensor=tensor,
             origin=origin,
@@ -532,7 +534,7 @@ class LoadCancelledError(GroupError):
     def __init__(self, *, tensors_applied: int, tensors: int, touched: bool) -> None:
         super().__init__(
             f"the load was cancelled after {tensors_applied} of {tensors} tensors; "
-            + ("the target's weights are not whole" if touched else "the target is as it was"),
+            + ("the load ended part way" if touched else "the target is as it was"),
             tensors_applied=tensors_applied,
             tensors=tensors,
             touched=touched,

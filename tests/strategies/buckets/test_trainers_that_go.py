@@ -60,7 +60,7 @@ def busy_trainer():
         yield start
 
 
-@pytest.fixture(params=["ipc", "tcp"])
+@pytest.fixture(params=["ipc", pytest.param("tcp", marks=pytest.mark.slow)])
 def address(request, tmp_path):
     return "tcp://127.0.0.1:*" if request.param == "tcp" else f"ipc://{tmp_path}/buckets"
 

@@ -185,6 +185,7 @@ print(json.dumps([name for name, _ in groupby(seen)]))
 """
 
 
+@pytest.mark.slow
 def test_a_delta_that_the_whole_version_replaces_goes_in_one_step_once_the_whole_is_there(directory):
     """In between there are two contents under one number, which ranks refuse to load."""
     command = [sys.executable, "-c", DYING_INSTEAD_OF_A_DELTA, str(directory.path / "dying")]

@@ -46,7 +46,7 @@ def idle_publisher():
         yield start
 
 
-@pytest.fixture(params=["ipc", "tcp"])
+@pytest.fixture(params=["ipc", pytest.param("tcp", marks=pytest.mark.slow)])
 def address(request, tmp_path):
     return "tcp://127.0.0.1:0" if request.param == "tcp" else f"ipc://{tmp_path}/p"
 

@@ -58,6 +58,7 @@ def first_publication(root):
     subprocess.run([sys.executable, "-c", script, str(root)], check=True)
 
 
+@pytest.mark.slow
 def test_readers_see_whole_versions_only_while_a_publisher_replaces_them(snapshot, tmp_path):
     first_publication(tmp_path)
     last = 60

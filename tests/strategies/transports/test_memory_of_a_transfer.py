@@ -97,6 +97,7 @@ def test_what_the_settings_say_is_announced_and_is_no_less_than_what_is_taken(me
     assert BUCKET < taken < announced + NOISE
 
 
+@pytest.mark.slow
 def test_where_no_setting_says_how_much_no_more_is_announced_than_the_stream_brings(measured):
     announced, taken = measured()
     assert announced == COUNT * SIZE + BATCH_BYTES

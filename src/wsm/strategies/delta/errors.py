@@ -49,7 +49,7 @@ class DeltaBaseError(RefusedError):
         else:
             known = "a version unknown here" if found_version is None else f"version {found_version}"
             names = listed([repr(name) for name in tensors])
-            found = f"this rank holds {known}, digest {found_digest} ({len(tensors)} tensors differ: {names})"
+            found = f"this rank holds {known}, digest {found_digest} (different: {names})"
         super().__init__(
             f"version {version} in {where} is a delta against version {base_version}, digest {base_digest}, "
             f"but {found}; {looked_for}; load a full version, or publish this one as a full one",
@@ -107,7 +107,7 @@ def bad_delta(*, file: str, tensor: str, problem: str, touched: bool = False) ->
     """A delta's blocks are not what its manifest says. ``touched`` says whether weights were changed."""
     return BadInputError(
         f"{file} is damaged at tensor {tensor!r}: {problem}; publish the delta again"
-        + (", and load a full version: the target's weights are not whole" if touched else ""),
+        + (", and load a full version: the load ended part way" if touched else ""),
         code="bad-delta",
         file=file,
         tensor=tensor,
