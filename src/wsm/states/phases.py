@@ -356,6 +356,31 @@ def may_step(state: RankState, view: View) -> bool:
     return state.steps and state.holds and not state.broken and not any_broken(view.steps, epoch=state.epoch)
 
 
+def meanwhile(state: RankState, view: View) -> Todo:
+    """Return what a rank may do while a drain or a staging is under way: step on, or wait."""
+    beside = state.phase in (Phase.DRAINING, Phase.STAGING)
+    return Todo.SERVE if beside and may_step(state, view) else Todo.WAIT
+
+
+def before_joining(state: RankState, *, idle: bool) -> Todo:
+    """Return what a rank looks after before it joins a step that peers are in; JOIN: nothing.
+
+    Ranks step on while a hot update is begun and staged, so a rank that is always a little late would find
+    them ahead for ever. To the others it is as if they had entered that step a moment later.
+
+    Parameters
+    ----------
+    state : RankState
+        Where the rank is.
+    idle : bool
+        Whether it has not stepped since it looked last; what it was to begin then it has tried already.
+    """
+    if state.phase is Phase.STAGING:
+        return Todo.STAGE
+    begins = state.phase is Phase.BEGINNING and state.operation.is_hot
+    return Todo.BEGIN if begins and not idle else Todo.JOIN
+
+
 #: Conditions of the rank itself; an outcome depends on these alone.
 OF_THE_RANK: dict[When, Callable[[RankState], bool]] = {
     When.HOT: lambda state: state.operation.is_hot,

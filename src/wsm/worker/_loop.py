@@ -236,7 +236,7 @@ class RankLoop:
             self._doing = move.todo
             todo = self._beside[move.todo](view) if move.todo in self._beside else move.todo
             if todo is Todo.JOIN:
-                todo = self._behind(view, idle=idle)
+                todo = self._look_after(phases.before_joining(self.state, idle=idle), view)
             if todo in (Todo.SERVE, Todo.JOIN):
                 if idle and todo is Todo.SERVE and self.state.phase is not Phase.IDLE:
                     self.words.wait(watches, IDLE_WAIT_S)  # else an idle loop would turn as fast as it can
@@ -344,8 +344,7 @@ class RankLoop:
             self._tell(Event.DRAINED)
             return Todo.LOOK
         self._expire(view)
-        serves = self.state.phase is Phase.DRAINING and phases.may_step(self.state, view)
-        return Todo.SERVE if serves else Todo.WAIT
+        return phases.meanwhile(self.state, view)
 
     def _stage(self, view: View) -> Todo:
         """Serve on until everything stands beside what is served, then say PREPARED."""
@@ -357,18 +356,13 @@ class RankLoop:
         if staged:
             self._tell(Event.STAGED, report=self._at_work.report())
             return Todo.LOOK
-        return Todo.SERVE if phases.may_step(self.state, view) else Todo.WAIT
+        return phases.meanwhile(self.state, view)
 
-    def _behind(self, view: View, *, idle: bool) -> Todo:
-        """Peers are in a later step, which this rank must join; but first it looks after a hot update.
-
-        Ranks step on while one is begun and staged, so a rank that is always a little late would find them
-        ahead for ever. To the others it is as if they had entered that step a moment later.
-        """
-        if self.state.phase is Phase.STAGING:
-            return Todo.LOOK if self._stage(view) is Todo.LOOK else Todo.JOIN
-        begins = self.state.phase is Phase.BEGINNING and self.state.operation.is_hot
-        return Todo.BEGIN if begins and not idle else Todo.JOIN  # if idle, it has tried since its last step
+    def _look_after(self, todo: Todo, view: View) -> Todo:
+        """Go on with a staging before a step is joined; return what is to be done then."""
+        if todo is not Todo.STAGE:
+            return todo
+        return Todo.LOOK if self._stage(view) is Todo.LOOK else Todo.JOIN
 
     def _accept(self, _view: View) -> None:
         try:
