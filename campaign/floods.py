@@ -156,7 +156,7 @@ def _timely(group: GroupUnderFault) -> Answer:
 
 @contextlib.contextmanager
 def _flood(*arguments: str) -> Iterator[None]:
-    """Let a process flood an address, or whoever comes to it, until the block ends."""
+    """Let a process flood an address, or each caller of it, until the block ends."""
     peer = subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
         [sys.executable, "-m", "campaign.flooding_peer", *arguments],
         stdin=subprocess.PIPE,

@@ -139,7 +139,7 @@ def _explore(scopes: Sequence[Scope], asked: argparse.Namespace) -> None:
         if asked.graph:
             found = _whole_graph(scope)
         else:
-            found = explore_on(asked.processes, scope, limit=asked.states, progress=_Progress())
+            found = explore_on(asked.processes, scope, limit=asked.states, progress=_SearchProgress())
         _tell(found)
         if found.violation is not None:
             _tell_violation(found.violation, scope, asked.save)
@@ -152,7 +152,7 @@ def _explore(scopes: Sequence[Scope], asked: argparse.Namespace) -> None:
         _say(f"{total:,} worlds in {time.monotonic() - began:.0f} s; no rule is broken")
 
 
-class _Progress:
+class _SearchProgress:
     """Shows on standard error that the search goes on."""
 
     def __init__(self) -> None:

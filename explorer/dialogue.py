@@ -101,7 +101,7 @@ def changes(before: World, after: World) -> Iterator[str]:
 
 
 def standing(world: World, ranks: int) -> Iterator[str]:
-    """Say what the group is: its command, its committed version, what everybody holds."""
+    """Say what the group is: its command, its committed version, what each participant holds."""
     controller = controller_of(world)
     yield _command(controller)
     yield _committed(controller)
@@ -239,7 +239,7 @@ def replay(scenario: Scenario) -> Violation:
     Raises
     ------
     ScenarioError
-        If somebody cannot do what a line says; it lists what they can do there.
+        If a participant cannot do what a line says; it lists what it can do there.
     """
     scope, worlds = scenario.scope, list(first_worlds(scenario.scope))
     if not 1 <= scenario.start <= len(worlds):

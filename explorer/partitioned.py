@@ -70,7 +70,7 @@ class Partition:
         for world in first_worlds(scope):
             self._sizes = [len(part_of_it) for part_of_it in world]
             self._reach(self._symmetry.representative(world), ROOT)
-        # Everybody knows where everything begins.
+        # Every process knows where everything begins.
         self._outgoing = {peer: {} for peer in links}
 
     def holds(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Partition:
             self._outgoing[owner][own] = _LENGTH.pack(parent) + b"".join(world)
 
     def _exchange(self) -> None:
-        """Send and receive at once: whoever only sends waits for one who only sends too."""
+        """Send and receive at once: a process that only sends waits for one that only sends too."""
         senders = []
         for peer, found in self._outgoing.items():
             data = b"".join(found.values())

@@ -17,13 +17,13 @@ from wsm.states.words import Operation
 class Budget(enum.IntEnum):
     """What is bounded, in the order in which a world stores what is left of it."""
 
-    COMMANDS = 0  # commands that somebody opens
+    COMMANDS = 0  # commands that a caller opens
     STEPS = 1  # steps that a rank begins because it has work
     FAILURES = 2  # actions that raise, or a rank's deadlines that expire
     GIVE_UPS = 3  # the controller's deadline, or a caller that gives up
     RANK_CRASHES = 4
     CONTROLLER_CRASHES = 5
-    BROKEN_STEPS = 6  # steps and collective actions that raise although nobody died
+    BROKEN_STEPS = 6  # steps and collective actions that raise although no rank died
     STALE_READS = 7  # words that a reader goes on seeing as they were
     CONTROLLER_LOSSES = 8  # controllers that die, and none follows
     CONTROLLER_STOPS = 9  # controllers that are stopped with the role, and such that go on again
