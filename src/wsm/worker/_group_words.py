@@ -14,10 +14,11 @@ from wsm.report import FailureReport, RankReport
 from wsm.signals.presence import PresenceWords
 from wsm.signals.segment import Segment
 from wsm.signals.slot import PayloadSlot
+from wsm.signals.view_reader import ViewReader
 from wsm.signals.waiting import Watch, wait, wake
 from wsm.states.rank_state import Move, RankState
 from wsm.states.view import View
-from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.words import CommandWord, StatusCode, StatusWord, StepKind
 
 
 class GroupWords:
@@ -49,19 +50,14 @@ class GroupWords:
         self.status = layout.status[rank]
         self.presence = PresenceWords(segment.words, layout.heartbeat[rank])
         self._clock = clock or SystemClock()
+        self._reader = ViewReader(segment)
         self.steps = layout.step[: segment.world_size]
         self.statuses = layout.status
         self.peer_steps = tuple(index for index in self.steps if index != self.step)
 
     def view(self) -> View:
         """Read every word once, one after the other."""
-        words = self.words
-        return View(
-            CommandWord.unpack(words[self.command]),
-            [StepWord.unpack(words[index]) for index in self.steps],
-            [StatusWord.unpack(words[index]) for index in self.statuses],
-            CommittedWord.unpack(words[self.committed]),
-        )
+        return self._reader.read().view
 
     def called_off(self, epoch: int) -> bool:
         """Whether the command of `epoch` is to be stopped: the group has decided against it, or ended."""
