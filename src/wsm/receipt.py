@@ -95,13 +95,14 @@ class Receipt:
     def _sentence_of_a_half(self) -> str:
         asked = sentence_of(Tag(tag) for tag in self.tags)
         done = {
-            Outcome.CLEARED: f"gave {asked} back",
-            Outcome.ALREADY_CLEARED: f"had given {asked} back already; nothing was done",
-            Outcome.UPDATED: f"brought {asked}",
+            Outcome.CLEARED: f"released {asked}",
+            Outcome.ALREADY_CLEARED: f"had released {asked} already; nothing was done",
+            Outcome.UPDATED: f"{'rebuilt' if self.tags == (Tag.KV_CACHE.value,) else 'loaded'} {asked}",
         }.get(self.outcome, f"had {asked} already; nothing was loaded")
         missing = frozenset(Tag(tag) for tag in self.missing)
         kept = "holds no weights" if Tag.KV_CACHE in missing else "holds the KV cache"
-        held = kept if Tag.WEIGHTS in missing else f"holds version {self.version}"
+        still = "still " if self.outcome is Outcome.CLEARED else ""
+        held = kept if Tag.WEIGHTS in missing else f"{still}holds version {self.version}"
         return f"{done}; {held}, and does not serve without {sentence_of(missing)}"
 
     def sentence(self) -> str:

@@ -60,7 +60,9 @@ def test_one_half_goes_and_comes_and_every_answer_says_what_is_missing(group: Li
     group.serve(1)
     cleared = wsm("clear", group.name, "--tags", "kv_cache")
     assert cleared.code == 0
-    assert "gave the KV cache back; holds version 1, and does not serve without the KV cache" in cleared.out
+    assert (
+        "released the KV cache; still holds version 1, and does not serve without the KV cache" in cleared.out
+    )
     status = wsm("status", group.name).out
     assert f"'wsm update {group.name} --tags kv_cache' rebuilds the KV cache" in " ".join(status.split())
     assert json.loads(wsm("status", group.name, "--json").out)["missing"] == ["kv_cache"]
@@ -68,7 +70,7 @@ def test_one_half_goes_and_comes_and_every_answer_says_what_is_missing(group: Li
     assert (receipt["outcome"], receipt["loaded"], receipt["missing"]) == ("updated", False, [])
     assert wsm("status", group.name).out.startswith(f"{group.name} serves version 1.")
     away = wsm("clear", group.name, "--tags", "weights").out
-    assert "gave the weights back; holds the KV cache, and does not serve without the weights" in away
+    assert "released the weights; holds the KV cache, and does not serve without the weights" in away
 
 
 @pytest.mark.parametrize("tags", ["weight", "kv", "weights,weights", ""])
@@ -116,7 +118,7 @@ def test_a_hot_update_says_how_long_it_staged_and_how_short_it_stopped(group: Li
     assert (updated.code, updated.err) == (0, "")
     assert re.fullmatch(
         rf"{group.name} serves version 2 \(.*, staged for [\d.]+ ms while serving\); "
-        r"ranks stood still for \d+\.\d\d ms\n",
+        r"not serving for \d+\.\d\d ms\n",
         updated.out,
     )
     receipt = json.loads(wsm("update", group.name, "--version", 1, "--hot", "--json").out)

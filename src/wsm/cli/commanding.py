@@ -223,7 +223,7 @@ def _configured(config_file: Path | None, name: str) -> dict[str, Any]:
 def _line(name: str, receipt: Receipt) -> str:
     digits = 2 if receipt.hot else 0
     pause = (
-        f"; ranks stood still for {receipt.pause_s * 1e3:.{digits}f} ms"
+        f"; not serving for {receipt.pause_s * 1e3:.{digits}f} ms"
         if receipt.loaded and receipt.pause_s
         else ""
     )

@@ -28,6 +28,8 @@ from wsm.states.view import View
 from wsm.states.vocabulary import KVPolicy
 from wsm.states.votes import never_ready
 from wsm.states.words import Operation, StatusCode, StepKind, StepWord
+from wsm.status.facts import named
+from wsm.status.rules import not_parked, not_ready
 from wsm.worker._command import CommandReader, Work
 from wsm.worker._group_words import GroupWords, Reports
 from wsm.worker._run import Run
@@ -597,12 +599,10 @@ class RankLoop:
 def _waiting_for(state: RankState, view: View, in_flight: Callable[[], int]) -> str:
     """Name what the rank waits for in its phase."""
     if state.phase is Phase.PARKING:
-        here = (StepKind.PARKED, state.sequence, state.step)
-        late = [r for r, word in enumerate(view.steps) if (word.kind, word.sequence, word.step) != here]
-        return f"rank {', '.join(map(str, late))} to park"
+        late = not_parked(view.steps, sequence=state.sequence, step=state.step)
+        return f"{named(late)} to park"
     if state.phase is Phase.VOTING:
-        late = [r for r, word in enumerate(view.statuses) if word.ready <= state.action]
-        return f"rank {', '.join(map(str, late))} to be ready"
+        return f"{named(not_ready(view.statuses, action=state.action))} to be ready"
     if state.phase is Phase.STOPPED:
         return "the other ranks to stop"
     if state.phase is Phase.DRAINING:
