@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,20 @@ def test_a_replay_says_how_much_it_asked_and_that_nothing_was_there(wsm: Run, tm
     ended = wsm("journal", write(tmp_path / "rank0.ndjson", HISTORY), "--replay")
     assert ended.code == 0
     assert ended.out.splitlines()[-1] == "0 inputs: no journal here holds any"
+
+
+def test_a_long_journal_is_read_in_little_memory(wsm: Run, tmp_path: Path) -> None:
+    file = tmp_path / "rank0.ndjson"
+    waited = at(2, kinds.WAIT_EXPIRED, message="for the others").to_line()
+    file.write_text(f"{HISTORY[0].to_line()}\n" + f"{waited}\n" * 30_000)
+    tracemalloc.start()
+    try:
+        ended = wsm("journal", file, "--last", 2)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert ended.code == 0
+    assert peak < file.stat().st_size, "it is told line by line"
 
 
 def test_long_messages_are_wrapped_to_80_columns_and_lose_nothing() -> None:
