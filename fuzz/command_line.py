@@ -20,7 +20,7 @@ import click.testing
 
 from fuzz.invariant import Format
 from wsm import log
-from wsm.cli.failures import FAILED, UNFORESEEN, WRONG_USAGE
+from wsm.cli._base import FAILED, UNFORESEEN, WRONG_USAGE
 from wsm.cli.main import run
 from wsm.errors import BadInputError
 

@@ -29,9 +29,10 @@ PARALLEL_FILES = {
         "the same part of another strategy",
     ),
     **dict.fromkeys(
-        ("journal", "groups", "options", "graphs", "frames", "request", "load", "fastdeploy"),
-        "a command of the terminal, an adapter or the reference engine, named like what it is about",
+        ("run", "loop", "command", "journal", "groups", "options", "graphs", "frames", "request", "load"),
+        "a command of the terminal, the demo or the reference engine, named like what it is about",
     ),
+    "fastdeploy": "the words of FastDeploy, and its objects",
 }
 
 #: Names that still stand twice. Only ever shorter.

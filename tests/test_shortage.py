@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from wsm.cli.failures import failure_of
+from wsm.cli._base import failure_of
 from wsm.report import FailureReport
 from wsm.shortage import Shortage, described, shortage_of
 from wsm.strategies.errors import UnreadableFileError

@@ -4,9 +4,7 @@
 module                    responsible for
 ========================  =============================================================================
 :mod:`.main`              the entry point: which commands there are, and how the process ends
-:mod:`.lazy_group`        loading a command's module when it is asked for
-:mod:`.teaching_command`  ``--help`` with examples and exit codes
-:mod:`.failures`          from an exception to one line and an exit code
+:mod:`._base`            what all share: loading on demand, help, options, printing, how a command fails
 :mod:`.commanding`        ``wsm clear``, ``wsm update``
 :mod:`.interruption`      Ctrl-C, SIGTERM and SIGHUP while a group is being commanded
 :mod:`.status`            ``wsm status``, with :mod:`.screen`
@@ -22,9 +20,6 @@ module                    responsible for
 :mod:`.digests`           ``wsm digest``, ``wsm verify``, ``wsm diff``, of what :mod:`.digest_targets` finds
 :mod:`.groups`            which groups there are; finding one by its name
 :mod:`.configuration`     reading a configuration file that a command was given
-:mod:`.options`           options that several commands share
-:mod:`.printing`          what goes to the standard output
-:mod:`.requirements`      saying which extra a command needs
 :mod:`.errors`            what can be wrong with a command
 ========================  =============================================================================
 

@@ -9,13 +9,21 @@ from typing import Any
 
 import click
 
+from wsm.cli._base import (
+    RequestId,
+    Seconds,
+    Tags,
+    TeachingCommand,
+    Version,
+    config_option,
+    json_option,
+    show_json,
+    show_text,
+    wrong_usage,
+)
 from wsm.cli.configuration import read_group_config
-from wsm.cli.failures import wrong_usage
 from wsm.cli.groups import known_group
 from wsm.cli.interruption import receipt_of
-from wsm.cli.options import RequestId, Seconds, Tags, Version, config_option, json_option
-from wsm.cli.printing import show_json, show_text
-from wsm.cli.teaching_command import TeachingCommand
 from wsm.controller import Controller, Pending
 from wsm.printable import printable
 from wsm.receipt import Receipt

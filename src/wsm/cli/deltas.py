@@ -7,9 +7,7 @@ from pathlib import Path
 
 import click
 
-from wsm.cli.options import Version, json_option
-from wsm.cli.printing import show_json, show_text
-from wsm.cli.teaching_command import TeachingCommand
+from wsm.cli._base import TeachingCommand, Version, json_option, show_json, show_text
 from wsm.printable import printable
 from wsm.strategies.delta.between import delta_between
 from wsm.strategies.delta.report import DeltaReport

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import click
 
-from wsm.cli.failures import wrong_usage
-from wsm.cli.requirements import require_paddle
-from wsm.cli.teaching_command import TeachingCommand
+from wsm.cli._base import TeachingCommand, require_paddle, wrong_usage
 from wsm.ending import Ending
 from wsm.errors import WsmError
 

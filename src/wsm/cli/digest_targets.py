@@ -13,8 +13,8 @@ from contextlib import closing
 from pathlib import Path
 
 from wsm.cli import errors
+from wsm.cli._base import WRONG_USAGE, CommandEndedError, wrong_usage
 from wsm.cli.configuration import read_config
-from wsm.cli.failures import WRONG_USAGE, CommandEndedError, wrong_usage
 from wsm.cli.groups import known_group
 from wsm.controller.group_view import GroupView
 from wsm.report import RankReport

@@ -8,13 +8,10 @@ from typing import Any
 
 import click
 
+from wsm.cli._base import CommandEndedError, TeachingCommand, Version, json_option, show, show_json
 from wsm.cli.digest_targets import inventories
-from wsm.cli.failures import CommandEndedError
-from wsm.cli.options import Version, json_option
-from wsm.cli.printing import show, show_json
-from wsm.cli.teaching_command import TeachingCommand
 from wsm.printable import counted
-from wsm.strategies.inventory import Difference, Inventory, compare
+from wsm.strategies.inventory import Inventory, TensorDifference, compare
 
 _SHOWN = 20
 
@@ -177,7 +174,7 @@ def _pairs(left: Sequence[Inventory], right: Sequence[Inventory]) -> list[tuple[
     return [(ours[rank], theirs[rank]) for rank in ours]
 
 
-def _lines(differences: list[Difference] | None) -> list[str]:
+def _lines(differences: list[TensorDifference] | None) -> list[str]:
     if differences is None:
         return ["the digests of the whole shards differ (--journals DIRECTORY may say in which tensors)"]
     lines = [f"{entry.name}: {entry.how}" for entry in differences[:_SHOWN]]
@@ -211,7 +208,9 @@ def _plain(each: Inventory, *, with_tensors: bool) -> dict[str, Any]:
     return content
 
 
-def _plain_pair(ours: Inventory, theirs: Inventory, differences: list[Difference] | None) -> dict[str, Any]:
+def _plain_pair(
+    ours: Inventory, theirs: Inventory, differences: list[TensorDifference] | None
+) -> dict[str, Any]:
     return {
         "left": _plain(ours, with_tensors=False),
         "right": _plain(theirs, with_tensors=False),

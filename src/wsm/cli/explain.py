@@ -7,11 +7,16 @@ from pathlib import Path
 
 import click
 
-from wsm.cli.failures import FAILED, WRONG_USAGE, CommandEndedError
+from wsm.cli._base import (
+    FAILED,
+    WRONG_USAGE,
+    CommandEndedError,
+    TeachingCommand,
+    json_option,
+    show_json,
+    show_text,
+)
 from wsm.cli.groups import known_group
-from wsm.cli.options import json_option
-from wsm.cli.printing import show_json, show_text
-from wsm.cli.teaching_command import TeachingCommand
 from wsm.errors import WsmError
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.lock_file import LockFile, open_lock_file

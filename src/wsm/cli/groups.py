@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wsm.cli import errors
-from wsm.cli.failures import wrong_usage
+from wsm.cli._base import wrong_usage
 from wsm.shared_directory import EVERY_USER, ForeignPathError, open_ours
 from wsm.signals.errors import SegmentMissingError
 from wsm.signals.layout import MAGIC

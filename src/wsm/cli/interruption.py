@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from wsm.cli.failures import CommandEndedError, tell
+from wsm.cli._base import CommandEndedError, tell
 from wsm.controller import Pending
 from wsm.controller.errors import CommandTimeoutError
 from wsm.ending import SignalReceived

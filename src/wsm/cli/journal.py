@@ -15,10 +15,8 @@ import click
 
 import wsm
 from wsm.cli import errors
+from wsm.cli._base import TeachingCommand, show, show_text, wrong_usage
 from wsm.cli.errors import JournalFileError
-from wsm.cli.failures import wrong_usage
-from wsm.cli.printing import show, show_text
-from wsm.cli.teaching_command import TeachingCommand
 from wsm.command import VERSION_HELD
 from wsm.errors import BadInputError
 from wsm.states import journal as kinds

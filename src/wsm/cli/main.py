@@ -12,9 +12,15 @@ from typing import Final, TextIO
 import click
 
 from wsm import __version__, log
-from wsm.cli.failures import WRONG_USAGE, CommandEndedError, failure_of, usage_failure
-from wsm.cli.lazy_group import LazyCommand, LazyGroup
-from wsm.cli.printing import show_text
+from wsm.cli._base import (
+    WRONG_USAGE,
+    CommandEndedError,
+    LazyCommand,
+    LazyGroup,
+    failure_of,
+    show_text,
+    usage_failure,
+)
 from wsm.ending import SignalReceived, signals_raise
 
 _COMMANDS: Final = {
@@ -87,7 +93,7 @@ def wsm(ctx: click.Context, log_level: str | None, log_format: str | None, trace
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; return the exit code, of those in :mod:`wsm.cli.failures`."""
+    """Run one command line; return the exit code, of those in :mod:`wsm.cli._base`."""
     try:
         with signals_raise():
             code = wsm.main(args=arguments, prog_name="wsm", standalone_mode=False)

@@ -9,11 +9,16 @@ from pathlib import Path
 import click
 
 from wsm.actions.backends.paddle_memory import available_bytes
+from wsm.cli._base import (
+    CommandEndedError,
+    TeachingCommand,
+    Version,
+    json_option,
+    show_json,
+    show_text,
+    wrong_usage,
+)
 from wsm.cli.configuration import read_config
-from wsm.cli.failures import CommandEndedError, wrong_usage
-from wsm.cli.options import Version, json_option
-from wsm.cli.printing import show_json, show_text
-from wsm.cli.teaching_command import TeachingCommand
 from wsm.printable import size_text
 from wsm.strategies.applier.admission import LoadWay
 from wsm.strategies.load import Preview

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from wsm.cli.failures import tell, wrong_usage
-from wsm.cli.options import config_option
-from wsm.cli.requirements import require_paddle
-from wsm.cli.teaching_command import TeachingCommand
+from wsm.cli._base import TeachingCommand, config_option, require_paddle, tell, wrong_usage
 from wsm.printable import counted
 from wsm.signals.names import check_name
 

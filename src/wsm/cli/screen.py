@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from wsm.cli.printing import show_text
+from wsm.cli._base import show_text
 from wsm.printable import printable_lines
 
 #: Most drawings per second; words change faster than anybody reads.

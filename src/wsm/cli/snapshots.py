@@ -7,9 +7,7 @@ from pathlib import Path
 
 import click
 
-from wsm.cli.options import Version, json_option
-from wsm.cli.printing import show, show_json
-from wsm.cli.teaching_command import TeachingCommand
+from wsm.cli._base import TeachingCommand, Version, json_option, show, show_json
 from wsm.printable import counted, size_text
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.load import Preview

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 import click
 
+from wsm.cli._base import Seconds, TeachingCommand, json_option, json_text, show, show_json, show_text
 from wsm.cli.groups import existing_groups, known_group
-from wsm.cli.options import Seconds, json_option
-from wsm.cli.printing import json_text, show, show_json, show_text
-from wsm.cli.teaching_command import TeachingCommand
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
 from wsm.signals.segment import Segment

@@ -70,7 +70,7 @@ class Inventory:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """How one tensor differs: ``only left``, ``only right``, ``dtype or shape``, or ``bytes``."""
 
     name: str
@@ -133,7 +133,7 @@ def inventory_of_file(path: Path, *, allow_pickle: bool = False) -> Inventory:
     return Inventory(where=str(path), rank=None, version=None, digest=_digest(rows), tensors=rows)
 
 
-def compare(left: Inventory, right: Inventory) -> list[Difference] | None:
+def compare(left: Inventory, right: Inventory) -> list[TensorDifference] | None:
     """Return how two shards differ, tensor by tensor; None if only their digests are known, and differ."""
     if left.digest == right.digest:
         return []
@@ -144,13 +144,13 @@ def compare(left: Inventory, right: Inventory) -> list[Difference] | None:
     found = []
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in theirs:
-            found.append(Difference(name, "only left"))
+            found.append(TensorDifference(name, "only left"))
         elif name not in ours:
-            found.append(Difference(name, "only right"))
+            found.append(TensorDifference(name, "only right"))
         elif ours[name].spec != theirs[name].spec:
-            found.append(Difference(name, "dtype or shape"))
+            found.append(TensorDifference(name, "dtype or shape"))
         elif ours[name].digest != theirs[name].digest:
-            found.append(Difference(name, "bytes"))
+            found.append(TensorDifference(name, "bytes"))
     return found
 
 

@@ -32,7 +32,7 @@ class AxisSegment:
 
 
 @dataclass(frozen=True)
-class Run:
+class AxisRun:
     """A contiguous stretch of the whole tensor's split axis: where it begins, and how long it is."""
 
     begin: int
@@ -81,7 +81,7 @@ def split(shape: Shape, axis: int, *, heads: int | None = None) -> Split:
     return Split(axis, (AxisSegment(shape[axis], heads),))
 
 
-def runs(tensor: str, placement: Placement, shape: Shape, rank: int, ranks: int) -> tuple[Run, ...]:
+def runs(tensor: str, placement: Placement, shape: Shape, rank: int, ranks: int) -> tuple[AxisRun, ...]:
     """Return what `rank` of `ranks` holds of the split axis of the whole; nothing if it does not hold it.
 
     Parameters
@@ -120,7 +120,7 @@ def runs(tensor: str, placement: Placement, shape: Shape, rank: int, ranks: int)
             raise _indivisible(tensor, f"{placement.of} members", ranks)
         if placement.index // (placement.of // ranks) != rank:
             return ()
-    return (Run(0, shape[0] if shape else 1),)
+    return (AxisRun(0, shape[0] if shape else 1),)
 
 
 def local_shape(tensor: str, placement: Placement, shape: Shape, rank: int, ranks: int) -> Shape | None:
@@ -166,12 +166,12 @@ def whole_shape(tensor: str, placement: Placement, local: Shape, rank: int, rank
     return shape
 
 
-def _part(tensor: str, segment: AxisSegment, begin: int, rank: int, ranks: int) -> Run:
+def _part(tensor: str, segment: AxisSegment, begin: int, rank: int, ranks: int) -> AxisRun:
     if segment.heads is None:
         if segment.extent % ranks:
             raise _indivisible(tensor, f"an extent of {segment.extent}", ranks)
         length = segment.extent // ranks
-        return Run(begin + rank * length, length)
+        return AxisRun(begin + rank * length, length)
     heads = segment.heads
     if heads < 1 or segment.extent % heads:
         raise PlacementError(tensor=tensor, problem=f"has {heads} heads in an extent of {segment.extent}")
@@ -179,7 +179,7 @@ def _part(tensor: str, segment: AxisSegment, begin: int, rank: int, ranks: int) 
         raise _indivisible(tensor, f"{heads} heads", ranks)
     parts = min(heads, ranks)
     length = segment.extent // parts
-    return Run(begin + rank * parts // ranks * length, length)
+    return AxisRun(begin + rank * parts // ranks * length, length)
 
 
 def _indivisible(tensor: str, what: str, ranks: int) -> PlacementError:

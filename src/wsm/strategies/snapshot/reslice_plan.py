@@ -14,7 +14,7 @@ from wsm.errors import InternalError
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.snapshot import errors as snapshot_errors
 from wsm.strategies.snapshot.manifest import ShardManifest
-from wsm.strategies.snapshot.placement import Placement, Run, Shape, Split, local_shape, runs, whole_shape
+from wsm.strategies.snapshot.placement import AxisRun, Placement, Shape, Split, local_shape, runs, whole_shape
 from wsm.strategies.snapshot.tensor_table import TensorEntry
 from wsm.strategies.tensor import TensorSpec
 
@@ -160,7 +160,7 @@ def _whole_shapes(
     """Return the whole shape of every tensor; an error if the shards do not agree on what they hold."""
     found: dict[str, Shape] = {}
     problems: list[tuple[str, str]] = []
-    seen: dict[_Key, tuple[tuple[Run, ...], ...]] = {}
+    seen: dict[_Key, tuple[tuple[AxisRun, ...], ...]] = {}
     for name, entries in held.items():
         kinds = {
             (
@@ -187,7 +187,9 @@ def _whole_shapes(
     return found
 
 
-def _holders_problem(entries: Mapping[int, TensorEntry], expected: Sequence[tuple[Run, ...]]) -> str | None:
+def _holders_problem(
+    entries: Mapping[int, TensorEntry], expected: Sequence[tuple[AxisRun, ...]]
+) -> str | None:
     holders = [rank for rank, held in enumerate(expected) if held]
     missing = [rank for rank in holders if rank not in entries]
     if missing:
@@ -195,7 +197,7 @@ def _holders_problem(entries: Mapping[int, TensorEntry], expected: Sequence[tupl
     strangers = [rank for rank in entries if rank not in holders]
     if strangers:
         return f"overlaps: rank {strangers[0]} has it, which holds no slice of it"
-    first: dict[tuple[Run, ...], int] = {}
+    first: dict[tuple[AxisRun, ...], int] = {}
     for rank in holders:
         twin = first.setdefault(expected[rank], rank)
         if entries[twin].digest != entries[rank].digest:
@@ -222,7 +224,9 @@ def _cut(name: str, placement: Placement, shape: Shape, *, found: int, rank: int
     return (placement.axis if isinstance(placement, Split) else 0), tuple(pieces)
 
 
-def _piece_at(name: str, held: Sequence[tuple[int, tuple[Run, ...]]], position: int, end: int) -> SlicePiece:
+def _piece_at(
+    name: str, held: Sequence[tuple[int, tuple[AxisRun, ...]]], position: int, end: int
+) -> SlicePiece:
     for source, stretches in held:
         local = 0
         for run in stretches:
