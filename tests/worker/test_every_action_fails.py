@@ -32,20 +32,11 @@ ENGINE = _engine()
 
 class TestAnEngineThatHasEverySurface(RunnerContract):
     plans = ("clear", "update", "update_in_place", "hot")
+    ways = ("raises", "is not done")
     configuration: ClassVar = {"shut_down_groups": True}
 
     def make_runner(self, rank):
         return ENGINE.InMemoryRunner()
-
-
-class TestOneHalf(RunnerContract):
-    """What differs where a command names one half: which rank is asked, and what stays."""
-
-    plans = ("clear_weights", "clear_kv_cache", "update_weights", "update_kv_cache", "update_in_place_only")
-    ways = ("raises",)
-
-    def make_runner(self, rank):
-        return InMemoryRunner(SPECS)
 
 
 @pytest.fixture
