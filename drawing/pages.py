@@ -20,8 +20,7 @@ from wsm.states.joint import (
     chart_of,
     serving,
 )
-from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, Look, Outcome, When
-from wsm.states.rank_state import Phase, Todo
+from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, Look, Outcome, Phase, Todo, When
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART, Chart, Guard, Row, State
 from wsm.states.vocabulary import Tag
 from wsm.states.words import Operation

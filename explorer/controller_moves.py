@@ -32,10 +32,10 @@ from explorer.world import (
     view_of,
     word_name,
 )
-from wsm.states import decide, epochs, group, restoring, takeover
+from wsm.states import decide, epochs
+from wsm.states.decide import Duty, Inheritance, Role
+from wsm.states.epochs import Attempt
 from wsm.states.errors import CommandOpenError
-from wsm.states.restoring import Attempt
-from wsm.states.takeover import Duty, Inheritance, Role
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation
 
@@ -236,9 +236,9 @@ class ControllerMoves:
         for operation in self._scope.operations:
             about = (BOTH, WEIGHTS, KV_CACHE) if self._scope.halves and not operation.is_hot else (BOTH,)
             for tags in about:
-                held = group.resident_for(self._view, operation, TAGS[tags])
+                held = decide.resident_for(self._view, operation, TAGS[tags])
                 if held is not None:
-                    before = group.state_before(held, owed) is WeightState.NORMAL
+                    before = decide.state_before(held, owed) is WeightState.NORMAL
                     says = Arguments(None, before, tags)
                     self._open_with("opens", operation, says, (Budget.COMMANDS,), after=after)
                     lacks_kv_only = held.missing == TAGS[KV_CACHE]
@@ -315,7 +315,7 @@ class ControllerMoves:
             repaired += fails
         else:
             failed = failed + 1 if now.restores and fails else 0
-        if not restoring.faulted(self._view):
+        if not epochs.faulted(self._view):
             repaired = 0
         return now._replace(driving=False, gives_up=False, failed=failed, repaired=repaired, repairs=False)
 
@@ -332,7 +332,7 @@ class ControllerMoves:
 
     def _take_over(self) -> None:
         """The kernel's lock proves that the one before is dead."""
-        found = takeover.inherited(self._view)
+        found = decide.inherited(self._view)
         nothing = found is Inheritance.NOTHING or self._view.command.operation is Operation.NONE
         gives_up = not nothing and found is Inheritance.DECIDE
         self._add(
@@ -353,7 +353,7 @@ class ControllerMoves:
             yield lambda: self._add(
                 "is gone; the owner of the group takes the role", lambda: now._replace(alive=True)
             )
-        elif takeover.duty(self._view, Role.FREE, expired=False) is Duty.TAKE_ROLE:
+        elif decide.duty(self._view, Role.FREE, expired=False) is Duty.TAKE_ROLE:
             yield lambda: self._add(
                 "is gone; a process of the group takes the role", lambda: now._replace(ending=True)
             )
@@ -368,7 +368,7 @@ class ControllerMoves:
             after = now._replace(version=self._version(due))
             label = f"is gone; a process of the group decides {due.name}"
             self._write(label, decide.decided(view, due), after=after)
-        elif takeover.lacks_a_word(view):
+        elif decide.lacks_a_word(view):
             word = decide.committed(view, now.version or None)
             self._add(
                 "is gone; a process of the group stores the committed version", lambda: self._commits(word)
@@ -380,7 +380,7 @@ class ControllerMoves:
 
     def _stand_in(self, role: Role) -> None:
         """Write the one decision that is left in the place of a controller that has the role."""
-        if takeover.duty(self._view, role, expired=True) is not Duty.ABORT:
+        if decide.duty(self._view, role, expired=True) is not Duty.ABORT:
             return
         due = decide.decision(self._view, agree=False, give_up=True)
         if due is None:
@@ -408,7 +408,7 @@ class ControllerMoves:
             after = now._replace(version=self._version(open_still))
             self._write(label, decide.decided(view, open_still), after=after)
             return
-        goal = restoring.goal(view, asked=now.version, served=now.before, restores=now.restores)
+        goal = epochs.goal(view, asked=now.version, served=now.before, restores=now.restores)
         completed = epochs.completed_commit(view, goal) if goal is not None else None
         word = completed or epochs.goal_word(view, goal)
         if word is not None:
@@ -439,14 +439,14 @@ class ControllerMoves:
         """Whether a restore is to be made once more: that is the owner's, whichever controller commanded."""
         view, now = self._view, self._now
         version = None if serves(view) else epochs.unrestored(view, restores=now.restores)
-        due = restoring.next_attempt(view, restores=now.restores, failed=now.failed, limit=ATTEMPTS)
+        due = epochs.next_attempt(view, restores=now.restores, failed=now.failed, limit=ATTEMPTS)
         return decide.is_over(view) and version is not None and due is Attempt.MAKE
 
     def _restore(self) -> None:
         """Load what the group must serve again, once all have joined the new epoch."""
         view, now = self._view, self._now
         version = None if serves(view) else epochs.unrestored(view, restores=now.restores)
-        due = restoring.next_attempt(view, restores=now.restores, failed=now.failed, limit=ATTEMPTS)
+        due = epochs.next_attempt(view, restores=now.restores, failed=now.failed, limit=ATTEMPTS)
         if due is Attempt.MAKE and version is not None:
             self._add("restores once more", lambda: self._checked(now.failed))
             says = Arguments(version, before=True, restores=True)
@@ -455,7 +455,7 @@ class ControllerMoves:
             self._add("has nothing to restore", lambda: now._replace(recovering=False))
 
     def _next_repair(self) -> Attempt:
-        return restoring.next_repair(self._view, failed=self._now.repaired, limit=ATTEMPTS)
+        return epochs.next_repair(self._view, failed=self._now.repaired, limit=ATTEMPTS)
 
     def _repair(self) -> None:
         """Clear the whole group again where a rank is FAULTED."""

@@ -27,7 +27,7 @@ from explorer.world import (
     view_of,
 )
 from wsm.states.joint import stands_beside
-from wsm.states.rank_state import Phase
+from wsm.states.phases import Phase
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord

@@ -51,8 +51,8 @@ from explorer.world import (
     view_of,
     word_name,
 )
-from wsm.states import takeover
-from wsm.states.takeover import Duty, Role
+from wsm.states import decide
+from wsm.states.decide import Duty, Role
 
 CONTROLLER = -1
 
@@ -213,7 +213,7 @@ class Moves:
             return False
         others = [read_public(each[:PUBLIC_BYTES]) for each in world[FIRST:]]
         view = view_of(controller._replace(seen=Seen()), others, self._scope.ranks)
-        return takeover.duty(view, Role.STALLED, expired=True) is Duty.FAIL
+        return decide.duty(view, Role.STALLED, expired=True) is Duty.FAIL
 
     def _others(self, world: World, me: ParticipantState, told: Answer | None) -> tuple[bytes, ...]:
         """Return the part of the others that matters for what a participant can do."""

@@ -36,8 +36,7 @@ from explorer.world import (
 from wsm.states import joint as tables
 from wsm.states import rank as protocol
 from wsm.states.errors import EpochUsedError, ProtocolViolationError
-from wsm.states.phases import Event, Happened
-from wsm.states.rank_state import Move, Phase, RankState, Todo
+from wsm.states.phases import Event, Happened, Move, Phase, RankState, Todo
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.states.words import CommandWord, Operation, StatusCode, StepKind

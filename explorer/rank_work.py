@@ -14,11 +14,10 @@ from itertools import product
 
 from explorer.errors import RuleBrokenError
 from explorer.world import BOTH, KV_CACHE, TAGS, WEIGHTS, ParticipantState
-from wsm.states import command_events, halves
+from wsm.states import command_events
 from wsm.states import joint as tables
-from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course, Request, WayOut
+from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course, Half, Request, WayOut
 from wsm.states.errors import IllegalTransitionError
-from wsm.states.halves import Half
 from wsm.states.joint import JointState
 from wsm.states.phases import Event as CommandEvent
 from wsm.states.table import Event
@@ -44,7 +43,7 @@ def plan_of(me: ParticipantState, *, long_plans: bool) -> tuple[bool, ...]:
     plan = _asked(me, me.tags).plan
     if plan is None or plan is PlanName.HOT:
         return ()
-    change = halves.CHANGES.get(plan)
+    change = command_events.CHANGES.get(plan)
     votes: tuple[bool, ...] = (False,)
     if change is not None and change.loads:
         votes = (False, True) if change.weights is Half.REPLACED else (True, False)

@@ -22,7 +22,7 @@ from explorer.errors import UnpackableError
 from explorer.scope import Budget, Scope, Start
 from wsm.states.epochs import first_epoch
 from wsm.states.joint import START, JointState
-from wsm.states.rank_state import Phase, RankState, Todo
+from wsm.states.phases import Phase, RankState, Todo
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, Tag, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
@@ -53,7 +53,7 @@ _MOST_BOOLEANS = 7
 class Packing(Generic[Value]):
     """How the values of one dataclass become bytes: one byte per field.
 
-    The protocol's own :class:`~wsm.states.rank_state.RankState` is packed by the fields that it has, so that
+    The protocol's own :class:`~wsm.states.phases.RankState` is packed by the fields that it has, so that
     a field that is added to it becomes part of every world by itself, and a value that the bytes cannot hold
     is an error, never a world that is taken for another one.
 

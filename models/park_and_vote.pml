@@ -1,4 +1,4 @@
-/* Park and vote, alone: how ranks agree behind which step they stop, without a collective (src/wsm/states/park.py).
+/* Park and vote, alone: how ranks agree behind which step they stop, without a collective (src/wsm/states/view.py).
 
    SHOWS    that ranks which run steps together, each by itself deciding when to begin one, all accept a command behind the
             same step, that nobody is left alone inside a step, and that the next command finds everybody serving again.

@@ -179,7 +179,7 @@ bool frozen, killed, gone;                             /* the controller is stop
 #define MAY_FAIL  (fails < FAILS)
 #define MAY_DIE   (rcrash < RCRASH)
 
-/* states/park.py */
+/* states/view.py */
 #ifdef M_STEP_WITHOUT_EPOCH
 #define SAME_EPOCH(j) true
 #else
@@ -201,7 +201,7 @@ bool frozen, killed, gone;                             /* the controller is stop
 #define BEHIND    (MAY_STEP && ANY_RANK(LATER))
 #define STANDS(j) (UNSEEN(j) && w_e[j] == e && w_q[j] == q && w_k[j] == PARKED && w_n[j] == n)
 
-/* states/votes.py */
+/* states/view.py */
 #define MINE(j)   (t_e[j] == e && t_q[j] == q)
 #define READY(j)  (UNSEEN(j) && MINE(j) && t_r[j] >= 1)
 #define NEVER(j)  (MINE(j) && t_c[j] >= FAILED && t_r[j] < 1)
@@ -344,7 +344,7 @@ end_stopped:                                            /* it may stay so for ev
 }
 
 #if ALONE
-/* A thread of a rank, or the supervisor: what states/takeover.py says of a command whose controller does not come back. */
+/* A thread of a rank, or the supervisor: what states/decide.py says of a command whose controller does not come back. */
 #define UNPREPARED(j) (!(CURRENT(j) && t_c[j] == PREPARED))
 #define UNENDED(j) (!(CURRENT(j) && t_c[j] >= DONE_KEPT))
 #ifdef M_KEEPER_FORGETS_VERSION

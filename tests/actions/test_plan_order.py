@@ -15,7 +15,7 @@ from wsm.actions.order import BEFORE, MIRRORS, check_order
 from wsm.actions.plan import PlanOptions, derive_plans
 from wsm.actions.surfaces import GroupKind
 from wsm.errors import InternalError
-from wsm.states.halves import CHANGES
+from wsm.states.command_events import CHANGES
 from wsm.states.vocabulary import PlanName, Tag
 
 

@@ -17,7 +17,7 @@ from wsm.actions import names
 from wsm.actions.base import Plans
 from wsm.cli.drawings import Arrow, Drawing, Node, NodeKind, heading_of
 from wsm.states.joint import BESIDE
-from wsm.states.rank_state import Phase
+from wsm.states.phases import Phase
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART
 from wsm.states.vocabulary import PlanName
 

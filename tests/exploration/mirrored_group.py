@@ -32,7 +32,7 @@ from wsm.command import ARGUMENTS_KIND, CommandArguments
 from wsm.config import Deadlines
 from wsm.signals.segment import Segment
 from wsm.states import rank as protocol
-from wsm.states.rank_state import Todo
+from wsm.states.phases import Todo
 from wsm.states.vocabulary import PlanName
 from wsm.states.words import CommandWord, CommittedWord, Operation
 from wsm.testing import InMemoryRunner

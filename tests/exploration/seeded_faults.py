@@ -18,11 +18,10 @@ from explorer.rank_work import check_refusals
 from explorer.scope import Scope
 from explorer.search import Findings, explore
 from explorer.world import BOTH, ParticipantState
-from wsm.states import command_events, decide, epochs, joint, park, phases, rank, restoring, takeover, votes
-from wsm.states.phases import Effect, Event, Happened, Look, Outcome, When
-from wsm.states.rank_state import Move, Phase, RankState, Todo
+from wsm.states import command_events, decide, epochs, joint, phases, rank, view
+from wsm.states.decide import Duty, Role
+from wsm.states.phases import Effect, Event, Happened, Look, Move, Outcome, Phase, RankState, Todo, When
 from wsm.states.table import Row
-from wsm.states.takeover import Duty, Role
 from wsm.states.view import View
 from wsm.states.vocabulary import KVEvent, KVState, WeightState
 from wsm.states.words import CommandWord, Operation, StatusCode, StepKind, StepWord
@@ -141,11 +140,11 @@ def deadline_prepared():
 @fault("operations=update steps=0 controller_crashes=1 starts=cleared", of_model=True)
 def takeover_literal():
     """A successor commits if all are PREPARED, else aborts, whatever the command word says already."""
-    real_inherited, real_decision = takeover.inherited, decide.decision
+    real_inherited, real_decision = decide.inherited, decide.decision
 
-    def inherited(view: View) -> takeover.Inheritance:
+    def inherited(view: View) -> decide.Inheritance:
         found = real_inherited(view)
-        return found if found is takeover.Inheritance.NOTHING else takeover.Inheritance.DECIDE
+        return found if found is decide.Inheritance.NOTHING else decide.Inheritance.DECIDE
 
     def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
         if view.command.operation.is_decision and give_up:
@@ -153,7 +152,7 @@ def takeover_literal():
             return real_decision(replace(view, command=command), agree=agree, give_up=True)
         return real_decision(view, agree=agree, give_up=give_up)
 
-    return {(takeover, "inherited"): inherited, (decide, "decision"): decision}
+    return {(decide, "inherited"): inherited, (decide, "decision"): decision}
 
 
 @fault("operations=clear commands=2 steps=0 starts=serving", of_model=True)
@@ -255,7 +254,7 @@ def hot_flip_at_once():
 @fault("operations=hot_update steps=1 starts=serving", of_model=True)
 def running_no_seq():
     """A running rank does not say which command it finished last."""
-    return {(park, "_has_finished"): lambda _peer, _sequence: False}
+    return {(view, "_has_finished"): lambda _peer, _sequence: False}
 
 
 # -- our own -------------------------------------------------------------------------------------------
@@ -291,14 +290,14 @@ def a_failure_takes_votes_back():
     def all_ready(view: View, action: int) -> bool:
         return real(view, action) and not never_ready(view, action)
 
-    real = votes.all_ready
+    real = view.all_ready
     return {(phases, "never_ready"): never_ready, (phases, "all_ready"): all_ready}
 
 
 @fault("operations=update steps=0 failures=1 starts=serving")
 def touched_is_forgotten_at_the_end():
     """A rank that has settled already does not tell any more that it touched its weights."""
-    return {(votes, "_TOUCHED"): frozenset((StatusCode.STOPPED_TOUCHED,))}
+    return {(view, "_TOUCHED"): frozenset((StatusCode.STOPPED_TOUCHED,))}
 
 
 @fault("operations=update steps=0 failures=1 starts=serving")
@@ -484,7 +483,7 @@ def followers_do_not_follow():
         del follow
         return real(steps, rank=rank, epoch=epoch, step=step, sequence=sequence, follow=False)
 
-    real = park.all_stand
+    real = view.all_stand
     return {(phases, "all_stand"): all_stand}
 
 
@@ -534,7 +533,7 @@ def a_helper_follows_a_decision_at_once():
 @fault("operations=update halves=True helpers=1 steps=0 starts=cleared")
 def a_helper_misses_who_was_fast():
     """A rank that is PREPARED without a vote is no sign for a helper that all stand."""
-    return {(votes, "_ACCEPTED"): votes._ACCEPTED - {StatusCode.PREPARED}}
+    return {(view, "_ACCEPTED"): view._ACCEPTED - {StatusCode.PREPARED}}
 
 
 @fault("operations=update steps=0 starts=serving give_ups=1")
@@ -586,17 +585,17 @@ def helpers_are_not_asked():
 @fault("operations=update steps=0 controller_crashes=1 starts=cleared")
 def a_successor_waits_for_ever():
     """A successor does not decide what was left undecided."""
-    return {(takeover, "inherited"): lambda _view: takeover.Inheritance.NOTHING}
+    return {(decide, "inherited"): lambda _view: decide.Inheritance.NOTHING}
 
 
 def with_duty(instead: Callable[[View, Role, Duty], Duty]) -> dict[tuple[ModuleType, str], Any]:
     """Let another answer than the real one stand for what a group owes a command without a controller."""
-    real = takeover.duty
+    real = decide.duty
 
     def duty(view: View, role: Role, *, expired: bool) -> Duty:
         return instead(view, role, real(view, role, expired=expired))
 
-    return {(takeover, "duty"): duty}
+    return {(decide, "duty"): duty}
 
 
 @fault("operations=update steps=0 controller_losses=1 starts=serving")
@@ -608,8 +607,8 @@ def a_group_waits_for_the_next_controller():
 @fault("operations=update steps=0 controller_losses=1 starts=serving")
 def a_commit_is_left_without_its_version():
     """A commit that stands counts as all that a dead controller owed."""
-    real = takeover.lacks_a_word
-    return {(takeover, "lacks_a_word"): lambda view: real(view) and not view.command.operation.is_commit}
+    real = decide.lacks_a_word
+    return {(decide, "lacks_a_word"): lambda view: real(view) and not view.command.operation.is_commit}
 
 
 @fault("operations=clear steps=0 failures=1 controller_stops=1 starts=serving")
@@ -633,7 +632,7 @@ def a_stopped_controller_is_overruled():
 @fault("operations=update steps=0 starts=serving fine=True")
 def a_group_decides_without_the_role():
     """ABORT is written beside a controller that goes on, before anything failed."""
-    real = takeover.lacks_a_word
+    real = decide.lacks_a_word
 
     def instead(view: View, role: Role, due: Duty) -> Duty:
         return Duty.ABORT if role is Role.KEPT and real(view) else due
@@ -687,17 +686,17 @@ def nobody_is_owed_anything_before_the_restore():
 def a_restore_is_tried_but_once():
     """A restore that failed for a reason that may pass leaves the group without weights."""
 
-    def next_attempt(_view: View, *, restores: bool, failed: int, limit: int) -> restoring.Attempt:
+    def next_attempt(_view: View, *, restores: bool, failed: int, limit: int) -> epochs.Attempt:
         del restores, limit
-        return restoring.Attempt.OVERTAKEN if failed else restoring.Attempt.MAKE
+        return epochs.Attempt.OVERTAKEN if failed else epochs.Attempt.MAKE
 
-    return {(restoring, "next_attempt"): next_attempt}
+    return {(epochs, "next_attempt"): next_attempt}
 
 
 @fault("operations=update commands=0 steps=0 rank_crashes=1 failures=2 starts=serving")
 def a_restore_is_tried_for_ever():
     """Nobody counts how often a restore has failed."""
-    return {(restoring, "next_attempt"): lambda _view, **_asked: restoring.Attempt.MAKE}
+    return {(epochs, "next_attempt"): lambda _view, **_asked: epochs.Attempt.MAKE}
 
 
 @fault("operations=update commands=0 steps=0 rank_crashes=2 failures=1 starts=serving")
@@ -708,7 +707,7 @@ def a_death_between_two_attempts_ends_the_debt():
         del restores, served
         return epochs.restored_version(view, asked=asked, served=False)
 
-    return {(restoring, "goal"): goal}
+    return {(epochs, "goal"): goal}
 
 
 @fault("operations=clear,update commands=1 steps=0 rank_crashes=1 failures=2 starts=serving")
@@ -726,21 +725,21 @@ def a_command_between_two_attempts_is_undone():
 @fault("operations=clear commands=1 steps=0 failures=2 starts=serving")
 def a_faulted_rank_is_left_alone():
     """A rank whose teardown failed waits until a controller commands the group."""
-    return {(restoring, "next_repair"): lambda _view, **_asked: restoring.Attempt.NONE}
+    return {(epochs, "next_repair"): lambda _view, **_asked: epochs.Attempt.NONE}
 
 
 @fault("operations=clear commands=1 steps=0 failures=6 starts=serving")
 def a_faulted_rank_is_cleared_for_ever():
     """How often a repair has failed is not counted."""
-    real = restoring.next_repair
-    return {(restoring, "next_repair"): lambda view, *, failed, limit: real(view, failed=0, limit=limit)}
+    real = epochs.next_repair
+    return {(epochs, "next_repair"): lambda view, *, failed, limit: real(view, failed=0, limit=limit)}
 
 
 @fault("operations=clear commands=1 steps=0 failures=2 starts=serving")
 def a_faulted_rank_is_replaced_at_once():
     """A process is ended although its teardown was not tried again."""
-    real = restoring.next_repair
-    return {(restoring, "next_repair"): lambda view, *, failed, limit: real(view, failed=limit, limit=limit)}
+    real = epochs.next_repair
+    return {(epochs, "next_repair"): lambda view, *, failed, limit: real(view, failed=limit, limit=limit)}
 
 
 @fault("operations=update commands=0 steps=0 rank_crashes=1 failures=2 starts=serving")

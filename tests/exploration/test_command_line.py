@@ -9,7 +9,7 @@ import pytest
 
 from explorer.__main__ import main
 from wsm.states import phases
-from wsm.states.rank_state import Phase, Todo
+from wsm.states.phases import Phase, Todo
 
 SMALL = (
     "--steps=1",

@@ -10,7 +10,7 @@ from explorer.errors import GraphTooLargeError
 from explorer.scope import Scope
 from explorer.search import endless, whole_graph
 from wsm.states import phases
-from wsm.states.rank_state import Phase, Todo
+from wsm.states.phases import Phase, Todo
 
 
 @pytest.mark.parametrize(

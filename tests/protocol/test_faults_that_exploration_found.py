@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from wsm.states import rank as protocol
-from wsm.states.phases import Event, Happened
-from wsm.states.rank_state import Phase, RankState
+from wsm.states.phases import Event, Happened, Phase, RankState
 from wsm.states.words import Operation, StatusCode, StepKind
 
 

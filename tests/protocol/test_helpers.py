@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from wsm.states import rank as protocol
-from wsm.states.phases import Event, Happened
-from wsm.states.rank_state import Phase, RankState, Todo
+from wsm.states.phases import Event, Happened, Phase, RankState, Todo
 from wsm.states.view import View
 from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 

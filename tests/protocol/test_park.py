@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from words import broken, parked, running
 
-from wsm.states.park import all_stand, any_broken, is_behind
+from wsm.states.view import all_stand, any_broken, is_behind
 
 
 def behind(*others, step=3, sequence=1, epoch=1):

@@ -10,8 +10,7 @@ from words import broken, parked, running, says, view
 from wsm.states import phases
 from wsm.states import rank as protocol
 from wsm.states.errors import ProtocolViolationError
-from wsm.states.phases import Event, Happened
-from wsm.states.rank_state import Phase, RankState, Todo
+from wsm.states.phases import Event, Happened, Phase, RankState, Todo
 from wsm.states.words import Operation, StatusCode, StepKind
 
 UPDATE, ABORT, COMMIT = Operation.UPDATE, Operation.ABORT, Operation.COMMIT

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wsm.states.replacing import Backoff, Cause, hung, late, restart_delay_s, whom_to_replace
+from wsm.states.epochs import Backoff, Cause, hung, late, restart_delay_s, whom_to_replace
 from wsm.states.view import View
 from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from wsm.states.restoring import Attempt, faulted, goal, next_attempt, next_repair
+from wsm.states.epochs import Attempt, faulted, goal, next_attempt, next_repair
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord

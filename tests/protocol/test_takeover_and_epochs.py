@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from words import says, view
 
+from wsm.states.decide import Inheritance, inherited
 from wsm.states.epochs import completed_commit, first_epoch, next_epoch
 from wsm.states.errors import EpochUsedError
+from wsm.states.phases import RankState, Todo
 from wsm.states.rank import advance, join
-from wsm.states.rank_state import RankState, Todo
-from wsm.states.takeover import Inheritance, inherited
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 CLEAR, UPDATE, COMMIT, ABORT = Operation.CLEAR, Operation.UPDATE, Operation.COMMIT, Operation.ABORT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from words import says, view
 
-from wsm.states.votes import all_ready, all_stopped, any_touched, never_ready
+from wsm.states.view import all_ready, all_stopped, any_touched, never_ready
 from wsm.states.words import Operation, StatusCode
 
 UPDATE, ABORT = Operation.UPDATE, Operation.ABORT

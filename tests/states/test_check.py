@@ -20,7 +20,7 @@ from wsm.states.check import (
     moments,
 )
 from wsm.states.joint import BESIDE, NEEDS, Beside, JointState, stands_beside
-from wsm.states.rank_state import Phase
+from wsm.states.phases import Phase
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Guard, Row
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, PlanName, Tag, WeightEvent, WeightState
 from wsm.states.words import Operation

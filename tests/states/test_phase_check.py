@@ -11,8 +11,7 @@ from explorer.scope import Scope
 from explorer.search import explore
 from wsm.states import phases
 from wsm.states.check import PhaseTables, check_phases
-from wsm.states.phases import LOOKS, OUTCOMES, Event, Look, Outcome, When
-from wsm.states.rank_state import Phase, Todo
+from wsm.states.phases import LOOKS, OUTCOMES, Event, Look, Outcome, Phase, Todo, When
 from wsm.states.words import StatusCode
 
 

@@ -17,7 +17,7 @@ from wsm.actions.plan import derive_plans
 from wsm.config import Deadlines
 from wsm.controller.errors import RankFailedError
 from wsm.errors import BadInputError, InternalError
-from wsm.states.halves import CHANGES, Half
+from wsm.states.command_events import CHANGES, Half
 from wsm.states.vocabulary import PlanName, Tag
 from wsm.testing import InMemoryRunner
 

@@ -13,8 +13,7 @@ import wsm
 from wsm.controller.errors import RankFailedError, RankLostError
 from wsm.states import phases, rerun
 from wsm.states.journal import INPUT, JournalEntry, iterate_ndjson
-from wsm.states.phases import Look
-from wsm.states.rank_state import Phase, Todo
+from wsm.states.phases import Look, Phase, Todo
 from wsm.states.rerun import Rerun
 from wsm.states.words import StatusCode
 

@@ -18,7 +18,7 @@ from wsm.clock import SystemClock
 from wsm.controller.recovery import AbandonedCommands
 from wsm.signals.segment import Segment
 from wsm.states import journal as kinds
-from wsm.states.rank_state import RankState
+from wsm.states.phases import RankState
 from wsm.testing import InMemoryRunner
 from wsm.worker._group_words import GroupWords
 from wsm.worker._watchdog import ActionWatch, Watchdog

@@ -2,8 +2,8 @@
 
 For what wsm has no surface for: adapters, prefix stores, whatever lives and dies with the weights or the KV
 cache. An engine lists its additions, and they stand in plans, diagrams, journals and receipts like every
-other action. Which plans they are in follows from :data:`wsm.states.halves.CHANGES`, so that none can be
-forgotten.
+other action. Which plans they are in follows from :data:`wsm.states.command_events.CHANGES`, so that none
+can be forgotten.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from wsm.actions import errors, names
 from wsm.actions.base import Action, Plan
-from wsm.states.halves import CHANGES, DISCARDS, Half
+from wsm.states.command_events import CHANGES, DISCARDS, Half
 from wsm.states.vocabulary import PlanName, Tag
 
 _TAKES_BEFORE = {

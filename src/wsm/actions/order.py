@@ -14,7 +14,7 @@ from wsm.actions import errors, names
 from wsm.actions.addition import Addition
 from wsm.actions.base import Plan, Plans
 from wsm.errors import InternalError
-from wsm.states.halves import CHANGES, DISCARDS, Change, Half
+from wsm.states.command_events import CHANGES, DISCARDS, Change, Half
 from wsm.states.vocabulary import ALL_TAGS, PlanName, Tag
 
 

@@ -1,7 +1,7 @@
 """Plans composed of parts: which steps an engine needs for each transition, in which order.
 
 Responsible for presence: a step that a configuration does not need, or that a change of one half only
-(:mod:`wsm.states.halves`) leaves out, is absent, never skipped at run time. The order written here is
+(:mod:`wsm.states.command_events`) leaves out, is absent, never skipped at run time. The order written here is
 checked against the declared rules (:mod:`wsm.actions.order`) every time. It knows no words, and runs nothing.
 
 First the plans, then the parts: runs of steps that always go together, in one order.
@@ -56,7 +56,7 @@ from wsm.actions.base import Action, Plan, Plans
 from wsm.actions.measuring import MemoryProof
 from wsm.actions.options import PlanOptions
 from wsm.actions.order import check_order
-from wsm.states.halves import CHANGES, DISCARDS, Change, Half
+from wsm.states.command_events import CHANGES, DISCARDS, Change, Half
 from wsm.states.vocabulary import KVPolicy, PlanName
 
 __all__ = ["Plan", "PlanOptions", "Plans", "compose", "derive_plans"]
@@ -97,7 +97,7 @@ def compose(name: PlanName, options: PlanOptions, proof: MemoryProof) -> Plan:
     Parameters
     ----------
     name : PlanName
-        Its printed name; :mod:`wsm.states.halves` says what a plan of that name does.
+        Its printed name; :mod:`wsm.states.command_events` says what a plan of that name does.
     options : PlanOptions
         The engine's configuration.
     proof : MemoryProof

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from wsm.actions.base import Action, Plan, Plans
-from wsm.states.halves import CHANGES, DISCARDS, Half
+from wsm.states.command_events import CHANGES, DISCARDS, Half
 from wsm.states.joint import BESIDE
-from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, Look, Outcome, When
-from wsm.states.rank_state import Phase
+from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, Look, Outcome, Phase, When
 from wsm.states.table import CHARTS, Chart, MachineName, Row, State
 from wsm.states.vocabulary import KVState, PlanName, WeightState
 

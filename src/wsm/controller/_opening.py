@@ -1,7 +1,7 @@
 """How a command is begun: role, inheritance, admission, engine words, command word, in this order.
 
 What is refused on the way is undone and has changed nothing. What the group holds, and whether that leaves
-any work, is judged by :mod:`wsm.states.group`; an open command is driven by :mod:`._transaction`.
+any work, is judged by :mod:`wsm.states.decide`; an open command is driven by :mod:`._transaction`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.lock_file import LockHold
 from wsm.states import decide
-from wsm.states.group import (
+from wsm.states.decide import (
+    Inheritance,
     Resident,
+    inherited,
     needs_no_work,
     resident_for,
     resident_on_each,
     state_before,
 )
-from wsm.states.takeover import Inheritance, inherited
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.states.words import CommandWord, Operation, StatusCode

@@ -27,7 +27,7 @@ from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
 from wsm.states import decide
 from wsm.states import journal as kinds
-from wsm.states.group import resident_on_each
+from wsm.states.decide import resident_on_each
 from wsm.states.view import View
 from wsm.states.vocabulary import Tag
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode

@@ -2,7 +2,7 @@
 
 A thread of the process that owns the group's processes, whichever engine they run: it starts and ends them
 through :class:`GroupProcesses`. Whose process is replaced, and when it tries again what failed, is decided by
-:mod:`wsm.states.replacing` and :mod:`wsm.states.restoring`; what the group must be afterwards by
+:mod:`wsm.states.epochs`; what the group must be afterwards by
 :mod:`.recovery`. It tells each death and each recovery in one line.
 """
 
@@ -29,10 +29,9 @@ from wsm.receipt import Receipt
 from wsm.shortage import described, shortage_of
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.segment import Segment
-from wsm.states import epochs, replacing
+from wsm.states import epochs
+from wsm.states.epochs import Attempt, Backoff, Cause
 from wsm.states.errors import CommandOpenError
-from wsm.states.replacing import Backoff, Cause
-from wsm.states.restoring import Attempt
 from wsm.status.facts import who
 from wsm.strategies.registry import strategy_called
 from wsm.strategies.snapshot.version_pins import VersionPins
@@ -413,18 +412,18 @@ class Keeper:
         self._recovery.end_abandoned()
         # The words before the processes: a step that broke because of a death is seen after that.
         view = self._group.view()
-        late, broken = replacing.late(view), epochs.ended_by(view, ())
+        late, broken = epochs.late(view), epochs.ended_by(view, ())
         ended = self._processes.ended()
         stopped = self._stopped() if late or broken else ()
         leaving = bool(broken) and self._is_leaving()
-        found = replacing.whom_to_replace(view, ended=ended, stopped=stopped, leaving=leaving)
+        found = epochs.whom_to_replace(view, ended=ended, stopped=stopped, leaving=leaving)
         if found:
             return self._told(found)
         now = time.monotonic()
         if view.command != self._decided[0]:
             self._decided = view.command, now
         waited_s, drain_s = now - self._decided[1], self._config.deadlines.drain_s
-        hung = replacing.hung(view, stopped, waited_s=waited_s, limit_s=self._limits.hung_s, drain_s=drain_s)
+        hung = epochs.hung(view, stopped, waited_s=waited_s, limit_s=self._limits.hung_s, drain_s=drain_s)
         return self._told(hung, f"it did not end a decided command within {waited_s:.0f} s")
 
     def _told(self, found: Mapping[int, Cause], detail: str = "") -> dict[int, str]:
@@ -500,7 +499,7 @@ class Keeper:
         now, limits = time.monotonic(), self._limits
         self._deaths = [(at, one) for at, one in self._deaths if now - at <= limits.within_s]
         self._deaths += [(now, death) for death in deaths]
-        delay_s = replacing.restart_delay_s(
+        delay_s = epochs.restart_delay_s(
             self._begun_s, now, restarts=limits.restarts, within_s=limits.within_s, backoff=limits.backoff
         )
         self._begun_s = [*self._begun_s[-limits.restarts :], now]

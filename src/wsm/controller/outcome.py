@@ -17,8 +17,7 @@ from wsm.controller.errors import (
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
 from wsm.report import WITHOUT_WEIGHTS, FailureReport, RankReport, ReportFormatError
-from wsm.states.park import any_broken
-from wsm.states.view import View
+from wsm.states.view import View, any_broken
 from wsm.states.words import CommandWord, StatusCode
 from wsm.status.blame import Late, Situation, blame, doings, late_then
 

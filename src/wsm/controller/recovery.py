@@ -2,14 +2,14 @@
 
 :class:`AbandonedCommands` ends a command whose controller does not come back, for the group's supervisor and
 its ranks. It finds out about the controller role, counts the command's deadline, and writes what
-:mod:`wsm.states.takeover` says is owed: with the role, which proves that the controller is gone, a decision
+:mod:`wsm.states.decide` says is owed: with the role, which proves that the controller is gone, a decision
 and the committed version; in the place of a controller that is only stopped, the one decision that is left.
 The role is held for a few words, never while ranks work; what follows a decision, ranks do alone.
 
 :class:`Recovery` begins a new epoch for a group that has lost a rank, and loads again what it served. Its
 caller has killed and reaped what it replaces. The controller role is held from the moment before the epoch is
 raised until the group is restored, so that no other command comes in between. What is restored is decided by
-:mod:`wsm.states.epochs` and :mod:`wsm.states.restoring`; which process is started when, by :mod:`.keeper`.
+:mod:`wsm.states.epochs`; which process is started when, by :mod:`.keeper`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from wsm.signals.errors import RoleBusyError, SegmentReplacedError
 from wsm.signals.liveness import Life
 from wsm.signals.lock_file import LockHold
 from wsm.signals.segment import Segment
-from wsm.states import decide, epochs, restoring, takeover
-from wsm.states.restoring import Attempt
-from wsm.states.takeover import Duty, Role
+from wsm.states import decide, epochs
+from wsm.states.decide import Duty, Role
+from wsm.states.epochs import Attempt
 from wsm.states.view import View
 from wsm.states.vocabulary import WeightState
 from wsm.states.words import CommandWord, Operation
@@ -128,7 +128,7 @@ class AbandonedCommands:
     @property
     def lacks_a_word(self) -> bool:
         """Whether the command at hand needs a word of a controller still; reads words only."""
-        return takeover.lacks_a_word(self._group.view())
+        return decide.lacks_a_word(self._group.view())
 
     def look(self) -> GroupError | None:
         """Do what is owed to the command at hand. Takes microseconds where nothing is; does not wait.
@@ -144,13 +144,13 @@ class AbandonedCommands:
             If a word is damaged.
         """
         view = self._group.view()
-        if not takeover.lacks_a_word(view):
+        if not decide.lacks_a_word(view):
             self._watched = None
             return None
         watched = self._known(view)
         role, stopped = self._role(watched)
         expired = watched.expired_at_s is not None
-        due = takeover.duty(view, role, expired=expired)
+        due = decide.duty(view, role, expired=expired)
         if due is not watched.due:
             watched.due = due
             self._group.journal.asked("duty", view, due, role=role.name, expired=expired)
@@ -191,7 +191,7 @@ class AbandonedCommands:
         return Role.STALLED if stopped is not None or late else Role.KEPT, stopped
 
     def _end_with_the_role(self, watched: _Watched) -> None:
-        if not takeover.lacks_a_word(self._group.view()):
+        if not decide.lacks_a_word(self._group.view()):
             return  # it ended between two looks, and the role is another command's
         try:
             hold = self._group.role.acquire(0)
@@ -200,7 +200,7 @@ class AbandonedCommands:
         with hold:
             view = decide_undecided(self._group)
             arguments = watched.arguments or CommandArguments("its arguments are gone")
-            if takeover.lacks_a_word(view) and view.command[:2] == watched.key:
+            if decide.lacks_a_word(view) and view.command[:2] == watched.key:
                 word = committed_word(self._group, view, arguments)
                 if word is not None:
                     self._group.write_committed(word)
@@ -220,7 +220,7 @@ class AbandonedCommands:
             view = self._group.view()
             due = decide.decision(view, agree=False, give_up=True)
             self._group.journal.asked("decision", view, due, agree=False, give_up=True)
-            if takeover.duty(view, role, expired=False) is not Duty.ABORT or due is None:
+            if decide.duty(view, role, expired=False) is not Duty.ABORT or due is None:
                 return
             self._group.write_command(decide.decided(view, due))
         pid = self._group.role.holder()
@@ -315,15 +315,15 @@ class Recovery:
         """Say what follows after `failed` attempts to restore the group, of which `limit` may fail."""
         view = self._group.view()
         restores = self._group.restores(view)
-        return restoring.next_attempt(view, restores=restores, failed=failed, limit=limit)
+        return epochs.next_attempt(view, restores=restores, failed=failed, limit=limit)
 
     def faulted(self) -> list[int]:
         """Return the participants whose teardown failed, and who live."""
-        return restoring.faulted(self._group.view())
+        return epochs.faulted(self._group.view())
 
     def next_repair(self, *, failed: int, limit: int) -> Attempt:
         """Say what follows for FAULTED ranks after `failed` clears, of which `limit` may fail."""
-        return restoring.next_repair(self._group.view(), failed=failed, limit=limit)
+        return epochs.next_repair(self._group.view(), failed=failed, limit=limit)
 
     def versions(self) -> set[int]:
         """Return the versions that the group may have to load: the committed, and that of an open command.
@@ -536,7 +536,7 @@ class Recovery:
         if arguments is not None and arguments.before is not None:
             served = arguments.before is WeightState.NORMAL
         restores = arguments is not None and arguments.restores
-        goal = restoring.goal(view, asked=asked, served=served, restores=restores)
+        goal = epochs.goal(view, asked=asked, served=served, restores=restores)
         self._group.journal.asked("goal", view, goal, asked=asked, served=served, restores=restores)
         completed = epochs.completed_commit(view, goal) if goal is not None else None
         word = completed or epochs.goal_word(view, goal)

@@ -12,20 +12,12 @@ module                  answers
 :mod:`.table`           what leads where? Every transition of weights and KV cache, with its theory
 :mod:`.joint`           which states stand side by side, and beside which phase; which event needs what?
 :mod:`.machine`         where is this rank, and may this happen now? The live `transitions` machines
-:mod:`.command_events`  which events does a command fire, on every way through it and out of it?
-:mod:`.halves`          which plan does it mean for weights and KV cache, given what is held?
-:mod:`.view`            what has one participant read?
-:mod:`.park`            who is in a later step, who stands where I stand, may I accept?
-:mod:`.votes`           may I enter this collective action, will it never happen, has everybody stopped?
-:mod:`.rank_state`      what does a rank remember, and what can it be told to do?
-:mod:`.phases`          the third table: what does a rank look for in each phase, and what follows?
+:mod:`.command_events`  which plan does a command mean, and which events does it fire on every way out of it?
+:mod:`.view`            what has one participant read, where do all ranks stand, what have they voted for?
+:mod:`.phases`          what does a rank remember? The third table: what it looks for, and what follows
 :mod:`.rank`            the walk over it: the next thing to do, the outcome of what was done
-:mod:`.group`           what does a group hold, may a command begin, has it any work?
-:mod:`.decide`          the controller's one decision per command, and when a command is over
-:mod:`.takeover`        what a successor does with what a dead controller left
-:mod:`.epochs`          how a group gets a new incarnation, and who may join it
-:mod:`.restoring`       what is it owed then, and when is that tried again or given up?
-:mod:`.replacing`       whose process does the keeper replace, and when does it try again?
+:mod:`.decide`          may a command begin, what is decided, when is it over, and what does a successor do?
+:mod:`.epochs`          what does a group's new incarnation owe it, and which processes are replaced?
 :mod:`.journal`         what happened? Entries, their lines of JSON, and the bounded record
 :mod:`.replay`          can it have happened? A journal held against the tables
 :mod:`.rerun`           does the core answer today what it answered then? Its inputs, recorded and asked again

@@ -44,9 +44,10 @@ from wsm.states.phases import (
     OUTCOMES,
     Look,
     Outcome,
+    Phase,
+    Todo,
     When,
 )
-from wsm.states.rank_state import Phase, Todo
 from wsm.states.table import CHARTS, Chart, Event, MachineName, Row, State
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState
 from wsm.states.words import Operation

@@ -1,15 +1,158 @@
-"""The controller's side of a command: one decision, and when it is over.
+"""The controller's side of a command: may it begin, its one decision, when it is over, and who completes it.
 
-A command is open from the moment it is written until every participant is terminal for it and, if it
-was committed, the committed-version word says so. The decision is written over the operation in the
-command word, once, and is final.
+Theory of operation
+-------------------
+**A group as a controller judges it** (:class:`Resident`): what its participants hold, whether a command may
+begin, or has no work.
+
+**One decision.** A command is open from the moment it is written until every participant is terminal for it
+and, if it was committed, the committed-version word says so. The decision is written over the operation in
+the command word, once, and is final.
+
+**A controller that does not come back** is followed by a successor, or by the group itself (:func:`duty`). A
+successor holds the role's kernel lock, which proves that the controller before it is gone; a timeout
+never does. All that the dead one knew is lost, the words are not, and they are enough: a decision that stands
+in the command word is completed, an undecided command is decided.
+
+A controller that is only stopped still has the role, and may write its next word at any moment. Which word
+that is, is known once a participant has failed: no participant that failed is PREPARED later, so the only
+decision left is ABORT, and a rank that writes it first writes what the controller would write itself. While
+all are PREPARED it may be about to write COMMIT, and nothing is decided in its place.
+
+Pure: functions of a view and of what is asked.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Iterable
+from typing import NamedTuple
+
 from wsm.states.errors import CommandOpenError
+from wsm.states.joint import serving
 from wsm.states.view import View
+from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord
+
+
+class Resident(NamedTuple):
+    """Where the weights and the KV cache of one rank are, or of all of them.
+
+    Parameters
+    ----------
+    weights : WeightState
+        The weights.
+    kv : KVState
+        The KV cache.
+    """
+
+    weights: WeightState
+    kv: KVState
+
+    def __str__(self) -> str:
+        return f"{self.weights.name}, KV cache {self.kv.name}"
+
+    @property
+    def serving(self) -> bool:
+        """Whether a rank that holds this may step."""
+        return serving(self.weights, self.kv)
+
+    @property
+    def missing(self) -> frozenset[Tag]:
+        """What is not there, or not whole."""
+        there = {Tag.WEIGHTS: self.weights is WeightState.NORMAL, Tag.KV_CACHE: self.kv is KVState.NORMAL}
+        return frozenset(tag for tag, holds in there.items() if not holds)
+
+    @property
+    def as_whole(self) -> WeightState:
+        """What one word says of both: NORMAL if it serves, CLEARED if it does not and all is at rest.
+
+        FastDeploy's weights word is that word: an engine sends requests while it is NORMAL, and asks for
+        UPDATING while it is CLEARED. So a half must not be NORMAL there.
+        """
+        halves = self.missing and self.weights is WeightState.NORMAL
+        return WeightState.CLEARED if halves else self.weights
+
+
+def resident_on_each(view: View) -> list[Resident]:
+    """Return what each participant holds, by its status word."""
+    return [Resident(WeightState(status.weights), KVState(status.kv)) for status in view.statuses]
+
+
+def resident_on_all(each: Iterable[Resident]) -> Resident | None:
+    """Return what every participant holds; None if they differ."""
+    found = set(each)
+    return found.pop() if len(found) == 1 else None
+
+
+def resident_for(view: View, operation: Operation, tags: frozenset[Tag]) -> Resident | None:
+    """Return what the participants hold, as a command finds it; None: they differ, and it has no one meaning.
+
+    Participants that differ, and FAULTED ones, can only be cleared, of both halves; FAULTED counts most then,
+    and NORMAL more than CLEARED.
+
+    Parameters
+    ----------
+    view : View
+        What was read; no command is open.
+    operation : Operation
+        What is to be commanded.
+    tags : frozenset of Tag
+        Which halves it names.
+    """
+    found = resident_on_each(view)
+    one = resident_on_all(found)
+    weights = {each.weights for each in found}
+    if one is not None and WeightState.FAULTED not in weights:
+        return one
+    if operation is not Operation.CLEAR or tags != ALL_TAGS:
+        return None
+    return Resident(
+        WeightState.FAULTED if WeightState.FAULTED in weights else max(weights),
+        KVState.CLEARED if all(each.kv is KVState.CLEARED for each in found) else KVState.NORMAL,
+    )
+
+
+def needs_no_work(
+    held: Resident,
+    operation: Operation,
+    tags: frozenset[Tag],
+    *,
+    version: int | None,
+    committed: int | None,
+    owed: int | None,
+) -> bool:
+    """Whether the end of a command is reached before it begins.
+
+    Parameters
+    ----------
+    held : Resident
+        What all participants hold.
+    operation, tags : Operation, frozenset of Tag
+        What is asked.
+    version : int or None
+        The version that need not be loaded again where it is committed; None: any has to be.
+    committed : int or None
+        The committed version.
+    owed : int or None
+        The version that the group waits to be restored to: a clear of it is a command like any other, since
+        it ends the waiting.
+    """
+    if operation is Operation.CLEAR:
+        return held.weights is not WeightState.FAULTED and owed is None and tags <= held.missing
+    if tags & held.missing:
+        return False
+    return Tag.WEIGHTS not in tags or (version is not None and version == committed)
+
+
+def state_before(held: Resident, owed: int | None) -> WeightState:
+    """Return what the group is to be again if a rank is lost in the command that is admitted now.
+
+    That is NORMAL if it serves, or, in an epoch that was not restored yet, if it served before.
+    """
+    waits = held.weights is WeightState.CLEARED and owed is not None
+    return WeightState.NORMAL if waits else held.as_whole
+
 
 _ABORT_OF = {
     Operation.CLEAR: Operation.ABORT,
@@ -122,3 +265,70 @@ def committed(view: View, version: int | None) -> CommittedWord:
     `version` is None only where no version was ever committed, and the commit brings none.
     """
     return CommittedWord(view.command.sequence, version)
+
+
+class Inheritance(enum.Enum):
+    """What a successor finds."""
+
+    NOTHING = "nothing"  # the last command is over
+    COMPLETE = "complete"  # decided: write the committed version if it is missing, wait until it is over
+    DECIDE = "decide"  # undecided: COMMIT if all are PREPARED and agree, else ABORT
+
+
+class Role(enum.Enum):
+    """What can be known of the controller role from outside."""
+
+    FREE = "free"  # nobody has it: whoever gave the open command is gone, or gave it up
+    KEPT = "kept"  # by a process that goes on, and will decide
+    STALLED = "stalled"  # by a process that is stopped, or that let the command's deadline pass
+
+
+class Duty(enum.Enum):
+    """What whoever keeps a group owes the command at hand."""
+
+    NOTHING = "nothing"  # it is over, or its participants end it alone, or its controller will
+    TAKE_ROLE = "take the role"  # take it without waiting, look again, write what is missing, give it back
+    FAIL = "fail"  # its deadline has passed: every participant that still may says FAILED
+    ABORT = "abort"  # write the only decision that is left, in the controller's place
+    NAME = "name"  # all are PREPARED, or it is decided: say who must be ended, and decide nothing
+
+
+def inherited(view: View) -> Inheritance:
+    """Say what must be done before a new command may be written."""
+    if is_over(view):
+        return Inheritance.NOTHING
+    if view.command.operation.is_decision:
+        return Inheritance.COMPLETE
+    return Inheritance.DECIDE if decision(view, agree=True, give_up=True) else Inheritance.COMPLETE
+
+
+def lacks_a_word(view: View) -> bool:
+    """Whether the command at hand needs a controller's word still: a decision, or the committed version."""
+    command = view.command
+    if command.operation.is_commit:
+        return view.committed.sequence != command.sequence
+    return command.operation is not Operation.NONE and inherited(view) is Inheritance.DECIDE
+
+
+def duty(view: View, role: Role, *, expired: bool) -> Duty:
+    """Say what whoever keeps the group owes its command now.
+
+    Parameters
+    ----------
+    view : View
+        What was read.
+    role : Role
+        What was found out about the controller role, after the view was read.
+    expired : bool
+        Whether the deadline of the command has passed.
+    """
+    if role is Role.KEPT or not lacks_a_word(view):
+        return Duty.NOTHING
+    if role is Role.FREE:
+        return Duty.TAKE_ROLE
+    if view.command.operation.is_decision:
+        return Duty.NAME
+    due = decision(view, agree=True, give_up=False)
+    if due is None:
+        return Duty.FAIL if expired else Duty.NOTHING
+    return Duty.ABORT if due.is_abort else Duty.NAME

@@ -1,17 +1,31 @@
-"""Epochs: how a group gets a new incarnation when a rank was lost.
+"""Epochs: how a group gets a new incarnation when a rank was lost, what that owes it, and whom it replaces.
 
+Theory of operation
+-------------------
 Only the controller raises the epoch, once per death, after the old process is killed and reaped. The
 new epoch begins with no command; what restores the group is an ordinary first command in it.
 
-What is to be restored has to outlive whoever raises the epoch, and a second death before it is restored. So
-it stands in the committed word: a version if the group is to serve it again, none if it is to stay CLEARED.
+**What is to be restored** has to outlive whoever raises the epoch, and a second death before it is restored.
+So it stands in the committed word: a version if the group is to serve it again, none if it is to stay
+CLEARED.
+
+**A restore or a repair that failed is tried again, or given up** (:class:`Attempt`). A restore is an ordinary
+update, and may fail like one. Most causes pass, so it is tried again; between two attempts the group is free
+for other commands, and any of them ends the debt.
+
+**Whose process the group's keeper ends and replaces** (:class:`Cause`), and when it tries again what failed
+(:class:`Backoff`).
+
+Pure: functions of a view, of what is known of the processes, and of seconds that the keeper has counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import enum
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from wsm.states.decide import is_over
+from wsm.states.decide import is_over, waiting_on
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StepKind, StepWord
@@ -64,7 +78,7 @@ def restored_version(view: View, *, asked: int | None, served: bool | None) -> i
     Parameters
     ----------
     view : View
-        What was read; what was undecided has been decided, as a successor does it (:mod:`.takeover`).
+        What was read; what was undecided has been decided, as a successor does it (:mod:`.decide`).
     asked : int or None
         The version that the last command brings; looked at if that is decided and not stored yet.
     served : bool or None
@@ -145,3 +159,188 @@ def first_epoch() -> CommandWord:
 def _step(view: View, participant: int) -> StepWord:
     """Return a participant's step word; a helper has none, and a zero word says nothing."""
     return view.steps[participant] if participant < len(view.steps) else StepWord.unpack(0)
+
+
+class Attempt(enum.Enum):
+    """What follows for a group to be restored, or with a FAULTED rank, after attempts that failed."""
+
+    NONE = "none"  # no rank is FAULTED
+    WAIT = "wait"  # a command is open: what comes of it is not known yet
+    MAKE = "make"  # the first attempt, or one after others that failed
+    OVERTAKEN = "overtaken"  # another command was given: the group is what that made of it
+    GIVE_UP = "give up"  # tried often enough: it stays CLEARED, or the FAULTED rank's process is replaced
+
+
+def faulted(view: View) -> list[int]:
+    """Return the participants of this epoch that are FAULTED."""
+    epoch = view.command.epoch
+    return [
+        index
+        for index, status in enumerate(view.statuses)
+        if status.epoch == epoch and status.weights == WeightState.FAULTED
+    ]
+
+
+def next_repair(view: View, *, failed: int, limit: int) -> Attempt:
+    """Say what follows for FAULTED ranks after `failed` clears of the group, of which `limit` may fail.
+
+    A clear tries the teardown again. What the group holds afterwards is nothing, as the outcome of the
+    command that failed demands.
+    """
+    if not faulted(view):
+        return Attempt.NONE
+    if not is_over(view):
+        return Attempt.WAIT
+    return Attempt.MAKE if failed < limit else Attempt.GIVE_UP
+
+
+def next_attempt(view: View, *, restores: bool, failed: int, limit: int) -> Attempt:
+    """Say what follows after `failed` attempts to restore the group in this epoch.
+
+    Parameters
+    ----------
+    view : View
+        What was read; its command is over.
+    restores : bool
+        Whether the last command was such an attempt.
+    failed : int
+        How many of them have failed.
+    limit : int
+        How many may fail.
+    """
+    if failed and unrestored(view, restores=restores) is None:
+        return Attempt.OVERTAKEN
+    return Attempt.GIVE_UP if failed >= limit else Attempt.MAKE
+
+
+def goal(view: View, *, asked: int | None, served: bool | None, restores: bool) -> int | None:
+    """Return the version that the group must serve once the epoch of `view` has ended; None: none.
+
+    That is what it was owed already, if it was not restored; else what :func:`restored_version` finds.
+
+    Parameters
+    ----------
+    view, asked, served
+        As for :func:`restored_version`.
+    restores : bool
+        Whether the last command was an attempt to restore the group.
+    """
+    owed = unrestored(view, restores=restores)
+    return owed if owed is not None else restored_version(view, asked=asked, served=served)
+
+
+_STOPPED = (StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED)
+
+
+class Cause(enum.Enum):
+    """Why a participant is replaced."""
+
+    ENDED = "its process has ended"
+    STOPPED = "it was stopped while the others waited for it in a step"
+    BROKEN = "its step raised"
+    HUNG = "it did not end a decided command in time"
+    LEFT = "it left its place in the group"
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """How long to wait before what failed is tried again.
+
+    Parameters
+    ----------
+    first_s, longest_s : float
+        Seconds after the first failure; doubled with each further one, up to the longest.
+    """
+
+    first_s: float
+    longest_s: float
+
+    def after(self, failures: int) -> float:
+        """Seconds to wait after that many failures; 0 after none."""
+        return min(self.first_s * 2.0 ** (failures - 1), self.longest_s) if failures else 0.0
+
+
+def whom_to_replace(
+    view: View, *, ended: Collection[int], stopped: Collection[int], leaving: bool
+) -> dict[int, Cause]:
+    """Return the participants that no epoch goes on with, and why; most often none.
+
+    Parameters
+    ----------
+    view : View
+        What was read before `ended` was found out: a step that broke because of a death is seen after it.
+    ended : collection of int
+        Whose processes have ended.
+    stopped : collection of int
+        Whose processes are stopped (SIGSTOP, a debugger).
+    leaving : bool
+        Whether a participant has left its place and its process is about to end: the steps of others break
+        then, and only its own end is the cause.
+    """
+    if ended:
+        return dict.fromkeys(sorted(ended), Cause.ENDED)
+    broken = () if leaving else ended_by(view, ())
+    if not broken:
+        return {}
+    # A stopped rank breaks the steps of those who wait for it in a collective.
+    culprits, why = (stopped, Cause.STOPPED) if stopped else (broken, Cause.BROKEN)
+    return dict.fromkeys(sorted(culprits), why)
+
+
+def late(view: View) -> list[int]:
+    """Return the participants that keep a decided command from its end.
+
+    One that has stopped after an abort waits for others itself.
+    """
+    if not view.command.operation.is_decision:
+        return []
+    waiting = waiting_on(view)
+    return [rank for rank, status in waiting.items() if status is None or status.code not in _STOPPED]
+
+
+def hung(
+    view: View, stopped: Collection[int], *, waited_s: float, limit_s: float, drain_s: float
+) -> dict[int, Cause]:
+    """Return the participants that have kept a decided command from its end for too long.
+
+    Parameters
+    ----------
+    view : View
+        What was read.
+    stopped : collection of int
+        Whose processes are stopped.
+    waited_s : float
+        Seconds since the decision was seen.
+    limit_s : float
+        Seconds that a rank may take.
+    drain_s : float
+        Seconds more that ranks may take after the decision of a hot command, which they drain for.
+    """
+    if waited_s < limit_s:
+        return {}
+    found = late(view)
+    if view.command.operation.is_hot and waited_s < limit_s + drain_s:
+        found = [rank for rank in found if rank in stopped]
+    return dict.fromkeys(found, Cause.HUNG)
+
+
+def restart_delay_s(
+    began_s: Sequence[float], now_s: float, *, restarts: int, within_s: float, backoff: Backoff
+) -> float | None:
+    """Return how long a recovery waits before the dead are replaced; None: there were too many.
+
+    Parameters
+    ----------
+    began_s : sequence of float
+        When the recoveries before this one began.
+    now_s : float
+        When this one begins.
+    restarts : int
+        How many may begin within `within_s` seconds.
+    within_s : float
+        The window, in seconds.
+    backoff : Backoff
+        From the second recovery within the window on.
+    """
+    before = sum(now_s - each <= within_s for each in began_s)
+    return backoff.after(before) if before < restarts else None

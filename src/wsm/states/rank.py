@@ -14,8 +14,7 @@ from dataclasses import replace
 from wsm.errors import InternalError
 from wsm.states import phases
 from wsm.states.errors import EpochUsedError, ProtocolViolationError
-from wsm.states.phases import Effect, Event, Happened, Look, Outcome
-from wsm.states.rank_state import Move, Phase, RankState, Todo
+from wsm.states.phases import Effect, Event, Happened, Look, Move, Outcome, Phase, RankState, Todo
 from wsm.states.view import View
 from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 

@@ -31,9 +31,8 @@ from wsm.states import journal as kinds
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.joint import START, JointState, serving, step
 from wsm.states.journal import CONTROLLER, JournalEntry
-from wsm.states.phases import LOOKS, OF_THE_RANK, OUTCOMES, Effect, Look, Outcome, When
+from wsm.states.phases import LOOKS, OF_THE_RANK, OUTCOMES, Effect, Look, Outcome, Phase, RankState, When
 from wsm.states.phases import Event as Happened
-from wsm.states.rank_state import Phase, RankState
 from wsm.states.table import CHARTS, Chart, Event, Guard, State
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 from wsm.states.words import Operation, StatusCode

@@ -23,14 +23,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from wsm.errors import WsmError
-from wsm.states import decide, epochs, phases, restoring, takeover
+from wsm.states import decide, epochs, phases
 from wsm.states import journal as kinds
 from wsm.states import rank as protocol
+from wsm.states.decide import Duty, Role
 from wsm.states.journal import CONTROLLER, JournalEntry
-from wsm.states.phases import Event, Happened
-from wsm.states.rank_state import Move, RankState, Todo
+from wsm.states.phases import Event, Happened, Move, RankState, Todo
 from wsm.states.table import CHARTS
-from wsm.states.takeover import Duty, Role
 from wsm.states.view import View
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusWord, StepWord
 
@@ -114,14 +113,14 @@ JUDGEMENTS: Final[Mapping[str, Callable[[View, Mapping[str, Any]], object]]] = {
     "decision": lambda view, known: decide.decision(view, agree=known["agree"], give_up=known["give_up"]),
     "committed": lambda view, known: decide.committed(view, known["version"]),
     "next_epoch": lambda view, _known: epochs.next_epoch(view),
-    "goal": lambda view, known: restoring.goal(
+    "goal": lambda view, known: epochs.goal(
         view,
         asked=known["asked"],
         served=known["served"],
         restores=known["restores"],
     ),
     "completed_commit": lambda view, known: epochs.completed_commit(view, known["goal"]),
-    "duty": lambda view, known: takeover.duty(view, Role[known["role"]], expired=known["expired"]),
+    "duty": lambda view, known: decide.duty(view, Role[known["role"]], expired=known["expired"]),
     "goal_word": lambda view, known: epochs.goal_word(view, known["goal"]),
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from wsm.command import VERSION_HELD, CommandArguments
 from wsm.report import FailureReport
-from wsm.states.group import Resident, resident_on_all
+from wsm.states.decide import Resident, resident_on_all
 from wsm.states.journal import JournalEntry
 from wsm.states.vocabulary import KVState, Tag, WeightState
 from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepKind, StepWord

@@ -16,7 +16,7 @@ from wsm.signals.segment import Segment
 from wsm.signals.slot import PayloadSlot
 from wsm.signals.view_reader import ViewReader
 from wsm.signals.waiting import Watch, wait, wake
-from wsm.states.rank_state import Move, RankState
+from wsm.states.phases import Move, RankState
 from wsm.states.view import View
 from wsm.states.words import CommandWord, StatusCode, StatusWord, StepKind
 

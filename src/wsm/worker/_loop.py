@@ -22,11 +22,9 @@ from wsm.signals.segment import Segment
 from wsm.states import phases
 from wsm.states import rank as protocol
 from wsm.states.machine import LifeCycle
-from wsm.states.phases import Event, Happened
-from wsm.states.rank_state import Move, Phase, RankState, Todo
-from wsm.states.view import View
+from wsm.states.phases import Event, Happened, Move, Phase, RankState, Todo
+from wsm.states.view import View, never_ready
 from wsm.states.vocabulary import KVPolicy
-from wsm.states.votes import never_ready
 from wsm.states.words import Operation, StatusCode, StepKind, StepWord
 from wsm.status.facts import named
 from wsm.status.rules import not_parked, not_ready

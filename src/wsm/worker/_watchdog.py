@@ -25,7 +25,7 @@ from wsm.errors import WsmError
 from wsm.signals.liveness import DeathWatch, Life, Liveness
 from wsm.signals.presence import Doing, PresenceWords
 from wsm.states.errors import WordFormatError
-from wsm.states.rank_state import Phase, RankState
+from wsm.states.phases import Phase, RankState
 from wsm.states.view import View
 from wsm.states.words import StatusCode
 from wsm.worker._group_words import GroupWords

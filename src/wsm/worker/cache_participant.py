@@ -31,7 +31,7 @@ from wsm.report import WITHOUT_WEIGHTS
 from wsm.signals.errors import EngineWordMissingError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.journal import Journal
-from wsm.states.rank_state import Phase
+from wsm.states.phases import Phase
 from wsm.states.view import View
 from wsm.states.vocabulary import KVPolicy, KVState
 from wsm.strategies.applier.memory_target import MemoryTarget

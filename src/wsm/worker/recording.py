@@ -26,8 +26,7 @@ from wsm.shortage import described
 from wsm.signals.ring import LineRing
 from wsm.states import journal as kinds
 from wsm.states.journal import Journal, JournalEntry, TransitionRecord, transition_entry
-from wsm.states.phases import Happened
-from wsm.states.rank_state import Move, RankState
+from wsm.states.phases import Happened, Move, RankState
 from wsm.states.rerun import InputLog, own_tables
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState

@@ -31,7 +31,7 @@ from wsm.signals.errors import SegmentClosedError
 from wsm.signals.segment import SegmentImage
 from wsm.signals.waiting import Bell
 from wsm.states.journal import Journal
-from wsm.states.rank_state import Phase, Todo
+from wsm.states.phases import Phase, Todo
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import MAX_STEP
 from wsm.status import Explanation, GroupFacts, explain, read_facts
