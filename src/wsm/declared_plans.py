@@ -1,8 +1,8 @@
 """What a rank says of its plans when it joins an epoch: the names of their actions, and the deadlines.
 
-It stands in the rank's slot as long as the epoch lasts, so that the process that reads the words of the group
-can call an action by its name and knows how long it may take. JSON, checked on arrival. Knows no words, and
-of an action no more than stands here.
+It stands in the rank's slot as long as the epoch lasts, so that a reader of the group's words can call an
+action by its name and knows how long it may take. JSON, checked on arrival. Knows no words, and of an action
+no more than stands here.
 """
 
 from __future__ import annotations

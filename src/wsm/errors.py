@@ -152,7 +152,7 @@ _HEAD, _TAIL = 6000, 1500
 class WsmError(Exception):
     """Root of all errors of wsm.
 
-    An error is `retryable` if the same call may succeed later without anybody repairing anything: a group
+    An error is `retryable` if the same call may succeed later without a repair: a group
     that is being recovered, a role that another controller has.
 
     Parameters

@@ -1,10 +1,10 @@
 """Open files and sockets that belong to one process: a forked child does not keep them, nor their locks.
 
-A lock taken by ``flock``, or on an open file description, lasts as long as anybody has the open file, and a
-forked child has all of its parent's. A trainer that forks readers of its data would so hold its locks through
-children that know nothing of them, and seem to live when it is dead; likewise a connection ends only when the
-last process that has it closes it. Hence the one list of such files and sockets here: locks are given back
-before a file is closed, and all of them are closed in every child that Python forks.
+A lock taken by ``flock``, or on an open file description, lasts as long as any process has the open file, and
+a forked child has all of its parent's. A trainer that forks readers of its data would so hold its locks
+through children that know nothing of them, and seem to live when it is dead; likewise a connection ends only
+when the last process that has it closes it. Hence the one list of such files and sockets here: locks are
+given back before a file is closed, and all of them are closed in every child that Python forks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REFUSED: Final = (errno.EAGAIN, errno.EACCES)
 def forked_child() -> RefusedError:
     """A forked child used what belongs to its parent."""
     return RefusedError(
-        "this belongs to the process that a fork copied, with its locks; make one of its own in the child",
+        "this belongs to the parent process, with its locks; make one of its own in the child",
         code="forked-child",
     )
 
@@ -42,7 +42,7 @@ class OwnDescriptor:
     Parameters
     ----------
     opening : callable
-        Returns a new descriptor. No process is forked while it runs, so it must not wait for anybody.
+        Returns a new descriptor. No process is forked while it runs, so it must not wait.
     """
 
     def __init__(self, opening: Callable[[], int]) -> None:

@@ -150,9 +150,9 @@ RESERVE_BYTES = 64 * 1024 * 1024
 class PlanStagingMemory(Action):
     """Compare what staging needs with what may be taken, for every rank that draws on the same memory.
 
-    All ranks stage at the same time, so a rank counts the others in where they share the host's memory;
-    its own shard stands for theirs. Where nobody can say what is available, or it cannot be read now, it is
-    believed to suffice.
+    All ranks stage at the same time, so a rank counts the others in where they share the host's memory; its
+    own shard stands for theirs. Where what is available is not known, or cannot be read now, it is believed
+    to suffice.
 
     Parameters
     ----------
@@ -324,7 +324,7 @@ class MakeFlipReady(Action):
 def captured_names(runner: Runner, contract: AddressContract | None) -> frozenset[str]:
     """Return the tensors whose addresses something has captured: these are copied, not flipped.
 
-    Where graphs are captured and neither they nor anybody else says which tensors they use, they may use any.
+    Where graphs are captured and neither they nor the contract says which tensors they use, they may use any.
     """
     recorded = frozenset() if contract is None else contract.captured
     surfaces = [runner.graphs, *(auxiliary.graphs for auxiliary in runner.auxiliaries)]

@@ -31,7 +31,7 @@ def foreign_configuration(*, file: str, found: str, group: str) -> BadInputError
 
 
 def not_rereadable(*, file: str, strategy: str) -> RefusedError:
-    """What a configuration names reaches each rank once; the process that reads it takes it from the rank."""
+    """What a configuration names reaches each rank once; a command that read it would take it from a rank."""
     return RefusedError(
         f"{file} has the strategy {strategy}, whose versions only the ranks can take; "
         "ask the group by its name what it holds, or plan with 'wsm memory'",

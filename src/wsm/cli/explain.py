@@ -1,4 +1,4 @@
-"""``wsm explain``: why a group does not serve, in sentences. Asks no process, and works on the dead."""
+"""``wsm explain``: why a group does not serve, in sentences. Asks no process, and works on a dead group."""
 
 from __future__ import annotations
 

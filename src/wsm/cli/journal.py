@@ -156,7 +156,7 @@ def _compare(journals: Sequence[_JournalFile]) -> None:
 def _expanded(files: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for path in files:
-        # What lies in a directory is looked for, and may be anybody's; what is named may be a pipe.
+        # What lies in a directory is looked for, and may be any user's; what is named may be a pipe.
         inside = sorted(filter(Path.is_file, path.glob("*.ndjson"))) if path.is_dir() else [path]
         if not inside:
             with wrong_usage():

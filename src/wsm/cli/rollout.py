@@ -30,10 +30,10 @@ def rollout(name: str | None, ranks: int | None, config_file: Path | None) -> No
     """Start a group of ranks that generate text, and keep it running until Ctrl-C, SIGTERM or SIGHUP.
 
     Each rank is a process with its share of a small transformer. The group loads the newest version of its
-    snapshot directory, or random weights where there is none, and then serves. Afterwards anybody may clear
-    and update it. A rank that dies is replaced, and the group serves again what it served before, unless that
-    happens too often. A signal ends the group at any time, also while it starts, within seconds; a second
-    one kills the ranks at once. Nothing is left behind either way.
+    snapshot directory, or random weights where there is none, and then serves. Afterwards any process of this
+    user may clear and update it. A rank that dies is replaced, and the group serves again what it served
+    before, unless that happens too often. A signal ends the group at any time, also while it starts, within
+    seconds; a second one kills the ranks at once. Nothing is left behind either way.
     """
     require_paddle("rollout")
     from wsm.rollout.config import load_rollout_config  # noqa: PLC0415 - numpy and more, for this command only

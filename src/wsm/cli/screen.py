@@ -11,7 +11,7 @@ from rich.text import Text
 from wsm.cli._base import show_text
 from wsm.printable import printable_lines
 
-#: Most drawings per second; words change faster than anybody reads.
+#: Most drawings per second; words change faster than a person reads.
 _PER_SECOND = 8
 
 

@@ -86,9 +86,9 @@ class CommandWatch:
         waited_s : float
             Seconds since the decision.
         settle_s : float
-            Seconds after which nobody is waited for.
+            Seconds after which no rank is waited for any more.
         patient : bool
-            Whether a stopped process is waited for like any other: somebody may continue it.
+            Whether a stopped process is waited for like any other: it may be continued.
         """
         waiting = decide.waiting_on(view)
         lost = [rank for rank in self.lost if rank in waiting]
@@ -113,7 +113,7 @@ def _only(culprits: Collection[int], waiting: Mapping[int, StatusWord | None]) -
 
 
 def _waits_in_step(view: View, rank: int, other: int) -> bool:
-    """Whether `rank` is inside a step that `other` has not entered: nobody leaves it before all are in."""
+    """Whether `rank` is inside a step that `other` has not entered: no rank leaves it before all are in."""
     inside = view.steps[rank]
     return (inside.epoch, inside.kind) == (view.steps[other].epoch, StepKind.RUNNING) and (
         inside.step > view.steps[other].step
@@ -140,7 +140,7 @@ class _Overdue:
         self._since: dict[int, tuple[Doing, int, int]] = {}
 
     def left_s(self) -> float | None:
-        """Seconds until the next deadline that is known of; None if nobody was inside an action."""
+        """Seconds until the next deadline that is known of; None if no participant was inside an action."""
         deadlines = [
             action.deadline_s - self._elapsed_s(rank)
             for rank in self._since
@@ -166,7 +166,7 @@ class _Overdue:
         return self._culprits(late, view)
 
     def _culprits(self, late: list[int], view: View) -> list[Hang]:
-        """Of those in one collective action, name who holds it up: nobody gets out while one is not in."""
+        """Name the ranks that hold a collective action up: none leaves it before all are in."""
         hangs: dict[int, Hang] = {}
         for rank in late:
             action = self._action(rank)

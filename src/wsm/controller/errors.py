@@ -161,7 +161,7 @@ class CommandWithdrawnError(RefusedError):
 
     def __init__(self, *, operation: str, request_id: str) -> None:
         super().__init__(
-            f"{operation} {request_id} was withdrawn before it began: whoever asked for it asks no more; "
+            f"{operation} {request_id} was withdrawn by its caller before it began; "
             "ask again if it is still wanted",
             operation=operation,
             request_id=request_id,

@@ -71,7 +71,7 @@ class GroupView:
     Raises
     ------
     wsm.signals.errors.SegmentTruncatedError
-        By each of its methods but :meth:`close`, if somebody has cut the segment's file short.
+        By each of its methods but :meth:`close`, if the segment's file was cut short.
     """
 
     def __init__(self, segment: Segment, journal_directory: str | Path | None = None) -> None:

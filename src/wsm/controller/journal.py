@@ -1,8 +1,8 @@
 """What a controller writes down: what it asked, decided, and found; whom it lost; how it ended.
 
-The last lines stand in the group's segment, whoever held the role, one after the other; with a directory they
-go to ``controller.ndjson`` in it, too, which all controllers of the group append to. A file that cannot be
-written any more ends the file, never the command.
+The last lines of all holders of the role stand in the group's segment, in the order of their writing; with a
+directory they go to ``controller.ndjson`` in it, too, which all controllers of the group append to. A file
+that cannot be written any more ends the file, never the command.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_TEXT = 2 * 1024
 
 
 class ControllerJournal:
-    """The journal of whoever has the controller role.
+    """The journal of the process that has the controller role.
 
     Parameters
     ----------

@@ -119,6 +119,8 @@ class GroupProcesses(Protocol):
     """The processes of a group, as a :class:`Keeper` starts and ends them; called by its thread alone.
 
     A participant is a rank's number; of a group with a KV-cache process, the number after the last rank's.
+    The kernel ends a process that asked for it (``PR_SET_PDEATHSIG``) with the thread that started it: with
+    this one, which ends as the keeper is closed or gives up, unless :meth:`start` hands the work to another.
     """
 
     def start(self, participant: int, epoch: int) -> None:

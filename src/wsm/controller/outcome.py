@@ -34,7 +34,7 @@ def found_held(error: WsmError) -> bool:
 
 
 def cannot_be_restored(error: WsmError) -> bool:
-    """Whether a restore failed because nobody keeps what it would have to load: it would fail again."""
+    """Whether a restore failed because what it would have to load is kept nowhere: it would fail again."""
     lost = PART_NOT_RESTORABLE
     return isinstance(error, CommandRefusedError) and error.context["error"] == lost
 

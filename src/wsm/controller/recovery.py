@@ -300,7 +300,7 @@ class Recovery:
     def end_abandoned(self) -> None:
         """Do what is owed to a command whose controller does not come back; to be called again and again.
 
-        Waits for nobody. Without a command that needs a decision it reads a few words.
+        Does not block. Without a command that needs a decision it reads a few words.
         """
         self._abandoned.look()
 

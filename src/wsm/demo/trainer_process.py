@@ -94,7 +94,7 @@ class TrainerProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=environment,
-                start_new_session=True,  # Ctrl-C goes to the process that asks, which ends the conversation
+                start_new_session=True,  # Ctrl-C goes to the parent, which ends the conversation
             )
         self._pending = b""
 

@@ -36,7 +36,7 @@ class ExchangeBuffer:
         self._hidden_width = hidden_width
         self._rows = -(-max_tokens // expert_parallel.size)
         self._buffers: tuple[Any, Any, Any, Any] | None = None
-        # The group's id, not the group: the process that holds a group keeps it from being destroyed.
+        # The group's id, not the group: a reference to a group keeps it from being destroyed.
         self._group_id: int | None = None
 
     def recreate_buffer(self) -> None:
@@ -79,13 +79,13 @@ class ExchangeBuffer:
         """
         if self._buffers is None:
             return
-        # No process frees what a slower peer still sends into: everyone has left its last exchange first.
+        # No rank frees what a slower peer still sends into: all have left their last exchange first.
         self._ranks.all_reduce(paddle.zeros([1]))
         self._buffers = None
         self._group_id = None
 
     def abandon_buffer(self) -> None:
-        """Free the buffers alone: the EP group is broken, and no process sends any more. Idempotent."""
+        """Free the buffers alone: the EP group is broken, and no rank sends any more. Idempotent."""
         self._buffers = None
         self._group_id = None
 

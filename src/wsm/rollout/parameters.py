@@ -1,8 +1,8 @@
 """The parameters of one rank, out of reach without the permit of a running step.
 
-They are created without memory, so a worker starts CLEARED, and they keep their identity for life:
-loading gives them memory, clearing takes it. The process that loads, clears or captures gets the bare
-tensors; a forward pass gets them through :meth:`Parameters.open` alone, inside a step. Knows no model code.
+They are created without memory, so a worker starts CLEARED, and they keep their identity for life: loading
+gives them memory, clearing takes it. Code that loads, clears or captures gets the bare tensors; a forward
+pass gets them through :meth:`Parameters.open` alone, inside a step. Knows no model code.
 """
 
 from __future__ import annotations

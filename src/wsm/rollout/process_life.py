@@ -23,7 +23,15 @@ class Stop:
 
 
 def end_with(supervisor: int) -> None:
-    """Ask the kernel to kill this process when its supervisor dies, which it might do without a word."""
+    """Ask the kernel to kill this process when the thread that started it ends, with or without its process.
+
+    Returns only where the supervisor lives; otherwise this process exits.
+
+    Parameters
+    ----------
+    supervisor : int
+        Pid of the process that started this one.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         sys.exit("the supervisor died before this process began")

@@ -2,7 +2,7 @@
 
 It holds the configuration that every rank reads, the rendezvous of the process groups, the bells, each
 rank's log, and the snapshots where no other place was configured. Its name follows from the group's,
-so the process that looks for a hung rank's log finds it. Only the owner of the segment makes and removes it.
+so an operator who looks for a hung rank's log finds it. Only the owner of the segment makes and removes it.
 """
 
 from __future__ import annotations

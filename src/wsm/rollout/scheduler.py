@@ -159,7 +159,7 @@ class Scheduler:
         self._waiting.append(request)
 
     def cancel(self, request_ids: set[str]) -> None:
-        """Drop requests whose submitter is gone; no process is answered."""
+        """Drop requests whose submitter is gone; no answer is sent."""
         self._waiting = deque(request for request in self._waiting if request.request_id not in request_ids)
         for requests in (self._running, self._held):
             for request in [each for each in requests if each.request_id in request_ids]:

@@ -1,6 +1,6 @@
 """How the other ranks learn at once that rank 0 has begun a step, without spinning for it.
 
-Entering a step stores a word in shared memory and wakes no process, which keeps it cheap. A rank that only
+Entering a step stores a word in shared memory and wakes no rank, which keeps it cheap. A rank that only
 follows sleeps on a datagram socket instead; rank 0 sends it one byte per step. The byte is a hint and
 nothing more: what to do is decided by the words, and a follower looks at them now and then anyway.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from wsm.shared_directory import bind_socket, remove_socket
 
-#: A follower looks at the words this often, whether anybody rang or not.
+#: A follower looks at the words this often, whether rank 0 rang or not.
 LOOK_S = 0.02
 
 

@@ -186,7 +186,7 @@ class RolloutSupervisor:
                     seconds=limit_s,
                     log=log_tail(self._run_directory, missing[0]) if missing else "",
                 )
-            self._processes.wait(_LOOK_S)  # an end is seen at once; joining wakes no process
+            self._processes.wait(_LOOK_S)  # a rank's end ends this wait, its joining does not
 
     def _keep(self, segment: Segment, undo: contextlib.ExitStack) -> None:
         self._keeper = Keeper(
@@ -238,7 +238,7 @@ class RolloutSupervisor:
         words = self.config.group.engine_words
         for suffix, answer in itertools.product(words.suffixes, words.answers):
             kind = EngineWordKind[answer.upper()]
-            # Where no engine has made them, the process that commands by words needs them all the same.
+            # Where no engine has made them, a program that commands by words needs them all the same.
             try:
                 EngineWord(kind, suffix, user=words.user).close()  # one of another user is refused
             except EngineWordMissingError:

@@ -66,7 +66,7 @@ class SegmentOwnedError(RefusedError):
 
 
 class SegmentReplacedError(RefusedError):
-    """The file was removed or created anew since this process attached; its words reach no process."""
+    """The file was removed or created anew since this process attached; its words are read no more."""
 
     def __init__(self, *, path: str) -> None:
         super().__init__(

@@ -202,7 +202,7 @@ class EngineWord:
         return compare_exchange_32(self._memory.address, expected, new)
 
     def recreated(self) -> bool:
-        """Whether the engine has made a new word under this name; attach anew, no process hears this one."""
+        """Whether the engine has made a new word under this name; attach anew, this one is read no more."""
         return self._memory.is_replaced() and os.path.lexists(self.path)
 
     def removed(self) -> bool:

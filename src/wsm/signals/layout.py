@@ -14,7 +14,7 @@ behind them        rings of 64 KiB for the last journal lines: one per participa
 
 A word has a cache line to itself, so that a rank that stores its step does not slow its peers' reads
 down, and so that no word can ever lie across two lines (such words tear). A heartbeat shares its line with
-the words of :mod:`wsm.signals.presence`: the same participant writes them, and no process polls them.
+the words of :mod:`wsm.signals.presence`: the same participant writes them, and they are not polled.
 
 The constant part of a segment: what it is and of which group. Written once, before anyone sees it.
 
@@ -66,7 +66,7 @@ class Layout:
     owner, supervisor, command, committed : int
         Index of the records of the owner, of the process that replaces ranks, and of the words.
     occupant, status, step, heartbeat : tuple of int
-        One index per participant. A helper has a step word too, which no process writes.
+        One index per participant. A helper has a step word too, which is never written.
     arguments : tuple of int
         Byte offsets of the two slots for command arguments.
     settings : int

@@ -8,8 +8,7 @@ is alive in both: that is a hang, and a hang is for the heartbeat to show.
 Tells at once when a process that stands for a participant dies, without looking again and again.
 
 A thread sleeps on the pidfds of all participants. Where there is no pidfd (another pid namespace, an old
-kernel), no process is told: the process that cares looks at :class:`wsm.signals.liveness.Liveness` now and
-then anyway.
+kernel), a death wakes no thread: callers look at :class:`wsm.signals.liveness.Liveness` now and then anyway.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Life(enum.Enum):
 
     NEVER = "never"  # no process ever registered
     ALIVE = "alive"  # running or stopped
-    DEAD = "dead"  # gone, or left in good order: no process writes its words now
+    DEAD = "dead"  # gone, or left in good order: its words do not change now
 
 
 @final
@@ -134,7 +133,7 @@ class Liveness:
         self._mutex = threading.RLock()
 
     def look(self, participant: int) -> Life:
-        """Whether the process that stands for `participant` lives now. Never blocks."""
+        """Whether the process of `participant` lives now. Never blocks."""
         with self._mutex:
             watched = self._watch(participant)
             if watched is None:
@@ -147,7 +146,7 @@ class Liveness:
         return Life.DEAD if holder is None else Life.ALIVE
 
     def fd(self, participant: int) -> int | None:
-        """A descriptor that becomes readable when the process that stands there now dies.
+        """A descriptor that becomes readable when the present process of `participant` dies.
 
         Returns
         -------
@@ -174,7 +173,7 @@ class Liveness:
         return watched.occupant.identity
 
     def is_stopped(self, participant: int) -> bool:
-        """Whether the process that stands there lives and is stopped; False where that cannot be seen."""
+        """Whether the process of `participant` lives and is stopped; False where that cannot be seen."""
         identity = self.identity(participant)
         return identity is not None and identity.is_stopped
 
@@ -237,7 +236,7 @@ class _WatchedParticipant:
         if started != identity.start_time and not self._poll.poll(0):
             self.close()
             self._was_never_there = started is not None  # someone else has the pid
-            self.lacked_descriptor = started is None  # or no process may look
+            self.lacked_descriptor = started is None  # or this process may not look
 
 
 #: Seconds after which a turn is repeated that a shortage has cut short.
@@ -289,7 +288,7 @@ class DeathWatch:
             raise
 
     def refresh(self) -> None:
-        """Watch those who stand there now, and have a turn. Cheap while no process was replaced."""
+        """Watch the processes that are there now, and have a turn. Cheap while none was replaced."""
         with self._changing:
             found = {participant: self._liveness.identity(participant) for participant in self._participants}
             changed = [who for who, identity in found.items() if identity != self._known.get(who)]

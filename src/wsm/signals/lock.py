@@ -1,7 +1,7 @@
 """The controller role: who may command a group now. A kernel lock, taken per command.
 
-The kernel gives it back when its holder dies, so the process that has it knows that no other controller
-writes: a successor never guesses by a timeout. It also excludes two threads of one process from each other.
+The kernel gives it back when its holder dies, so its holder knows that no other controller writes: a
+successor never guesses by a timeout. It also excludes two threads of one process from each other.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class ControllerRole:
         return hold
 
     def holder(self) -> int | None:
-        """Pid of the process that has the role; None if it is free, 0 if one of another pid namespace."""
+        """Pid of the role's holder; None if it is free, 0 if one of another pid namespace."""
         return self._segment.lock_file.holder(CONTROLLER_BYTE)
 
     def stopped_holder(self) -> int | None:
-        """Pid of the process that has the role, if it is stopped; None if it is not, or cannot be seen."""
+        """Pid of the role's holder, if it is stopped; None if it is not, or cannot be seen."""
         pid = self.holder()
         return pid if pid and is_stopped(pid) else None
 

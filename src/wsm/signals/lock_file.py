@@ -2,7 +2,7 @@
 
 POSIX record locks (``fcntl``) belong to a process, and they have a trap: the process loses all its
 locks on a file when it closes *any* descriptor of that file. Hence the registry: a process opens each
-lock file once, the process that asks, and closes it when no process uses it any more. Two threads of one
+lock file once, for all its callers, and closes it when none of them uses it any more. Two threads of one
 process do not exclude each other by POSIX locks, so the registry does that as well.
 
 A lock file may be removed while another process waits for a lock on it. The process that then acquires holds

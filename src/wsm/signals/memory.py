@@ -131,7 +131,7 @@ def opened(path: Path, *, also: Container[int] = ()) -> Iterator[tuple[int, int]
 
 
 def publish(path: Path, unfinished: Path, size: int, content: bytes) -> SharedFile:
-    """Create `path` with `content` and zeros up to `size` bytes; no process ever sees it half made.
+    """Create `path` with `content` and zeros up to `size` bytes; it appears whole.
 
     The bytes are allocated here, because a full ``/dev/shm`` would otherwise kill some process with
     SIGBUS at its first store, much later.

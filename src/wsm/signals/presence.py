@@ -1,7 +1,6 @@
-"""What a participant is doing right now, and since when: words beside its heartbeat, for the process that
-asks why.
+"""What a participant is doing right now, and since when: words beside its heartbeat, for status and errors.
 
-No process's protocol depends on them, and no process waits for them: they name the action that a rank is in,
+The protocol does not depend on them, and nothing waits for them: they name the action that a rank is in,
 and give waits their beginning, on a dead group too. Times are the writer's monotonic clock in ns, which all
 processes of one boot of a host share. Several words are not read as one: a reader may see the time of one
 action beside the name of the next, for the microsecond in which both are stored.

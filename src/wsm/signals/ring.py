@@ -1,6 +1,6 @@
 """A bounded record of lines in a segment: the last ones stay, whatever becomes of their writer.
 
-One process writes at a time, any process reads at any time, and no process locks. The ring says how many
+One process writes at a time, any process reads at any time, and none takes a lock. The ring says how many
 bytes were ever written; it says so after they are there. A reader that is overtaken, or that finds
 what a killed writer left half done, gets broken lines at the oldest end, which it cannot mistake for
 entries: it parses what it reads. Nothing here knows what a line says.

@@ -135,8 +135,8 @@ class Segment:
     ) -> Segment:
         """Own the segment `name`, whatever a predecessor left.
 
-        Nothing there: it is created. Its owner died and a participant lives: it is adopted with all its
-        words (`adopted` is true, `run_id` is the old one). No process lives: it is removed and created anew,
+        Nothing there: it is created. Its owner died and a participant lives: it is adopted with all its words
+        (`adopted` is true, `run_id` is the old one). None of them lives: it is removed and created anew,
         whatever the file holds. Of two starters at once the kernel lets one win.
 
         Parameters
@@ -297,7 +297,7 @@ class Segment:
         return participant
 
     def inode_changed(self) -> bool:
-        """Whether the path names another segment by now, or none: what is stored here reaches no process new.
+        """Whether the path names another segment by now, or none: no new process sees what is stored here.
 
         One ``stat``; made for idle polls.
         """

@@ -112,7 +112,7 @@ def waited_for(group: GroupFacts) -> dict[int, str]:
     """Return the ranks that the others wait for in the last command, and what each is doing.
 
     Those whose processes are stopped or gone where there are such; else the least advanced of all that are
-    not done, and whoever holds these up inside a step.
+    not done, and the ranks that hold these up inside a step.
     """
     late = late_ranks(group)
     stuck = {rank: what for rank, what in late.items() if _rank(group, rank).life in (STOPPED, DEAD)}

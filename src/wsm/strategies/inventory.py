@@ -24,8 +24,8 @@ from wsm.strategies.tensor import TensorSpec
 
 @dataclass(frozen=True)
 class TensorDigest:
-    """One tensor: what its bytes come to, and what another process promised they would (None: no process
-    did).
+    """One tensor: what its bytes come to, and what another process promised they would (None: nothing was
+    promised).
 
     `broken` says what is wrong with what it was cut from, where the promise is one of that.
     """
@@ -184,13 +184,13 @@ class _Proof:
 
 
 class _ToTheEnd:
-    """Steps of a read that no process ends or follows."""
+    """Steps of a read whose caller neither ends nor follows it."""
 
     def go_on(self) -> None:
         """Go on."""
 
     def moved(self, nbytes: int) -> None:
-        """No process asks."""
+        """Count nothing."""
 
 
 def _digest(rows: Iterable[TensorDigest]) -> str:

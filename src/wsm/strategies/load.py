@@ -67,8 +67,7 @@ class LoadReport:
     read_bytes : int
         How many bytes were read for the `bytes`: more where slices were proven by whole tensors.
     sync_s : float
-        How many of the seconds were spent waiting for the process that brings the weights, where that is
-        known.
+        How many of the seconds were spent waiting for the sender of the weights, where that is known.
     """
 
     strategy: str
@@ -162,7 +161,7 @@ def load(
         (``gdr``), which apply by name where there are none.
     admit : callable, optional
         Told what memory the load will take, before its first byte, where the target says what it holds;
-        what it raises ends the load. Without it no process is asked.
+        what it raises ends the load. Without it every load is admitted.
     clock : Clock, optional
         For the seconds in the report.
 

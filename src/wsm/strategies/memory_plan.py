@@ -67,7 +67,7 @@ def plan_memory(preview: Preview, way: LoadWay) -> tuple[MemoryPhase, ...] | Non
 def admit(phases: Sequence[MemoryPhase], way: LoadWay, *, available: int | None, ranks: int) -> None:
     """See that every phase fits into memory that `ranks` ranks share, all of them loading at once.
 
-    Where no process knows how much is `available`, nothing is refused.
+    Where it is not known how much is `available`, nothing is refused.
 
     Raises
     ------

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 
 def no_taint() -> None:
-    """Stand in where no process keeps account of touched weights."""
+    """Stand in where the caller keeps no account of touched weights."""
 
 
 def no_progress(_done: int, _total: int) -> None:
-    """Stand in where no process watches."""
+    """Stand in where the caller follows no progress."""
 
 
 def never_cancelled() -> bool:
-    """Stand in where no process changes their mind."""
+    """Stand in where the caller cannot cancel the load."""
     return False
 
 
@@ -63,7 +63,7 @@ class LoadObserver:
         True ends the load with :class:`LoadCancelledError` before the next chunk, and while a strategy waits
         for the next one.
     touched : callable
-        Whether `taint` was called: what errors say of the target, the process that raises them.
+        Whether `taint` was called: what each error of the load says of the target.
     """
 
     taint: Callable[[], None] = no_taint
@@ -72,5 +72,5 @@ class LoadObserver:
     touched: Callable[[], bool] = never_touched
 
 
-#: No process follows.
+#: For a load whose caller follows nothing.
 UNOBSERVED = LoadObserver()

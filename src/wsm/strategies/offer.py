@@ -31,8 +31,7 @@ class ManifestScope(enum.Enum):
 
 @dataclass(slots=True)
 class OfferedTensor:
-    """One tensor that may be read. Not frozen, because that takes longer than all else; no process changes
-    it.
+    """One tensor that may be read. Not frozen, because that takes longer than all else; no code changes it.
 
     Parameters
     ----------
@@ -43,7 +42,7 @@ class OfferedTensor:
     read_into : callable
         ``read_into(offset, destination)`` fills a writable memoryview from `offset` of its bytes on. Blocks.
     digest : str or None
-        xxh3-128 that its bytes must have; None if no process promised one (yet).
+        xxh3-128 that its bytes must have; None if none was promised (yet).
     piece_bytes : int
         If not 0, no read crosses a multiple of it: the source brings the tensor in pieces of that size.
     witness : callable or None
@@ -56,7 +55,7 @@ class OfferedTensor:
     stands : bool
         Whether the target holds these very bytes already, digested for this load: they are left as they are.
     data : memoryview or None
-        The bytes where they lie, for the process that looks at them before the next tensor is asked for; None
+        The bytes where they lie, for a consumer that looks at them before it asks for the next tensor; None
         where they have to be read.
     finite : bool
         Whether NaN and infinity in it are refused. Pieces must hold whole elements then.
@@ -128,8 +127,7 @@ class Offer:
         What an undeclared stream has promised to bring, in whatever order; checked as if it were declared.
         None where no manifest promised anything.
     waited_s : callable or None
-        Returns the seconds that the load has waited for the process that brings the tensors, to be asked at
-        its end.
+        Returns the seconds that the load has waited for the sender of the tensors, to be asked at its end.
     chunk_tensors : int or None
         Set where the tensors are a checkpoint's, for the loaders of the models: how many an auxiliary model
         gets at once. None where they are the target's own.

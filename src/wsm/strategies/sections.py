@@ -1,8 +1,7 @@
 """What a configuration says to one strategy: the sections of ``wsm.yaml`` that the strategy reads.
 
-A section is a dataclass with a default or a simple annotation for every option; the process that reads
-configurations makes it of plain values and refuses what does not fit. Knows no strategy, no file and no name
-of a section.
+A section is a dataclass with a default or a simple annotation for every option; the reader of configurations
+makes it of plain values and refuses what does not fit. Knows no strategy, no file and no name of a section.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Everything that is known about a way is said here by its class: what it reads of a configuration, what is
 checked when a worker starts, how one rank's source is made and let go, by which ways a version may travel,
-and how a source is opened. Only its name is given elsewhere, by the process that registers it
+and how a source is opened. Only its name is given elsewhere, where it is registered
 (:mod:`wsm.strategies.registry`). Knows no strategy.
 """
 
@@ -31,7 +31,7 @@ class Strategy(ABC):
         (:class:`wsm.strategies.own_sections.OwnSections`), under their names there, and at most one of its
         own, under the strategy's name. Each is a dataclass.
     rereadable : bool
-        Whether anybody may read a version, as often as they like, without a rank or a trainer noticing;
+        Whether any process may read a version, as often as it likes, without a rank or a trainer noticing;
         commands that only look read such versions whole. Not so, by default.
     """
 

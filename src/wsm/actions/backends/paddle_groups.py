@@ -4,9 +4,9 @@ Responsible for the one recipe that works on paddle 3.3: no ``init_parallel_env`
 made twice), a fresh store per creation (a second group on one store may meet the addresses of the first),
 group ids that are never used twice. It must not know when groups go or come.
 
-``destroy`` of paddle's C++ map drops that map's references to all groups together. It ends only those that
-nobody else holds: the groups that stay up are held here, go on working through that reference, and so one
-kind can be shut down alone. Collectives addressed by ring id instead of by group object, as in static
+``destroy`` of paddle's C++ map drops that map's references to all groups together. It ends only those without
+another reference: this module keeps one to each group that stays up, which goes on working through it, and so
+one kind can be shut down alone. Collectives addressed by ring id instead of by group object, as in static
 graphs, would lose their groups; this backend is for eager execution.
 
 :class:`DeviceGroups` holds communicators that paddle can shut down and restart itself (NCCL), by the calls

@@ -1,7 +1,7 @@
 """Whether there is memory for a load, asked once before its first byte: what it will take, and the refusal.
 
 Counts what a target says that it does not hold, and what the strategy holds beside it. How much there is, the
-caller knows; where no process can say what will be taken, nothing is refused. Measures and reserves nothing.
+caller knows; where it is not known what will be taken, nothing is refused. Measures and reserves nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MemoryNeed:
     released: bool
 
     def fits(self, *, host: int | None, device: int | None = None) -> None:
-        """See that it is there; None stands for memory of which no process knows how much there is.
+        """See that it is there; None stands for memory of which it is not known how much there is.
 
         Raises
         ------

@@ -23,7 +23,7 @@ _LARGE_PART = 32
 
 
 def default_threads() -> int:
-    """Return how many threads a load uses if no process says: two, where this process may run on two cores.
+    """Return how many threads a load uses by default: two, where this process may run on two cores.
 
     A third gains nothing where two fill the memory bus, and ranks share it with their neighbours.
     """
@@ -143,7 +143,7 @@ class _Crew:
                 del error
 
     def go_on(self) -> None:
-        """Tell the calling thread whether to go on: no process failed, and the caller still wants it."""
+        """Tell the calling thread whether to go on: no thread failed, and the caller still wants it."""
         if self._stopped.is_set():
             raise _StoppedError
         self._steps.go_on()

@@ -27,7 +27,7 @@ _before = (0, 0, 0)
 def rare_collections() -> Iterator[None]:
     """Let the collector of the process run rarely inside; any number of threads may be inside at once.
 
-    The process that changes its thresholds meanwhile, keeps what they have set.
+    Thresholds that other code sets meanwhile stay as it has set them.
     """
     global _inside, _before  # noqa: PLW0603 - the collector is one per process, and so is who changed it
     with _lock:

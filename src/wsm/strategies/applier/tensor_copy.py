@@ -157,7 +157,7 @@ def check_promised(tensor: OfferedTensor, data: memoryview, *, touched: bool) ->
 
 
 def digest_source(tensor: OfferedTensor, steps: Steps) -> str:
-    """Read a tensor that no process keeps, through memory of one chunk, and return its digest. Blocks.
+    """Read a tensor that is not kept, through memory of one chunk, and return its digest. Blocks.
 
     Raises
     ------

@@ -205,7 +205,7 @@ class Conversation:
             self.send(say.Abort(reason, error_name(error), text[:2000]))
 
     def close(self) -> None:
-        """Let the last message leave, if anybody hears us. Idempotent."""
+        """Let the last message leave, if the peer still listens. Idempotent."""
         self._socket.close(flush=self._answered)
 
     def unusable(self, problem: str) -> PeerMessageError:

@@ -89,7 +89,7 @@ class IncomingWindow:
     def claim(self) -> None:
         """Let the trainer see in the memory itself which stream will read it, before it is told so.
 
-        Only who may write there can; messages may come from anybody.
+        Only who may write there can; messages may come from any process.
         """
         self._marks.set_taken(0)
 

@@ -1,5 +1,4 @@
-"""Waiting for another process's mark, which wakes no process: briefly at first, then longer, then on a
-socket.
+"""Waiting for another process's mark, which wakes no waiter: briefly at first, then longer, then on a socket.
 
 Two sides that copy at the speed of memory wait for each other for microseconds, many times in a second; to be
 put to sleep and woken each time would take longer than the copies. A side that has waited for a while sleeps

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
 
-#: What the name of a window's memory begins with. Nothing else is taken for such memory, the process that
-#: names it.
+#: What the name of a window's memory begins with. Nothing else is taken for such memory, whichever
+#: peer names it.
 SEGMENT_PREFIX = "wsm-buckets."
 #: Where a piece may begin in the stream; sizes of buckets and windows are multiples of it.
 ALIGNMENT = 64

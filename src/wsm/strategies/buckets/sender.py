@@ -69,7 +69,7 @@ class Sending:
             return self._report
         error, self._error = self._error, None
         try:
-            raise error or RuntimeError("nothing was sent, and why was raised before, or no process knows")
+            raise error or RuntimeError("nothing was sent, and the cause was raised before or is not known")
         finally:
             del error
 

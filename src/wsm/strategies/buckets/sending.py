@@ -1,7 +1,7 @@
 """The loop that talks to all ranks of one version: who speaks, who is waited for, who has died.
 
 Responsible for deadlines and for ending all streams as one: when one rank fails, the others are told to stop.
-Anybody who reaches the address may speak; a rank is only who has its memory, and what others say ends
+Every process that reaches the address may speak; a rank is only who has its memory, and what others say ends
 nothing. The streams themselves decide what is said (:mod:`wsm.strategies.buckets.stream`).
 """
 

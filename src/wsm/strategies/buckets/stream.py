@@ -1,7 +1,7 @@
 """The trainer's end of one rank's stream, without its socket: what to say next, given what the rank said.
 
 It owns the memory that the rank reads, writes on where the rank needs nothing any more, and knows when all is
-acknowledged. It waits for no process and sends nothing.
+acknowledged. It never waits and sends nothing.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class RankStream:
         return sum(spec.nbytes for spec in self._specs)
 
     def greet(self, hello: say.Hello, session: int) -> say.Init | say.Abort:
-        """Answer a Hello. Anybody may say that it is this rank, so many may be offered the same stream."""
+        """Answer a Hello. Any peer may say that it is this rank, so many may be offered the same stream."""
         init = self._init
         if hello.version is not None and hello.version != init.version:
             return say.Abort("version", "version-mismatch", "another version is sent", init.version)

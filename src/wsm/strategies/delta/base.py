@@ -1,7 +1,7 @@
 """What a delta is put on top of: the tensors that a target holds, or those of a whole snapshot.
 
 A target's tensors are digested before anything else happens to them, in one pass; the pass is the proof that
-they are the base, whatever anybody remembers of them. Knows no deltas.
+they are the base, whatever was recorded of them. Knows no deltas.
 """
 
 from __future__ import annotations

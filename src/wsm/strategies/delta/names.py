@@ -2,7 +2,7 @@
 
 A directory of published versions has ``versions/{version}/`` for whole ones; ``deltas/{version}/`` beside it
 holds what turns the base version into that one. Ranks alone name the files: FastDeploy has no deltas, so
-no process expects a device id in them.
+no loader of its expects a device id in them.
 """
 
 from __future__ import annotations

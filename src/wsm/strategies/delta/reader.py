@@ -98,7 +98,7 @@ class OpenDelta:
                 )
 
     def replaces(self, name: str, offset: int, length: int) -> bool:
-        """Whether every byte of a range is in the delta, so that no process need read the base's."""
+        """Whether every byte of a range is in the delta, so that the base's need not be read."""
         blocks, size = self.rows[name].blocks, self.shard.block_bytes
         return bool(blocks) and all(
             block.kind is BlockKind.FULL for block in blocks[offset // size : -(-(offset + length) // size)]

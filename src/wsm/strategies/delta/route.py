@@ -194,7 +194,7 @@ def places(source: DeltaSource, version: int) -> list[str]:
 
 
 def _check_one_content(source: DeltaSource, link: OpenDelta) -> None:
-    """Refuse a number under which two things are published, since no process can say which was meant."""
+    """Refuse a number under which two things are published, since it cannot be known which was meant."""
     whole = content_digests(source.directory, link.shard.version, deltas=False)
     ours = tuple(entry.content_digest for entry in link.manifest.shards)
     if whole is not None and len(whole) == len(ours) and whole != ours:

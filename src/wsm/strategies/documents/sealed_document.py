@@ -14,7 +14,7 @@ _ENVELOPE = frozenset({"format", "layout", "digest"})
 
 
 class SealedDocument(abc.ABC):
-    """A manifest, as the fields of its file. The process that derives from it says what they are.
+    """A manifest, as the fields of its file. A class that derives from it says what they are.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""JSON from files that no process vouches for: one meaning or an error.
+"""JSON from files that are not trusted: one meaning or an error.
 
 Python's parser takes the last of duplicated keys, ``NaN``, and lone surrogates that no log can carry;
 :func:`parse` refuses the first two, :func:`is_text` tells the third. Knows nothing of what a document means.

@@ -194,7 +194,7 @@ class SharedDeviceTensors:
         self._let_go()
 
     def close(self, wait_s: float = 10.0) -> None:
-        """Withdraw, and let go of the tensors when no process reads them any more. Idempotent.
+        """Withdraw, and let go of the tensors when no worker reads them any more. Idempotent.
 
         Raises
         ------

@@ -1,8 +1,8 @@
 """A piece of POSIX shared memory with one owner and any number of readers, each held by a kernel lock.
 
-Ownership is explicit and survives no process: the owner holds one byte of the file alone, every reader shares
-another. A reader's lease lasts as long as its last mapping; the owner writes anew only while no process has a
-lease. Unlinking takes only the name: memory goes when the last of them lets go. What a dead owner leaves
+Ownership is explicit and ends with its process: the owner holds one byte of the file alone, every reader
+shares another. A reader's lease lasts as long as its last mapping; the owner writes anew only while there is
+no lease. Unlinking takes only the name: memory goes when the last of them lets go. What a dead owner leaves
 behind has a name and no owner, and is swept by the next one.
 
 Locks lie on an open file of their own, beside the one that is mapped: a forked child keeps its parent's
@@ -309,7 +309,7 @@ def sweep(prefix: str, keep: frozenset[str], directory: str = MEMORY_DIRECTORY) 
     prefix : str
         As given to :class:`OwnedSegment`.
     keep : frozenset of str
-        Names that stay all the same: what a dead owner published, and no process has replaced.
+        Names that stay all the same: what a dead owner published and no later one has replaced.
     directory : str
         Where to look.
     """

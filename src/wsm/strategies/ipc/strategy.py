@@ -74,7 +74,7 @@ class Ipc(Strategy):
         version : int or None
             The version that must be shared; None for whichever is.
         observer : LoadObserver
-            Not asked: nothing here waits for anybody.
+            Not asked: nothing here waits.
 
         Raises
         ------

@@ -21,7 +21,7 @@ from wsm.strategies.messages.connection import Connection, Place
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.frames import HEADER_BYTES, MAX_BODY_BYTES
 
-# How long to wait before an address that no process listens at is tried again.
+# How long to wait before an address without a listener is tried again.
 _AGAIN_S = 0.05
 # How long what was said may take to leave when the caller is closed.
 _LINGER_S = 1.0

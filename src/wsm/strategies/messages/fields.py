@@ -1,4 +1,4 @@
-"""What the fields of messages may hold: one check per kind of field, the same for the process that streams.
+"""What the fields of messages may hold: one check per kind of field, the same for every protocol.
 
 A check takes what a peer sent and returns the field's value, or :data:`WRONG`. Pure; knows no message by
 name: the protocols in :mod:`wsm.strategies.buckets.messages` and :mod:`wsm.strategies.mooncake.messages` say

@@ -1,9 +1,8 @@
 """The side that listens: many connections, none of which can keep it from another, or fill its memory.
 
-It reads when it is asked to and never besides, so what no process waits for stays in the kernel's buffers,
-which have an end. Each call does a bounded amount of work, in turn for all connections. There are so many of
-them at most; where one more comes, the oldest one that its user does not keep goes. Knows no message's
-meaning.
+It reads when it is asked to and never besides, so what was not asked for stays in the kernel's buffers, which
+have an end. Each call does a bounded amount of work, in turn for all connections. There are so many of them
+at most; where one more comes, the oldest one that its user does not keep goes. Knows no message's meaning.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ MOST_CONNECTIONS = 256
 #: The longest message that a listener takes: one that says why a caller gave up.
 MOST_BYTES = 1 << 15
 
-# Bytes that the kernel holds of each connection that no process reads from (it doubles this).
+# Bytes that the kernel holds of each connection that is not read (it doubles this).
 _KERNEL_BYTES = 1 << 16
 # Connections that wait to be taken.
 _BACKLOG = 1024
@@ -39,7 +38,7 @@ _TAKEN_AT_ONCE = 8
 _SEEN_AT_ONCE = 64
 # How long one may say nothing at all.
 _SILENCE_S = 10.0
-# How long no process is taken when there is no room, and how often old connections are looked for.
+# How long no connection is taken when there is no room, and how often old connections are looked for.
 _PAUSE_S = 0.1
 # How long what was said may take to leave when the listener is closed.
 _LINGER_S = 1.0
@@ -121,8 +120,7 @@ class Listener:
     def receive(self) -> tuple[Connection, bytes | None] | None:
         """Return what the next one says, None for its end; None if it says nothing whole. Does not block.
 
-        One message of each in turn. The process that speaks no ZMQ, or says more than may be said, is cut
-        off.
+        One message of each in turn. A peer that speaks no ZMQ, or says more than may be said, is cut off.
         """
         if not self._ready:
             self._gather(0.0)
@@ -266,7 +264,7 @@ class Listener:
         return False
 
     def _pause(self) -> None:
-        """Take no process for a moment: who waits would be seen again at once, and again in vain."""
+        """Take no connection for a moment: those that wait would be seen again at once, and again in vain."""
         self._paused_until_s = time.monotonic() + _PAUSE_S
         self._epoll.unregister(self._listening)
 

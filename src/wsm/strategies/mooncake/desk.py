@@ -1,7 +1,7 @@
 """The publisher's end of every connection: grants, renews and ends leases on the version that is published.
 
 One thread answers all ranks, and none of its calls waits for one, so a rank that is slow or silent keeps no
-other waiting, nor the process that publishes. What is published is put here and taken away by
+other waiting, nor the publisher. What is published is put here and taken away by
 :mod:`wsm.strategies.mooncake.publisher`; this module registers no memory.
 """
 
@@ -21,10 +21,9 @@ from wsm.strategies.mooncake.plan import TransferLayout
 
 # How long the thread waits for a word, or to be woken.
 _GLANCE_S = 1.0
-# How long the process that waits for readers goes without a look: a lease may run out, which no process
-# tells.
+# How long a wait for readers goes without a look: no message tells that a lease has run out.
 _LOOK_S = 0.2
-# Leases on one rank's shard. The process that says that it is that rank gets one, in place of the oldest.
+# Leases on one rank's shard. Each process that says that it is that rank gets one, in place of the oldest.
 _MOST_LEASES = 8
 
 
@@ -88,7 +87,7 @@ class Desk:
             self._grants = {}
 
     def wait_until_free(self, wait_s: float) -> list[int]:
-        """Wait until no process reads; returns the ranks that still do after `wait_s`. Blocks."""
+        """Wait until no rank reads; returns the ranks that still do after `wait_s`. Blocks."""
         until_s = self._now_s() + wait_s
         with self._changed:
             while ranks := self._leases.ranks(self._now_s()):
@@ -106,7 +105,7 @@ class Desk:
         self._listener.wake()
 
     def close(self) -> None:
-        """Answer no process any more. Blocks, a second at most where ranks take no last word. Idempotent."""
+        """Answer no rank any more. Blocks, a second at most where ranks take no last word. Idempotent."""
         self._closed = True
         self._listener.wake()
         self._thread.join()

@@ -14,7 +14,7 @@ The only module that imports it, and where what it does is written down. Seen wi
   are refused. Reading over TCP needs no registration of what is read into; it would let others write there,
   so it is not done.
 * It listens on two ports (15000 to 17000) on all addresses, whatever ``MC_TCP_BIND_ADDRESS`` says (that is
-  what it tells others of itself), asks no process who they are, and lets them read and write whatever is
+  what it tells others of itself), does not authenticate its peers, and lets them read and write whatever is
   registered. On a loopback host both sockets are tied to the loopback interface before any memory is
   registered, and who connected from elsewhere before that is cut off; neither is inherited by child
   processes, which the engine would allow. Of users of this host nothing can keep it.
@@ -100,7 +100,7 @@ class EngineSettings:
 
 
 class Engine:
-    """One engine that runs. Any thread may use it; :meth:`close` when no process does.
+    """One engine that runs. Any thread may use it; :meth:`close` when none does any more.
 
     Parameters
     ----------

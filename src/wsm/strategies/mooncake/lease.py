@@ -109,7 +109,7 @@ class RankLease:
         Raises
         ------
         GroupError, PeerFailedError, PeerDiedError, PeerSilentError, PeerMessageError
-            If the lease holds no longer, or no process knows.
+            If the lease holds no longer, or it is not known whether it does.
         LoadCancelledError
             If the load was cancelled.
         """
@@ -175,7 +175,7 @@ class RankLease:
             caller.close(flush=False)
 
     def _answer(self, ask: say.Ask, deadline_s: float) -> say.Grant | say.Refuse | None:
-        """Ask once; None if no process is there, or answers before the deadline.
+        """Ask once; None if no publisher is there, or none answers before the deadline.
 
         Raises
         ------

@@ -1,9 +1,9 @@
 """The memory that a publisher lets ranks read: copies of its own, or the trainer's tensors themselves.
 
-Whatever ranks can read there, others can write: the engine asks no process. So it is copies that are
-registered, beside each other in one region, unless the trainer says that its own memory may be; then only
-small tensors are copied, because every region and every read has a price. What is registered stays so until a
-version does without it, so that publishing the same buffers again registers nothing.
+Whatever ranks can read there, others can write: the engine does not authenticate. So copies are registered,
+beside each other in one region, unless the trainer says that its own memory may be; then only small tensors
+are copied, because every region and every read has a price. What is registered stays so until a version does
+without it, so that publishing the same buffers again registers nothing.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class PublishedMemory:
     def place(
         self, shards: Mapping[int, TrainerTensors], *, finite: bool = False
     ) -> dict[int, tuple[TransferLayout, tuple[str, ...]]]:
-        """Let ranks read `shards`; no process may be reading what was placed before. Blocks: reads every
-        byte.
+        """Let ranks read `shards`; no rank may be reading what was placed before. Blocks: reads every byte.
 
         Ranks that are given the very same state dict share its place.
 

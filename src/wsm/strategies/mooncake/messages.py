@@ -13,7 +13,7 @@ Refuse     publisher    you get nothing, and why
 Revoked    publisher    the lease is over at once, and why
 =========  ===========  ======================================================================
 
-A connection is one lease: the process that closes it has let go. The envelope is that of
+A connection is one lease: a rank that closes it has let go. The envelope is that of
 :mod:`wsm.strategies.messages.frames`; a Grant leaves out a layout whose digest the rank said it knows.
 """
 

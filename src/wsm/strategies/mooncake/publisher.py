@@ -58,8 +58,8 @@ class MooncakePublisher:
     ----------
     address : str
         Where ranks ask: ``tcp://IPv4:port`` (0: any free port) or ``ipc:///absolute/path`` (mode 0600). There
-        is no authentication: the process that reaches it, or the engine, can read what is published, and the
-        process that reaches the engine (every user of this host at least) can write there. Ranks find that
+        is no authentication: each process that reaches it, or the engine, can read what is published, and
+        each that reaches the engine (of every user of this host at least) can write there. Ranks find that
         out.
     settings : EngineSettings, optional
         How the engine is reached; by default over TCP, from this host only.
@@ -67,8 +67,8 @@ class MooncakePublisher:
         How long a rank may say nothing while it reads.
     in_place : bool
         Let ranks read the trainer's own memory instead of a copy, which takes as much memory again. Then
-        the process that reaches the engine can change the weights that are being trained, and training goes
-        on with them: for hosts and networks where everybody is trusted.
+        each process that reaches the engine can change the weights that are being trained, and training goes
+        on with them: for hosts and networks where all users are trusted.
     packed_below : int
         Tensors with fewer bytes are copied beside each other all the same.
     clock : Clock, optional
@@ -111,7 +111,7 @@ class MooncakePublisher:
         self.address = listener.address
         self._memory = PublishedMemory(self._engine, in_place=in_place, packed_below=packed_below)
         if in_place:
-            _log.warning(log.MEMORY_WRITABLE, address=self.address, by="the process that reaches the engine")
+            _log.warning(log.MEMORY_WRITABLE, address=self.address, by="each process that reaches the engine")
         self._version: int | None = None
         self._desk = Desk(
             listener,

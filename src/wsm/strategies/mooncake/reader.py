@@ -109,7 +109,7 @@ class SpanReader:
                 done += len(part)
 
     def drain(self) -> None:
-        """Wait until the engine lets go of every buffer: reads that no process consumed. Blocks."""
+        """Wait until the engine lets go of every buffer, those of unconsumed reads included. Blocks."""
         with self._lock:
             self._wanted, self._held = len(self._plan.spans), -1
             self._wait_until(lambda: not self._flying)

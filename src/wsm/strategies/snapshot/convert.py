@@ -1,6 +1,6 @@
 """Turning pickle files into safetensors files, once, because the user asked for it: ``wsm convert``.
 
-The process that converts a file trusts its writer: reading a pickle runs what is in it. The result holds the
+To convert a file is to trust its writer: reading a pickle runs what is in it. The result holds the
 same names, dtypes and bytes, and can be loaded without that trust.
 """
 

@@ -55,7 +55,7 @@ class IpcSnapshot(Strategy):
         version : int or None
             The version that it must hold; None for the one that ``version.yaml`` announces.
         observer : LoadObserver
-            Not asked: nothing here waits for anybody.
+            Not asked: nothing here waits.
 
         Raises
         ------

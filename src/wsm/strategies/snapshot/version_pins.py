@@ -37,8 +37,8 @@ class VersionPins:
     def add(self, version: int) -> bool:
         """Pin a version, besides what is pinned; return whether it is. Does not block.
 
-        It is not where there is no such version, or a publisher has begun to retire it: the process that
-        loads it says so. A version that was published again in the meantime is pinned as it is now.
+        A version that does not exist, or that a publisher has begun to retire, is not pinned: its load says
+        so. A version that was published again in the meantime is pinned as it is now.
         """
         if self._directory is None:
             return False

@@ -23,7 +23,7 @@ from pathlib import Path
 from wsm import log
 from wsm.strategies.files.leases import is_leased
 
-# What no process needs any more.
+# What no reader needs any more.
 _REMOVED_PREFIX = ".removed-"
 # What is whole, and was about to be replaced.
 _REPLACED_PREFIX = ".replaced-"

@@ -132,7 +132,7 @@ class _Batch:
         if not self._keep:
             try:
                 spec, data = foreign_bytes(name, value)
-            except TrainerTensorError:  # the process that uses it says what is wrong
+            except TrainerTensorError:  # its consumer says what is wrong
                 return False
             self.items[-1] = (name, (spec, bytes(data)))
         return True

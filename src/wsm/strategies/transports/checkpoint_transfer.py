@@ -110,7 +110,7 @@ class CheckpointTransferTransport:
         Raises
         ------
         RefusedError, BadInputError
-            If the package is missing, or no process named a version. Nothing was changed.
+            If the package is missing, or no version was named. Nothing was changed.
         PeerSilentError, PeerFailedError, GroupError
             If it does not connect, or does not bring the stream in time.
         BadInputError, wsm.strategies.errors.ManifestError, VersionMismatchError

@@ -66,7 +66,7 @@ _POSITIVE = (
     "num_buffers",
 )
 _MEBIBYTE = 1 << 20
-# What FastDeploy's configuration has if no process says anything.
+# What FastDeploy's configuration has if no option is set.
 _TWO_LARGE_ONES = PackageBuffers(2, 512 * _MEBIBYTE)
 
 

@@ -44,7 +44,7 @@ def transport_unknown(*, name: str, known: Sequence[str]) -> BadInputError:
 
 
 def version_unnamed(*, transport: str) -> BadInputError:
-    """No process says which version is meant: not the command, and no ``version.yaml``."""
+    """Neither the command nor a ``version.yaml`` says which version is meant."""
     return BadInputError(
         f"{transport} brings versions by number and was told none; name the version in the command, or "
         "give rsync: directory, whose version.yaml announces one",

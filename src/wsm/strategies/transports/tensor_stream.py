@@ -169,8 +169,8 @@ class TensorStream:
             self._came += 1
             yield offered
             if offered.data is not None and offered.memory is None:
-                with suppress(BufferError):  # the process that still looks at it keeps it
-                    offered.data.release()  # its memory may be used again, the process that has the offer
+                with suppress(BufferError):  # a view that still looks at it keeps it
+                    offered.data.release()  # its memory may be used again, though the offer lives on
             del offered
 
     def _offered(self, name: str, value: Any) -> OfferedTensor:

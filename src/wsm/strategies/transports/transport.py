@@ -37,8 +37,8 @@ class Transport(Protocol):
         """Connect if need be, and offer the shard of `rank`. Blocks until it is known what will come.
 
         Leaving the context normally says that every tensor was applied and verified; leaving it with an
-        exception, that the load has failed. The connection stays in both cases; the process that keeps the
-        transport closes it after an exception.
+        exception, that the load has failed. The connection stays in both cases; the owner of the transport
+        closes it after an exception.
 
         Parameters
         ----------
@@ -149,5 +149,5 @@ class KeptTransport:
         try:
             yield self._transport
         except BaseException:
-            self.close()  # no process knows in which state a stream was left
+            self.close()  # the state in which a stream was left is not known
             raise
