@@ -39,6 +39,7 @@ PACKAGES = {
     "transitions": Package(["transitions"]),
     "xxhash": Package(["xxhash"]),
     "yaml": Package(["pyyaml"]),
+    "hypothesis": Package(["hypothesis"], ["testing"]),
     "matplotlib": Package(["matplotlib"], ["demo"], "matplotlib.figure"),
     "mooncake": Package(["mooncake-transfer-engine-non-cuda"], ["mooncake"], "mooncake.engine"),
     "paddle": Package(["paddlepaddle", "paddlepaddle-gpu"], ["cpu", "gpu"]),
@@ -47,6 +48,7 @@ PACKAGES = {
 
 #: Modules that cannot be imported without a package of an extra; all others import it inside functions.
 MADE_OF = {
+    "hypothesis": ("wsm.testing.hypothesis",),
     "paddle": (
         "wsm.demo.trainer",
         "wsm.rollout.attention",

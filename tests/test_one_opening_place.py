@@ -78,9 +78,14 @@ ELSEWHERE = {
         "signals.lock_file",
         "signals.memory",
     },
-    "a segment's own way to remove its name": {"rollout.supervisor", "worker._attachment"},
+    "a segment's own way to remove its name": {
+        "group_segment",
+        "rollout.supervisor",
+        "worker._attachment",
+    },
+    "a temporary directory of mode 0700": {"testing.hypothesis"},
     "the device that swallows everything": {"cli.main"},
-    "a method of something else that is called so": {"cli.teaching_command"},
+    "a method of something else that is called so": {"cli._base"},
 }
 
 

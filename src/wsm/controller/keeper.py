@@ -54,7 +54,7 @@ class RecoveryConfig:
     ----------
     start_s : float
         How long a new process may take to attach, when the group starts and when it replaces a rank. One that
-        ends is seen at once; this is for one that hangs, and must cover importing paddle on a busy machine.
+        ends is seen at once; this is for one that hangs, and must cover its imports on a busy machine.
     restarts : int
         How many recoveries it begins within `within_s` seconds; one more, and the group gives up. 0: the
         first death ends the group.
