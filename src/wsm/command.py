@@ -77,7 +77,7 @@ def part_not_restorable(*, rank: int, version: int | None, bases: Sequence[int])
     """A group that served a part is to be restored, and what the part was put on is kept nowhere."""
     return RefusedError(
         f"rank {rank} cannot load version {version} again: it is a part, put on version "
-        f"{', '.join(map(str, bases))}, which no process keeps; update to a whole version",
+        f"{', '.join(map(str, bases))}, which is kept nowhere; update to a whole version",
         code=PART_NOT_RESTORABLE,
         rank=rank,
         version=version,

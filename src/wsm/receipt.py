@@ -66,7 +66,7 @@ class Receipt:
         report names those that were, and kept what they held.
     restorable : bool
         Whether a group that loses a rank now can serve this again. Not so after a partial update over weights
-        that no process keeps (:attr:`wsm.report.RankReport.bases`), until a whole version is loaded.
+        that are kept nowhere (:attr:`wsm.report.RankReport.bases`), until a whole version is loaded.
     """
 
     request_id: str

@@ -77,7 +77,7 @@ class CommandWatch:
         return max(min(LOOK_S, left_s, LOOK_S if overdue_s is None else overdue_s), _SHORTEST_WAIT_S)
 
     def is_hopeless(self, view: View, *, waited_s: float, settle_s: float, patient: bool) -> bool:
-        """Whether those who are not done with a decided command will not be, as far as can be seen.
+        """Whether participants that are not done with a decided command will not be, as far as is seen.
 
         Parameters
         ----------
@@ -92,20 +92,20 @@ class CommandWatch:
         """
         waiting = decide.waiting_on(view)
         lost = [rank for rank in self.lost if rank in waiting]
-        # After an abort the living stand stopped until the dead have stopped too, which they never will.
+        # After an abort the living ranks wait until the dead ones have stopped too, which they never will.
         if lost and _only(lost, waiting):
             return True
         if view.command.operation.is_abort and not patient:
             frozen = [rank for rank in waiting if self._group.stopped(rank)]
             if frozen and _only({*lost, *frozen}, waiting):
                 return True
-        # Nor do those come back at once who wait for them inside a step or a collective.
+        # Nor do the ranks come back at once that wait for them inside a step or a collective.
         troubled = lost or self.hangs
         return waited_s > (min(LOST_S, settle_s) if troubled else settle_s)
 
 
 def _only(culprits: Collection[int], waiting: Mapping[int, StatusWord | None]) -> bool:
-    """Whether all others of those who are waited for have stopped."""
+    """Whether all other participants that are waited for have stopped."""
     return all(
         rank in culprits or (status is not None and status.code in _STOPPED)
         for rank, status in waiting.items()

@@ -230,12 +230,12 @@ class GroupView:
                 return command
 
     def write_command(self, command: CommandWord) -> None:
-        """Store the command word and wake everybody who waits for it."""
+        """Store the command word and wake every process that waits for it."""
         self.segment.words[self._layout.command] = command.pack()
         wake(self.segment, self._layout.command)
 
     def decide(self, command: CommandWord) -> None:
-        """Store a decision, wake everybody who waits for it, and write it down with the time before that."""
+        """Store a decision, wake all processes that wait for it, and journal it with the time before that."""
         decided = self.journal.moment()
         self.write_command(command)
         self.journal.note(kinds.DECISION, command, decided, operation=command.operation.name)

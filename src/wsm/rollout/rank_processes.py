@@ -116,7 +116,7 @@ class RankProcesses:
     def end_all(self) -> None:
         """End rank 0 between two steps first: the others still join the step that it is in. Blocks.
 
-        Those who do not end in time, or at once after :meth:`kill_all`, are killed. All are reaped.
+        Processes that do not end in time, or at once after :meth:`kill_all`, are killed. All are reaped.
         """
         ranks = sorted(self._processes)
         for some in (ranks[:1], ranks[1:]):

@@ -19,7 +19,7 @@ module                  responsible for
 :mod:`.lock`            the controller role
 :mod:`.identity`        pid, start time and pid namespace: which process it is
 :mod:`.liveness`        which participants live; being told at once when one dies
-:mod:`.waiting`         waiting for words by futex, and waking those who wait
+:mod:`.waiting`         waiting for words by futex, and waking the threads that wait
 :mod:`.fastdeploy`      FastDeploy's int32 words, changed by compare-exchange
 :mod:`.errors`          what can be wrong with all of these
 ======================  ==================================================================================

@@ -59,7 +59,7 @@ UNREADABLE = ProcessIdentity(0, 0, 0)
 
 
 class Occupant(NamedTuple):
-    """Who stands in a place of the segment, and whether it has left it in good order."""
+    """Which process has a place of the segment, and whether it has left it in good order."""
 
     identity: ProcessIdentity
     present: bool

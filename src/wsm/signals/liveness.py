@@ -159,13 +159,13 @@ class Liveness:
         return watched.fd if watched is not None else None
 
     def pid(self, participant: int) -> int | None:
-        """Pid in the recorder's own pid namespace of who stands or stood there last; None if none did."""
+        """Pid of the participant's last process, in its recorder's pid namespace; None if there was none."""
         with self._mutex:
             watched = self._watch(participant)
         return watched.occupant.identity.pid or None if watched is not None else None
 
     def identity(self, participant: int) -> ProcessIdentity | None:
-        """Who stands there now, dead or alive; None if none ever did, or it left in good order."""
+        """The participant's process, dead or alive; None if there never was one, or it left in good order."""
         with self._mutex:
             watched = self._watch(participant)
         if watched is None or not watched.occupant.present:

@@ -276,7 +276,7 @@ class Segment:
 
     @property
     def controller_journal(self) -> LineRing:
-        """Ring for the last journal lines of those who had the controller role, one after the other."""
+        """Ring for the last journal lines of all holders of the controller role, in the order of writing."""
         return self._rings[-1]
 
     @property
@@ -418,7 +418,7 @@ class SegmentImage:
 
     @classmethod
     def read(cls, path: Path) -> SegmentImage:
-        """Copy a file. Root may look at everybody's: nothing that stands there is acted on.
+        """Copy a file. Root may look at every user's: nothing that stands there is acted on.
 
         Raises
         ------

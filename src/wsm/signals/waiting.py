@@ -1,4 +1,4 @@
-"""Waiting until one of several words is no longer what it was, and waking those who wait.
+"""Waiting until one of several words is no longer what it was, and waking the threads that wait.
 
 Three ways, best first: one kernel call that watches all words (``futex_waitv``); a futex on the first
 word with a 1 ms cap, so that a change of another word is seen then; short sleeps where the kernel has
@@ -124,7 +124,7 @@ def wait_any(expected: Sequence[tuple[int, int]], timeout_s: float) -> None:
 
 
 def wake_all(address: int) -> int:
-    """Wake everybody that waits on the 32 bits at `address`; return how many, -1 if the kernel refused."""
+    """Wake every thread that waits on the 32 bits at `address`; return how many, -1 if the kernel refused."""
     woken: int = _libc.syscall(
         ctypes.c_long(_FUTEX_NUMBER or 0),
         ctypes.c_void_p(address),

@@ -164,7 +164,7 @@ class PaddleGlooGroups:
         """Cut the connections of every communicator of this process; safe for threads, never waits.
 
         A thread that is blocked in a collective on one of them, or in its creation, gets an error within
-        milliseconds, and so does everybody at the other ends.
+        milliseconds, and so do the ranks at the other ends.
         """
         had_any = bool(self._live or self._sockets) and not self._broken
         self._broken = True

@@ -68,7 +68,7 @@ class Desk:
         # Who holds which lease on whose shard, the oldest first; what is told to those whose lease was ended.
         self._readers: dict[Connection, tuple[int, int]] = {}
         self._revoked: list[tuple[Connection, str]] = []
-        # What was granted, as bytes: the same for everybody who asks for a rank's shard.
+        # What was granted, as bytes: the same for every process that asks for a rank's shard.
         self._grants: dict[tuple[int, bool], bytes] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="wsm-mooncake-desk", daemon=True)

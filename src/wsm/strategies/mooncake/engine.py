@@ -70,7 +70,7 @@ class EngineSettings:
     Parameters
     ----------
     host : str
-        The IPv4 address of this host that peers reach it at. A loopback address keeps everybody else out.
+        The IPv4 address of this host that peers reach it at. A loopback address keeps all other hosts out.
     protocol : str
         ``tcp``; or ``rdma``, which has not been run by us.
     device : str

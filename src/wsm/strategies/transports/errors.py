@@ -1,7 +1,7 @@
 """What can go wrong with a transport that brings versions by their number, and with what it hands over.
 
 ``touched`` says whether the target's memory may have been written. A silent or failing peer is told by the
-errors of :mod:`wsm.strategies.messages.errors`, the same for everybody who brings weights.
+errors of :mod:`wsm.strategies.messages.errors`, the same for all transports.
 """
 
 from __future__ import annotations
