@@ -147,6 +147,7 @@ def test_the_supervisor_of_the_page_replaces_what_dies_and_the_loop_of_the_readm
     (documented.directory / "raise.0").touch()
     documented.until(lambda: documented.controller.status().ranks[0].step_kind == "broken")
     os.kill(first[1], signal.SIGKILL)
+    documented.until(lambda: psutil.Process(first[1]).status() == psutil.STATUS_ZOMBIE)
     os.kill(supervisor.pid, signal.SIGCONT)
     second = documented.until_serving(2)
     assert second[0] == first[0]
