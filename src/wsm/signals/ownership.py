@@ -121,7 +121,7 @@ def adopt_or_reclaim(path: Path, wanted: Header, claim: Claim) -> tuple[SharedFi
     BadInputError
         If a participant lives and the segment cannot be adopted by this caller.
     """
-    # Taking all participants' bytes at once asks whether anybody lives, and keeps all from
+    # Taking all participants' bytes at once asks whether any of them lives, and keeps all from
     # registering in a segment that is about to be removed.
     everybody = claim.lock_file.try_acquire(FIRST_PARTICIPANT_BYTE, UNBOUNDED)
     with everybody or contextlib.nullcontext():

@@ -18,7 +18,7 @@ _MARK = struct.Struct("<QQ")
 # Each on a cache line of its own, before where the window begins.
 _WRITTEN_AT = 0
 _TAKEN_AT = 64
-# The numbers of the streams that this memory was offered to last, mixed too: anybody may ask for it.
+# The numbers of the streams that this memory was offered to last, mixed too: any process may ask for it.
 _OFFERS_AT = 128
 _OFFER = struct.Struct("<Q")
 _OFFERS = 112
