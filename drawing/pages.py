@@ -20,7 +20,7 @@ from wsm.states.joint import (
     chart_of,
     serving,
 )
-from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, Look, Outcome, Phase, Todo, When
+from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, LookRow, OutcomeRow, Phase, Todo, When
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART, Chart, Guard, Row, State
 from wsm.states.vocabulary import Tag
 from wsm.states.words import Operation
@@ -57,7 +57,7 @@ _DOES = {
     Todo.DRAIN: "steps on, admits nothing",
     Todo.ACCEPT: "begins the transition",
     Todo.RUN: "runs the next action",
-    Todo.FORSAKEN: "fails: a peer never will vote",
+    Todo.LEAVE_VOTE: "fails: a peer never will vote",
     Todo.FINISH: "ends its plan",
     Todo.STAGE: "stages, and serves",
     Todo.COMMIT: "serves the new version",
@@ -253,7 +253,10 @@ def _phase(phase: Phase) -> Iterator[str]:
     looks = [row for row in LOOKS if row.phase is phase]
     yield table(
         ("when it reads", "it", "next phase", "says"),
-        [(_when(row.when) or "anything else", _deed(row), _where(row.to), _said(row)) for row in looks],
+        [
+            (_when(row.when) or "anything else", _thing_to_do(row), _where(row.to), _said(row))
+            for row in looks
+        ],
     )
     outcomes = [row for row in OUTCOMES if row.phase is phase]
     if outcomes:
@@ -284,7 +287,7 @@ def _when(conditions: Iterable[When]) -> str:
     return ", ".join(condition.value for condition in conditions)
 
 
-def _deed(row: Look) -> str:
+def _thing_to_do(row: LookRow) -> str:
     if row.broken:
         return f"*raises*: {row.broken}"
     return _DOES[row.todo] + ("" if row.change is None else f"; {row.change.value}")
@@ -294,7 +297,7 @@ def _where(phase: Phase | None) -> str:
     return "" if phase is None else f"**{phase.name}**"
 
 
-def _said(row: Look | Outcome) -> str:
+def _said(row: LookRow | OutcomeRow) -> str:
     return "" if row.says is None else row.says.name
 
 

@@ -536,7 +536,7 @@ class RankMoves:
             self.add("leaves the collective action", lambda: self._finish_action(me))
             self._add_failure("fails in the collective action", me)
 
-    def _forsaken(self, me: ParticipantState) -> None:
+    def _leave_vote(self, me: ParticipantState) -> None:
         """Let it fail because a peer never will be ready."""
         self.add("fails: a peer never will be ready", lambda: self._failed(me))
 
@@ -619,7 +619,7 @@ _DOES: dict[Todo, Callable[[RankMoves, ParticipantState], None]] = {
     Todo.BEGIN: RankMoves._begin,
     Todo.ACCEPT: RankMoves._accept,
     Todo.RUN: RankMoves._run,
-    Todo.FORSAKEN: RankMoves._forsaken,
+    Todo.LEAVE_VOTE: RankMoves._leave_vote,
     Todo.FINISH: RankMoves._finish,
     Todo.STAGE: RankMoves._stage,
     Todo.COMMIT: RankMoves._commit,

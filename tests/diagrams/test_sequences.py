@@ -80,7 +80,7 @@ class Group:
             Todo.DRAIN: lambda _state: Happened(Event.DRAINED),
             Todo.ACCEPT: lambda _state: Happened(Event.ACCEPTED),
             Todo.RUN: self.act,
-            Todo.FORSAKEN: lambda _state: Happened(Event.FAILED),
+            Todo.LEAVE_VOTE: lambda _state: Happened(Event.FAILED),
             Todo.FINISH: lambda _state: Happened(Event.FINISHED),
             Todo.STAGE: lambda state: Happened(Event.FAILED if self.is_failing(state) else Event.STAGED),
             Todo.COMMIT: lambda _state: Happened(Event.COMMITTED),

@@ -20,7 +20,7 @@ from explorer.search import Findings, explore
 from explorer.world import BOTH, ParticipantState
 from wsm.states import command_events, decide, epochs, joint, phases, rank, view
 from wsm.states.decide import Duty, Role
-from wsm.states.phases import Effect, Event, Happened, Look, Move, Outcome, Phase, RankState, Todo, When
+from wsm.states.phases import Effect, Event, Happened, LookRow, Move, OutcomeRow, Phase, RankState, Todo, When
 from wsm.states.table import Row
 from wsm.states.view import View
 from wsm.states.vocabulary import KVEvent, KVState, WeightState
@@ -85,7 +85,7 @@ def hunt(what: Fault) -> Findings:
         return explore(Scope.from_text(what.scope))
 
 
-def with_row(row: Look) -> dict[tuple[ModuleType, str], Any]:
+def with_row(row: LookRow) -> dict[tuple[ModuleType, str], Any]:
     """Ask a row before all others of its phase."""
     return {(phases, "ROWS"): {**phases.ROWS, row.phase: (row, *phases.ROWS[row.phase])}}
 
@@ -108,7 +108,7 @@ def waiting_instead(phase: Phase, todo: Todo) -> dict[tuple[ModuleType, str], An
 @fault("operations=clear steps=1 give_ups=1 starts=serving", of_model=True)
 def abort_resume():
     """A parked rank that sees ABORT serves on at once."""
-    return with_row(Look(Phase.PARKING, (When.ABORTED,), Todo.KEEP, Phase.SETTLING))
+    return with_row(LookRow(Phase.PARKING, (When.ABORTED,), Todo.KEEP, Phase.SETTLING))
 
 
 @fault("operations=clear steps=1 failures=1 starts=serving", of_model=True)
@@ -130,8 +130,8 @@ def deadline_prepared():
     """A PREPARED rank whose deadline expires says FAILED."""
     return {
         (phases, "OUTCOMES"): (
-            Outcome(Phase.PREPARED, Event.EXPIRED, (), Phase.FAILED, StatusCode.FAILED),
-            Outcome(Phase.PREPARED, Event.FAILED, (), Phase.FAILED, StatusCode.FAILED),
+            OutcomeRow(Phase.PREPARED, Event.EXPIRED, (), Phase.FAILED, StatusCode.FAILED),
+            OutcomeRow(Phase.PREPARED, Event.FAILED, (), Phase.FAILED, StatusCode.FAILED),
             *phases.OUTCOMES,
         )
     }
@@ -169,8 +169,8 @@ def next_early():
 def local_outcome():
     """After an ABORT each rank keeps or drops by what it did itself."""
     own = (
-        Look(Phase.STOPPED, (When.TOUCHED,), Todo.DROP, Phase.SETTLING),
-        Look(Phase.STOPPED, (), Todo.KEEP, Phase.SETTLING),
+        LookRow(Phase.STOPPED, (When.TOUCHED,), Todo.DROP, Phase.SETTLING),
+        LookRow(Phase.STOPPED, (), Todo.KEEP, Phase.SETTLING),
     )
     return {(phases, "ROWS"): {**phases.ROWS, Phase.STOPPED: own}}
 
@@ -178,7 +178,7 @@ def local_outcome():
 @fault("operations=update steps=0 give_ups=1 starts=serving", of_model=True)
 def ready_withdraw():
     """A rank that has voted for a collective action leaves on ABORT."""
-    return with_row(Look(Phase.VOTING, (When.ABORTED,), Todo.UNDO, Phase.STOPPING))
+    return with_row(LookRow(Phase.VOTING, (When.ABORTED,), Todo.UNDO, Phase.STOPPING))
 
 
 @fault("operations=update steps=1 rank_crashes=1 starts=serving", of_model=True)
@@ -248,7 +248,7 @@ def split_brain():
 @fault("operations=hot_update steps=1 starts=serving", of_model=True)
 def hot_flip_at_once():
     """A hot update's commit is followed at once, without parking."""
-    return with_row(Look(Phase.STAGED, (When.HOT_COMMITTED,), Todo.COMMIT, Phase.COMMITTING))
+    return with_row(LookRow(Phase.STAGED, (When.HOT_COMMITTED,), Todo.COMMIT, Phase.COMMITTING))
 
 
 @fault("operations=hot_update steps=1 starts=serving", of_model=True)
@@ -271,7 +271,7 @@ def one_vote_is_enough():
 
 
 @fault("operations=update steps=0 failures=1 starts=cleared")
-def nobody_is_ever_forsaken():
+def no_vote_is_ever_left():
     """A rank that waits for votes never learns that one will not come."""
     return {(phases, "never_ready"): lambda _view, _action: []}
 

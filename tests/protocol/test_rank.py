@@ -74,7 +74,7 @@ def test_a_rank_that_has_voted_is_not_stopped_by_an_abort():
     voting = look(replace(WORKING, action=1), UPDATE).state
     assert look(voting, ABORT).todo is Todo.WAIT
     assert look(voting, ABORT, ready=2).todo is Todo.RUN
-    assert look(voting, ABORT, status=StatusCode.STOPPED_UNTOUCHED).todo is Todo.FORSAKEN
+    assert look(voting, ABORT, status=StatusCode.STOPPED_UNTOUCHED).todo is Todo.LEAVE_VOTE
 
 
 def test_only_waits_that_no_word_will_end_have_a_deadline():

@@ -11,7 +11,7 @@ from explorer.scope import Scope
 from explorer.search import explore
 from wsm.states import phases
 from wsm.states.check import PhaseTables, check_phases
-from wsm.states.phases import LOOKS, OUTCOMES, Event, Look, Outcome, Phase, Todo, When
+from wsm.states.phases import LOOKS, OUTCOMES, Event, LookRow, OutcomeRow, Phase, Todo, When
 from wsm.states.words import StatusCode
 
 
@@ -33,8 +33,8 @@ FAULTS: dict[str, tuple[PhaseTables, str]] = {
         PhaseTables(
             looks=[
                 *LOOKS,
-                Look(Phase.PREPARED, (When.BROKEN,), Todo.WAIT),
-                Look(Phase.PREPARED, (), Todo.WAIT),
+                LookRow(Phase.PREPARED, (When.BROKEN,), Todo.WAIT),
+                LookRow(Phase.PREPARED, (), Todo.WAIT),
             ]
         ),
         "row that is never taken: phase PREPARED",
@@ -54,8 +54,8 @@ FAULTS: dict[str, tuple[PhaseTables, str]] = {
     "a vote that an ABORT ends": (
         PhaseTables(
             looks=[
-                Look(Phase.VOTING, (When.HOT_ABORTED,), Todo.KEEP, Phase.SETTLING),
-                Look(Phase.VOTING, (When.ABORTED,), Todo.UNDO, Phase.STOPPING),
+                LookRow(Phase.VOTING, (When.HOT_ABORTED,), Todo.KEEP, Phase.SETTLING),
+                LookRow(Phase.VOTING, (When.ABORTED,), Todo.UNDO, Phase.STOPPING),
                 *LOOKS,
             ]
         ),
@@ -63,7 +63,10 @@ FAULTS: dict[str, tuple[PhaseTables, str]] = {
     ),
     "a deadline that ends PREPARED": (
         PhaseTables(
-            outcomes=[*OUTCOMES, Outcome(Phase.PREPARED, Event.EXPIRED, (), Phase.FAILED, StatusCode.FAILED)]
+            outcomes=[
+                *OUTCOMES,
+                OutcomeRow(Phase.PREPARED, Event.EXPIRED, (), Phase.FAILED, StatusCode.FAILED),
+            ]
         ),
         "broken promise: phase PREPARED: EXPIRED",
     ),
@@ -77,7 +80,9 @@ FAULTS: dict[str, tuple[PhaseTables, str]] = {
         "last word: phase SETTLING",
     ),
     "an outcome that depends on others": (
-        PhaseTables(outcomes=[Outcome(Phase.STAGING, Event.STAGED, (When.BEHIND,), Phase.STAGED), *OUTCOMES]),
+        PhaseTables(
+            outcomes=[OutcomeRow(Phase.STAGING, Event.STAGED, (When.BEHIND,), Phase.STAGED), *OUTCOMES]
+        ),
         "condition: phase STAGING: STAGED (BEHIND)",
     ),
     "a trap": (
@@ -123,14 +128,14 @@ SECOND_LOOKS = {
 def test_the_explorer_takes_every_row_but_second_looks_and_those_of_broken_rules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    taken: set[Look | Outcome] = set()
+    taken: set[LookRow | OutcomeRow] = set()
     find_look, find_outcome = phases.find_look, phases.find_outcome
 
-    def look(*args: Any) -> Look:
+    def look(*args: Any) -> LookRow:
         taken.add(row := find_look(*args))
         return row
 
-    def outcome(*args: Any) -> Outcome | None:
+    def outcome(*args: Any) -> OutcomeRow | None:
         row = find_outcome(*args)
         taken.update((row,) if row is not None else ())
         return row

@@ -13,7 +13,7 @@ import wsm
 from wsm.controller.errors import RankFailedError, RankLostError
 from wsm.states import phases, rerun
 from wsm.states.journal import INPUT, JournalEntry, iterate_ndjson
-from wsm.states.phases import Look, Phase, Todo
+from wsm.states.phases import LookRow, Phase, Todo
 from wsm.states.rerun import Rerun
 from wsm.states.words import StatusCode
 
@@ -74,7 +74,7 @@ def test_inputs_stand_in_the_file_alone(tmp_path: Path) -> None:
     lone.close()
 
 
-def changed(todo: Todo) -> tuple[Look, ...]:
+def changed(todo: Todo) -> tuple[LookRow, ...]:
     """The table with another thing to do behind PREPARED, once the group has committed."""
     return tuple(
         dataclasses.replace(row, todo=todo) if row.phase is Phase.PREPARED and row.to is not None else row

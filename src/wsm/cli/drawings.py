@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from wsm.actions.base import Action, Plan, Plans
 from wsm.states.command_events import CHANGES, DISCARDS, Half
 from wsm.states.joint import BESIDE
-from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, Look, Outcome, Phase, When
+from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, LookRow, OutcomeRow, Phase, When
 from wsm.states.table import CHARTS, Chart, MachineName, Row, State
 from wsm.states.vocabulary import KVState, PlanName, WeightState
 
@@ -175,7 +175,7 @@ def command_drawing() -> Drawing:
     )
 
 
-def _edges_of_the_command() -> Iterator[tuple[Look | Outcome, str, Sequence[When]]]:
+def _edges_of_the_command() -> Iterator[tuple[LookRow | OutcomeRow, str, Sequence[When]]]:
     for look in LOOKS:
         told = [condition for condition in look.when if condition is not When.NEW]
         yield look, (told[0] if told else When.NEW).value, told[1:]
@@ -203,7 +203,7 @@ def _either(states: Sequence[State]) -> str:
     return "|".join(state.name for state in states)
 
 
-def _labelled(event: str, row: Look | Outcome) -> str:
+def _labelled(event: str, row: LookRow | OutcomeRow) -> str:
     return event if row.says is None else f"{event} / {row.says.name}"
 
 

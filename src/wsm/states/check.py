@@ -42,8 +42,8 @@ from wsm.states.phases import (
     OF_THE_RANK,
     OF_THE_WORDS,
     OUTCOMES,
-    Look,
-    Outcome,
+    LookRow,
+    OutcomeRow,
     Phase,
     Todo,
     When,
@@ -351,7 +351,7 @@ EVENTS_OF: dict[Todo, frozenset[phases.Event]] = {
     Todo.DRAIN: frozenset({phases.Event.DRAINED, phases.Event.FAILED}),
     Todo.ACCEPT: frozenset({phases.Event.ACCEPTED, phases.Event.FAILED}),
     Todo.RUN: frozenset({phases.Event.ACTION_DONE, phases.Event.FAILED}),
-    Todo.FORSAKEN: frozenset({phases.Event.FAILED}),
+    Todo.LEAVE_VOTE: frozenset({phases.Event.FAILED}),
     Todo.FINISH: frozenset({phases.Event.FINISHED, phases.Event.FAILED}),
     Todo.STAGE: frozenset({phases.Event.STAGED, phases.Event.FAILED}),
     Todo.COMMIT: frozenset({phases.Event.COMMITTED}),
@@ -376,17 +376,17 @@ class PhaseTables:
 
     Parameters
     ----------
-    looks : sequence of Look
+    looks : sequence of LookRow
         In the order in which they are asked.
-    outcomes : sequence of Outcome
+    outcomes : sequence of OutcomeRow
         In the order in which they are asked.
     """
 
-    looks: Sequence[Look] = LOOKS
-    outcomes: Sequence[Outcome] = OUTCOMES
+    looks: Sequence[LookRow] = LOOKS
+    outcomes: Sequence[OutcomeRow] = OUTCOMES
 
     @property
-    def rows(self) -> list[Look | Outcome]:
+    def rows(self) -> list[LookRow | OutcomeRow]:
         """All rows."""
         return [*self.looks, *self.outcomes]
 
@@ -410,7 +410,7 @@ def _every_row_can_be_taken(tables: PhaseTables) -> Iterator[TableFault]:
     for table in (tables.looks, tables.outcomes):
         asked: list[tuple[Phase, phases.Event | None, frozenset[When]]] = []
         for row in table:
-            event = row.event if isinstance(row, Outcome) else None
+            event = row.event if isinstance(row, OutcomeRow) else None
             when = frozenset(row.when)
             if any((row.phase, event) == earlier[:2] and earlier[2] <= when for earlier in asked):
                 yield _in_phase("row that is never taken", row.phase, f"an earlier row hides {_name(row)}")
@@ -506,9 +506,9 @@ def _conditions_are_known(tables: PhaseTables) -> Iterator[TableFault]:
             yield TableFault("unused condition", condition.name, "no row has it")
 
 
-def _name(row: Look | Outcome) -> str:
+def _name(row: LookRow | OutcomeRow) -> str:
     conditions = ", ".join(condition.name for condition in row.when) or "always"
-    what = row.todo.name if isinstance(row, Look) else row.event.name
+    what = row.todo.name if isinstance(row, LookRow) else row.event.name
     return f"{what} ({conditions})"
 
 

@@ -278,13 +278,13 @@ class Inheritance(enum.Enum):
 class Role(enum.Enum):
     """What can be known of the controller role from outside."""
 
-    FREE = "free"  # nobody has it: whoever gave the open command is gone, or gave it up
+    FREE = "free"  # no process has it: the controller that gave the open command is gone, or gave it up
     KEPT = "kept"  # by a process that goes on, and will decide
     STALLED = "stalled"  # by a process that is stopped, or that let the command's deadline pass
 
 
 class Duty(enum.Enum):
-    """What whoever keeps a group owes the command at hand."""
+    """What a group's keeper, or one of its ranks, must do about the command at hand."""
 
     NOTHING = "nothing"  # it is over, or its participants end it alone, or its controller will
     TAKE_ROLE = "take the role"  # take it without waiting, look again, write what is missing, give it back
@@ -311,7 +311,7 @@ def lacks_a_word(view: View) -> bool:
 
 
 def duty(view: View, role: Role, *, expired: bool) -> Duty:
-    """Say what whoever keeps the group owes its command now.
+    """Say what a group's keeper, or one of its ranks, must do about its command now.
 
     Parameters
     ----------

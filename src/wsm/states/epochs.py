@@ -1,17 +1,17 @@
-"""Epochs: how a group gets a new incarnation when a rank was lost, what that owes it, and whom it replaces.
+"""Epochs: a group's new incarnation after a rank was lost, what it restores, and which processes it replaces.
 
 Theory of operation
 -------------------
 Only the controller raises the epoch, once per death, after the old process is killed and reaped. The
 new epoch begins with no command; what restores the group is an ordinary first command in it.
 
-**What is to be restored** has to outlive whoever raises the epoch, and a second death before it is restored.
-So it stands in the committed word: a version if the group is to serve it again, none if it is to stay
-CLEARED.
+**The version to restore** has to outlive the process that raises the epoch, and a second death before the
+group is restored. So the committed word names it: a version if the group is to serve it again, none if the
+group is to stay CLEARED.
 
 **A restore or a repair that failed is tried again, or given up** (:class:`Attempt`). A restore is an ordinary
 update, and may fail like one. Most causes pass, so it is tried again; between two attempts the group is free
-for other commands, and any of them ends the debt.
+for other commands, and after any of them this epoch restores nothing more.
 
 **Whose process the group's keeper ends and replaces** (:class:`Cause`), and when it tries again what failed
 (:class:`Backoff`).
@@ -46,8 +46,9 @@ def ended_by(view: View, dead: Collection[int]) -> list[int]:
     Returns
     -------
     list of int
-        Whoever is dead after it had joined this epoch, even if it got no further than its step word, and
-        every rank whose step broke. Whoever died before it joined may be replaced in the same epoch.
+        Every participant that died after it had joined this epoch, even if it got no further than its step
+        word, and every rank whose step broke. A participant that died before it joined may be replaced in the
+        same epoch.
     """
     epoch = view.command.epoch
     return [
@@ -88,8 +89,8 @@ def restored_version(view: View, *, asked: int | None, served: bool | None) -> i
     Returns
     -------
     int or None
-        None: the group stays CLEARED. Its memory belongs to whoever cleared it; so it does where only one
-        half of it was cleared.
+        None: the group stays CLEARED. The caller that cleared it uses its memory; so it does where only one
+        half of the group was cleared.
     """
     command, committed = view.command, view.committed
     if command.operation is Operation.NONE:
@@ -107,7 +108,7 @@ def restored_version(view: View, *, asked: int | None, served: bool | None) -> i
 
 
 def _commit_serves(view: View) -> bool:
-    """Whether who has prepared or finished the committed command lacks nothing that a step needs."""
+    """Whether all that prepared or finished the committed command hold what a step needs."""
     words = [view.of_command(index) for index in range(len(view.statuses))]
     reached = [word for word in words if word is not None and word.code in _PREPARED]
     return all(word.weights != WeightState.CLEARED and word.kv != KVState.CLEARED for word in reached)
@@ -116,23 +117,24 @@ def _commit_serves(view: View) -> bool:
 def goal_word(view: View, goal: int | None) -> CommittedWord | None:
     """Return the committed word that makes `goal` outlive the epoch, if it says something else now.
 
-    Written after :func:`completed_commit` and before the epoch is raised; the same goal is found again by
-    a successor of whoever dies in between.
+    Written after :func:`completed_commit` and before the epoch is raised; a successor finds the
+    same goal again if the controller dies in between.
     """
     if goal is None and view.committed.version is not None:
         return CommittedWord(view.command.sequence, None)
     return None
 
 
-#: Operations of a last command after which an epoch may still owe what it is to restore.
+#: Operations of a last command after which an epoch may still have its version to restore.
 OWING = (Operation.NONE, Operation.ABORT, Operation.CLEAR)
 
 
 def unrestored(view: View, *, restores: bool = False) -> int | None:
     """Return the version that the epoch of `view` is to restore, while no other command has been given in it.
 
-    Whoever raised the epoch keeps the controller role until it is restored, or could not be. Others may then
-    command a group that holds nothing, and is owed what it served; so they may if that process dies.
+    The process that raised the epoch keeps the controller role until the group is restored, or could not be.
+    Other controllers may then command a group that holds nothing and waits for its version; so they may if
+    that process dies.
 
     Parameters
     ----------
@@ -140,7 +142,7 @@ def unrestored(view: View, *, restores: bool = False) -> int | None:
         What was read.
     restores : bool
         Whether the last command was the update that was to restore it, or a clear that repaired a rank for
-        that. An aborted one leaves the debt, and so does a clear.
+        that. After an aborted one the version is still to be restored, and so it is after a clear.
     """
     owing = OWING if restores else (Operation.NONE,)
     return view.committed.version if view.command.operation in owing else None

@@ -1,7 +1,7 @@
 """The journal of a participant: kinds of entries, the facts of each, its line of JSON, and the last ones.
 
-An entry is flat, so that a journal can be read with any tool at night, after its process died. Whoever
-writes it gives the times. This module knows no tables; :mod:`.replay` holds entries against them.
+An entry is flat, so that a journal can be read with any tool at night, after its process died. The writer
+gives the times. This module knows no tables; :mod:`.replay` holds entries against them.
 
 ===================  =====================================================================================
 kind                 facts

@@ -17,7 +17,7 @@ rank stays where it is. No row leads from PREPARED, STAGED or VOTING to FAILED b
 promised is kept.
 
 **READY is withdrawn only once a peer never will be ready.** So VOTING has no row for an ABORT: the rank
-leaves the vote through :data:`Todo.FORSAKEN`, when a peer's word shows that it will never vote.
+leaves the vote through :data:`Todo.LEAVE_VOTE`, when a peer's word shows that it will never vote.
 
 **A rank that stopped waits for all.** The outcome of an ABORT is known once every participant has stopped:
 one that touched its weights makes all of them drop theirs.
@@ -82,13 +82,13 @@ class Todo(enum.Enum):
     DRAIN = "drain"  # serve on, without admitting [DRAINED, FAILED]
     ACCEPT = "accept"  # all stand at the same boundary: the transition begins [ACCEPTED, FAILED]
     RUN = "run"  # action number state.action [ACTION_DONE, FAILED]
-    FORSAKEN = "forsaken"  # a peer will never be ready for this collective action [FAILED]
+    LEAVE_VOTE = "leave vote"  # a peer will never be ready for this collective action [FAILED]
     FINISH = "finish"  # the plan is done: report it [FINISHED]
     STAGE = "stage"  # stage the new weights beside the old ones, and serve [STAGED, FAILED]
     COMMIT = "commit"  # serve the new version [COMMITTED]
     UNDO = "undo"  # stop, take back what can be taken back [STOPPED]
-    KEEP = "keep"  # aborted, nobody touched anything: as before the command [KEPT]
-    DROP = "drop"  # aborted, somebody touched: hold no weights [CLEARED, FAULTED]
+    KEEP = "keep"  # aborted, no rank touched its weights: as before the command [KEPT]
+    DROP = "drop"  # aborted, a rank touched its weights: hold no weights [CLEARED, FAULTED]
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class Happened:
 
 
 @dataclass(frozen=True)
-class Look:
+class LookRow:
     """What follows in a phase when the conditions hold.
 
     Parameters
@@ -282,7 +282,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OutcomeRow:
     """What follows in a phase when something was done.
 
     Parameters
@@ -317,108 +317,110 @@ ABORTABLE = (_P.BEGINNING, _P.DRAINING, _P.PARKING, _P.WORKING, _P.PREPARED, _P.
 #: Phases that the ABORT of a hot update ends; behind STAGED the rank follows a commit.
 HOT_ABORTABLE = (_P.BEGINNING, _P.STAGING, _P.STAGED, _P.FAILED)
 
-LOOKS: tuple[Look, ...] = (
+LOOKS: tuple[LookRow, ...] = (
     # an ABORT comes before everything else; a hot update has touched nothing, so no rank waits for another
-    *(Look(phase, (_W.HOT_ABORTED,), _T.KEEP, _P.SETTLING) for phase in HOT_ABORTABLE),
-    *(Look(phase, (_W.ABORTED,), _T.UNDO, _P.STOPPING) for phase in ABORTABLE),
+    *(LookRow(phase, (_W.HOT_ABORTED,), _T.KEEP, _P.SETTLING) for phase in HOT_ABORTABLE),
+    *(LookRow(phase, (_W.ABORTED,), _T.UNDO, _P.STOPPING) for phase in ABORTABLE),
     # no command at hand
-    Look(_P.IDLE, (_W.NEW, _W.HOT_ABORTED), _T.KEEP, _P.SETTLING, change=_C.TAKES_COMMAND),
-    Look(_P.IDLE, (_W.NEW, _W.ABORTED), _T.UNDO, _P.STOPPING, change=_C.TAKES_COMMAND),
+    LookRow(_P.IDLE, (_W.NEW, _W.HOT_ABORTED), _T.KEEP, _P.SETTLING, change=_C.TAKES_COMMAND),
+    LookRow(_P.IDLE, (_W.NEW, _W.ABORTED), _T.UNDO, _P.STOPPING, change=_C.TAKES_COMMAND),
     *(
-        Look(_P.IDLE, (_W.NEW, commit), _T.WAIT, broken="nothing is committed before every rank is PREPARED")
+        LookRow(
+            _P.IDLE, (_W.NEW, commit), _T.WAIT, broken="nothing is committed before every rank is PREPARED"
+        )
         for commit in (_W.COMMITTED, _W.HOT_COMMITTED)
     ),
-    Look(_P.IDLE, (_W.NEW,), _T.BEGIN, _P.BEGINNING, change=_C.TAKES_COMMAND),
-    Look(_P.IDLE, (_W.BEHIND,), _T.JOIN),
-    Look(_P.IDLE, (_W.MAY_STEP,), _T.SERVE),
-    Look(_P.IDLE, (), _T.WAIT),
+    LookRow(_P.IDLE, (_W.NEW,), _T.BEGIN, _P.BEGINNING, change=_C.TAKES_COMMAND),
+    LookRow(_P.IDLE, (_W.BEHIND,), _T.JOIN),
+    LookRow(_P.IDLE, (_W.MAY_STEP,), _T.SERVE),
+    LookRow(_P.IDLE, (), _T.WAIT),
     # on the way to the step at which all stand
-    Look(_P.BEGINNING, (_W.BEHIND,), _T.JOIN),
-    Look(_P.BEGINNING, (), _T.BEGIN),
-    Look(_P.DRAINING, (_W.BROKEN,), _T.WAIT),  # what it did last was no whole step: it stands nowhere
-    Look(_P.DRAINING, (_W.BEHIND,), _T.JOIN),
-    Look(_P.DRAINING, (), _T.DRAIN),
+    LookRow(_P.BEGINNING, (_W.BEHIND,), _T.JOIN),
+    LookRow(_P.BEGINNING, (), _T.BEGIN),
+    LookRow(_P.DRAINING, (_W.BROKEN,), _T.WAIT),  # what it did last was no whole step: it stands nowhere
+    LookRow(_P.DRAINING, (_W.BEHIND,), _T.JOIN),
+    LookRow(_P.DRAINING, (), _T.DRAIN),
     # a helper takes no part in steps: what one rank did proves that all stand
-    Look(
+    LookRow(
         _P.PARKING,
         (_W.IS_HELPER, _W.HOT_COMMITTED, _W.ANY_COMMITTED),
         _T.COMMIT,
         _P.COMMITTING,
         change=_C.ACCEPTS,
     ),
-    Look(_P.PARKING, (_W.IS_HELPER, _W.HOT_COMMITTED), _T.WAIT),
-    Look(_P.PARKING, (_W.IS_HELPER, _W.ANY_ACCEPTED), _T.ACCEPT),
-    Look(_P.PARKING, (_W.IS_HELPER,), _T.WAIT),
+    LookRow(_P.PARKING, (_W.IS_HELPER, _W.HOT_COMMITTED), _T.WAIT),
+    LookRow(_P.PARKING, (_W.IS_HELPER, _W.ANY_ACCEPTED), _T.ACCEPT),
+    LookRow(_P.PARKING, (_W.IS_HELPER,), _T.WAIT),
     # a rank says that it stands before it looks at the others; PREPARED is not taken back by a lesser code
-    Look(_P.PARKING, (_W.WALKS, _W.HOT), _T.LOOK, change=_C.STANDS),
-    Look(_P.PARKING, (_W.WALKS,), _T.LOOK, says=_S.PARKING, change=_C.STANDS),
-    Look(_P.PARKING, (_W.BEHIND,), _T.JOIN),
-    Look(_P.PARKING, (_W.BROKEN,), _T.WAIT),
-    Look(_P.PARKING, (_W.ALL_STAND, _W.HOT_COMMITTED), _T.COMMIT, _P.COMMITTING, change=_C.ACCEPTS),
-    Look(_P.PARKING, (_W.ALL_STAND,), _T.ACCEPT),
-    Look(_P.PARKING, (), _T.WAIT),
+    LookRow(_P.PARKING, (_W.WALKS, _W.HOT), _T.LOOK, change=_C.STANDS),
+    LookRow(_P.PARKING, (_W.WALKS,), _T.LOOK, says=_S.PARKING, change=_C.STANDS),
+    LookRow(_P.PARKING, (_W.BEHIND,), _T.JOIN),
+    LookRow(_P.PARKING, (_W.BROKEN,), _T.WAIT),
+    LookRow(_P.PARKING, (_W.ALL_STAND, _W.HOT_COMMITTED), _T.COMMIT, _P.COMMITTING, change=_C.ACCEPTS),
+    LookRow(_P.PARKING, (_W.ALL_STAND,), _T.ACCEPT),
+    LookRow(_P.PARKING, (), _T.WAIT),
     # the plan, one action at a time
-    Look(_P.WORKING, (_W.PLAN_DONE,), _T.FINISH),
-    Look(_P.WORKING, (_W.COLLECTIVE_NEXT,), _T.LOOK, _P.VOTING, says=_S.RUNNING, change=_C.VOTES),
-    Look(_P.WORKING, (), _T.RUN, says=_S.RUNNING),
-    Look(_P.VOTING, (_W.ALL_READY,), _T.RUN),
-    Look(_P.VOTING, (_W.NEVER_READY,), _T.FORSAKEN),
-    Look(_P.VOTING, (), _T.WAIT),
+    LookRow(_P.WORKING, (_W.PLAN_DONE,), _T.FINISH),
+    LookRow(_P.WORKING, (_W.COLLECTIVE_NEXT,), _T.LOOK, _P.VOTING, says=_S.RUNNING, change=_C.VOTES),
+    LookRow(_P.WORKING, (), _T.RUN, says=_S.RUNNING),
+    LookRow(_P.VOTING, (_W.ALL_READY,), _T.RUN),
+    LookRow(_P.VOTING, (_W.NEVER_READY,), _T.LEAVE_VOTE),
+    LookRow(_P.VOTING, (), _T.WAIT),
     # beside what is served
-    Look(_P.STAGING, (_W.BEHIND,), _T.JOIN),
-    Look(_P.STAGING, (), _T.STAGE),
-    Look(_P.STAGED, (_W.HOT_COMMITTED, _W.IS_HELPER), _T.LOOK, _P.PARKING),
-    Look(_P.STAGED, (_W.HOT_COMMITTED,), _T.LOOK, _P.DRAINING),
-    Look(_P.STAGED, (_W.BEHIND,), _T.JOIN),
-    Look(_P.STAGED, (_W.MAY_STEP,), _T.SERVE),
-    Look(_P.STAGED, (), _T.WAIT),
+    LookRow(_P.STAGING, (_W.BEHIND,), _T.JOIN),
+    LookRow(_P.STAGING, (), _T.STAGE),
+    LookRow(_P.STAGED, (_W.HOT_COMMITTED, _W.IS_HELPER), _T.LOOK, _P.PARKING),
+    LookRow(_P.STAGED, (_W.HOT_COMMITTED,), _T.LOOK, _P.DRAINING),
+    LookRow(_P.STAGED, (_W.BEHIND,), _T.JOIN),
+    LookRow(_P.STAGED, (_W.MAY_STEP,), _T.SERVE),
+    LookRow(_P.STAGED, (), _T.WAIT),
     # the decision
-    Look(_P.PREPARED, (_W.COMMITTED,), _T.COMMIT, _P.COMMITTING),
-    Look(_P.PREPARED, (), _T.WAIT),
-    Look(_P.COMMITTING, (_W.BROKEN,), _T.WAIT),  # a flip that raised: what the rank holds is unknown
-    Look(_P.COMMITTING, (), _T.COMMIT),
-    Look(_P.FAILED, (_W.NOT_ACCEPTED, _W.BEHIND), _T.JOIN),
-    Look(_P.FAILED, (_W.HOT, _W.MAY_STEP), _T.SERVE),
-    Look(_P.FAILED, (), _T.WAIT),
+    LookRow(_P.PREPARED, (_W.COMMITTED,), _T.COMMIT, _P.COMMITTING),
+    LookRow(_P.PREPARED, (), _T.WAIT),
+    LookRow(_P.COMMITTING, (_W.BROKEN,), _T.WAIT),  # a flip that raised: what the rank holds is unknown
+    LookRow(_P.COMMITTING, (), _T.COMMIT),
+    LookRow(_P.FAILED, (_W.NOT_ACCEPTED, _W.BEHIND), _T.JOIN),
+    LookRow(_P.FAILED, (_W.HOT, _W.MAY_STEP), _T.SERVE),
+    LookRow(_P.FAILED, (), _T.WAIT),
     # the way back
-    Look(_P.STOPPING, (), _T.UNDO),
-    Look(_P.STOPPED, (_W.ALL_STOPPED_ANY_TOUCHED,), _T.DROP, _P.SETTLING, change=_C.TOUCHED),
-    Look(_P.STOPPED, (_W.ALL_STOPPED,), _T.KEEP, _P.SETTLING, change=_C.UNTOUCHED),
-    Look(_P.STOPPED, (_W.NOT_ACCEPTED, _W.BEHIND), _T.JOIN),
-    Look(_P.STOPPED, (), _T.WAIT),
-    Look(_P.SETTLING, (_W.TOUCHED,), _T.DROP),
-    Look(_P.SETTLING, (), _T.KEEP),
+    LookRow(_P.STOPPING, (), _T.UNDO),
+    LookRow(_P.STOPPED, (_W.ALL_STOPPED_ANY_TOUCHED,), _T.DROP, _P.SETTLING, change=_C.TOUCHED),
+    LookRow(_P.STOPPED, (_W.ALL_STOPPED,), _T.KEEP, _P.SETTLING, change=_C.UNTOUCHED),
+    LookRow(_P.STOPPED, (_W.NOT_ACCEPTED, _W.BEHIND), _T.JOIN),
+    LookRow(_P.STOPPED, (), _T.WAIT),
+    LookRow(_P.SETTLING, (_W.TOUCHED,), _T.DROP),
+    LookRow(_P.SETTLING, (), _T.KEEP),
 )
 
-OUTCOMES: tuple[Outcome, ...] = (
-    Outcome(_P.BEGINNING, _E.BEGAN, (_W.HOT, _W.IS_HELPER), _P.STAGING, _S.PARKING),
-    Outcome(_P.BEGINNING, _E.BEGAN, (_W.HOT,), _P.STAGING, _S.DRAINING),
-    Outcome(_P.BEGINNING, _E.BEGAN, (_W.IS_HELPER,), _P.PARKING, _S.PARKING),
-    Outcome(_P.BEGINNING, _E.BEGAN, (), _P.DRAINING, _S.DRAINING),
-    Outcome(_P.BEGINNING, _E.REFUSED, (), _P.FAILED, _S.REFUSED),
-    Outcome(_P.DRAINING, _E.DRAINED, (_W.HOT,), _P.PARKING, change=_C.STANDS),
-    Outcome(_P.DRAINING, _E.DRAINED, (), _P.PARKING, _S.PARKING, change=_C.STANDS),
-    Outcome(_P.PARKING, _E.ACCEPTED, (), _P.WORKING, _S.ACCEPTED, change=_C.ACCEPTS),
+OUTCOMES: tuple[OutcomeRow, ...] = (
+    OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.HOT, _W.IS_HELPER), _P.STAGING, _S.PARKING),
+    OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.HOT,), _P.STAGING, _S.DRAINING),
+    OutcomeRow(_P.BEGINNING, _E.BEGAN, (_W.IS_HELPER,), _P.PARKING, _S.PARKING),
+    OutcomeRow(_P.BEGINNING, _E.BEGAN, (), _P.DRAINING, _S.DRAINING),
+    OutcomeRow(_P.BEGINNING, _E.REFUSED, (), _P.FAILED, _S.REFUSED),
+    OutcomeRow(_P.DRAINING, _E.DRAINED, (_W.HOT,), _P.PARKING, change=_C.STANDS),
+    OutcomeRow(_P.DRAINING, _E.DRAINED, (), _P.PARKING, _S.PARKING, change=_C.STANDS),
+    OutcomeRow(_P.PARKING, _E.ACCEPTED, (), _P.WORKING, _S.ACCEPTED, change=_C.ACCEPTS),
     *(
-        Outcome(phase, _E.ACTION_DONE, (), _P.WORKING, change=_C.NEXT_ACTION)
+        OutcomeRow(phase, _E.ACTION_DONE, (), _P.WORKING, change=_C.NEXT_ACTION)
         for phase in (_P.WORKING, _P.VOTING)
     ),
-    Outcome(_P.WORKING, _E.FINISHED, (_W.CLEARS,), _P.IDLE, _S.DONE_CLEARED),
-    Outcome(_P.WORKING, _E.FINISHED, (), _P.PREPARED, _S.PREPARED),
-    Outcome(_P.STAGING, _E.STAGED, (), _P.STAGED, _S.PREPARED),
-    Outcome(_P.COMMITTING, _E.COMMITTED, (), _P.IDLE, _S.DONE_COMMITTED),
-    Outcome(_P.STOPPING, _E.STOPPED, (_W.TOUCHED,), _P.STOPPED, _S.STOPPED_TOUCHED),
-    Outcome(_P.STOPPING, _E.STOPPED, (), _P.STOPPED, _S.STOPPED_UNTOUCHED),
-    Outcome(_P.SETTLING, _E.KEPT, (), _P.IDLE, _S.DONE_KEPT),
-    Outcome(_P.SETTLING, _E.CLEARED, (), _P.IDLE, _S.DONE_CLEARED),
-    Outcome(_P.SETTLING, _E.FAULTED, (), _P.IDLE, _S.DONE_FAULTED),
+    OutcomeRow(_P.WORKING, _E.FINISHED, (_W.CLEARS,), _P.IDLE, _S.DONE_CLEARED),
+    OutcomeRow(_P.WORKING, _E.FINISHED, (), _P.PREPARED, _S.PREPARED),
+    OutcomeRow(_P.STAGING, _E.STAGED, (), _P.STAGED, _S.PREPARED),
+    OutcomeRow(_P.COMMITTING, _E.COMMITTED, (), _P.IDLE, _S.DONE_COMMITTED),
+    OutcomeRow(_P.STOPPING, _E.STOPPED, (_W.TOUCHED,), _P.STOPPED, _S.STOPPED_TOUCHED),
+    OutcomeRow(_P.STOPPING, _E.STOPPED, (), _P.STOPPED, _S.STOPPED_UNTOUCHED),
+    OutcomeRow(_P.SETTLING, _E.KEPT, (), _P.IDLE, _S.DONE_KEPT),
+    OutcomeRow(_P.SETTLING, _E.CLEARED, (), _P.IDLE, _S.DONE_CLEARED),
+    OutcomeRow(_P.SETTLING, _E.FAULTED, (), _P.IDLE, _S.DONE_FAULTED),
     *(
-        Outcome(phase, _E.FAILED, (), _P.FAILED, _S.FAILED)
+        OutcomeRow(phase, _E.FAILED, (), _P.FAILED, _S.FAILED)
         for phase in (_P.BEGINNING, _P.DRAINING, _P.PARKING, _P.WORKING, _P.VOTING, _P.STAGING)
     ),
-    *(Outcome(phase, _E.EXPIRED, (), _P.FAILED, _S.FAILED) for phase in (_P.BEGINNING, _P.STAGING)),
+    *(OutcomeRow(phase, _E.EXPIRED, (), _P.FAILED, _S.FAILED) for phase in (_P.BEGINNING, _P.STAGING)),
     *(
-        Outcome(phase, _E.EXPIRED, (_W.IN_PLACE,), _P.FAILED, _S.FAILED)
+        OutcomeRow(phase, _E.EXPIRED, (_W.IN_PLACE,), _P.FAILED, _S.FAILED)
         for phase in (_P.DRAINING, _P.PARKING)
     ),
 )
@@ -534,12 +536,12 @@ OF_THE_WORDS: dict[When, Callable[[RankState, View], bool]] = {
 }
 
 
-def by_phase(rows: Iterable[Look]) -> dict[Phase, tuple[Look, ...]]:
+def by_phase(rows: Iterable[LookRow]) -> dict[Phase, tuple[LookRow, ...]]:
     """Return the rows of each phase, in the order in which they are asked."""
     return {phase: tuple(row for row in rows if row.phase is phase) for phase in Phase}
 
 
-def find_look(state: RankState, view: View) -> Look:
+def find_look(state: RankState, view: View) -> LookRow:
     """Return the row that a rank takes which has read `view`; every phase has one that always holds."""
     for row in ROWS[state.phase]:
         for condition in row.when:
@@ -551,7 +553,7 @@ def find_look(state: RankState, view: View) -> Look:
     raise InternalError(f"no row of {state.phase.name} answers rank {state.rank}")
 
 
-def find_outcome(state: RankState, event: Event) -> Outcome | None:
+def find_outcome(state: RankState, event: Event) -> OutcomeRow | None:
     """Return the row that an event takes, or None where the phase knows no such event."""
     return next(
         (
@@ -565,7 +567,7 @@ def find_outcome(state: RankState, event: Event) -> Outcome | None:
     )
 
 
-def changed(state: RankState, row: Look | Outcome, view: View | None) -> RankState:
+def changed(state: RankState, row: LookRow | OutcomeRow, view: View | None) -> RankState:
     """Return what the rank remembers after it has taken a row, the command still at hand."""
     moved = state if row.to is None or row.to is Phase.IDLE else replace(state, phase=row.to)
     if row.change is None:

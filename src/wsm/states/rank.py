@@ -14,13 +14,13 @@ from dataclasses import replace
 from wsm.errors import InternalError
 from wsm.states import phases
 from wsm.states.errors import EpochUsedError, ProtocolViolationError
-from wsm.states.phases import Effect, Event, Happened, Look, Move, Outcome, Phase, RankState, Todo
+from wsm.states.phases import Effect, Event, Happened, LookRow, Move, OutcomeRow, Phase, RankState, Todo
 from wsm.states.view import View
 from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 
 def join(rank: int, command: CommandWord, step: StepWord, status: StatusWord, *, steps: bool = True) -> Move:
-    """Enter the epoch that the command word names, with empty hands.
+    """Enter the epoch that the command word names, with nothing resident.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def join(rank: int, command: CommandWord, step: StepWord, status: StatusWord, *,
     command : CommandWord
         What the controller's word says now.
     step, status : StepWord, StatusWord
-        What stands in the slot's own words; a helper's step word is one that nobody writes.
+        What stands in the slot's own words; no process writes the step word of a helper.
     steps : bool
         False for a helper.
 
@@ -84,7 +84,7 @@ def advance(state: RankState, view: View) -> Move:
     return _written(phases.changed(state, row, view), row, row.todo)
 
 
-def _written(moved: RankState, row: Look | Outcome, todo: Todo) -> Move:
+def _written(moved: RankState, row: LookRow | OutcomeRow, todo: Todo) -> Move:
     """Return the move of a row that was taken: what is remembered now, and the words that say so."""
     step = None
     if row.change is Effect.STANDS:

@@ -11,7 +11,7 @@ Each entry is taken in by the same tables and joint rules that drive the machine
   all that a step needs, and nowhere else.
 * Time never goes back; neither does the epoch, nor within one epoch the sequence. An interruption is told by
   another thread than the loop's, so where it stands among the others says nothing.
-* A new process and a new epoch begin with empty hands. A command is decided once.
+* A new process and a new epoch begin with nothing resident. A command is decided once.
 
 A journal in memory that has dropped entries begins in the middle of things: a state that is not known yet is
 believed the first time, and so is the end of an action whose start is missing. After a finding the rest of
@@ -31,7 +31,17 @@ from wsm.states import journal as kinds
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.joint import START, JointState, serving, step
 from wsm.states.journal import CONTROLLER, JournalEntry
-from wsm.states.phases import LOOKS, OF_THE_RANK, OUTCOMES, Effect, Look, Outcome, Phase, RankState, When
+from wsm.states.phases import (
+    LOOKS,
+    OF_THE_RANK,
+    OUTCOMES,
+    Effect,
+    LookRow,
+    OutcomeRow,
+    Phase,
+    RankState,
+    When,
+)
 from wsm.states.phases import Event as Happened
 from wsm.states.table import CHARTS, Chart, Event, Guard, State
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
@@ -53,7 +63,7 @@ _OF_HOT = frozenset({When.HOT_ABORTED, When.HOT_COMMITTED})
 _OF_OTHERS = frozenset({When.ABORTED, When.COMMITTED})
 
 #: The rows of each phase, in the groups of which the first one that holds is taken.
-_ROWS: dict[Phase, list[tuple[Look | Outcome, ...]]] = {
+_ROWS: dict[Phase, list[tuple[LookRow | OutcomeRow, ...]]] = {
     phase: [
         tuple(row for row in LOOKS if row.phase is phase),
         *[tuple(row for row in OUTCOMES if row.phase is phase and row.event is event) for event in Happened],
@@ -173,13 +183,13 @@ class _History:
         self._running: str | None = None
         self._whole = False
         self._decided = (0, 0)
-        self._course = _Course()
+        self._progress = _CommandProgress()
         self._spoilt = False
         self.ended = False
 
     def __str__(self) -> str:
         who = f"rank {self._rank}" if self._pid is None else f"rank {self._rank} (process {self._pid})"
-        phase = None if self._course.phase is None else self._course.phase.value
+        phase = None if self._progress.phase is None else self._progress.phase.value
         where = phase if self._running is None else self._running
         verb = "leaves" if self.ended else "ends"
         if where is None:
@@ -189,7 +199,7 @@ class _History:
     @property
     def is_whole(self) -> bool:
         """Whether the process has said that it ends, and no command was at hand then."""
-        return self.ended and self._running is None and self._course.phase is None
+        return self.ended and self._running is None and self._progress.phase is None
 
     @property
     def joint(self) -> JointState | None:
@@ -216,7 +226,7 @@ class _History:
             reason = self._out_of_order(entry)
             if reason is None and entry.kind in _RULES:
                 reason = _RULES[entry.kind](self, entry)
-            return reason or self._course.not_yet_served(entry)
+            return reason or self._progress.not_yet_served(entry)
         except KeyError as error:
             return f"it lacks the fact {error}"
 
@@ -240,7 +250,7 @@ class _History:
         self._move(START)
         self._running = None
         self._whole = True
-        self._course = _Course(joined=False)
+        self._progress = _CommandProgress(joined=False)
 
     def _move(self, joint: JointState) -> None:
         self._weights, self._kv, self._kv_stale, self._held = joint
@@ -255,17 +265,17 @@ class _History:
         return None
 
     def _command_seen(self, entry: JournalEntry) -> str | None:
-        return self._course.seen(entry.sequence, str(entry.facts["operation"]))
+        return self._progress.seen(entry.sequence, str(entry.facts["operation"]))
 
     def _command_admitted(self, entry: JournalEntry) -> str | None:
-        return self._course.admitted(entry.sequence, entry.facts["version"])
+        return self._progress.admitted(entry.sequence, entry.facts["version"])
 
     def _command_failed(self, _entry: JournalEntry) -> str | None:
-        self._course.has_cause = True
+        self._progress.has_cause = True
         return None
 
     def _shortage_met(self, _entry: JournalEntry) -> str | None:
-        self._course.forget()
+        self._progress.forget()
         self._running, self._whole = None, False
         return None
 
@@ -280,10 +290,10 @@ class _History:
             return f"{facts['source']} {facts['event']} {facts['dest']} names what {facts['machine']} has not"
         if self._believe(source) is not source:
             return f"it starts in {source.name}, and {facts['machine']} was {self._believe(source).name}"
-        self._course.fired(event)
+        self._progress.fired(event)
         reason = self._follow(chart, source, event, dest, entry)
         if self._weights is WeightState.CLEARED:
-            self._course.weights_are_gone()
+            self._progress.weights_are_gone()
         return reason
 
     def _believe(self, state: Any) -> State:
@@ -328,7 +338,7 @@ class _History:
             return f"action {name!r} started while {self._running!r} was running"
         self._running = name
         self._whole = True
-        self._course.action_started(name)
+        self._progress.action_started(name)
         return None
 
     def _action_ended(self, entry: JournalEntry) -> str | None:
@@ -337,7 +347,7 @@ class _History:
         running, self._running = self._running, None
         if running != name and not (running is None and first):
             return f"action {name!r} ended, and {'none' if running is None else repr(running)} was running"
-        return self._course.action_ended(entry)
+        return self._progress.action_ended(entry)
 
     def _action_failed(self, entry: JournalEntry) -> str | None:
         # What fails in an undo is journalled under a name of its own, and was never started as an action.
@@ -351,8 +361,8 @@ class _History:
             return self._status_written(entry)
         if facts["code"] == "RUNNING":
             return self._must_serve("a step was entered")
-        self._course.has_cause = False
-        return self._course.stands(facts) if facts["code"] == "PARKED" else None
+        self._progress.has_cause = False
+        return self._progress.stands(facts) if facts["code"] == "PARKED" else None
 
     def _status_written(self, entry: JournalEntry) -> str | None:
         facts = entry.facts
@@ -367,11 +377,11 @@ class _History:
         code, joint = StatusCode[facts["code"]], self.joint
         if joint is not None and not _ends_in(code, joint.weights):
             return f"the word says {code.name} with {joint}"
-        return self._course.said(entry, code, serves=joint is not None and serving(joint.weights, joint.kv))
+        return self._progress.said(entry, code, serves=joint is not None and serving(joint.weights, joint.kv))
 
     def _served_version(self, entry: JournalEntry) -> str | None:
         reason = self._must_serve(f"version {entry.facts['version']} was served")
-        return reason or self._course.served(entry.facts["version"])
+        return reason or self._progress.served(entry.facts["version"])
 
     def _decision(self, entry: JournalEntry) -> str | None:
         command = (entry.epoch, entry.sequence)
@@ -387,7 +397,7 @@ class _History:
         return f"{what} with {joint}"
 
 
-class _Course:
+class _CommandProgress:
     """How far a rank is with its commands, as far as its words and the entries between them tell.
 
     Between two words a rank may have passed through phases without a word of their own, so this is a set
@@ -589,13 +599,13 @@ class _Course:
                 row.to
                 for phase in found
                 for row in self._rows(phase)
-                if isinstance(row, Look) and _is_silent(row) and row.to is not None
+                if isinstance(row, LookRow) and _is_silent(row) and row.to is not None
             )
             if more <= found:
                 return found
             found |= more
 
-    def _rows(self, phase: Phase) -> Iterator[Look | Outcome]:
+    def _rows(self, phase: Phase) -> Iterator[LookRow | OutcomeRow]:
         """Yield the rows that the rank may take, up to the first one that it must take."""
         for rows in _ROWS[phase]:
             for row in rows:
@@ -617,7 +627,7 @@ class _Course:
         return told >= set(when), may
 
 
-def _is_silent(row: Look) -> bool:
+def _is_silent(row: LookRow) -> bool:
     return row.says is None and row.change is not Effect.TAKES_COMMAND
 
 

@@ -9,10 +9,10 @@ looks at a view is exact under that. Nothing here knows how a view was read.
 RUNNING before it enters a step and PARKED when it stands at a boundary for a command. It may stop behind step
 s only if no rank will ever wait for it in step s + 1. :func:`is_behind`, :func:`any_broken` and
 :func:`all_stand` are the questions that a standing rank asks the other ranks' step words; it stores its own
-PARKED first. A step is taken to be a rendezvous: nobody leaves it before all ranks have entered it. Any
+PARKED first. A step is taken to be a rendezvous: no rank leaves it before all ranks have entered it. Any
 all-reduce, all-gather or barrier in it makes it one.
 
-**Votes: who is ready for a collective action, who never will be, who has stopped after an ABORT.** A vote
+**Votes: which ranks are ready for a collective action, never will be, or stopped after an ABORT.** A vote
 that was given shows in every later word of the same sequence (``ready``), so one reading of the present words
 is enough, however late it comes.
 """
@@ -85,7 +85,7 @@ def all_stand(
 ) -> bool:
     """Whether every rank stands at the same boundary for the same command, so that it is accepted.
 
-    With `follow` (a hot update's commit, which nobody can refuse any more) one peer that has finished
+    With `follow` (a hot update's commit, which no rank can refuse any more) one peer that has finished
     the command already is proof enough that all stood.
     """
     others = [word for index, word in enumerate(steps) if index != rank]
@@ -109,7 +109,7 @@ _ACCEPTED = frozenset((StatusCode.ACCEPTED, StatusCode.RUNNING, StatusCode.PREPA
 def all_ready(view: View, action: int) -> bool:
     """Whether every rank has voted for entering collective action number `action`.
 
-    A participant without steps is in no communicator: nobody waits for it inside.
+    A participant without steps is in no communicator: no rank waits for it inside.
     """
     return all(
         (status := view.of_command(index)) is not None and status.ready > action

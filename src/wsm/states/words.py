@@ -15,8 +15,8 @@ status     epoch 11, sequence 16, spare 5, | sequence mod 32 5, weights 3, kv 3,
 step       epoch 11, sequence 16, kind 2, step 35                                  that rank
 =========  ======================================================================  ================
 
-The low 32 bits of command and status, and the high 32 bits of step, change with every change that
-somebody waits for; a futex watches 32 bits (:mod:`wsm.signals.waiting`). The low five bits of a status'
+The low 32 bits of command and status, and the high 32 bits of step, change with every change that a
+process waits for; a futex watches 32 bits (:mod:`wsm.signals.waiting`). The low five bits of a status'
 sequence are repeated below the bar for that reason.
 """
 

@@ -47,7 +47,7 @@ class Attachment:
         self._turns = 0
 
     def check(self, sequence: int, *, now: bool = False) -> None:
-        """Notice on idle turns that the segment was created anew: what is stored in it reaches nobody.
+        """Notice on idle turns that the segment was created anew: no process reads the old one.
 
         Looks every few hundred turns, or `now`.
 

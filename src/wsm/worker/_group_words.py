@@ -131,8 +131,8 @@ class Reports:
 
         And keep what a predecessor has left of the commit with the sequence `committed`.
 
-        Before this rank's first word of the epoch, so nobody has read what another process may have left
-        there that died just here.
+        Before this rank's first word of the epoch, so no peer has read what a predecessor that died just
+        here may have left there.
         """
         keep_commit(self._segment, self._rank, committed)
         self._segment.plans(self._rank).write_over(epoch, 0, PLANS_KIND, self._plans.to_bytes())

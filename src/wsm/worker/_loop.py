@@ -125,7 +125,7 @@ class RankLoop:
             Todo.BEGIN: self._begin,
             Todo.ACCEPT: self._accept,
             Todo.RUN: self._act,
-            Todo.FORSAKEN: self._give_vote_up,
+            Todo.LEAVE_VOTE: self._leave_vote,
             Todo.FINISH: self._finish,
             Todo.COMMIT: self._commit,
             Todo.UNDO: self._undo,
@@ -546,7 +546,7 @@ class RankLoop:
             error = ended
         self._fail(action, error)
 
-    def _give_vote_up(self, view: View) -> None:
+    def _leave_vote(self, view: View) -> None:
         """Take in that a peer will never be ready for the collective action at hand."""
         state = self.state
         action = self._at_work.plan.actions[state.action].name

@@ -300,7 +300,7 @@ class Watchdog:
         if running.action.collective:
             if elapsed_s < deadline_s + NAMING_S and not self._words.called_off(self._state().epoch):
                 why = None
-            why = self._hopeless(running) or why
+            why = self._cannot_return(running) or why
         if why is None:
             return
         if running.action.collective and self._groups is not None:
@@ -317,7 +317,7 @@ class Watchdog:
             )
             self._recorder.wait_expired(state.epoch, state.sequence, error)
 
-    def _hopeless(self, running: Running) -> str | None:
+    def _cannot_return(self, running: Running) -> str | None:
         """Say why a collective action can end no more, however long it is waited for; None if it may."""
         state = self._state()
         try:

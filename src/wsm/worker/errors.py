@@ -100,7 +100,7 @@ class FlipFailedError(GroupError):
 
     def __init__(self, *, rank: int, action: str, cause: str) -> None:
         super().__init__(
-            f"{action} failed on rank {rank} in the middle of the flip: {cause}; nobody knows what it holds, "
+            f"{action} failed on rank {rank} in the middle of the flip: {cause}; what it holds is unknown, "
             "and no rank steps again in this epoch: end this process, a new epoch restores the group",
             rank=rank,
             action=action,
@@ -177,7 +177,7 @@ class ActionInterruptedError(GroupError):
 
 
 class StepBrokenError(GroupError):
-    """A step raised; nobody knows which of its collectives ran, so the rank cannot go on in this epoch."""
+    """A step raised; which of its collectives ran is unknown, so the rank cannot go on in this epoch."""
 
     def __init__(self, *, rank: int, step: int) -> None:
         super().__init__(

@@ -165,7 +165,7 @@ def _admit(need: MemoryNeed, context: ActionContext) -> None:
 
 
 def _announced(source: object, strategy: str) -> int:
-    """Refuse weights that nobody can name, before the first byte of them is applied."""
+    """Refuse weights that name no version, before the first byte of them is applied."""
     preview = inspect(source, name=strategy)
     if preview.version is None:
         raise UnversionedWeightsError(strategy=strategy, files=preview.files)

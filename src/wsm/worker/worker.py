@@ -248,7 +248,7 @@ class Worker:
 
         Everything collective of one iteration of the loop belongs inside: the forward pass and the
         scheduler's own collectives. Collective: once one rank has entered, every rank will. A step that
-        raises leaves this rank BROKEN, since nobody knows which of its collectives were run.
+        raises leaves this rank BROKEN, since it is unknown which of its collectives were run.
 
         Raises
         ------
@@ -264,7 +264,7 @@ class Worker:
         -------
         bool
             Whether a word of the group changed, or there is something to do already. Entering a step wakes
-            nobody, so a rank that follows others should poll every millisecond or so. While a hot update is
+            no peer, so a rank that follows others should poll every millisecond or so. While a hot update is
             staged it returns within a millisecond.
         """
         watches = self._words.watches()  # first: a command that arrives now must not be taken for an old one

@@ -27,7 +27,7 @@ from wsm.strategies.buckets.plan import ALIGNMENT, MAX_BUCKETS, fewest_bytes
 from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.messages import fields
 from wsm.strategies.messages.errors import PeerMessageError
-from wsm.strategies.messages.vocabulary import Vocabulary
+from wsm.strategies.messages.message_types import MessageTypes
 from wsm.strategies.tensor import TensorSpec
 
 #: Why a peer gives up; ``failed`` comes with an error of their own.
@@ -172,7 +172,7 @@ def _tensors(value: Any) -> Any:
     return tuple(specs) if fits else fields.WRONG
 
 
-_WORDS = Vocabulary(
+_WORDS = MessageTypes(
     _KINDS,
     {
         "rank": fields.count(),

@@ -4,7 +4,7 @@
 modules                               responsible for
 ====================================  ====================================================================
 frames                                the envelope: magic, kind, length, digest, and JSON within
-vocabulary, fields                    dataclasses to frames and back, with a check of every field
+message_types, fields                 dataclasses to frames and back, with a check of every field
 zmtp                                  ZMQ's wire protocol, as far as whole messages need it
 connection                            one connection that messages go through
 listener, caller                      the side that listens, with bounds on all that comes; the one that calls

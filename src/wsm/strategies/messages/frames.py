@@ -1,7 +1,7 @@
 """One message as bytes: magic, protocol version, kind, length, session, digest, and a JSON body.
 
 No pickle, nothing that is read before its length and its digest are right. Pure. What the kinds mean, each
-protocol says in a vocabulary of its own (:mod:`wsm.strategies.messages.vocabulary`).
+protocol says in a table of its own (:mod:`wsm.strategies.messages.message_types`).
 """
 
 from __future__ import annotations

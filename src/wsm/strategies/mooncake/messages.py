@@ -26,7 +26,7 @@ from typing import Any, TypeAlias, get_args
 from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.messages import fields
 from wsm.strategies.messages.errors import PeerMessageError
-from wsm.strategies.messages.vocabulary import Vocabulary
+from wsm.strategies.messages.message_types import MessageTypes
 from wsm.strategies.mooncake.plan import MemoryRegion, Placed, TransferLayout
 
 #: Why a publisher gives nothing; ``empty``: there is no version (yet).
@@ -215,7 +215,7 @@ def _placed(row: Any) -> Any:
     return Placed(spec, *row[3:]) if fits else fields.WRONG
 
 
-_WORDS = Vocabulary(
+_WORDS = MessageTypes(
     _KINDS,
     {
         "rank": fields.count(),

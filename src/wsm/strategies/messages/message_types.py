@@ -1,6 +1,6 @@
 """The messages that two sides exchange: dataclasses to bytes and back, every field checked on the way in.
 
-Pure; knows no message by name. A protocol is a vocabulary: which kind of frame is which dataclass, and the
+Pure; knows no message by name. A protocol is a table: which kind of frame is which dataclass, and the
 check (:mod:`wsm.strategies.messages.fields`) of every field. What no field says by itself, the protocol
 checks in the message that it gets.
 """
@@ -16,7 +16,7 @@ from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.fields import WRONG, Check
 
 
-class Vocabulary:
+class MessageTypes:
     """The messages of one protocol.
 
     Parameters
