@@ -12,11 +12,12 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import lone_rank
 import pytest
 from lone_rank import LoneRank
 from test_every_action_fails import ENGINE
@@ -156,6 +157,111 @@ def sweep(directory: Path, command: str, *, stride: int) -> None:
         played(directory / str(nth), command, nth)
 
 
+WAYS_OUT = ("kept", "dropped", "teardown fails", "hot", "epoch")
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_memory_that_runs_out_once_on_a_way_out_of_a_command_leaves_no_state_that_is_untrue(tmp_path, way):
+    sweep_ways_out(tmp_path, way, stride=83)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_memory_that_runs_out_once_on_a_way_out_of_a_command_in_steps_of_few_calls(tmp_path, way):
+    sweep_ways_out(tmp_path, way, stride=3)
+
+
+def sweep_ways_out(directory: Path, way: str, *, stride: int) -> None:
+    calls = left(directory / "good", way, 0).calls
+    for nth in range(1 + len(way), calls, stride):
+        left(directory / str(nth), way, nth)
+
+
+def left(directory: Path, way: str, nth: int) -> MemoryRunsOut:
+    """A command that fails, or an epoch that ends, on a rank that runs out of memory once besides."""
+    directory.mkdir()
+    failures = [1]
+
+    def load(context: Any, target: Any) -> dict[str, Any]:
+        if context.version == 2 and failures:
+            failures.clear()
+            if way == "dropped":
+                target.writable("weight")[:4] = b"\0" * 4
+            raise OSError("the test wants the load to fail")
+        return lone_rank.load(context, target)
+
+    lone = LoneRank(directory, load=load)
+    memory = MemoryRunsOut(nth)
+    with contextlib.closing(lone):
+        lone.update(1)
+        release = lone.runner.weights.release
+
+        def fails_once() -> int:
+            if way == "teardown fails" and failures:
+                failures.clear()
+                raise OSError("the test wants the release to fail")
+            return release()
+
+        lone.runner.weights.release = fails_once
+        if way == "epoch":
+            begin_epoch(lone)
+            watched(lone, memory, lambda: lone.worker._loop.state.epoch == 2)
+            assert not list(lone.runner.weights.held()), memory.where
+            return memory
+        pending = (
+            lone.controller.begin_clear()
+            if way == "teardown fails"
+            else lone.controller.begin_update(2, hot=way == "hot")
+        )
+        watched(lone, memory, lambda: pending.over)
+        with contextlib.suppress(RankFailedError, CommandRefusedError):
+            pending.result(timeout_s=60)
+        status, held = lone.controller.status(), list(lone.runner.weights.held())
+        assert status.state in ("NORMAL", "CLEARED", "FAULTED"), memory.where
+        assert status.serving == (status.state == "NORMAL"), memory.where
+        assert not held or status.state != "CLEARED", memory.where
+        if status.state == "FAULTED":
+            lone.clear()
+        assert lone.update(3).version == 3, memory.where
+        assert replay(lone.worker.journal).impossible is None, memory.where
+    return memory
+
+
+def watched(lone: LoneRank, memory: MemoryRunsOut, over: Callable[[], bool]) -> None:
+    """Poll and step under `memory` until it is over."""
+    before = sys.gettrace()
+    while not over():
+        sys.settrace(memory)
+        try:
+            turn = lone.worker.poll()
+        finally:
+            sys.settrace(before)
+        if turn is not wsm.HOLD:
+            with lone.worker.step():
+                pass
+
+
+def begin_epoch(lone: LoneRank) -> None:
+    word = lone.segment.layout.command
+    command = wsm.states.words.CommandWord.unpack(lone.segment.words[word])
+    view = wsm.states.view.View(command, [], [], None)
+    lone.segment.words[word] = wsm.states.epochs.next_epoch(view).pack()
+
+
+@pytest.mark.parametrize("nth", range(4, 62, 4))  # the first three calls are the end of the ``with`` itself
+def test_a_step_that_raised_is_broken_though_memory_runs_out_as_it_is_said(make_lone, nth):
+    lone = make_lone()
+    lone.update(1)
+    assert lone.worker.poll() is wsm.SERVE
+    memory, before = MemoryRunsOut(nth), sys.gettrace()
+    with contextlib.suppress(ValueError, MemoryError), lone.worker.step():
+        sys.settrace(memory)
+        raise ValueError("the engine")
+    sys.settrace(before)
+    assert lone.worker.poll() is wsm.HOLD, memory.where
+    assert lone.controller.status().ranks[0].step_kind == "broken", memory.where
+
+
 def test_a_thread_that_the_kernel_does_not_grant_fails_the_hot_update_and_nothing_else(
     make_lone, monkeypatch
 ):
@@ -213,11 +319,7 @@ def test_what_must_be_given_back_before_a_new_epoch_is_given_back_once_there_is_
         return release()
 
     monkeypatch.setattr(lone.runner.weights, "release", scant)
-    word = lone.segment.layout.command
-    command = wsm.states.words.CommandWord.unpack(lone.segment.words[word])
-    lone.segment.words[word] = wsm.states.epochs.next_epoch(
-        wsm.states.view.View(command, [], [], None)
-    ).pack()
+    begin_epoch(lone)
     while lone.worker._loop.state.epoch == 1:
         assert lone.worker.poll() is wsm.HOLD
     assert not lacks

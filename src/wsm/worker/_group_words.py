@@ -79,19 +79,26 @@ class GroupWords:
         return wait(self.segment, watches, timeout_s)
 
     def write(self, move: Move) -> None:
-        """Store the words of a move, the step word first, and wake those who wait for what they say."""
-        if move.step is not None:
-            self.words[self.step] = move.step.pack()
-            if move.step.kind is not StepKind.RUNNING:
-                wake(self.segment, self.step, high=True)
-        status = move.status
+        """Store the words of a move, the step word first, and wake those who wait for what they say.
+
+        What others can read cannot be taken back: a shortage behind the first store must not cut the move
+        short. A wake-up that is lost costs those who wait the rest of their pause.
+        """
+        words, step, status = self.words, move.step, move.status
+        step_word = None if step is None else step.pack()
+        status_word, known = None, 0
         if status is not None:
-            before = StatusWord.unpack(self.words[self.status])
+            before = StatusWord.unpack(words[self.status])
             known = before.ready if before[:2] == status[:2] else 0
-            self.words[self.status] = status.pack()
-            # What others can read cannot be taken back: a shortage behind it must not cut the move short. A
-            # wake-up that is lost costs those who wait the rest of their pause.
-            with contextlib.suppress(MemoryError, OSError):
+            status_word = status.pack()
+        if step_word is not None:
+            words[self.step] = step_word
+        if status_word is not None:
+            words[self.status] = status_word
+        with contextlib.suppress(MemoryError, OSError):
+            if step is not None and step.kind is not StepKind.RUNNING:
+                wake(self.segment, self.step, high=True)
+            if status is not None:
                 self.presence.told(self._clock.monotonic_ns())
                 # No process waits for DRAINING, PARKING or ACCEPTED, and a wake-up costs a context switch.
                 if status.ready > known or status.code >= StatusCode.PREPARED:

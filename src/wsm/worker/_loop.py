@@ -118,6 +118,8 @@ class RankLoop:
         self._may_enter = False  # whether the last turn said that a step may be entered
         self._stepped = False  # whether a step was entered since the last turn
         self._begins_late = 0  # the sequence whose arguments were missing at a look
+        #: What a step raised, until BROKEN is stored; the worker sets it before it does anything about it.
+        self.raised: BaseException | None = None
         self._unsaid: Callable[[], None] | None = None  # a failure that could not be said when it came
         self._doing: Todo | None = None
         self._work: dict[Todo, Callable[[View], None]] = {
@@ -139,6 +141,11 @@ class RankLoop:
         """The committed version that is resident; None while an epoch is left, which releases it."""
         return None if self._leaving is not None else self.reader.resident.version
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether what was resident in an ended epoch is being released."""
+        return self._leaving is not None
+
     def turn(self) -> Todo:
         """Look once, do one thing; return SERVE or JOIN if the loop may or must step, else WAIT.
 
@@ -151,6 +158,8 @@ class RankLoop:
         try:
             self.words.beat()
             idle, self._stepped = not self._stepped, False
+            if self.raised is not None:
+                self.broke_step(self.raised)
             if self._unsaid is not None:
                 self._unsaid()
                 todo = Todo.WAIT
@@ -206,8 +215,9 @@ class RankLoop:
             )
         self._may_enter = False
         self._stepped = True
-        self._tell(Event.ENTERED)
-        return StepWord(state.epoch, state.done, StepKind.RUNNING, self.state.step).pack(), version
+        word = StepWord(state.epoch, state.done, StepKind.RUNNING, state.step + 1).pack()
+        self._tell(Event.ENTERED)  # last: a step whose word is stored must be entered
+        return word, version
 
     def stepped_to(self, step: int) -> None:
         """Take in that steps up to number `step` were opened without this object."""
@@ -216,7 +226,9 @@ class RankLoop:
 
     def broke_step(self, error: BaseException) -> None:
         """Store BROKEN: the step raised, so it is unknown which of its collectives were run."""
+        self.raised = error
         self._tell(Event.BROKE)
+        self.raised = None
         self.recorder.step_broken(self.state.epoch, self.state.step, error)
         if self.state.phase is not Phase.IDLE and protocol.may_fail(self.state):
             self._fail(STEP, error)

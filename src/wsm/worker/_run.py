@@ -28,7 +28,7 @@ from wsm.states.command_events import Asked, CacheChange, Course, Request, WayOu
 from wsm.states.joint import JointState
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import Event
-from wsm.states.vocabulary import KVPolicy, Tag
+from wsm.states.vocabulary import KVPolicy, Tag, WeightState
 from wsm.worker._staging import Moment, Staging, StagingThread
 from wsm.worker._watchdog import ActionWatch
 from wsm.worker.errors import (
@@ -125,6 +125,7 @@ class Run:
         self._staging_begun = self._admission_ended = False
         self._moments: list[Moment] = []
         self._staged: Action | None = None  # the action that the thread is inside of
+        self._staging_over = False  # whether it was stopped, or given up
         self._staged_since_ns = 0
         self._flips = list(self.plan.flip)
         self._flipped = thread is None
@@ -206,6 +207,7 @@ class Run:
             self._staged = None
             thread.cancel()
             self._failed(action, late)
+            self._staging_over = True
             raise late
         return False
 
@@ -357,6 +359,7 @@ class Run:
             stopped = CommandAbortedError(rank=self._context.rank, action=self._staged.name)
             self._failed(self._staged, stopped)
             self._staged = None
+        self._staging_over = True
         self._let_go()
         if wait_s:
             self._thread.rest(wait_s)
@@ -369,10 +372,11 @@ class Run:
         """Go one action further on the way out; return what came of it at its end."""
         self.doing = "discard"
         if self._way_out is None:
-            self._way_out = way_out(self._asked, self._life.joint)
-            self._follow(self._way_out.course)
-            plans = [self._plans.named(plan) for plan in self._way_out.plans]
-            self._teardown = [action for plan in plans for action in plan.actions]
+            way = way_out(self._asked, self._life.joint)
+            plans = [self._plans.named(plan) for plan in way.plans]
+            teardown = [action for plan in plans for action in plan.actions]
+            self._follow(way.course)
+            self._teardown, self._way_out = teardown, way  # last: cut short, the way is looked for anew
         if self.teardown_failure is not None:
             return Event.FAULTED
         if self._teardown:
@@ -382,14 +386,16 @@ class Run:
             except Exception as error:
                 if tries_again and shortage_of(error) is not None:
                     raise
+                if self._life.weights is not WeightState.FAULTED:  # it is where a shortage cut this short
+                    self._follow(command_events.not_freed(self._life.joint, f"{action.name}: {error}"))
                 self.teardown_failure = error
-                self._follow(command_events.not_freed(self._life.joint, f"{action.name}: {error}"))
                 return Event.FAULTED
             del self._teardown[0]
             return None
         if self._way_out.plans:
             self._follow(command_events.freed(self._life.joint))
-        return Event.FAULTED if self._way_out.faulted else end
+        faulted = self._way_out.faulted or self._life.weights is WeightState.FAULTED
+        return Event.FAULTED if faulted else end
 
     def _begin_transition(self) -> None:
         """Let the machines leave where they were before the command."""
@@ -448,8 +454,8 @@ class Run:
         self._recorder.action_finished(action.name, seconds, version)
 
     def _failed(self, action: Action, error: BaseException) -> None:
+        self._recorder.action_failed(action.name, error)  # first: it never raises
         self._watch.ends()
-        self._recorder.action_failed(action.name, error)
 
     def _follow(self, course: Course, *, cause: str = "") -> None:
         """Let the machines take a course of events in; the refusal of one is raised."""
@@ -466,7 +472,12 @@ class Run:
             self._recorder.transition(record)
 
     def _take_in(self) -> None:
-        """Write down what the staging thread has begun and ended since the last look."""
+        """Write down what the staging thread has begun and ended since the last look.
+
+        Nothing once it was stopped: what it was inside of has failed, however it ends.
+        """
+        if self._staging_over:
+            return
         self._moments += self._staging.news()  # here: a shortage between the two would lose them
         while self._moments:
             moment = self._moments[0]

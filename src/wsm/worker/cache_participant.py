@@ -127,8 +127,8 @@ class CacheParticipant:
         Returns
         -------
         bool
-            Whether a command is at hand, so that the cache may be at work and :meth:`poll` should be called
-            again soon.
+            Whether a command is at hand or an epoch is being left, so that the cache may be at work and
+            :meth:`poll` should be called again soon.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class CacheParticipant:
         self._loop.turn()
         self._engine_words.show(self.kv, self._words.view())
         self._attachment.check(self._loop.state.sequence)
-        return self._loop.state.phase is not Phase.IDLE
+        return self._loop.state.phase is not Phase.IDLE or self._loop.is_leaving
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a word of the group to change, up to `timeout_s` seconds. Returns whether one did."""

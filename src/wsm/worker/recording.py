@@ -213,20 +213,23 @@ class Recorder:
     @_never_raises
     def joined(self, move: Move, view: View) -> None:
         """The rank has entered an epoch."""
-        if self._inputs is not None:
-            self._write_inputs(move.state, self._inputs.joined(move, view))
+        inputs = self._inputs  # another thread may end the file
+        if inputs is not None:
+            self._write_inputs(move.state, inputs.joined(move, view))
 
     @_never_raises
     def looked(self, before: RankState, view: View, move: Move) -> None:
         """The rank has read the words of its group."""
-        if self._inputs is not None:
-            self._write_inputs(before, self._inputs.looked(before, view, move))
+        inputs = self._inputs  # another thread may end the file
+        if inputs is not None:
+            self._write_inputs(before, inputs.looked(before, view, move))
 
     @_never_raises
     def happened(self, before: RankState, happened: Happened, move: Move) -> None:
         """Something was done, or a step was entered, and the rank has taken it in."""
-        if self._inputs is not None:
-            self._write_inputs(before, self._inputs.happened(happened, move))
+        inputs = self._inputs  # another thread may end the file
+        if inputs is not None:
+            self._write_inputs(before, inputs.happened(happened, move))
 
     def _write_inputs(self, state: RankState, found: list[dict[str, Any]]) -> None:
         """Write inputs to the file alone; the last entries in memory and segment are for people."""

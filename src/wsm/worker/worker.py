@@ -360,6 +360,7 @@ class Worker:
         return word, version, self._quiet != _NEVER
 
     def _break_step(self, error: BaseException) -> None:
+        self._loop.raised = error  # first: where a shortage comes between, the next poll() says so
         self._leave_quiet_path()
         self._loop.broke_step(error)
         self._watchdog.peers_cannot_go_on(f"step {self._loop.state.step} raised here")
