@@ -20,7 +20,7 @@ from wsm.actions.backends import errors
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 
 
-class _Held:
+class _TensorMemory:
     """Bytes at an address, and whatever keeps them there; numpy's array interface, version 3."""
 
     __slots__ = ("__array_interface__", "_owner")
@@ -47,7 +47,7 @@ def array_of(tensor: Any) -> np.ndarray[Any, Any]:
     """
     carrier = np.dtype(carrier_name(paddle_name(tensor)))
     shape = tuple(int(extent) for extent in tensor.shape)
-    return np.asarray(_Held(second_owner(tensor), int(tensor.data_ptr()), shape, carrier.str))
+    return np.asarray(_TensorMemory(second_owner(tensor), int(tensor.data_ptr()), shape, carrier.str))
 
 
 def bytes_of(tensor: Any) -> memoryview:
@@ -56,7 +56,7 @@ def bytes_of(tensor: Any) -> memoryview:
     They stay valid as long as the view, whatever becomes of the tensor, which holds memory now.
     """
     length = math.prod(tensor.shape) * int(tensor.element_size())
-    return np.asarray(_Held(second_owner(tensor), int(tensor.data_ptr()), (length,), "|u1")).data
+    return np.asarray(_TensorMemory(second_owner(tensor), int(tensor.data_ptr()), (length,), "|u1")).data
 
 
 def second_owner(tensor: Any) -> Any:
