@@ -204,7 +204,9 @@ def test_the_deadline_of_a_command_counts_although_its_controller_is_stopped(gro
         group.revoke(1, point)
         eventually(lambda: controller.status().over)
         assert controller.status().state == ("NORMAL" if command == "hot" else "CLEARED")
-        with pytest.raises(RoleBusyError, match=rf"is stopped: end it \(kill -9 {program.pid}\)") as caught:
+        with pytest.raises(
+            RoleBusyError, match=rf"is stopped: let it go on \(kill -CONT {program.pid}\)"
+        ) as caught:
             controller.update(1)
         assert (caught.value.pid, caught.value.stopped) == (program.pid, True)
         program.thaw()  # what it would have written stands there already

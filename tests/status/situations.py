@@ -73,6 +73,9 @@ TRANSITIONS = (
 )
 
 OLD = FailureFacts(2, 5, False, FailureReport(1, "stage_weights", "OSError", "no such file"), age_s=95.0)
+LOST_PART = FailureFacts(
+    2, 7, True, FailureReport(0, "begin", "part-not-restorable", "version 3 is a part, kept nowhere")
+)
 HELD = FailureFacts(2, 7, True, FailureReport(0, "begin", "version-held", "rank 0 holds version 3"))
 
 SITUATIONS = {
@@ -99,6 +102,28 @@ SITUATIONS = {
         operation=Operation.ABORT,
         arguments=replace(ASKED, version=3, restores=True),
         asked_version=3,
+    ),
+    "a restore that was refused, since what served is a part": group(
+        rank(0, StatusCode.DONE_CLEARED, failure=LOST_PART),
+        rank(1, StatusCode.DONE_CLEARED),
+        operation=Operation.ABORT,
+        arguments=replace(ASKED, version=3, restores=True),
+        asked_version=3,
+        served_bases=(1, 2),
+    ),
+    "an update to the version that served, which failed": group(
+        rank(0, StatusCode.DONE_CLEARED),
+        rank(1, StatusCode.DONE_CLEARED, failure=failure(1)),
+        operation=Operation.ABORT,
+        arguments=replace(ASKED, version=3),
+        asked_version=3,
+    ),
+    "a dead rank of a group that served a part": group(
+        serving_rank(0),
+        serving_rank(1, life="dead"),
+        operation=Operation.COMMIT,
+        supervisor_life="never",
+        served_bases=(1, 2),
     ),
     "nothing to do": group(
         serving_rank(0, code=StatusCode.DONE_KEPT, failure=HELD),
@@ -220,6 +245,13 @@ SITUATIONS = {
     "a stopped controller of a command that all have prepared": group(
         rank(0, StatusCode.PREPARED), rank(1, StatusCode.PREPARED), controller_stopped=True
     ),
+    "a stopped supervisor that has the controller role": group(
+        rank(0, StatusCode.PREPARED),
+        rank(1, StatusCode.PREPARED),
+        controller_pid=800,
+        controller_stopped=True,
+        supervisor_life="stopped",
+    ),
     "a commit whose version nobody wrote": group(
         serving_rank(0), serving_rank(1), operation=Operation.COMMIT, controller_pid=None
     ),
@@ -230,6 +262,17 @@ SITUATIONS = {
         replace(serving_rank(0), status=StatusWord(1, 7, StatusCode.DONE_COMMITTED)),
         rank(1, StatusCode.ATTACHED, 0),
         operation=Operation.NONE,
+    ),
+    "a survivor whose step broke before the epoch began": group(
+        serving_rank(0, epoch=1, step=StepWord(1, 6, StepKind.BROKEN, 41)),
+        rank(1, StatusCode.ATTACHED, 0, step=StepWord(0, 0, StepKind.RUNNING, 0)),
+        operation=Operation.NONE,
+    ),
+    "serving, and a step broke in the epoch before": group(
+        serving_rank(0, step=StepWord(1, 6, StepKind.BROKEN, 41)),
+        serving_rank(1),
+        operation=Operation.COMMIT,
+        committed=7,
     ),
     "nobody came": group(RankFacts(0, life="never"), RankFacts(1, life="never"), operation=Operation.NONE),
     "a rank that never came": group(

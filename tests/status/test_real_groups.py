@@ -7,12 +7,14 @@ import random
 import shutil
 
 import pytest
-from living_group import eventually
+from living_group import eventually, shard_of
 
 import wsm
 from wsm.signals.layout import LAYOUT_VERSION
 from wsm.signals.names import segment_path
+from wsm.signals.segment import Segment
 from wsm.status import explain, facts_of_file
+from wsm.strategies import publish_snapshot
 
 pytestmark = pytest.mark.processes
 
@@ -61,6 +63,44 @@ def test_a_group_is_explained_while_it_serves_hangs_and_lies_dead_and_so_is_a_co
     assert copy.transitions == dead.transitions
     json.dumps(copy.to_mapping())
     assert path_of(group).read_bytes() == before  # it was only looked at
+
+
+def test_a_status_that_is_asked_often_looks_for_what_served_once_for_each_command(make_group, monkeypatch):
+    group = make_group(1)
+    looks, journals = [], Segment.journals
+
+    def counted(segment):
+        looks.append(segment)
+        return journals(segment)
+
+    group.start()  # no version was committed yet: only the rings could say what served
+    with group.controller() as controller:
+        monkeypatch.setattr(Segment, "journals", counted)
+        for command in (lambda: None, controller.clear):
+            command()
+            looks.clear()
+            assert {controller.status().state for _ in range(50)} == {"CLEARED"}
+            assert len(looks) <= 1
+        group.publish(1)
+        controller.update(1)
+        controller.clear()
+        assert controller.status().sentence() == "the group holds no weights; version 1 served before"
+
+
+def test_what_a_version_was_put_on_is_read_of_the_group_and_of_its_copy(make_group):
+    group = make_group(2)
+    with group.boot() as controller:
+        shards = {rank: {"layer.bias": shard_of(2, rank)["layer.bias"]} for rank in range(2)}
+        publish_snapshot(group.snapshots, 2, shards, durable=False)
+        controller.update(2, partial=True)
+        assert explained(group).facts.served_bases == (1,)
+        controller.clear()
+        for told in (explained(group).text(), " ".join(controller.status().advice)):
+            assert "Version 2 is a part, put on version 1," in " ".join(told.split())
+        group.programs[1].kill()
+        eventually(lambda: "has lost rank 1" in explained(group).headline)
+        assert "--version 2" not in explained(group).text()
+        assert "publish a whole version V" in " ".join(explained(group).text().split())
 
 
 def test_a_worker_explains_its_own_group_and_never_raises(tmp_path):

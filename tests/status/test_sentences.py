@@ -1,12 +1,13 @@
 """What is said in each situation, word for word: a person reads it at night.
 
-``python tests/explanation/test_sentences.py`` writes the texts anew; read what changed before you commit it.
+``python tests/status/test_sentences.py`` writes the texts anew; read what changed before you commit it.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,18 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from situations import SITUATIONS
 
+from wsm.controller.errors import controller_stopped
+from wsm.signals.errors import RoleBusyError
 from wsm.states.words import Operation
 from wsm.status import explain, status_line, status_of, status_text
+from wsm.status.rules import find
 
 SERVING = (
     "serving",
     "a commit whose version nobody wrote",
     "a hot update that failed",
     "nothing to do",
+    "serving, and a step broke in the epoch before",
     "staging",
 )
 TEXTS = Path(__file__).with_name("texts")
@@ -64,11 +69,64 @@ def test_who_does_not_serve_is_told_what_to_do():
     speechless = [name for name, group in SITUATIONS.items() if not explain(group).advice]
     assert set(speechless) == {
         "serving",
+        "serving, and a step broke in the epoch before",
         "a hot update that failed",
         "nothing to do",
         "no segment",
         "another layout",
     }
+
+
+def advised(situation: str) -> tuple[str, list[str]]:
+    """The whole advice of a situation, and the commands in it."""
+    found = find(SITUATIONS[situation])
+    return " ".join(one.text for one in found.advice), [each for one in found.advice for each in one.commands]
+
+
+def test_the_end_of_a_supervisor_that_has_the_controller_role_is_never_advised():
+    text, commands = advised("a stopped supervisor that has the controller role")
+    assert commands == ["kill -CONT 800"]
+    assert "by itself" not in text
+    _, commands = advised("a stopped controller of a command that all have prepared")
+    assert commands == ["kill -CONT 900", "kill -9 900"]
+    for supervisor, ended in ((True, False), (False, True)):
+        told = [
+            str(RoleBusyError(path="p", pid=8, waited_s=0, stopped=True, supervisor=supervisor)),
+            str(controller_stopped(sequence=7, pid=8, deadline_s=1, stopped=True, supervisor=supervisor)),
+        ]
+        assert all("let it go on (kill -CONT 8)" in one and ("kill -9 8" in one) is ended for one in told)
+
+
+def test_a_step_that_broke_before_the_epoch_began_is_no_fault_of_this_one():
+    joining = SITUATIONS["a survivor whose step broke before the epoch began"]
+    for supervisor_life in ("alive", "dead"):
+        found = find(replace(joining, supervisor_life=supervisor_life))
+        assert (found.code, found.ranks) == ("joining", (0,))
+        assert not [command for one in found.advice for command in one.commands]
+
+
+@pytest.mark.parametrize(
+    "situation",
+    ["a restore that was refused, since what served is a part", "a dead rank of a group that served a part"],
+)
+def test_a_version_that_is_a_part_is_never_to_be_loaded_by_its_number(situation):
+    text, commands = advised(situation)
+    assert "--version 3" not in text
+    assert not [command for command in commands if command.startswith("wsm")]
+    assert "publish a whole version V" in text
+    assert "wait" not in text  # for a supervisor that has given up
+
+
+def test_a_version_whose_load_failed_is_not_promised_to_serve_again():
+    text, _ = advised("an update to the version that served, which failed")
+    assert "if it fails again, publish a whole version V" in text
+    assert "makes it serve" not in text
+
+
+def test_a_wait_for_a_supervisor_that_restores_has_an_end():
+    text, commands = advised("a restore that failed")
+    assert "a few times: wait. If it does not serve soon" in text
+    assert commands == ["wsm update policy --version 3"]
 
 
 def test_a_wait_names_whom_it_is_for_and_what_is_left():

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from wsm.errors import BadInputError, GroupError, RefusedError
+from wsm.signals.errors import go_on_or_end
 from wsm.status.blame import Late
 from wsm.status.facts import who, whose_processes
 from wsm.status.rules import in_sentence
@@ -344,13 +345,15 @@ def engine_word_busy(*, word: str, value: int, expected: int) -> RefusedError:
     )
 
 
-def controller_stopped(*, sequence: int, pid: int, deadline_s: float, stopped: bool) -> GroupError:
+def controller_stopped(
+    *, sequence: int, pid: int, deadline_s: float, stopped: bool, supervisor: bool
+) -> GroupError:
     """A command's deadline has passed, and its controller, which still has the role, has not decided it.
 
     A rank that has not prepared says so in the command's report; the group aborts the command then.
     """
     process = f"process {pid}" if pid else "a process in another pid namespace"
-    fix = f"end it (kill -9 {pid}), or let it go on (kill -CONT {pid})" if pid else "end it"
+    fix = go_on_or_end(pid, supervisor=supervisor) if pid else "let it go on, or end it"
     return GroupError(
         f"the deadline of command {sequence} ({deadline_s:g} s) has passed without a decision, since its "
         f"controller, {process}, {'is stopped' if stopped else 'does nothing'}; {fix}",

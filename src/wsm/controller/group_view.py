@@ -87,6 +87,7 @@ class GroupView:
         self._plans: dict[bytes, DeclaredPlans] = {}  # equal on most ranks, and in every epoch
         self._epoch_of_equal_plans = 0
         self._arguments: tuple[bytes, CommandArguments | None] = (b"", None)  # those that were read last
+        self._facts: GroupFacts | None = None  # those that were read last
         self._alarm = Alarm()
         self._deaths: DeathWatch | None = None
 
@@ -114,7 +115,11 @@ class GroupView:
     def facts(self) -> GroupFacts:
         """Read what is known of the group now, its journals aside. Does not block."""
         segment = self.segment
-        return read_facts(segment.name, segment, lock_file=segment.lock_file, with_journal=False)
+        known = self._facts
+        self._facts = read_facts(
+            segment.name, segment, lock_file=segment.lock_file, with_journal=False, known=known
+        )
+        return self._facts
 
     def status(self) -> GroupStatus:
         """Return what programs get of :meth:`facts`.

@@ -38,7 +38,7 @@ from wsm.controller._transaction import (
 from wsm.controller.group_view import GroupView
 from wsm.errors import GroupError, InternalError
 from wsm.report import ReportFormatError
-from wsm.signals.errors import RoleBusyError, SegmentReplacedError
+from wsm.signals.errors import RoleBusyError, SegmentReplacedError, go_on_or_end
 from wsm.signals.liveness import Life
 from wsm.signals.lock_file import LockHold
 from wsm.signals.segment import Segment
@@ -160,7 +160,7 @@ class AbandonedCommands:
         elif due is Duty.ABORT:
             self._abort_in_its_place(watched, role)
         elif due is Duty.NAME and stopped is not None:
-            fix = f"end it (kill -9 {stopped}), and the group goes on by itself"
+            fix = go_on_or_end(stopped, supervisor=self._group.role.is_supervisor(stopped))
             self._tell(watched, log.CONTROLLER_STALLED, pid=stopped, stopped=True, fix=fix)
         return self._cause(watched, stopped) if due is Duty.FAIL else None
 
@@ -228,11 +228,13 @@ class AbandonedCommands:
 
     def _cause(self, watched: _Watched, stopped: int | None) -> GroupError:
         deadline_s = None if watched.arguments is None else watched.arguments.deadline_s
+        pid = stopped or self._group.role.holder() or 0
         return errors.controller_stopped(
             sequence=watched.key[1],
-            pid=stopped or self._group.role.holder() or 0,
+            pid=pid,
             deadline_s=deadline_s or 0.0,
             stopped=stopped is not None,
+            supervisor=self._group.role.is_supervisor(pid),
         )
 
     def _tell(self, watched: _Watched, event: str, **facts: object) -> None:
@@ -383,7 +385,8 @@ class Recovery:
         """Name the process that has the controller role, and say what to do if it is stopped."""
         stopped = self._group.role.stopped_holder()
         if stopped is not None:
-            return f"process {stopped}, which is stopped: end it (kill -9 {stopped})"
+            fix = go_on_or_end(stopped, supervisor=self._group.role.is_supervisor(stopped))
+            return f"process {stopped}, which is stopped: {fix}"
         return f"process {self._group.role.holder()}"
 
     def begin(self, gone: Collection[int], *, wait_s: float = 0.0) -> NewEpoch | None:

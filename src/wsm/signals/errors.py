@@ -226,17 +226,25 @@ class SlotTakenError(RefusedError):
 class RoleBusyError(RefusedError):
     """Another process or thread holds the controller role (pid 0: one in another pid namespace).
 
-    `stopped` says that it lives and does not go on; `doing`, which part of the group it is, if it is one.
+    `stopped` says that it lives and does not go on; `supervisor`, that it is the group's supervisor; `doing`,
+    which part of the group it is, if it is one.
     """
 
     retryable = True
 
     def __init__(
-        self, *, path: str, pid: int, waited_s: float, stopped: bool = False, doing: str = ""
+        self,
+        *,
+        path: str,
+        pid: int,
+        waited_s: float,
+        stopped: bool = False,
+        supervisor: bool = False,
+        doing: str = "",
     ) -> None:
         fix = "let its command end, or wait for that (wait_s=30, on the command line --wait 30)"
         if stopped:
-            fix = f"it is stopped: end it (kill -9 {pid}), or let it go on (kill -CONT {pid})"
+            fix = f"it is stopped: {go_on_or_end(pid, supervisor=supervisor)}"
         super().__init__(
             f"the controller role of {path} is held by process {pid or '(in another pid namespace)'}"
             f"{f', {doing}' if doing else ''} (waited {waited_s:g} s); {fix}",
@@ -244,6 +252,7 @@ class RoleBusyError(RefusedError):
             pid=pid,
             waited_s=waited_s,
             stopped=stopped,
+            supervisor=supervisor,
             doing=doing,
         )
 
@@ -259,6 +268,14 @@ class SlotReusedError(InternalError):
             sequence=sequence,
             kind=kind,
         )
+
+
+def go_on_or_end(pid: int, *, supervisor: bool) -> str:
+    """Say what to do about a process that has the controller role and does not go on."""
+    go_on = f"let it go on (kill -CONT {pid})"
+    # Ranks ask the kernel to end them with the process that started them.
+    ends = "it is the supervisor, and the ranks that it started may end with it"
+    return f"{go_on}; {ends}" if supervisor else f"{go_on}, or end it (kill -9 {pid})"
 
 
 def payload_too_large(*, size: int, capacity: int) -> BadInputError:

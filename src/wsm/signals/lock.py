@@ -63,6 +63,11 @@ class ControllerRole:
         pid = self.holder()
         return pid if pid and is_stopped(pid) else None
 
+    def is_supervisor(self, pid: int) -> bool:
+        """Whether a process is the one that replaces the group's ranks."""
+        supervisor = self._segment.supervisor
+        return supervisor is not None and pid != 0 and supervisor.pid == pid
+
     def try_to_stand_in(self) -> LockHold | None:
         """Take the right to write one decision while the role's holder is stopped; None if another has it.
 
@@ -89,4 +94,10 @@ class ControllerRole:
 
     def _busy(self, pid: int, waited_s: float) -> RoleBusyError:
         stopped = bool(pid) and is_stopped(pid)
-        return RoleBusyError(path=str(self._segment.path), pid=pid, waited_s=waited_s, stopped=stopped)
+        return RoleBusyError(
+            path=str(self._segment.path),
+            pid=pid,
+            waited_s=waited_s,
+            stopped=stopped,
+            supervisor=self.is_supervisor(pid),
+        )

@@ -466,6 +466,10 @@ class SegmentImage:
         """Slot for what a participant reported; only to be read."""
         return PayloadSlot(self._copy, self.layout.report[participant])
 
+    def last_commit(self, participant: int) -> PayloadSlot:
+        """Slot for what a participant reported of a commit; only to be read."""
+        return PayloadSlot(self._copy, self.layout.last_commit[participant])
+
     def error(self, participant: int) -> PayloadSlot:
         """Slot for why a participant failed; only to be read."""
         return PayloadSlot(self._copy, self.layout.error[participant])

@@ -124,8 +124,18 @@ class RankFacts:
 
     @property
     def is_broken(self) -> bool:
-        """Whether its last step raised."""
-        return self.step is not None and self.step.kind is StepKind.BROKEN
+        """Whether its last step raised, in the epoch that it is in: a rank that joins another begins anew."""
+        step, status = self.step, self.status
+        broke = step is not None and step.kind is StepKind.BROKEN
+        return broke and (status is None or step is None or step.epoch == status.epoch)
+
+    @property
+    def step_kind(self) -> str | None:
+        """Name of the kind of its last step; None for a helper, and for a damaged word."""
+        if self.step is None:
+            return None
+        ended = self.step.kind is StepKind.BROKEN and not self.is_broken
+        return (StepKind.RUNNING if ended else self.step.kind).name.lower()
 
     def code(self, command: CommandWord) -> StatusCode | None:
         """How far it is with a command; None if it has not answered."""
@@ -158,6 +168,8 @@ class GroupFacts:
         The version that the whole group committed last.
     served_version : int or None
         The version that served last, where it can be known.
+    served_bases : tuple of int
+        What that version, a part, was put on; empty for a whole one. By its number a part is not loaded.
     role_known : bool
         Whether it can be known which process has the controller role; not so of a copy.
     controller_pid : int or None
@@ -187,6 +199,7 @@ class GroupFacts:
     asked_version: int | None = None
     committed: CommittedWord = field(default_factory=lambda: CommittedWord(0, None))
     served_version: int | None = None
+    served_bases: tuple[int, ...] = ()
     role_known: bool = True
     controller_pid: int | None = None
     controller_stopped: bool = False

@@ -74,6 +74,9 @@ class Source(Protocol):
     def report(self, participant: int) -> PayloadSlot:
         """Slot for what a participant reports."""
 
+    def last_commit(self, participant: int) -> PayloadSlot:
+        """Slot for what a participant reports of a commit."""
+
     def error(self, participant: int) -> PayloadSlot:
         """Slot for why a participant failed."""
 
@@ -94,7 +97,12 @@ def facts_of_file(name: str, path: Path) -> GroupFacts:
 
 
 def read_facts(
-    name: str, source: Source, *, lock_file: LockFile | None = None, with_journal: bool = True
+    name: str,
+    source: Source,
+    *,
+    lock_file: LockFile | None = None,
+    with_journal: bool = True,
+    known: GroupFacts | None = None,
 ) -> GroupFacts:
     """Read everything that is known of a group. Does not block.
 
@@ -108,6 +116,9 @@ def read_facts(
         Of the living group; None: what locks say cannot be known.
     with_journal : bool
         Whether the rings are read, too: milliseconds where all else takes microseconds.
+    known : GroupFacts or None
+        What was read of this segment before. Which version served is looked for in the rings once for each
+        command.
     """
     reader = _Reader(source, lock_file, tuple(_journal(source)) if with_journal else ())
     layout = source.layout
@@ -120,8 +131,15 @@ def read_facts(
     owner, supervisor = source.owner, source.supervisor
     controller_pid = None if lock_file is None else lock_file.holder(CONTROLLER_BYTE)
     served = committed.version
-    if served is None and any(rank.weights == "CLEARED" for rank in ranks):
-        served = _served_before(reader.journal or tuple(_journal(source)))
+    if served is None and _some_cleared(ranks):
+        if (
+            known is not None
+            and (known.command, known.committed) == (command, committed)
+            and _some_cleared(known.ranks)
+        ):
+            served = known.served_version
+        else:
+            served = _served_before(reader.journal or tuple(_journal(source)))
     return GroupFacts(
         name,
         damaged=tuple(reader.damaged),
@@ -131,6 +149,7 @@ def read_facts(
         asked_version=None if command is None else _asked_version(source, command, arguments),
         committed=committed,
         served_version=served,
+        served_bases=_bases(source, served, committed),
         role_known=lock_file is not None,
         controller_pid=controller_pid,
         controller_stopped=bool(controller_pid) and is_stopped(controller_pid or 0),
@@ -289,6 +308,34 @@ def _asked_version(source: Source, command: CommandWord, arguments: CommandArgum
         except WsmError:
             return None
     return None
+
+
+def _some_cleared(ranks: tuple[RankFacts, ...]) -> bool:
+    return any(rank.weights == "CLEARED" for rank in ranks)
+
+
+def _bases(source: Source, version: int | None, committed: CommittedWord) -> tuple[int, ...]:
+    """Return what some rank put `version` on: as it reported it, or prepared it and died before it did."""
+    for rank in range(source.participants):
+        prepared = source.report(rank).last()
+        slots = [source.last_commit(rank).last()]
+        if prepared is not None and prepared[0][1:] == (committed.sequence, StatusCode.PREPARED):
+            slots.append(prepared)
+        for last in slots:
+            held, bases = (None, ()) if last is None else _reported(last[1])
+            if bases and held == version:
+                return bases
+    return ()
+
+
+@functools.lru_cache(maxsize=64)
+def _reported(data: bytes) -> tuple[int | None, tuple[int, ...]]:
+    """Read which version a report names, and what it was put on; the same bytes are read at each look."""
+    try:
+        report = RankReport.from_bytes(0, data)
+    except WsmError:
+        return None, ()
+    return report.version, report.bases
 
 
 def _served_before(journal: tuple[JournalEntry, ...]) -> int | None:

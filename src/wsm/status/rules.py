@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from wsm.command import PART_NOT_RESTORABLE
 from wsm.states.vocabulary import ALL_TAGS, Tag, sentence_of
 from wsm.states.words import Operation, StatusCode, StatusWord, StepKind, StepWord, code_name
 from wsm.status.facts import (
@@ -355,7 +356,7 @@ def _joining(group: GroupFacts) -> Finding | None:
 
 
 def _broken(group: GroupFacts) -> Finding | None:
-    broken = [rank.number for rank in group.ranks if rank.is_broken]
+    broken = [rank.number for rank in group.ranks if rank.is_broken and _is_here(rank, group)]
     if not broken:
         return None
     advice = _supervised(group, f"replaces {_names(broken)}, which begins a new epoch") or (
@@ -368,6 +369,11 @@ def _broken(group: GroupFacts) -> Finding | None:
         ranks=tuple(broken),
         before=version_before(group),
     )
+
+
+def _is_here(rank: RankFacts, group: GroupFacts) -> bool:
+    """Whether a rank's step is of the present epoch: one that broke in another is answered by this one."""
+    return rank.step is not None and group.command is not None and rank.step.epoch == group.command.epoch
 
 
 def _under_way(group: GroupFacts) -> Finding | None:
@@ -536,32 +542,55 @@ _RULES: Sequence[Callable[[GroupFacts], Finding | None]] = (
 
 def _load(group: GroupFacts) -> tuple[Advice, ...]:
     """Advise how to bring weights: never by a version that is not known to be good, if one is."""
-    if _is_owed(group) and group.supervisor_life == ALIVE:
-        commands = _update(group)
-        return (
-            Advice(
-                f"The supervisor (process {group.supervisor_pid}) tries to load it by itself, a few times: "
-                f"wait, or load it by '{commands[0]}'.",
-                commands,
-            ),
-        )
-    commands = _update(group)
+    if not _is_owed(group) or group.supervisor_life != ALIVE or _is_lost(group):
+        return (_load_by_hand(group),)
+    keeps = f"The supervisor (process {group.supervisor_pid}) tries to load it by itself, a few times: wait"
+    return (Advice(f"{keeps}. If it does not serve soon, load it by hand."), _load_by_hand(group))
+
+
+def _load_by_hand(group: GroupFacts) -> Advice:
+    commands, whole = _update(group), _whole_version(group)
+    if commands and _failed_before(group):
+        return Advice(f"'{commands[0]}' tries that version again; if it fails again, {whole}.", commands)
     if commands:
-        return (Advice(f"'{commands[0]}' makes it serve that version again.", commands),)
-    command = f"wsm update {group.name}"
+        return Advice(f"'{commands[0]}' makes it serve that version again.", commands)
+    if group.served_bases:
+        bases = ", ".join(map(str, group.served_bases))
+        return Advice(
+            f"Version {version_before(group)} is a part, put on version{'s' * (len(group.served_bases) > 1)} "
+            f"{bases}, and is not loaded by its number: {whole}."
+        )
     if _current_failures(group):
-        return (Advice(f"Publish a whole version V, and load it by its number: '{command} --version V'."),)
-    return (Advice(f"'{command}' loads the newest version that is published.", (command,)),)
+        return Advice(f"{whole[0].upper()}{whole[1:]}.")
+    command = f"wsm update {group.name}"
+    return Advice(f"'{command}' loads the newest version that is published.", (command,))
 
 
 def _update(group: GroupFacts) -> tuple[str, ...]:
+    """Return the command that loads what served before; none where that is a part, or is not known."""
     version = version_before(group)
-    return () if version is None else (f"wsm update {group.name} --version {version}",)
+    return () if version is None or group.served_bases else (f"wsm update {group.name} --version {version}",)
 
 
 def _then_update(group: GroupFacts) -> str:
     commands = _update(group)
+    if group.served_bases:
+        return f" After that {_whole_version(group)}: what served is a part."
     return f" After that '{commands[0]}' makes it serve again." if commands else ""
+
+
+def _whole_version(group: GroupFacts) -> str:
+    return f"publish a whole version V, and load it by its number: 'wsm update {group.name} --version V'"
+
+
+def _failed_before(group: GroupFacts) -> bool:
+    """Whether the last command was to bring the version that served before, and failed."""
+    return bool(_current_failures(group)) and group.asked_version == version_before(group)
+
+
+def _is_lost(group: GroupFacts) -> bool:
+    """Whether a restore was refused since what served is a part, whose bases are kept nowhere."""
+    return any(failure.report.error == PART_NOT_RESTORABLE for failure in _current_failures(group))
 
 
 def _is_owed(group: GroupFacts) -> bool:
@@ -690,17 +719,22 @@ def _look_into(rank: RankFacts, group: GroupFacts) -> Advice:
 
 def _controller_stopped(group: GroupFacts, does: str) -> Finding:
     pid = group.controller_pid
-    commands = (f"kill -9 {pid}", f"kill -CONT {pid}")
+    go_on, end = f"kill -CONT {pid}", f"kill -9 {pid}"
+    advice = Advice(
+        f"Let that process go on ('{go_on}'); or end it ('{end}'), and the group goes on by itself.",
+        (go_on, end),
+    )
+    if pid in (group.supervisor_pid, group.starter_pid):
+        # Ranks ask the kernel to end them with the process that started them.
+        advice = Advice(
+            f"Let that process go on ('{go_on}'). Do not end it: it started the ranks, and they may end with "
+            "it.",
+            (go_on,),
+        )
     return Finding(
         "controller-stopped",
         f"{does}, and waits for its controller, process {pid}, which is stopped",
-        advice=(
-            Advice(
-                f"End that process ('{commands[0]}'), and the group goes on by itself; or let it go on "
-                f"('{commands[1]}').",
-                commands,
-            ),
-        ),
+        advice=(advice,),
     )
 
 
