@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from wsm import Outcome, RankFailedError, RestartLimitError
+from wsm import BadInputError, Outcome, RankFailedError, RecoveryConfig, RestartLimitError
+from wsm.controller import keeper
 from wsm.signals.segment import SegmentImage
 from wsm.status import explain, read_facts
 
@@ -31,6 +33,7 @@ def test_a_killed_rank_is_replaced_in_a_new_epoch_and_the_group_serves_what_it_s
     kept.until_whole()
     assert kept.processes.gave == [(1, 2)]
     assert kept.keeper.recoveries == 1
+    assert set(kept.recoveries_when_told) == {0}  # who sees one counted can read what was told of it
     status = kept.controller.status()
     assert (status.epoch, status.version, status.serving, status.controller_pid) == (2, 1, True, None)
     kept.group.await_steps()
@@ -63,6 +66,64 @@ def test_deaths_that_do_not_end_are_given_up_with_all_of_them_named(tmp_path):
             kept.keeper.check()
         assert [death.rank for death in caught.value.deaths] == [1, 0]
         assert caught.value.code == "restart-limit"
+        # Its owner has not closed it yet; nothing replaces a rank any more all the same, and status says so.
+        eventually(lambda: kept.segment.supervisor is None, "no process says that it replaces ranks")
+        explained = explain(read_facts(kept.segment.name, SegmentImage.of(kept.segment))).text()
+        assert "No process replaces its ranks" in explained
+
+
+def test_a_survivor_is_spared_each_time_that_a_peer_takes_a_while_to_end(kept, monkeypatch):
+    for epoch in (2, 3):
+        before = time.monotonic()
+        kept.processes.ending.add(1)
+        kept.kill(1)
+        eventually(
+            lambda: kept.controller.status().ranks[0].step_kind == "broken", "the step of rank 0 breaks"
+        )
+        time.sleep(0.1)  # the keeper sees that
+        kept.processes.ending.clear()
+        eventually(lambda epoch=epoch: kept.controller.status().epoch == epoch, "the next epoch")
+        kept.until_whole()
+        time.sleep(max(before + 2.5 - time.monotonic(), 0))
+        monkeypatch.setattr(keeper, "_LEAVE_S", 2.0)  # less than has passed since the first time
+    assert kept.processes.gave == [(1, 2), (1, 3)]
+    assert not any("its step raised" in line for line in kept.told)
+
+
+# -- processes that start ---------------------------------------------------------------------------
+
+
+def test_a_rank_that_still_starts_is_not_ended_because_another_one_crashed_in_its_start(tmp_path):
+    with kept_group(tmp_path, boots=False, rejoin_s=0.2) as kept:
+        kept.group.order(0, "start", "hold")
+        kept.group.order(1, "start", "raise once")
+        first = kept.group.launch(0)
+        kept.group.await_held(0, "start")
+        kept.group.launch(1)
+        kept.keep()
+        kept.until_told("rank 1 (process")
+        controller = kept.group.controller()
+        eventually(lambda: controller.status().ranks[1].epoch == 1, "the successor of rank 1 joins")
+        time.sleep(0.5)
+        kept.group.revoke(0, "start")
+        first.says("ready")
+        kept.until_whole()
+        assert kept.processes.gave == [(1, 1)]
+        assert len(kept.told) == 2, kept.told
+
+
+def test_a_rank_that_hangs_in_each_of_its_starts_is_given_up_like_one_that_dies_in_each(tmp_path):
+    with kept_group(tmp_path, boots=False, start_s=0.3, restarts=2, within_s=0.2) as kept:
+        kept.group.launch(0).says("ready")
+        kept.group.order(1, "start", "hold")
+        kept.group.launch(1)
+        kept.keep()
+        eventually(lambda: kept.keeper.gave_up, "the keeper gives up")
+        with pytest.raises(RestartLimitError, match="after 3 deaths, more than 2 restarts") as caught:
+            kept.keeper.check()
+        assert {death.rank for death in caught.value.deaths} == {1}
+        assert {death.why for death in caught.value.deaths} == {"it did not join the epoch within 0.3 s"}
+        kept.kill(0)
 
 
 # -- a restore that fails ---------------------------------------------------------------------------
@@ -76,6 +137,15 @@ def test_a_damaged_file_that_is_mended_in_time_is_loaded_after_all(kept):
     path.write_bytes(whole)
     kept.until_told("serves version 1 again")
     assert kept.controller.update(1).outcome is Outcome.ALREADY_SERVED
+
+
+@pytest.mark.parametrize("option", ["restore_attempts", "repair_attempts", "restarts"])
+def test_limits_that_mean_nothing_are_refused(option):
+    least = 1 if option == "restore_attempts" else 0
+    RecoveryConfig(**{option: least})
+    with pytest.raises(BadInputError, match=f"{option} is {least - 1}") as caught:
+        RecoveryConfig(**{option: least - 1})
+    assert caught.value.code == "recovery-limit"
 
 
 def test_it_is_given_up_visibly_and_the_group_takes_other_commands_then(tmp_path):

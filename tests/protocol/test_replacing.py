@@ -72,6 +72,7 @@ def test_after_a_hot_decision_ranks_may_drain_but_a_stopped_one_does_not(waited_
 
 def test_waits_double_up_to_the_longest():
     assert [BACKOFF.after(failures) for failures in range(5)] == [0.0, 0.5, 1.0, 2.0, 2.0]
+    assert BACKOFF.after(100_000) == 2.0
 
 
 def test_the_first_recovery_is_at_once_and_too_many_within_the_window_are_the_end():

@@ -360,8 +360,7 @@ def test_a_rank_whose_step_raises_is_replaced_and_its_traceback_is_kept(struck):
     until(lambda: running.load.answers > 2, running)
     recovers(running, lambda _: (orders / "rank1.raise").touch())
     assert running.controller.status().serving
-    assert "rank 1" in told[-2]
-    assert "its step raised" in told[-2]
+    assert [line for line in told if "rank 1" in line and "its step raised" in line], told
     [log] = run_directory_path(running.config.group.name).glob("rank1.before-epoch*.log")
     assert "StruckError" in log.read_text()
 

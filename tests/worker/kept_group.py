@@ -21,13 +21,15 @@ class LivingProcesses:
     def __init__(self, group: LivingGroup) -> None:
         self._group = group
         self.gave: list[tuple[int, int]] = []
+        self.ending: set[int] = set()  # of which it is not seen yet that their processes have ended
 
     def start(self, participant: int, epoch: int) -> None:
         self.gave.append((participant, epoch))
         self._group.launch(participant)
 
     def ended(self) -> Collection[int]:
-        return [rank for rank, program in self._group.programs.items() if program.has_ended()]
+        programs = self._group.programs
+        return [rank for rank, program in programs.items() if rank not in self.ending and program.has_ended()]
 
     def end(self, participant: int) -> wsm.ProcessEnd:
         program = self._group.programs[participant]
@@ -41,23 +43,34 @@ class LivingProcesses:
 
 
 class KeptGroup:
-    """A group of two that serves version 1, and could serve 2."""
+    """A group of two that serves version 1, and could serve 2; or one of which nothing was started yet."""
 
-    def __init__(self, directory: Path, limits: wsm.RecoveryConfig, closing: ExitStack) -> None:
+    def __init__(
+        self, directory: Path, limits: wsm.RecoveryConfig, closing: ExitStack, *, boots: bool
+    ) -> None:
         self.group = LivingGroup(directory, load=0.5)
         self.config = config_from_mapping(self.group.config)
         self.segment = own_group(self.config, directory=directory)
         closing.callback(self.segment.close)
         closing.callback(self.segment.unlink)
         self.told: list[str] = []
+        self.recoveries_when_told: list[int] = []
+        self._closing = closing
         self.processes = LivingProcesses(self.group)
-        self.keeper = wsm.Keeper(
-            self.config, self.segment, self.processes, limits=limits, tell=self.told.append
-        )
+        self.keeper = wsm.Keeper(self.config, self.segment, self.processes, limits=limits, tell=self._tell)
         closing.callback(self.group.close)
-        self.controller = self.group.boot()
-        self.group.publish(2)
-        closing.enter_context(self.keeper)
+        if boots:
+            self.controller = self.group.boot()
+            self.group.publish(2)
+            self.keep()
+
+    def keep(self) -> None:
+        """Let the keeper begin."""
+        self._closing.enter_context(self.keeper)
+
+    def _tell(self, line: str) -> None:
+        self.recoveries_when_told.append(self.keeper.recoveries)
+        self.told.append(line)
 
     def kill(self, *ranks: int) -> None:
         for rank in ranks:
@@ -86,8 +99,8 @@ class KeptGroup:
 
 
 @contextmanager
-def kept_group(directory: Path, **limits: float) -> Iterator[KeptGroup]:
+def kept_group(directory: Path, *, boots: bool = True, **limits: float) -> Iterator[KeptGroup]:
     """A group whose keeper tries again quickly, unless `limits` say otherwise."""
     options = {"delay_s": 0.02, "longest_delay_s": 0.1, **limits}
     with ExitStack() as closing:
-        yield KeptGroup(directory, wsm.RecoveryConfig(**options), closing)
+        yield KeptGroup(directory, wsm.RecoveryConfig(**options), closing, boots=boots)

@@ -205,6 +205,7 @@ class Rank:
         directory = Path(settings["directory"])
         self.rank, self.settings = rank, settings
         self.orders = Orders(directory, rank)
+        self.orders.passes("start")
         self.runner = InMemoryRunner(SPECS)
         self.runner.weights = SteeredWeights(self.orders)
         self.runner.kv_cache = SteeredKVCache(self.orders)

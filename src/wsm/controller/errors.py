@@ -292,6 +292,17 @@ def nothing_served(*, state: str) -> RefusedError:
     )
 
 
+def recovery_limit(*, option: str, value: int, least: int) -> BadInputError:
+    """A keeper was given a limit that means nothing."""
+    return BadInputError(
+        f"the recovery option {option} is {value}, which is too small; give at least {least}",
+        code="recovery-limit",
+        option=option,
+        value=value,
+        least=least,
+    )
+
+
 def hot_fallback(*, value: object, allowed: Sequence[str]) -> BadInputError:
     """The fallback of a hot update is none of those that there are."""
     return BadInputError(

@@ -20,7 +20,7 @@ from typing import Protocol, final
 
 from wsm import log
 from wsm.config import WsmConfig
-from wsm.controller import outcome
+from wsm.controller import errors, outcome
 from wsm.controller._transaction import Pending
 from wsm.controller.errors import RankLostError, RestartLimitError
 from wsm.controller.recovery import Recovery
@@ -32,6 +32,7 @@ from wsm.signals.segment import Segment
 from wsm.states import epochs
 from wsm.states.epochs import Attempt, Backoff, Cause
 from wsm.states.errors import CommandOpenError
+from wsm.states.view import View
 from wsm.status.facts import who
 from wsm.strategies.registry import strategy_called
 from wsm.strategies.snapshot.version_pins import VersionPins
@@ -55,11 +56,13 @@ class RecoveryConfig:
     start_s : float
         How long a new process may take to attach, when the group starts and when it replaces a rank. One that
         ends is seen at once; this is for one that hangs, and must cover its imports on a busy machine.
+        One that hangs is replaced, which counts as one of `restarts`.
     restarts : int
         How many recoveries it begins within `within_s` seconds; one more, and the group gives up. 0: the
         first death ends the group.
     within_s : float
-        The window, in seconds.
+        The window, in seconds; those in which the group waited for a process that hung in its start do not
+        count.
     delay_s, longest_delay_s : float
         Seconds before the dead are replaced the second time within the window; doubled each time, up to the
         longest. The first time they are replaced at once.
@@ -72,11 +75,16 @@ class RecoveryConfig:
     restore_attempts : int
         How often that update is tried where it fails without a death (a damaged file, a file server that is
         away), `delay_s` after the first time and then twice as long each time, up to the longest. Then the
-        group stays CLEARED, and says so; any other command ends it at once.
+        group stays CLEARED, and says so; any other command ends it at once. At least 1.
     repair_attempts : int
         How often a group is cleared again in which a teardown failed on a rank that lives, `delay_s` after
         the first failure and then twice as long each time, up to the longest. Then that rank is replaced,
         which counts as one of `restarts`. 0: it is replaced at once.
+
+    Raises
+    ------
+    BadInputError
+        If a number is below 0, or `restore_attempts` below 1.
     """
 
     start_s: float = 120.0
@@ -89,6 +97,12 @@ class RecoveryConfig:
     restore_s: float = 300.0
     restore_attempts: int = 8
     repair_attempts: int = 3
+
+    def __post_init__(self) -> None:
+        for option, least in (("restarts", 0), ("restore_attempts", 1), ("repair_attempts", 0)):
+            value = getattr(self, option)
+            if value < least:
+                raise errors.recovery_limit(option=option, value=value, least=least)
 
     @property
     def backoff(self) -> Backoff:
@@ -324,6 +338,8 @@ class Keeper:
         self._limits = limits or RecoveryConfig()
         self._tell = tell
         self._logs = logs
+        self._starting: dict[int, float] = {}  # whose process has not joined yet, and when it was started
+        self._hung_s = 0.0  # how long the group has waited for processes that hung in their starts
         self._begun_s: list[float] = []
         self._deaths: list[tuple[float, Death]] = []
         self._closing = threading.Event()
@@ -342,6 +358,8 @@ class Keeper:
 
     def start(self) -> Keeper:
         """Begin to watch. The processes of all participants were started, or are started meanwhile."""
+        now = time.monotonic()
+        self._starting = {self._group.named(index): now for index in range(self._group.participants)}
         self._thread.start()
         return self
 
@@ -405,6 +423,7 @@ class Keeper:
             self._log.error(log.GROUP_GIVEN_UP, error=str(error))
         finally:
             self._recovery.release()
+            self._recovery.end_supervision()  # status does not name this process as one that helps any more
             self._pins.close()
             self._whole.set()
 
@@ -422,6 +441,9 @@ class Keeper:
         if found:
             return self._told(found)
         now = time.monotonic()
+        overdue = self._overdue(view, began_s=now)
+        if overdue:
+            return overdue
         if view.command != self._decided[0]:
             self._decided = view.command, now
         waited_s, drain_s = now - self._decided[1], self._config.deadlines.drain_s
@@ -435,6 +457,23 @@ class Keeper:
 
     def _stopped(self) -> list[int]:
         return [rank for rank in range(self._group.participants) if self._group.stopped(rank)]
+
+    def _overdue(self, view: View, *, began_s: float) -> dict[int, str]:
+        """Return which participants had their time to join the epoch, and did not.
+
+        A new process takes longer than one that lives, and is counted from its own start; one that lives is
+        counted from `began_s`.
+        """
+        now, limits, found = time.monotonic(), self._limits, {}
+        for index, status in enumerate(view.statuses):
+            rank = self._group.named(index)
+            if status.epoch == view.command.epoch:
+                self._starting.pop(rank, None)
+                continue
+            limit = limits.start_s if rank in self._starting else limits.rejoin_s
+            if now - self._starting.get(rank, began_s) > limit:
+                found[rank] = f"it did not join the epoch within {limit:g} s"
+        return found
 
     def _pin(self) -> None:
         """Keep what the group may have to load again. Its ranks do so, too, but all may die at once."""
@@ -456,7 +495,7 @@ class Keeper:
 
     def _recover(self, victims: dict[int, str]) -> None:
         self._lost_at_s = time.monotonic()
-        started: dict[int, float] = {}
+        self._leaving_since = None
         gone, delay_s = set(victims), self._end(victims)
         self._restore = None  # the next epoch inherits what is still to be restored
         while not self._closing.is_set():
@@ -466,8 +505,8 @@ class Keeper:
             number = self._recovery.epoch
             for rank in sorted(gone):
                 self._start(rank, number)
-                started[rank] = time.monotonic()
-            more = self._await_joined(started)
+                self._starting[rank] = time.monotonic()
+            more = self._await_joined()
             if not more and not self._closing.is_set():
                 self._restore = self._repetition(
                     partial(self._recovery.next_attempt, limit=self._limits.restore_attempts),
@@ -476,8 +515,9 @@ class Keeper:
                 more = self._restore_now(self._restore)
             if not more:
                 return
-            # A rank that lives and only did not come back in time is no sign of a crash loop.
-            delay_s = self._end(more, counts=any(not why for why in more.values()))
+            # A rank that has lived and only did not come back in time is no sign of a crash loop.
+            counts = any(not why or rank in self._starting for rank, why in more.items())
+            delay_s = self._end(more, counts=counts)
             gone = set(more)
 
     def _end(self, victims: Mapping[int, str], *, counts: bool = True) -> float:
@@ -498,7 +538,10 @@ class Keeper:
             deaths.append(death)
         if not counts:
             return 0.0
-        now, limits = time.monotonic(), self._limits
+        limits = self._limits
+        if any(why and rank in self._starting for rank, why in victims.items()):
+            self._hung_s += limits.start_s
+        now = time.monotonic() - self._hung_s
         self._deaths = [(at, one) for at, one in self._deaths if now - at <= limits.within_s]
         self._deaths += [(now, death) for death in deaths]
         delay_s = epochs.restart_delay_s(
@@ -542,26 +585,19 @@ class Keeper:
                 return
             self._closing.wait(self._limits.delay_s)
 
-    def _await_joined(self, started: Mapping[int, float]) -> dict[int, str]:
-        """Wait until all have joined the epoch; return which have to be replaced before that.
-
-        A new process takes longer than one that lives, and is counted from its own start.
-        """
-        began, limits = time.monotonic(), self._limits
+    def _await_joined(self) -> dict[int, str]:
+        """Wait until all have joined the epoch; return which have to be replaced before that."""
+        began_s = time.monotonic()
         while not self._closing.is_set():
-            missing = self._recovery.missing()
+            view = self._group.view()
             ended = self._processes.ended()
+            overdue = self._overdue(view, began_s=began_s)
             if ended:
                 return self._told(dict.fromkeys(ended, Cause.ENDED))
-            if not missing:
+            if all(status.epoch == view.command.epoch for status in view.statuses):
                 return {}
-            late = {}
-            for rank in map(self._group.named, missing):
-                limit = limits.start_s if rank in started else limits.rejoin_s
-                if time.monotonic() - started.get(rank, began) > limit:
-                    late[rank] = f"it did not join the epoch within {limit:g} s"
-            if late:
-                return late
+            if overdue:
+                return overdue
             self._processes.wait(_LOOK_S)
         return {}
 
@@ -635,10 +671,10 @@ class Keeper:
 
     def _restored(self, held: str) -> None:
         self._restore = None
-        self.recoveries += 1
         epoch, seconds = self._recovery.epoch, time.monotonic() - self._lost_at_s
         self._log.warning(log.GROUP_RECOVERED, epoch=epoch, seconds=seconds, held=held)
         self._tell(f"{self._config.name} {held} (epoch {epoch}, {seconds:.2f} s after the loss)")
+        self.recoveries += 1  # last: what is told of a recovery that is counted can be read
 
     def _repair_if_due(self) -> dict[int, str]:
         """Clear the group again where a teardown failed, if that is due; return which are replaced instead.

@@ -527,9 +527,13 @@ class Recovery:
         """Give the role back and let go of the processes that are watched."""
         self.release()
         self._abandoned.close()
+        self.end_supervision()
+        self._group.close()
+
+    def end_supervision(self) -> None:
+        """Say in the segment that this process replaces ranks no more. Idempotent."""
         if not self._segment.is_closed and not self._segment.is_truncated():
             self._segment.supervise(begins=False)
-        self._group.close()
 
     def _write_goal(self, view: View) -> int | None:
         """Store what the group must hold again, so that it is known after the next death, too."""

@@ -259,7 +259,8 @@ class Backoff:
 
     def after(self, failures: int) -> float:
         """Seconds to wait after that many failures; 0 after none."""
-        return min(self.first_s * 2.0 ** (failures - 1), self.longest_s) if failures else 0.0
+        doublings = min(failures - 1, 60)  # no float holds 2 to the power of 1024
+        return min(self.first_s * 2.0**doublings, self.longest_s) if failures else 0.0
 
 
 def whom_to_replace(
