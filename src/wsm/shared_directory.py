@@ -207,10 +207,11 @@ def read_ours(path: Path) -> bytes:
         return file.read()
 
 
-def open_to_append(path: Path) -> int:
+def open_to_append(path: Path, *, reads: bool = False) -> int:
     """Open a file to append to, created as the umask says; return its descriptor. Does not wait.
 
     Where only trusted users can make names it may be what they made there: a link, or another user's file.
+    It can be read, too, if `reads`.
 
     Raises
     ------
@@ -219,7 +220,7 @@ def open_to_append(path: Path) -> int:
     OSError
         If the operating system refuses.
     """
-    flags = os.O_WRONLY | os.O_APPEND
+    flags = (os.O_RDWR if reads else os.O_WRONLY) | os.O_APPEND
     if is_shared(path.parent):
         return open_or_create_ours(path, flags, mode=None)
     return os.open(path, flags | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

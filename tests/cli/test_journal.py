@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -9,6 +11,8 @@ from command_line import Run
 from commanded_group import LivingGroup
 
 from wsm.cli.journal import Story
+from wsm.config import config_from_mapping
+from wsm.group_segment import own_group
 from wsm.states import journal as kinds
 from wsm.states.journal import JournalEntry
 
@@ -95,6 +99,53 @@ def test_the_torn_last_line_of_a_killed_process_is_no_error(wsm: Run, tmp_path: 
     file = write(tmp_path / "rank0.ndjson", HISTORY)
     file.write_text(file.read_text()[:-20])
     assert wsm("journal", file).code == 0
+
+
+#: Writes an entry for which there is half the room, one when there is room again, and one of another process.
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from wsm.controller.journal import ControllerJournal
+from wsm.signals.segment import Segment
+from wsm.states.epochs import first_epoch
+
+name, directory, journals = sys.argv[1:]
+segment = Segment.attach(name, directory=directory)
+first, second = (ControllerJournal(segment.controller_journal, journals) for _ in range(2))
+room = (Path(journals) / "controller.ndjson").stat().st_size + 40
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+first.note("command_over", first_epoch(), outcome="torn")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+first.note("command_over", first_epoch(), outcome="of an ended file")
+second.note("command_over", first_epoch(), outcome="of the next controller")
+"""
+
+
+def test_a_full_disk_costs_the_journal_of_controllers_a_line_and_no_reader_the_rest(
+    wsm: Run, tmp_path: Path
+) -> None:
+    journals = tmp_path / "nights"
+    config = config_from_mapping({"name": "full", "ranks": 1, "journal_directory": str(journals)})
+    segment = own_group(config, directory=tmp_path)
+    subprocess.run([sys.executable, "-c", FULL_DISK, "full", tmp_path, journals], check=True)
+    segment.unlink()
+    segment.close()
+    for option in ("--check", "--replay"):
+        ended = wsm("journal", journals, option)
+        assert ended.code == 0, ended.err
+        assert f"gap: {journals / 'controller.ndjson'}: line 2 was cut short" in ended.out
+    told = shown(wsm, journals)
+    assert len(told) == 2
+    assert told[1].endswith("is told: of the next controller")
+
+
+def test_an_owner_that_follows_another_is_no_gap_and_no_controller_has_states(
+    wsm: Run, tmp_path: Path
+) -> None:
+    """Controllers do not say that they end: they come and go with each command."""
+    run = [at(0, kinds.STARTED, rank=-1, sequence=0, pid=1), at(1, kinds.COMMAND_OVER, rank=-1, outcome="")]
+    ended = wsm("journal", write(tmp_path / "controller.ndjson", [*run, *run]))
+    assert (ended.code, ended.out.splitlines()[-1]) == (0, "4 entries, all as the tables allow")
 
 
 @pytest.mark.parametrize("content", [b"no journal\n", b"\xff\xfe\x00\n", b"{}\n", b"[1]\n"])

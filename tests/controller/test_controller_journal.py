@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from recovered_group import recovered
 
+from wsm import Outcome
 from wsm.controller.errors import RankFailedError, RankLostError
 from wsm.states import journal as kinds
 from wsm.states.journal import read_ndjson
@@ -28,6 +29,7 @@ def test_a_command_is_told_from_its_word_to_its_end_and_the_tables_allow_it(grou
             controller.update(1)
         told = entries_of(journals)
         assert [(one.kind, one.sequence) for one in told] == [
+            (kinds.STARTED, 0),
             (kinds.COMMAND_ISSUED, 2),
             (kinds.DECISION, 2),
             (kinds.COMMAND_OVER, 2),
@@ -35,14 +37,14 @@ def test_a_command_is_told_from_its_word_to_its_end_and_the_tables_allow_it(grou
             (kinds.DECISION, 3),
             (kinds.COMMAND_OVER, 3),
         ]
-        assert told[0].facts == {"operation": "UPDATE", "request_id": "nightly"}
+        assert told[1].facts == {"operation": "UPDATE", "request_id": "nightly"}
         assert [one.facts["operation"] for one in told if one.kind == kinds.DECISION] == ["COMMIT", "ABORT"]
         assert "rank 1" in told[-1].facts["outcome"]
         assert replay(told).impossible is None
         plain.update(2)  # beside the journals of the ranks, and in the segment
         ring = [one.kind for one in read_ndjson(segment_of(group).controller_journal.lines())]
         assert ring.count(kinds.COMMAND_ISSUED) == 4
-        assert len(entries_of(journals)) == 6
+        assert len(entries_of(journals)) == 7
 
 
 def test_a_lost_rank_is_written_down_with_its_number(group, tmp_path):
@@ -94,6 +96,31 @@ def test_a_command_and_its_decision_carry_the_time_before_any_rank_could_see_the
     first = min(one.at_ns for one in said if one.sequence == sequence)
     last = max(one.at_ns for one in said if one.kind == kinds.TRANSITION and one.sequence == sequence)
     assert at[kinds.COMMAND_ISSUED] < first < at[kinds.DECISION] < last
+
+
+def test_what_was_asked_and_led_to_no_command_is_kept_nowhere(group):
+    with group.boot() as controller:
+        for _ in range(5):
+            assert controller.update(1).outcome is Outcome.ALREADY_SERVED
+        controller.clear()
+    with (group.directory / "journals" / "controller.ndjson").open() as lines:
+        entries = read_ndjson(lines)
+    asked = [one.facts.get("asked") for one in entries if one.kind == kinds.INPUT]
+    assert asked.count("next_command") == [one.kind for one in entries].count(kinds.COMMAND_ISSUED)
+
+
+def test_a_directory_of_a_controllers_own_tells_groups_that_follow_each_other_apart(make_group, tmp_path):
+    """Commands of a group that is started again are counted from the beginning."""
+    journals = tmp_path / "journals of controllers"
+    for _ in range(2):
+        group = make_group(1)
+        group.publish(1)
+        group.start()
+        with group.controller(journal_directory=journals) as controller:
+            controller.update(1)
+            controller.clear()
+    found = replay(entries_of(journals))
+    assert (found.findings, found.gaps, found.states) == ([], [], {})
 
 
 def segment_of(group):

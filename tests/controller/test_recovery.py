@@ -12,7 +12,8 @@ from recovered_group import recovered
 from tests.raising import raising
 from wsm import Outcome
 from wsm.controller import _opening as opening
-from wsm.controller import errors
+from wsm.controller import errors, journal
+from wsm.controller import recovery as recoveries
 from wsm.controller.errors import CommandRefusedError, RankFailedError, RankLostError
 from wsm.errors import WsmError
 from wsm.signals.errors import RoleBusyError
@@ -151,8 +152,15 @@ def test_a_death_of_the_controller_and_of_a_prepared_rank_commits_what_all_had_p
     assert_all_hold(kept, 2)
 
 
-def test_the_owner_ends_a_command_of_a_dead_controller_where_no_rank_can(kept):
+def test_the_owner_ends_a_command_of_a_dead_controller_where_no_rank_can(kept, monkeypatch):
     kept = kept()
+    at_the_file = []
+
+    def open_to_append(path, **how):
+        at_the_file.append((commander(kept).status().operation, kept.recovery.group.role.holder()))
+        return opened(path, **how)
+
+    opened = journal.open_to_append
     kept.group.order(1, "write", "hold")
     arguments = (kept.group.name, str(kept.group.directory), "update", "2", "never")
     controller = Program(CONTROLLER, *arguments)
@@ -164,8 +172,11 @@ def test_the_owner_ends_a_command_of_a_dead_controller_where_no_rank_can(kept):
     finally:
         controller.close()
     assert commander(kept).status().operation == "UPDATE"
+    monkeypatch.setattr(journal, "open_to_append", open_to_append)
     kept.recovery.end_abandoned()
+    monkeypatch.undo()
     assert commander(kept).status().operation == "ABORT"
+    assert set(at_the_file) == {("ABORT", None)}, "a file that hangs keeps neither the word nor the role"
     assert kept.recovery.take_role(0)  # it was held for the one word only
     kept.recovery.release()
     kept.group.revoke(1, "write")
@@ -173,6 +184,24 @@ def test_the_owner_ends_a_command_of_a_dead_controller_where_no_rank_can(kept):
         program.thaw()
     eventually(lambda: commander(kept).status().over)
     assert commander(kept).status().state == "CLEARED"
+
+
+def test_a_command_that_could_not_be_driven_leaves_the_role_to_its_recovery(kept, monkeypatch):
+    kept = kept()
+    kept.kill(1)
+    kept.begin(1)
+    kept.replace(1)
+
+    def no_room(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recoveries, "Transaction", no_room)
+        with pytest.raises(MemoryError):
+            kept.recovery.restore()
+    kept.recovery.release()
+    with commander(kept)._access.group.role.acquire(0):
+        pass
 
 
 def test_a_rank_that_is_stopped_with_the_role_is_named(kept, monkeypatch):

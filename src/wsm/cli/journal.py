@@ -20,7 +20,7 @@ from wsm.cli.errors import JournalFileError
 from wsm.command import VERSION_HELD
 from wsm.errors import BadInputError
 from wsm.states import journal as kinds
-from wsm.states.journal import CONTROLLER, JournalEntry, iterate_ndjson
+from wsm.states.journal import CONTROLLER, CONTROLLERS_FILE, JournalEntry, iterate_ndjson
 from wsm.states.replay import Replay
 from wsm.states.rerun import Rerun
 from wsm.states.spans import journal_spans, trace_text
@@ -36,18 +36,25 @@ class _JournalFile:
     ----------
     path : Path
         Where it is.
+
+    Attributes
+    ----------
+    cut_short : list of int
+        Numbers of the lines that are torn, in a file that several processes append to.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.check = Replay()
         self.rerun = Rerun(wsm.__version__)
+        self.cut_short: list[int] = []
 
     def entries(self) -> Iterator[tuple[JournalEntry, bool]]:
         """Yield each entry, and whether it is one that no participant can have written."""
+        cut_short = self.cut_short.append if self.path.name == CONTROLLERS_FILE else None
         try:
             with self.path.open("rb") as file:
-                for entry in iterate_ndjson(_lines(self.path, file)):
+                for entry in iterate_ndjson(_lines(self.path, file), cut_short):
                     self.rerun.take(entry)
                     yield entry, self.check.take(entry) is not None
         except JournalFileError:
@@ -186,6 +193,8 @@ def _conclusion(journals: Sequence[_JournalFile]) -> Iterator[str]:
     for one in journals:
         yield from (f"wrong: {one.path}: {finding}" for finding in one.check.findings)
         yield from (f"gap: {gap}" for gap in one.check.gaps)
+        why = "was cut short, by a full disk or a kill"
+        yield from (f"gap: {one.path}: line {number} {why}" for number in one.cut_short)
     ends = {rank: end for one in journals for rank, end in one.check.open_ends.items()}
     states = {rank: joint for one in journals for rank, joint in one.check.states.items()}
     for rank in sorted(states.keys() | ends.keys()):

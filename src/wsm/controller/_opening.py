@@ -70,7 +70,6 @@ def require_able(group: GroupView, view: View, operation: Operation) -> CommandW
             advice=" ".join(status.advice),
         )
     command = decide.next_command(view, operation)
-    group.journal.asked("next_command", view, command, operation=operation.name)
     others = group.ranks_of_other_plans(command.epoch)
     if others:
         raise errors.plans_differ(ranks=others)
@@ -231,7 +230,7 @@ class Opening:
                 deadline_s=request.deadline_s,
             )
             word = admitted.command._replace(operation=request.operation)
-            command = self._group.open(word, arguments)
+            command = self._group.open(admitted.view, word, arguments)
             undo.pop_all()
         if taken.words:
             ending.callback(lambda: taken.answer(self._group.status().engine_state))

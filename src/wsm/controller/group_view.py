@@ -77,9 +77,9 @@ class GroupView:
     def __init__(self, segment: Segment, journal_directory: str | Path | None = None) -> None:
         self.role = ControllerRole(segment)
         self._segment = segment
-        self._journal = ControllerJournal(
-            segment.controller_journal, journal_directory or journal_directory_of(segment)
-        )
+        owners = journal_directory_of(segment)
+        directory = Path(journal_directory).absolute() if journal_directory else owners
+        self._journal = ControllerJournal(segment.controller_journal, directory, begins=directory != owners)
         self._layout = segment.layout
         self._reader = ViewReader(segment)
         self._liveness = Liveness(segment)
@@ -201,8 +201,10 @@ class GroupView:
         """Return a participant's number, so that errors call it what it is."""
         return participant if participant < self._segment.world_size else CacheProcess(participant)
 
-    def open(self, command: CommandWord, arguments: CommandArguments) -> CommandWord:
+    def open(self, view: View, command: CommandWord, arguments: CommandArguments) -> CommandWord:
         """Write a command, its arguments first, then its word; return the word that was written.
+
+        `view` is what :func:`wsm.states.decide.next_command` made the command of.
 
         A sequence is skipped if arguments stand under it already: their controller died before it wrote
         the word, so no rank has seen it and none may find other arguments under it.
@@ -213,6 +215,7 @@ class GroupView:
             If a process is about to decide the last command in the place of its controller, and stays there.
         """
         self.role.await_stand_in()
+        following = command
         while True:
             command.pack()  # a sequence that does not fit is refused before anything is written
             slot = self.segment.arguments(command.sequence)
@@ -223,6 +226,7 @@ class GroupView:
                 command = command._replace(sequence=command.sequence + 1)
             else:
                 self._arguments = data, arguments
+                self.journal.asked("next_command", view, following, operation=command.operation.name)
                 begun = self.journal.moment()
                 self.write_command(command)
                 self.journal.note(
@@ -249,7 +253,7 @@ class GroupView:
         """Store the committed-version word."""
         self.segment.words[self._layout.committed] = committed.pack()
         wake(self.segment, self._layout.committed)
-        self.journal.write_inputs()
+        self.journal.write()
 
     def arguments(self, command: CommandWord) -> CommandArguments | None:
         """Read the arguments of a command; None if they are gone, or of another build."""
@@ -329,7 +333,7 @@ class GroupView:
 
     def close(self) -> None:
         """Let go of the processes that are watched."""
-        self._journal.write_inputs()
+        self._journal.write()
         with self._watching:
             if self._deaths is not None:
                 self._deaths.close()

@@ -2,13 +2,15 @@
 
 The last lines of all holders of the role stand in the group's segment, in the order of their writing; with a
 directory they go to ``controller.ndjson`` in it, too, which all controllers of the group append to. A file
-that cannot be written any more ends the file, never the command.
+that cannot be written any more ends the file, never the command; what is torn then, the next writer ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,10 @@ from wsm.clock import Clock, SystemClock
 from wsm.shared_directory import ForeignPathError, open_to_append
 from wsm.signals.ring import LineRing
 from wsm.states import journal as kinds
-from wsm.states.journal import CONTROLLER, JournalEntry
+from wsm.states.journal import CONTROLLER, CONTROLLERS_FILE, JournalEntry
 from wsm.states.rerun import asked
 from wsm.states.view import View
 from wsm.states.words import CommandWord
-
-#: Name of the file in the journal directory.
-FILE_NAME = "controller.ndjson"
 
 _MAX_TEXT = 2 * 1024
 
@@ -39,15 +38,25 @@ class ControllerJournal:
         Where the file is; None: nowhere.
     clock : Clock or None
         For the times; None is the host's, which the ranks' journals share.
+    begins : bool
+        Whether the file says first that a process begins here: in a directory where no owner says when its
+        group begins, and with it the numbers of commands.
     """
 
     def __init__(
-        self, ring: LineRing, directory: str | Path | None = None, clock: Clock | None = None
+        self,
+        ring: LineRing,
+        directory: str | Path | None = None,
+        clock: Clock | None = None,
+        *,
+        begins: bool = False,
     ) -> None:
         self._ring = ring
-        self._path = None if directory is None else Path(directory) / FILE_NAME
+        self._path = None if directory is None else Path(directory) / CONTROLLERS_FILE
         self._clock = clock or SystemClock()
-        self._inputs: list[str] = []
+        self._begins = begins
+        self._waits = False
+        self._lines: list[str] = []
 
     def moment(self) -> tuple[int, int]:
         """Return the time now, for an entry that is written once what it tells of can be seen by others."""
@@ -56,25 +65,51 @@ class ControllerJournal:
     def note(self, kind: str, command: CommandWord, at: tuple[int, int] | None = None, **facts: Any) -> None:
         """Write one entry; `at` is its :meth:`moment`, by default now."""
         shown = {key: fact[:_MAX_TEXT] if isinstance(fact, str) else fact for key, fact in facts.items()}
-        line = self._line(kind, command, at or self.moment(), shown)
+        at = at or self.moment()
+        line = self._line(kind, command, at, shown)
         with contextlib.suppress(ValueError):  # the segment was closed under a command that outlived it
             self._ring.append(line)
-        self.write_inputs(line)
+        self._keep(line, command, at)
+        self.write()
 
     def asked(self, function: str, view: View, answer: object, **known: object) -> None:
         """Keep what the core was asked and what it answered, for the file alone; written with the next word.
 
-        So a word waits for no file. Parameters as of :func:`wsm.states.rerun.asked`.
+        So a word waits for no file. To be called where a word follows: without one, lines would pile up.
+        Parameters as of :func:`wsm.states.rerun.asked`.
         """
         if self._path is not None:
+            at = self.moment()
             facts = asked(function, view, answer, **known)
-            self._inputs.append(self._line(kinds.INPUT, view.command, self.moment(), facts))
+            self._keep(self._line(kinds.INPUT, view.command, at, facts), view.command, at)
 
-    def write_inputs(self, *more: str) -> None:
-        """Write what was asked since the last time, and `more` lines behind it."""
-        lines, self._inputs = [*self._inputs, *more], []
+    @contextlib.contextmanager
+    def words_first(self) -> Iterator[None]:
+        """Write nothing to the file before the block ends: of several words none waits for a file."""
+        self._waits = True
+        try:
+            yield
+        finally:
+            self._waits = False
+            self.write()
+
+    def write(self) -> None:
+        """Write to the file what is kept for it."""
+        if self._waits:
+            return
+        lines, self._lines = self._lines, []
         if self._path is not None and lines:
             self._append(self._path, "\n".join(lines))
+
+    def _keep(self, line: str, command: CommandWord, at: tuple[int, int]) -> None:
+        if self._path is None:
+            return
+        if self._begins:
+            self._begins = False
+            self._lines.append(
+                self._line(kinds.STARTED, command._replace(sequence=0), at, {"pid": os.getpid()})
+            )
+        self._lines.append(line)
 
     def _line(self, kind: str, command: CommandWord, at: tuple[int, int], facts: dict[str, Any]) -> str:
         at_ns, wall_ns = at
@@ -88,16 +123,26 @@ class ControllerJournal:
             facts=facts,
         ).to_line()
 
-    def _append(self, path: Path, line: str) -> None:
+    def _append(self, path: Path, lines: str) -> None:
         try:
             # Opened each time: controllers come and go, and what is written together is one write.
             try:
-                descriptor = open_to_append(path)
+                descriptor = open_to_append(path, reads=True)
             except FileNotFoundError:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = open_to_append(path)
-            with os.fdopen(descriptor, "ab", buffering=0) as file:
-                file.write(line.encode() + b"\n")
+                descriptor = open_to_append(path, reads=True)
+            try:
+                data = b"\n" * _ends_torn(descriptor) + lines.encode() + b"\n"
+                if os.write(descriptor, data) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            finally:
+                os.close(descriptor)
         except (OSError, ForeignPathError) as error:
             self._path = None
             log.logger("controller").error(log.JOURNAL_ENDED, error=str(error))
+
+
+def _ends_torn(descriptor: int) -> bool:
+    """Whether the file ends within a line: a full disk or a kill cut its writer short."""
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"

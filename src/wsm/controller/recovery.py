@@ -145,7 +145,9 @@ class AbandonedCommands:
         """
         view = self._group.view()
         if not decide.lacks_a_word(view):
-            self._watched = None
+            if self._watched is not None:
+                self._watched = None
+                self._group.journal.write()
             return None
         watched = self._known(view)
         role, stopped = self._role(watched)
@@ -154,15 +156,17 @@ class AbandonedCommands:
         if due is not watched.due:
             watched.due = due
             self._group.journal.asked("duty", view, due, role=role.name, expired=expired)
-            self._group.journal.write_inputs()
-        if due is Duty.TAKE_ROLE:
-            self._end_with_the_role(watched)
-        elif due is Duty.ABORT:
-            self._abort_in_its_place(watched, role)
-        elif due is Duty.NAME and stopped is not None:
-            fix = go_on_or_end(stopped, supervisor=self._group.role.is_supervisor(stopped))
-            self._tell(watched, log.CONTROLLER_STALLED, pid=stopped, stopped=True, fix=fix)
-        return self._cause(watched, stopped) if due is Duty.FAIL else None
+        if due is Duty.FAIL:
+            return self._cause(watched, stopped)  # the rank's word waits for no file: written when it is over
+        with self._group.journal.words_first():
+            if due is Duty.TAKE_ROLE:
+                self._end_with_the_role(watched)
+            elif due is Duty.ABORT:
+                self._abort_in_its_place(watched, role)
+            elif due is Duty.NAME and stopped is not None:
+                fix = go_on_or_end(stopped, supervisor=self._group.role.is_supervisor(stopped))
+                self._tell(watched, log.CONTROLLER_STALLED, pid=stopped, stopped=True, fix=fix)
+        return None
 
     def close(self) -> None:
         """Let go of the processes that are watched."""
@@ -219,9 +223,9 @@ class AbandonedCommands:
         with hold:
             view = self._group.view()
             due = decide.decision(view, agree=False, give_up=True)
-            self._group.journal.asked("decision", view, due, agree=False, give_up=True)
             if decide.duty(view, role, expired=False) is not Duty.ABORT or due is None:
                 return
+            self._group.journal.asked("decision", view, due, agree=False, give_up=True)
             self._group.write_command(decide.decided(view, due))
         pid = self._group.role.holder()
         self._tell(watched, log.CONTROLLER_STALLED, pid=pid, decision=due.name)
@@ -425,12 +429,12 @@ class Recovery:
         if not because_of:
             return None
         word = epochs.next_epoch(view)
-        self._group.journal.asked("next_epoch", view, word)
         word.pack()  # an epoch that does not fit is refused before anything is written
         self._group.role.await_stand_in()
-        version = self._write_goal(view)
-        self._group.write_command(word)
-        self._group.journal.write_inputs()
+        with self._group.journal.words_first():
+            self._group.journal.asked("next_epoch", view, word)
+            version = self._write_goal(view)
+            self._group.write_command(word)
         self._log.warning(log.EPOCH_BEGUN, epoch=word.epoch, because_of=because_of, version=version)
         return NewEpoch(word.epoch, tuple(because_of), version)
 
@@ -470,7 +474,7 @@ class Recovery:
             restores=True,
             deadline_s=deadline_s,
         )
-        return self._drive(command, arguments, deadline_s=deadline_s, settle_s=settle_s)
+        return self._drive(view, command, arguments, deadline_s=deadline_s, settle_s=settle_s)
 
     def clear_again(self, *, deadline_s: float = 300.0, settle_s: float = SETTLE_S) -> Pending:
         """Clear the whole group, which repairs FAULTED ranks. Does not block.
@@ -495,14 +499,19 @@ class Recovery:
             restores=owed,
             deadline_s=deadline_s,
         )
-        return self._drive(command, arguments, deadline_s=deadline_s, settle_s=settle_s)
+        return self._drive(view, command, arguments, deadline_s=deadline_s, settle_s=settle_s)
 
     def _drive(
-        self, command: CommandWord, arguments: CommandArguments, *, deadline_s: float, settle_s: float
+        self,
+        view: View,
+        command: CommandWord,
+        arguments: CommandArguments,
+        *,
+        deadline_s: float,
+        settle_s: float,
     ) -> Pending:
         """Write a command and drive it; the role goes back when it is over."""
-        command = self._group.open(command, arguments)
-        hold, self._hold = self._hold, None
+        command = self._group.open(view, command, arguments)
         transaction = Transaction(
             self._group,
             command,
@@ -510,9 +519,10 @@ class Recovery:
             deadline_s=deadline_s,
             settle_s=settle_s,
             clock=self._clock,
-            previous=self._group.view().committed.version,
+            previous=view.committed.version,
         )
         ending = contextlib.ExitStack()
+        hold, self._hold = self._hold, None  # until here this object gives the role back
         if hold is not None:
             ending.callback(hold.release)
         return Pending.driven(transaction, ending, transaction.drive)

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -95,6 +95,9 @@ SCHEMA: Final = 1
 
 #: `rank` of entries that a controller writes.
 CONTROLLER: Final = -1
+
+#: Name of the file that all controllers of a group append to.
+CONTROLLERS_FILE: Final = "controller.ndjson"
 
 _NO_FACTS: Final[Mapping[str, Any]] = MappingProxyType({})
 _NUMBERS: Final = ("at_ns", "wall_ns", "rank", "epoch", "sequence")
@@ -189,7 +192,9 @@ def read_ndjson(lines: Iterable[str]) -> list[JournalEntry]:
     return list(iterate_ndjson(lines))
 
 
-def iterate_ndjson(lines: Iterable[str]) -> Iterator[JournalEntry]:
+def iterate_ndjson(
+    lines: Iterable[str], cut_short: Callable[[int], object] | None = None
+) -> Iterator[JournalEntry]:
     """Yield entries, for example of an open file; journals of several ranks may be concatenated.
 
     Parameters
@@ -197,6 +202,9 @@ def iterate_ndjson(lines: Iterable[str]) -> Iterator[JournalEntry]:
     lines : iterable of str
         One entry each; empty lines are skipped. A last line without its line feed is what a killed
         process left behind: it is skipped if it cannot be read.
+    cut_short : callable or None
+        For a file of several writers, which a full disk or a kill can leave a torn line in the middle of:
+        gets the number of each line that is no JSON, and the line is skipped. None: it is an error.
 
     Raises
     ------
@@ -210,18 +218,31 @@ def iterate_ndjson(lines: Iterable[str]) -> Iterator[JournalEntry]:
         if torn is not None:  # it was not the last line after all
             raise torn
         try:
-            yield _read_line(number, line)
+            content = _json(number, line)
+        except JournalFormatError as error:
+            if not line.endswith("\n"):
+                torn = error
+            elif cut_short is None:
+                raise
+            else:
+                cut_short(number)
+            continue
+        try:
+            yield _entry(number, content)
         except JournalFormatError as error:
             if line.endswith("\n"):
                 raise
             torn = error
 
 
-def _read_line(number: int, line: str) -> JournalEntry:
+def _json(number: int, line: str) -> Any:
     try:
-        content = json.loads(line)
+        return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise JournalFormatError(line=number, problem=f"not JSON ({error})") from error
+
+
+def _entry(number: int, content: Any) -> JournalEntry:
     problem = _problem(content)
     if problem is not None:
         raise JournalFormatError(line=number, problem=problem)

@@ -108,7 +108,8 @@ class Replay:
     findings : list of ImpossibleEntry
         What cannot have been, in order; per participant at most one for each process and epoch.
     gaps : list of str
-        Processes that another one followed without having said that they end, in order.
+        Processes that another one followed without having said that they end, in order. Controllers come
+        and go, and say it never.
     """
 
     def __init__(self) -> None:
@@ -120,7 +121,8 @@ class Replay:
     def take(self, entry: JournalEntry) -> ImpossibleEntry | None:
         """Take in the next entry; return what is wrong with it."""
         history = self._histories.get(entry.rank)
-        if history is not None and entry.kind == kinds.STARTED and not history.ended:
+        may_end_untold = entry.rank == CONTROLLER or history is None or history.ended
+        if entry.kind == kinds.STARTED and not may_end_untold:
             self.gaps.append(f"{history}, and another process took its place (entry {self.entries})")
         if history is None or entry.kind == kinds.STARTED:
             history = self._histories[entry.rank] = _History(entry.rank)
@@ -139,7 +141,7 @@ class Replay:
     @property
     def states(self) -> dict[int, JointState]:
         """Where each rank was in the end; ranks of which the journal does not tell both are absent."""
-        found = {rank: history.joint for rank, history in self._histories.items()}
+        found = {rank: history.joint for rank, history in self._histories.items() if rank != CONTROLLER}
         return {rank: joint for rank, joint in found.items() if joint is not None}
 
     @property
