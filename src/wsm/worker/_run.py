@@ -35,6 +35,7 @@ from wsm.worker.errors import (
     ActionDeadlineError,
     CommandAbortedError,
     CommandIllegalError,
+    StagingExhaustedError,
     StagingUnfinishedError,
 )
 from wsm.worker.recording import Recorder
@@ -125,7 +126,7 @@ class Run:
         self._staging_begun = self._admission_ended = False
         self._moments: list[Moment] = []
         self._staged: Action | None = None  # the action that the thread is inside of
-        self._staging_over = False  # whether it was stopped, or given up
+        self._staging_over = False  # whether it has failed, or was stopped
         self._staged_since_ns = 0
         self._flips = list(self.plan.flip)
         self._flipped = thread is None
@@ -182,6 +183,9 @@ class Run:
         thread = self._thread
         if thread is None:
             raise InternalError(f"{self._asked.request.value} stages nothing beside the serving loop")
+        if self._staging_over:
+            cause = "memory ran out as its failure was taken in"
+            raise StagingExhaustedError(rank=self._context.rank, action=self.doing, cause=cause)
         if not self._staging_begun:
             self._staging_begun = True
             self.doing = self.plan.staging[0].name
@@ -193,6 +197,7 @@ class Run:
             try:
                 thread.result()
             except BaseException as error:
+                self._staging_over = True  # first: the thread tells it once
                 if action is not None:
                     self._failed(action, error)
                 raise
@@ -434,7 +439,8 @@ class Run:
             self._inside = None
             self._finished(action, (self._clock.monotonic_ns() - began_ns) / 1e9)
         except BaseException as error:
-            self._failed(action, error)
+            self._recorder.action_failed(action.name, error)  # first: it never raises
+            self._watch.ends()
             raise
         change = _CACHE_CHANGES.get(action.name)
         if change is not None:
