@@ -17,6 +17,7 @@ import enum
 import os
 import select
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import final
@@ -27,6 +28,9 @@ from wsm.signals.identity import Occupant, ProcessIdentity, read_occupant, start
 from wsm.signals.lock_file import LockHold
 from wsm.signals.ownership import FIRST_PARTICIPANT_BYTE
 from wsm.signals.segment import Segment
+
+#: How long a process that lost its locks may take to end, and the pause between two looks, in seconds.
+_DYING_S, _DYING_PAUSE_S = 1.0, 0.001
 
 
 class Life(enum.Enum):
@@ -107,7 +111,7 @@ def register(segment: Segment, participant: int, timeout_s: float = 0.1) -> Regi
         predecessor is not None
         and predecessor.present
         and predecessor.identity != me
-        and predecessor.identity.is_known_alive
+        and _stays_alive(predecessor.identity, min(timeout_s, _DYING_S))
     ):
         # It lives without its lock: something in it closed another descriptor of the lock file.
         hold.release()
@@ -115,6 +119,16 @@ def register(segment: Segment, participant: int, timeout_s: float = 0.1) -> Regi
     occupant = Occupant(me, present=True)
     write_occupant(segment.words, index, occupant)
     return Registration(segment, participant, hold, occupant)
+
+
+def _stays_alive(identity: ProcessIdentity, timeout_s: float) -> bool:
+    """Whether a process is alive for that long: a dying one loses its locks before it has ended."""
+    deadline = time.monotonic() + timeout_s
+    while identity.is_known_alive:
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(_DYING_PAUSE_S)
+    return False
 
 
 class Liveness:
