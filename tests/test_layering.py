@@ -163,16 +163,6 @@ def test_the_check_sees_the_whole_library() -> None:
     assert {"errors", "states.vocabulary", "states.words", "actions.base"} <= known_modules()
 
 
-def imported_by_the_code(tree: ast.Module) -> set[str]:
-    """Names of all modules that `tree` imports for more than the static checker."""
-    running = [
-        node
-        for node in tree.body
-        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
-    ]
-    return imported(ast.Module(body=running, type_ignores=[]))
-
-
 def test_imports_follow_the_direction_of_the_design() -> None:
     existing = known_modules()
     wrong = []
@@ -180,9 +170,7 @@ def test_imports_follow_the_direction_of_the_design() -> None:
         if not module:  # wsm/__init__.py collects the public names
             continue
         allowed = allowed_for(own_part(module))
-        # The errors name the modules of the public types, and import them only when they are asked for one.
-        names = imported_by_the_code(tree) if module == "errors" else imported(tree)
-        targets = {name.removeprefix("wsm.") for name in names if name.startswith("wsm.")}
+        targets = {name.removeprefix("wsm.") for name in imported(tree) if name.startswith("wsm.")}
         wrong += [
             f"wsm.{module} imports wsm.{target}"
             for target in sorted(targets & existing)

@@ -33,6 +33,7 @@ printable, yaml_reading text that a terminal can show; YAML without surprises
 """
 
 from wsm.actions.base import Loaded
+from wsm.actions.errors import PostconditionError, PreconditionError
 from wsm.config import (
     Deadlines,
     EngineWordsConfig,
@@ -40,6 +41,7 @@ from wsm.config import (
     WsmConfig,
     load_config,
 )
+from wsm.config_reading import ConfigurationError
 from wsm.controller import (
     Controller,
     EngineBridge,
@@ -50,50 +52,23 @@ from wsm.controller import (
     ProcessEnd,
     RecoveryConfig,
 )
-from wsm.errors import (
+from wsm.controller.errors import (
     ActionOverdueError,
-    BadInputError,
-    CommandOpenError,
     CommandRefusedError,
     CommandTimeoutError,
     CommandWithdrawnError,
-    ConfigurationError,
-    DeltaBaseError,
-    DigestMismatchError,
     EpochEndedError,
-    EpochUsedError,
-    FlipFailedError,
-    ForeignPathError,
-    GroupError,
-    InternalError,
-    LoadCancelledError,
     MixedGroupError,
-    NoRoomError,
-    NotServingError,
-    PeerDiedError,
-    PeerFailedError,
-    PeerSilentError,
-    PostconditionError,
-    PreconditionError,
-    PublisherBusyError,
     RankFailedError,
     RankLostError,
-    RefusedError,
     RestartLimitError,
-    RoleBusyError,
-    SegmentMissingError,
-    SegmentTruncatedError,
-    SlotTakenError,
-    SnapshotNotFoundError,
-    StorageError,
-    TensorReleasedError,
-    UnreadableFileError,
     UnsettledError,
-    VersionExistsError,
-    VersionMismatchError,
-    WsmError,
 )
+from wsm.errors import BadInputError, GroupError, InternalError, NoRoomError, RefusedError, WsmError
 from wsm.receipt import Outcome, Receipt
+from wsm.shared_directory import ForeignPathError
+from wsm.signals.errors import RoleBusyError, SegmentMissingError, SegmentTruncatedError, SlotTakenError
+from wsm.states.errors import CommandOpenError, EpochUsedError
 from wsm.states.vocabulary import (
     ALL_TAGS,
     HotFallback,
@@ -104,7 +79,21 @@ from wsm.states.vocabulary import (
     TransferMode,
     WeightState,
 )
+from wsm.strategies.delta.errors import DeltaBaseError
+from wsm.strategies.errors import (
+    DigestMismatchError,
+    LoadCancelledError,
+    PublisherBusyError,
+    SnapshotNotFoundError,
+    StorageError,
+    TensorReleasedError,
+    UnreadableFileError,
+    VersionExistsError,
+    VersionMismatchError,
+)
+from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerSilentError
 from wsm.worker import HOLD, JOIN, SERVE, CacheParticipant, StepPermit, Turn, Worker
+from wsm.worker.errors import FlipFailedError, NotServingError
 
 __version__ = "0.1.0"
 

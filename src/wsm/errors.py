@@ -21,91 +21,12 @@ from __future__ import annotations
 
 import importlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from wsm.printable import printable
 
-if TYPE_CHECKING:
-    from wsm.actions.errors import PostconditionError, PreconditionError
-    from wsm.config_reading import ConfigurationError
-    from wsm.controller.errors import (
-        ActionOverdueError,
-        CommandRefusedError,
-        CommandTimeoutError,
-        CommandWithdrawnError,
-        EpochEndedError,
-        MixedGroupError,
-        RankFailedError,
-        RankLostError,
-        RestartLimitError,
-        UnsettledError,
-    )
-    from wsm.shared_directory import ForeignPathError
-    from wsm.signals.errors import RoleBusyError, SegmentMissingError, SegmentTruncatedError, SlotTakenError
-    from wsm.states.errors import CommandOpenError, EpochUsedError
-    from wsm.strategies.delta.errors import DeltaBaseError
-    from wsm.strategies.errors import (
-        DigestMismatchError,
-        LoadCancelledError,
-        PublisherBusyError,
-        SnapshotNotFoundError,
-        StorageError,
-        TensorReleasedError,
-        UnreadableFileError,
-        VersionExistsError,
-        VersionMismatchError,
-    )
-    from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerSilentError
-    from wsm.worker.errors import FlipFailedError, NotServingError
-
-__all__ = [
-    "PUBLIC",
-    "ActionOverdueError",
-    "BadInputError",
-    "CommandOpenError",
-    "CommandRefusedError",
-    "CommandTimeoutError",
-    "CommandWithdrawnError",
-    "ConfigurationError",
-    "DeltaBaseError",
-    "DigestMismatchError",
-    "EpochEndedError",
-    "EpochUsedError",
-    "FlipFailedError",
-    "ForeignPathError",
-    "GroupError",
-    "InternalError",
-    "LoadCancelledError",
-    "MixedGroupError",
-    "NoRoomError",
-    "NotServingError",
-    "PeerDiedError",
-    "PeerFailedError",
-    "PeerSilentError",
-    "PostconditionError",
-    "PreconditionError",
-    "PublisherBusyError",
-    "RankFailedError",
-    "RankLostError",
-    "RefusedError",
-    "RestartLimitError",
-    "RoleBusyError",
-    "SegmentMissingError",
-    "SegmentTruncatedError",
-    "SlotTakenError",
-    "SnapshotNotFoundError",
-    "StorageError",
-    "TensorReleasedError",
-    "UnreadableFileError",
-    "UnsettledError",
-    "VersionExistsError",
-    "VersionMismatchError",
-    "WsmError",
-    "error_name",
-]
-
-#: The module of each public type that is not a family, imported when the name is first asked for: the modules
-#: that define them need this one.
+#: The module of each public type that is not a family. Those modules need this one, so none is imported
+#: before its type is asked for here; :mod:`wsm` takes each type from where it is defined.
 PUBLIC = {
     "ActionOverdueError": "wsm.controller.errors",
     "CommandOpenError": "wsm.states.errors",
@@ -143,6 +64,18 @@ PUBLIC = {
     "VersionExistsError": "wsm.strategies.errors",
     "VersionMismatchError": "wsm.strategies.errors",
 }
+
+__all__ = [
+    "PUBLIC",
+    "BadInputError",
+    "GroupError",
+    "InternalError",
+    "NoRoomError",
+    "RefusedError",
+    "WsmError",
+    "error_name",
+]
+__all__ += list(PUBLIC)
 
 # A message goes into logs, terminals and reports of a few KiB.
 _MAX_MESSAGE = 8000
@@ -240,10 +173,9 @@ class InternalError(WsmError):
     """One of wsm's own rules was broken: a bug in wsm, not in the caller."""
 
 
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> type[WsmError]:
-        """Import the module that defines the public type `name`."""
-        if name not in PUBLIC:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(PUBLIC[name]), name)
+def __getattr__(name: str) -> type[WsmError]:
+    """Import the module that defines the public type `name`."""
+    if name not in PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    kind: type[WsmError] = getattr(importlib.import_module(PUBLIC[name]), name)
+    return kind
