@@ -10,7 +10,8 @@ module                  responsible for
 :mod:`.recovery`        what a group is owed whose controller, or one of whose ranks, is gone
 :mod:`.keeper`          whom to replace when a rank is gone, and when: :class:`Keeper`, for any engine
 :mod:`.group_view`      the group as a controller sees it: read its words, write the controller's
-:mod:`.engine_words`    FastDeploy's words, answered around a command, and obeyed by :class:`EngineBridge`
+:mod:`.engine_words`    FastDeploy's words, taken and answered around a command
+:mod:`.engine_bridge`   FastDeploy's words, obeyed: :class:`EngineBridge`
 :mod:`._watch`          watches the ranks of an open command: which died, which hang, when it is hopeless
 :mod:`.journal`         what was asked, decided and found, for people at night
 :mod:`.outcome`         from reports to a receipt or an error; whose fault it is says :mod:`wsm.status`
@@ -20,7 +21,7 @@ module                  responsible for
 
 from wsm.controller._transaction import Pending
 from wsm.controller.controller import Controller
-from wsm.controller.engine_words import EngineBridge
+from wsm.controller.engine_bridge import EngineBridge
 from wsm.controller.keeper import GroupProcesses, Keeper, ProcessEnd, RecoveryConfig
 from wsm.status.facts import GroupStatus, RankStatus
 

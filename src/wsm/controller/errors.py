@@ -5,8 +5,9 @@ Errors of a command that was begun quote what the group holds now; where nothing
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from wsm.errors import BadInputError, GroupError, RefusedError
 from wsm.signals.errors import go_on_or_end
@@ -18,10 +19,6 @@ from wsm.status.rules import in_sentence
 def _then(advice: str) -> str:
     """Put what to do behind a sentence."""
     return f"; {advice}" if advice else ""
-
-
-if TYPE_CHECKING:
-    from wsm.controller.keeper import Death
 
 
 class CommandRefusedError(RefusedError):
@@ -239,12 +236,51 @@ def rank_alive(*, rank: int, pid: int) -> RefusedError:
     )
 
 
+@dataclass(frozen=True)
+class Death:
+    """The end of one participant's process.
+
+    Parameters
+    ----------
+    rank, pid, epoch : int
+        Who (the KV-cache process has a number, too), and in which epoch.
+    code : int
+        Exit code of the process, or minus the signal that ended it.
+    why : str
+        Why the keeper ended it; empty if it ended by itself.
+    log : str
+        The last lines that it wrote, if they are known.
+    """
+
+    rank: int
+    pid: int
+    epoch: int
+    code: int
+    why: str
+    log: str
+
+    @property
+    def cause(self) -> str:
+        """How it ended, in a few words."""
+        if self.why:
+            return f"was ended because {self.why}"
+        if self.code < 0:
+            return f"was killed by {_signal_name(-self.code)}"
+        return f"ended with code {self.code}"
+
+    def sentence(self) -> str:
+        """Say it in one line, with the last line of the log where it ended by itself."""
+        lines = self.log.splitlines() if not self.why and self.code >= 0 else []
+        said = f"; the last it wrote: {lines[-1]}" if lines else ""
+        return f"{who(self.rank)} (process {self.pid}) {self.cause} in epoch {self.epoch}{said}"
+
+
 class RestartLimitError(GroupError):
     """Ranks died too often within a short time; their keeper has given up.
 
     Attributes
     ----------
-    deaths : tuple of wsm.controller.keeper.Death
+    deaths : tuple of Death
         All of them, oldest first, each with its cause and the end of its log.
     log : str
         The end of the last one's log.
@@ -374,3 +410,10 @@ def controller_stopped(
         deadline_s=deadline_s,
         stopped=stopped,
     )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

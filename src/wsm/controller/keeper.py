@@ -9,7 +9,6 @@ through :class:`GroupProcesses`. Whose process is replaced, and when it tries ag
 from __future__ import annotations
 
 import contextlib
-import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -22,7 +21,7 @@ from wsm import log
 from wsm.config import WsmConfig
 from wsm.controller import errors, outcome
 from wsm.controller._transaction import Pending
-from wsm.controller.errors import RankLostError, RestartLimitError
+from wsm.controller.errors import Death, RankLostError, RestartLimitError
 from wsm.controller.recovery import Recovery
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
@@ -33,7 +32,6 @@ from wsm.states import epochs
 from wsm.states.epochs import Attempt, Backoff, Cause
 from wsm.states.errors import CommandOpenError
 from wsm.states.view import View
-from wsm.status.facts import who
 from wsm.strategies.registry import strategy_called
 from wsm.strategies.snapshot.version_pins import VersionPins
 
@@ -154,45 +152,6 @@ class GroupProcesses(Protocol):
 
     def wait(self, timeout_s: float) -> None:
         """Wait up to `timeout_s` seconds; less if a process ends meanwhile."""
-
-
-@dataclass(frozen=True)
-class Death:
-    """The end of one participant's process.
-
-    Parameters
-    ----------
-    rank, pid, epoch : int
-        Who (the KV-cache process has a number, too), and in which epoch.
-    code : int
-        As :class:`ProcessEnd` has it.
-    why : str
-        Why the keeper ended it; empty if it ended by itself.
-    log : str
-        The last lines that it wrote, if they are known.
-    """
-
-    rank: int
-    pid: int
-    epoch: int
-    code: int
-    why: str
-    log: str
-
-    @property
-    def cause(self) -> str:
-        """How it ended, in a few words."""
-        if self.why:
-            return f"was ended because {self.why}"
-        if self.code < 0:
-            return f"was killed by {_signal_name(-self.code)}"
-        return f"ended with code {self.code}"
-
-    def sentence(self) -> str:
-        """Say it in one line, with the last line of the log where it ended by itself."""
-        lines = self.log.splitlines() if not self.why and self.code >= 0 else []
-        said = f"; the last it wrote: {lines[-1]}" if lines else ""
-        return f"{who(self.rank)} (process {self.pid}) {self.cause} in epoch {self.epoch}{said}"
 
 
 class _Repetition:
@@ -726,10 +685,3 @@ class Keeper:
         then = "that rank is replaced" if last else "all ranks are cleared again"
         self._log.error(log.GROUP_FAULTED, failed=repair.failures, retry_s=delay_s, cause=why)
         self._tell(f"{self._config.name} is FAULTED, {why}; {then} in {delay_s:g} s")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
