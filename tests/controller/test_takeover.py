@@ -13,7 +13,7 @@ from living_group import Program, eventually
 from wsm import Outcome
 from wsm.command import CommandArguments, CommandArgumentsError
 from wsm.signals.errors import RoleBusyError
-from wsm.signals.lock import ControllerRole
+from wsm.signals.liveness import ControllerRole
 from wsm.signals.segment import Segment, SegmentImage
 from wsm.states.errors import CommandOpenError
 from wsm.status import explain, read_facts

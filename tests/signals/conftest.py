@@ -24,7 +24,7 @@ PATIENCE_S = 30.0
 PRELUDE = """
 import os, sys
 from wsm.signals.errors import *
-from wsm.signals.lock import ControllerRole
+from wsm.signals.liveness import ControllerRole
 from wsm.signals.liveness import Life, Liveness, register
 from wsm.signals.segment import Segment
 from wsm.signals.waiting import Watch, WaitMode, wait, wake

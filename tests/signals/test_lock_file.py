@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from wsm.signals.errors import RoleBusyError, SegmentAccessError
-from wsm.signals.lock import ControllerRole
+from wsm.signals.liveness import ControllerRole
 from wsm.signals.lock_file import UNBOUNDED, create_lock_file, open_lock_file
 from wsm.signals.segment import Segment
 

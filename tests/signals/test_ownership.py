@@ -7,8 +7,7 @@ import pytest
 from tests.raising import raising
 from wsm.signals import errors, ownership
 from wsm.signals.errors import SegmentMissingError, SegmentOwnedError, SegmentReplacedError
-from wsm.signals.liveness import Life, Liveness, register
-from wsm.signals.lock import ControllerRole
+from wsm.signals.liveness import ControllerRole, Life, Liveness, register
 from wsm.signals.lock_file import create_lock_file
 from wsm.signals.ownership import FIRST_PARTICIPANT_BYTE
 from wsm.signals.segment import Segment

@@ -4,8 +4,7 @@
 module                  responsible for
 ======================  ==================================================================================
 :mod:`.controller`      :class:`Controller`: ``clear()``, ``update()``, ``status()``
-:mod:`._request`        what a caller asks, as one value; what contradicts itself is refused
-:mod:`._opening`        how a command is begun: what is refused, and what needs no work
+:mod:`._opening`        how a command is begun: what a caller asks, what is refused, what needs no work
 :mod:`._transaction`    one open command, from its word to its end, in a thread; its :class:`Pending`
 :mod:`.recovery`        what a group is owed whose controller, or one of whose ranks, is gone
 :mod:`.keeper`          whom to replace when a rank is gone, and when: :class:`Keeper`, for any engine

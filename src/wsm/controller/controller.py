@@ -15,8 +15,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments, checked_tags
 from wsm.config import EngineWordsConfig
 from wsm.controller import errors
-from wsm.controller._opening import Opening
-from wsm.controller._request import SETTLE_S, CommandRequest, choice_of, request_id_of
+from wsm.controller._opening import SETTLE_S, CommandRequest, Opening, choice_of, request_id_of
 from wsm.controller._transaction import Pending
 from wsm.controller.group_view import GroupAccess
 from wsm.receipt import Receipt

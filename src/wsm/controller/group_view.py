@@ -19,8 +19,7 @@ from wsm.declared_plans import PLANS_KIND, DeclaredPlans
 from wsm.group_segment import journal_directory_of
 from wsm.report import FailureReport, RankReport
 from wsm.signals.errors import SegmentClosedError, SlotReusedError
-from wsm.signals.liveness import DeathWatch, Life, Liveness
-from wsm.signals.lock import ControllerRole
+from wsm.signals.liveness import ControllerRole, DeathWatch, Life, Liveness
 from wsm.signals.presence import Presence, read_presence
 from wsm.signals.segment import Segment
 from wsm.signals.view_reader import ViewReader

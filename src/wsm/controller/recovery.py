@@ -25,8 +25,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments
 from wsm.commit_report import commit_report
 from wsm.controller import errors
-from wsm.controller._opening import require_able
-from wsm.controller._request import SETTLE_S
+from wsm.controller._opening import SETTLE_S, require_able
 from wsm.controller._transaction import (
     Pending,
     Transaction,

@@ -16,9 +16,8 @@ module                  responsible for
 :mod:`.presence`        the action that a participant is in, and since when
 :mod:`.view_reader`     from a segment's words to the View that the rules read
 :mod:`.lock_file`       byte locks of the kernel in one file per group
-:mod:`.lock`            the controller role
 :mod:`.identity`        pid, start time and pid namespace: which process it is
-:mod:`.liveness`        which participants live; being told at once when one dies
+:mod:`.liveness`        who stands for a participant, who is the controller; being told when one dies
 :mod:`.waiting`         waiting for words by futex, and waking the threads that wait
 :mod:`.fastdeploy`      FastDeploy's int32 words, changed by compare-exchange
 :mod:`.errors`          what can be wrong with all of these
