@@ -173,7 +173,8 @@ class WsmConfig(OwnSections):
     strategy : str
         How weights arrive: one of :data:`wsm.strategies.STRATEGIES`, or one from outside.
     load_threads : int
-        How many threads of a rank copy and digest; 0: two where there are two cores.
+        How many threads of a rank copy and digest; 0: its part of the cores that it may run on, 8 at most.
+        Say a number where each rank is pinned to cores of its own.
     deadlines : Deadlines
         What a rank waits for, and how long.
     journal_directory : str or None

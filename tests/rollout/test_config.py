@@ -5,6 +5,7 @@ import pytest
 from tests.raising import raising
 from wsm.actions.surfaces import GroupKind
 from wsm.config import ConfigurationError
+from wsm.errors import BadInputError
 from wsm.rollout import errors
 from wsm.rollout.config import load_rollout_config, rollout_config_from_mapping
 from wsm.strategies.errors import UnknownStrategyError
@@ -80,6 +81,35 @@ def test_a_configuration_reaches_the_ranks_unchanged(tmp_path):
 def test_what_cannot_be_is_refused_by_name(content, named):
     with raising(errors.bad_rollout_config) as caught:
         rollout_config_from_mapping(content, name=None if "group" in content else "x")
+    assert caught.value.field == named
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"model": {"layers": 10**9}}, "layers"),
+        ({"model": {"experts": 10**8}}, "experts"),
+        ({"model": {"draft_layers": 10**7}}, "draft_layers"),
+        ({"model": {"vocabulary": 10**15}}, "vocabulary"),
+        ({"model": {"width": 4 * 10**9}}, "width"),
+        ({"model": {"vocabulary": 2 * 10**9, "width": 4096}}, "model.vocabulary"),
+        ({"model": {"width": 4 * 10**8}}, "model.width"),
+        ({"model": {"hidden": 2**31 - 2, "width": 2**20}}, "model.hidden"),
+        ({"model": {"context": 2 * 10**9}}, "model.context"),
+        ({"engine": {"kv_blocks": 10**12}}, "kv_blocks"),
+        ({"engine": {"kv_blocks": 2 * 10**9}}, "engine.kv_blocks"),
+        ({"engine": {"block_size": 10**9}}, "engine.block_size"),
+        ({"engine": {"max_batch": 2 * 10**9, "max_step_tokens": 2 * 10**9}}, "engine.max_batch"),
+        ({"load": {"temperature": float("inf")}}, "temperature"),
+        ({"recovery": {"restarts": 10**15}}, "restarts"),
+    ],
+)
+@pytest.mark.parametrize("beside", [False, True], ids=["ranks", "with a KV-cache process"])
+def test_sizes_that_no_machine_holds_are_refused_before_a_rank_starts(content, named, beside):
+    group = {"name": "x", "kv_cache_process": beside}
+    with pytest.raises(BadInputError) as caught:
+        rollout_config_from_mapping({"group": group, **content})
+    assert caught.value.code in ("bad-rollout-config", "bad-model-shape")
     assert caught.value.field == named
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,13 @@ def test_a_shard_is_what_its_specs_say(shape):
         specs = shard_specs(shape, rank, 2)
         assert {name: array.shape for name, array in local.items()} == {n: s.shape for n, s in specs.items()}
         assert all(array.flags.c_contiguous and array.dtype == np.float32 for array in local.values())
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, ModelShape(3, 8, 5, 2, 12, 7, "swiglu", 6, 2, 3)])
+def test_tensors_and_their_numbers_can_be_counted_without_naming_them(shape):
+    specs = full_specs(shape)
+    assert shape.tensors == len(specs)
+    assert shape.parameters == sum(math.prod(spec.shape) for spec in specs.values())
 
 
 def test_every_expert_lives_on_exactly_one_rank():

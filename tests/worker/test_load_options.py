@@ -63,6 +63,13 @@ def test_threads_are_no_more_than_configured(tmp_path, readers):
     assert 1 <= len(readers) <= 3
 
 
+@pytest.mark.parametrize(("ranks", "threads"), [(1, 6), (2, 3), (8, 1)])
+def test_without_a_number_the_ranks_of_the_group_share_the_cores(tmp_path, monkeypatch, ranks, threads):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)))
+    config = config_from_mapping({"name": "g", "ranks": ranks, "snapshot": {"directory": str(tmp_path)}})
+    assert Sources(config).threads == threads
+
+
 class DeviceTarget(MemoryTarget):
     """A target whose bytes are moved elsewhere."""
 

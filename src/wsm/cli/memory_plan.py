@@ -55,7 +55,7 @@ def plan(config_file: Path, *, rank: int, version: int | None, hot: bool, as_jso
     if rank >= config.ranks:
         raise CommandEndedError(f"rank {rank} is none of the {config.ranks} of {config.name}", exit_code=2)
     try:
-        preview = inspect_source(sources.of(rank), version, name=config.strategy)
+        preview = inspect_source(sources.of(rank), version, name=config.strategy, threads=sources.threads)
     finally:
         sources.close()
     ways = (LoadWay.HOT,) if hot else (LoadWay.IN_PLACE, LoadWay.AFTER_A_CLEAR)

@@ -20,7 +20,6 @@ from wsm.states.vocabulary import KVPolicy
 from wsm.worker import CacheParticipant
 
 _IDLE_S = 0.01
-_ITEM_BYTES = 4
 
 
 def main(arguments: list[str]) -> None:
@@ -32,8 +31,7 @@ def main(arguments: list[str]) -> None:
         json.loads((run_directory / CONFIG_FILE).read_text(encoding="utf-8"))
     )
     log.configure(level=os.environ.get("WSM_LOG_LEVEL", "info"))
-    engine = config.engine
-    blocks = HostBlocks(engine.kv_blocks * engine.block_size * engine.shape.width * 2 * _ITEM_BYTES)
+    blocks = HostBlocks(config.engine.cache_process_bytes)
     with CacheParticipant(config.group, blocks, kv_policies=frozenset(KVPolicy)) as participant:
         while not stop.asked:
             if not participant.poll():

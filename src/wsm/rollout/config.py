@@ -8,6 +8,7 @@ Sections: ``group`` (:class:`wsm.config.WsmConfig`), ``model`` (:class:`~wsm.rol
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,16 +18,17 @@ from wsm.actions.surfaces import GroupKind
 from wsm.config import WsmConfig, config_from_mapping
 from wsm.config_reading import option_fault, read_yaml
 from wsm.controller.keeper import RecoveryConfig
+from wsm.printable import size_text
 from wsm.rollout import errors
 from wsm.rollout.engine import EngineOptions, Limits
 from wsm.rollout.run_directory import SNAPSHOT_DIRECTORY, run_directory_path
-from wsm.rollout.shape import ModelShape
+from wsm.rollout.shape import MOST, ModelShape
 from wsm.status.facts import CacheProcess
 from wsm.strategies.registry import strategy_called
 
 _SECTIONS = ("group", "model", "engine", "load", "recovery", "seed")
 
-_FROM_0 = ("seed", "temperature", "restarts", "repair_attempts")
+_FROM_0 = ("temperature", "restarts", "repair_attempts")
 
 Section = TypeVar("Section")
 
@@ -91,6 +93,7 @@ class RolloutConfig:
         strategy_called(self.group.strategy)  # every rank would refuse it, one process after the other
         if not self.group.follow:
             self._refuse("group.follow", "must be true: all ranks but rank 0 follow it into its steps")
+        self._refuse_what_no_host_holds()
         shape, load = self.engine.shape, self.load
         if self.engine.limits.max_step_tokens < self.engine.limits.max_batch:
             self._refuse("engine.max_step_tokens", "must not be less than max_batch")
@@ -128,6 +131,31 @@ class RolloutConfig:
             "seed": self.seed,
         }
         return mapping if self.load is None else {**mapping, "load": dataclasses.asdict(self.load)}
+
+    def _refuse_what_no_host_holds(self) -> None:
+        """Refuse sizes that need more memory than this machine has, by the one that is most out of place."""
+        has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        needs = self.engine.least_bytes
+        if self.group.kv_cache_process:
+            needs += self.engine.cache_process_bytes
+        if needs <= has:
+            return
+        usual = EngineOptions()
+        sizes = {
+            f"{section}.{name}": value / getattr(default, name)
+            for section, chosen, default in (
+                ("model", self.engine.shape, usual.shape),
+                ("engine", self.engine, usual),
+                ("engine", self.engine.limits, usual.limits),
+            )
+            for name, value in vars(chosen).items()
+            if type(value) is int and getattr(default, name)
+        }
+        self._refuse(
+            max(sizes, key=sizes.__getitem__),
+            f"is too large: weights, KV cache and inputs take {size_text(needs)} at least, "
+            f"and this machine has {size_text(has)}; make it smaller",
+        )
 
     def _refuse(self, field_name: str, reason: str) -> None:
         raise errors.bad_rollout_config(source=self.group.name, field=field_name, reason=reason)
@@ -231,10 +259,9 @@ def _build(kind: type[Section], values: Mapping[str, Any], source: str, **parts:
     for key, value in values.items():
         least = 0 if key in _FROM_0 else 1
         is_size = isinstance(value, (int, float)) and not isinstance(value, bool) and not key.endswith("_s")
-        if is_size and value < least:
-            raise errors.bad_rollout_config(
-                source=source, field=key, reason=f"is {value!r}, which is too small"
-            )
+        if is_size and key != "seed" and not least <= value <= MOST:
+            reason = f"is {value!r}; it must be from {least} to {MOST}"
+            raise errors.bad_rollout_config(source=source, field=key, reason=reason)
     return kind(**values, **parts)
 
 

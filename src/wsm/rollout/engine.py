@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from wsm.rollout.shape import ModelShape
 
+#: Bytes of one number, of a weight, a key or a value.
+ITEM_BYTES = 4
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -57,3 +60,17 @@ class EngineOptions:
     def max_blocks(self) -> int:
         """KV blocks of the longest sequence."""
         return -(-self.shape.context // self.block_size)
+
+    @property
+    def cache_process_bytes(self) -> int:
+        """Bytes that the KV-cache process holds, where there is one."""
+        return self.kv_blocks * self.block_size * self.shape.width * 2 * ITEM_BYTES
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that all ranks together take at least: weights, KV cache, and the inputs of a step."""
+        shape, limits = self.shape, self.limits
+        cached = self.kv_blocks * self.block_size * shape.width * (shape.layers + shape.draft_layers)
+        exchanged = limits.max_step_tokens * (shape.width + 1) if shape.experts else limits.max_step_tokens
+        step = limits.max_batch * (2 + self.max_blocks) + exchanged
+        return ITEM_BYTES * (shape.parameters + 2 * cached + step)

@@ -13,8 +13,7 @@ import paddle
 
 from wsm.rollout import errors
 from wsm.rollout.block_pool import BlockPool
-
-ITEM_BYTES = 4
+from wsm.rollout.engine import ITEM_BYTES
 
 
 class LayerCache(NamedTuple):

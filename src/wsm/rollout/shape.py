@@ -14,6 +14,12 @@ from wsm.rollout import errors
 
 ACTIVATIONS = ("gelu", "swiglu")
 
+#: The largest extent that a tensor may have: paddle counts in 32 bits.
+MOST = 2**31 - 1
+
+#: More tensors than this no model has; each rank makes an object of each.
+MOST_TENSORS = 1_000_000
+
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -62,6 +68,13 @@ class ModelShape:
             self._require(field=name, holds=getattr(self, name) >= 1, reason="must be at least 1")
         for name in ("experts", "draft_layers"):
             self._require(field=name, holds=getattr(self, name) >= 0, reason="must not be negative")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            self._require(
+                field=each.name,
+                holds=isinstance(value, str) or value <= MOST,
+                reason=f"must be {MOST} at most",
+            )
         self._require(
             field="heads", holds=self.width % self.heads == 0, reason=f"must divide width {self.width}"
         )
@@ -74,6 +87,29 @@ class ModelShape:
                 holds=self.experts_per_token <= self.experts,
                 reason=f"must not exceed experts {self.experts}",
             )
+        tensors = self.tensors
+        self._require(
+            field=max(("layers", "experts", "draft_layers"), key=lambda name: int(getattr(self, name))),
+            holds=tensors <= MOST_TENSORS,
+            reason=f"makes a model of {tensors} tensors, and it may have {MOST_TENSORS}",
+        )
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors the full model has, counted without naming them."""
+        feed_forward = 3 if self.gated else 2
+        each = 6 + (1 + self.experts * feed_forward if self.experts else feed_forward)
+        draft = self.draft_layers * (6 + feed_forward) + bool(self.draft_layers)
+        return 4 + self.layers * each + draft
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the full model holds, counted without naming its tensors."""
+        width, feed_forward = self.width, (3 if self.gated else 2) * self.width * self.hidden
+        block = 2 * width + 4 * width**2
+        each = block + (self.experts * (width + feed_forward) if self.experts else feed_forward)
+        draft = self.draft_layers * (block + feed_forward) + (width if self.draft_layers else 0)
+        return width * (2 * self.vocabulary + self.context + 1) + self.layers * each + draft
 
     @property
     def head_size(self) -> int:

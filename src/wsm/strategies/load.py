@@ -278,12 +278,13 @@ def inspect(
     name: str = "ipc_snapshot",
     target: WeightTarget | None = None,
     allowed_unknown: Collection[str] = (),
+    threads: int | None = None,
 ) -> Preview:
     """Look at what :func:`load` would load: everything is checked that can be without reading data.
 
     Parameters
     ----------
-    source, version, name, allowed_unknown
+    source, version, name, allowed_unknown, threads
         As in :func:`load`.
     target : WeightTarget, optional
         If given, its specs are compared with what the source declares; its memory is not asked for.
@@ -296,7 +297,7 @@ def inspect(
     strategy = strategy_for(name, source)
     wanted = None if version is None else check_version(version)
     with rare_collections(), strategy.preview(source, wanted) as seen:
-        offer = seen.read_by(default_threads())
+        offer = seen.read_by(threads or default_threads())
         known = offer.known
         if target is not None and known is not None:
             check_tied_coverage(

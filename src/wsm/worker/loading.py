@@ -25,6 +25,7 @@ from wsm.errors import WsmError
 from wsm.strategies import errors
 from wsm.strategies.applier.admission import MemoryNeed
 from wsm.strategies.applier.loaders import ModelLoader
+from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.applier.tensor_ledger import keep_ledger
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.files.version_file import MAX_VERSION
@@ -205,9 +206,9 @@ class Sources:
         return self._strategy.rereadable
 
     @property
-    def threads(self) -> int | None:
-        """How many threads of a rank copy and digest; None where a load decides."""
-        return self._config.load_threads or None
+    def threads(self) -> int:
+        """How many threads of a rank copy and digest; all ranks load at the same time, on this host."""
+        return self._config.load_threads or default_threads(self._config.ranks)
 
     def of(self, rank: int, mode: str | None = None) -> object:
         """Return where `rank` loads from, in the transfer mode that a command asked for.

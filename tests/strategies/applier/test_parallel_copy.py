@@ -271,8 +271,10 @@ def test_a_target_that_moves_bytes_itself_gets_one_tensor_at_a_time():
     assert events == [(what, name) for name in (*NAMES, "small") for what in ("writable", "written")]
 
 
-def test_two_threads_are_the_default_where_there_are_two_cores(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    assert default_threads() == 2
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
-    assert default_threads() == 1
+@pytest.mark.parametrize(
+    ("cores", "ranks", "threads"),
+    [(1, 1, 1), (2, 1, 2), (2, 2, 1), (192, 8, 8), (32, 8, 4), (4, 8, 1), (64, 1, 8)],
+)
+def test_ranks_share_the_cores_and_none_takes_more_than_eight(monkeypatch, cores, ranks, threads):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    assert default_threads(ranks) == threads

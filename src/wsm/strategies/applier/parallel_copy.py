@@ -22,12 +22,19 @@ _GLANCE_S = 0.02
 _LARGE_PART = 32
 
 
-def default_threads() -> int:
-    """Return how many threads a load uses by default: two, where this process may run on two cores.
+#: More threads of one rank than this gain nothing: they fill any memory bus.
+MOST_THREADS = 8
 
-    A third gains nothing where two fill the memory bus, and ranks share it with their neighbours.
+
+def default_threads(ranks: int = 1) -> int:
+    """Return how many threads a load uses by default: this rank's part of the cores, 1 to 8.
+
+    Parameters
+    ----------
+    ranks : int
+        How many ranks of this host load at the same time. They share the cores that this process may run on.
     """
-    return min(2, len(os.sched_getaffinity(0)))
+    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // ranks))
 
 
 @dataclass
