@@ -18,7 +18,7 @@ from explorer.rank_work import check_refusals
 from explorer.scope import Scope
 from explorer.search import Findings, explore
 from explorer.world import BOTH, ParticipantState
-from wsm.states import command_events, decide, epochs, joint, phases, rank, view
+from wsm.states import command_events, decide, epochs, joint, rank, view
 from wsm.states.decide import Duty, Role
 from wsm.states.phases import Effect, Event, Happened, LookRow, Move, OutcomeRow, Phase, RankState, Todo, When
 from wsm.states.table import Row
@@ -87,19 +87,19 @@ def hunt(what: Fault) -> Findings:
 
 def with_row(row: LookRow) -> dict[tuple[ModuleType, str], Any]:
     """Ask a row before all others of its phase."""
-    return {(phases, "ROWS"): {**phases.ROWS, row.phase: (row, *phases.ROWS[row.phase])}}
+    return {(rank, "ROWS"): {**rank.ROWS, row.phase: (row, *rank.ROWS[row.phase])}}
 
 
 def without_rows(phase: Phase, condition: When) -> dict[tuple[ModuleType, str], Any]:
     """Leave the rows of a phase out that have a condition."""
-    kept = tuple(row for row in phases.ROWS[phase] if condition not in row.when)
-    return {(phases, "ROWS"): {**phases.ROWS, phase: kept}}
+    kept = tuple(row for row in rank.ROWS[phase] if condition not in row.when)
+    return {(rank, "ROWS"): {**rank.ROWS, phase: kept}}
 
 
 def waiting_instead(phase: Phase, todo: Todo) -> dict[tuple[ModuleType, str], Any]:
     """Let a rank wait where a row of the phase tells it to do something."""
-    rows = tuple(replace(row, todo=Todo.WAIT) if row.todo is todo else row for row in phases.ROWS[phase])
-    return {(phases, "ROWS"): {**phases.ROWS, phase: rows}}
+    rows = tuple(replace(row, todo=Todo.WAIT) if row.todo is todo else row for row in rank.ROWS[phase])
+    return {(rank, "ROWS"): {**rank.ROWS, phase: rows}}
 
 
 # -- the sixteen faults of the Promela model ------------------------------------------------------
@@ -129,10 +129,10 @@ def deadline_unpark():
 def deadline_prepared():
     """A PREPARED rank whose deadline expires says FAILED."""
     return {
-        (phases, "OUTCOMES"): (
+        (rank, "OUTCOMES"): (
             OutcomeRow(Phase.PREPARED, Event.EXPIRED, (), Phase.FAILED, StatusCode.FAILED),
             OutcomeRow(Phase.PREPARED, Event.FAILED, (), Phase.FAILED, StatusCode.FAILED),
-            *phases.OUTCOMES,
+            *rank.OUTCOMES,
         )
     }
 
@@ -172,7 +172,7 @@ def local_outcome():
         LookRow(Phase.STOPPED, (When.TOUCHED,), Todo.DROP, Phase.SETTLING),
         LookRow(Phase.STOPPED, (), Todo.KEEP, Phase.SETTLING),
     )
-    return {(phases, "ROWS"): {**phases.ROWS, Phase.STOPPED: own}}
+    return {(rank, "ROWS"): {**rank.ROWS, Phase.STOPPED: own}}
 
 
 @fault("operations=update steps=0 give_ups=1 starts=serving", of_model=True)
@@ -194,7 +194,7 @@ def step_no_epoch():
         move = real(index, command, step, status, steps=steps)
         return replace(move, step=step._replace(epoch=command.epoch))
 
-    return {(phases, "is_behind"): is_behind, (rank, "join"): join}
+    return {(rank, "is_behind"): is_behind, (rank, "join"): join}
 
 
 @fault("operations=update steps=0 rank_crashes=1 starts=serving", of_model=True)
@@ -267,13 +267,13 @@ def one_vote_is_enough():
     def all_ready(view: View, action: int) -> bool:
         return any((found := view.of_command(i)) and found.ready > action for i in range(len(view.statuses)))
 
-    return {(phases, "all_ready"): all_ready}
+    return {(rank, "all_ready"): all_ready}
 
 
 @fault("operations=update steps=0 failures=1 starts=cleared")
 def no_vote_is_ever_left():
     """A rank that waits for votes never learns that one will not come."""
-    return {(phases, "never_ready"): lambda _view, _action: []}
+    return {(rank, "never_ready"): lambda _view, _action: []}
 
 
 @fault("operations=update steps=0 broken_steps=1 starts=cleared ranks=3")
@@ -291,7 +291,7 @@ def a_failure_takes_votes_back():
         return real(view, action) and not never_ready(view, action)
 
     real = view.all_ready
-    return {(phases, "never_ready"): never_ready, (phases, "all_ready"): all_ready}
+    return {(rank, "never_ready"): never_ready, (rank, "all_ready"): all_ready}
 
 
 @fault("operations=update steps=0 failures=1 starts=serving")
@@ -310,7 +310,7 @@ def failed_counts_as_stopped():
             for index in range(len(view.statuses))
         )
 
-    return {(phases, "all_stopped"): all_stopped}
+    return {(rank, "all_stopped"): all_stopped}
 
 
 @fault("operations=update steps=0 failures=1 starts=cleared")
@@ -381,7 +381,7 @@ def commands_are_levels():
     def new(state: RankState, view: View) -> bool:
         return state.phase is Phase.IDLE and view.command.operation is not Operation.NONE
 
-    return {(phases, "OF_THE_WORDS"): {**phases.OF_THE_WORDS, When.NEW: new}}
+    return {(rank, "OF_THE_WORDS"): {**rank.OF_THE_WORDS, When.NEW: new}}
 
 
 @fault("operations=clear commands=2 steps=1 starts=cleared,serving failures=1")
@@ -393,13 +393,13 @@ def standing_for_anything():
         others = [word for index, word in enumerate(steps) if index != rank]
         return all((word.epoch, word.kind, word.step) == (epoch, StepKind.PARKED, step) for word in others)
 
-    return {(phases, "all_stand"): all_stand}
+    return {(rank, "all_stand"): all_stand}
 
 
 @fault("operations=clear steps=1 starts=serving")
 def nobody_needs_to_stand():
     """A rank accepts as soon as it stands itself."""
-    return {(phases, "all_stand"): lambda *_args, **_named: True}
+    return {(rank, "all_stand"): lambda *_args, **_named: True}
 
 
 @fault("operations=update steps=1 rank_crashes=1 starts=serving")
@@ -407,11 +407,11 @@ def empty_hands_step():
     """A rank without weights joins steps."""
 
     def may_step(state: RankState, view: View) -> bool:
-        return not state.broken and not phases.any_broken(view.steps, epoch=state.epoch)
+        return not state.broken and not rank.any_broken(view.steps, epoch=state.epoch)
 
     return {
-        (phases, "may_step"): may_step,
-        (phases, "OF_THE_WORDS"): {**phases.OF_THE_WORDS, When.MAY_STEP: may_step},
+        (rank, "may_step"): may_step,
+        (rank, "OF_THE_WORDS"): {**rank.OF_THE_WORDS, When.MAY_STEP: may_step},
     }
 
 
@@ -434,7 +434,7 @@ def prepared_commits_by_itself():
     def committed(_state: RankState, view: View) -> bool:
         return view.command.operation is Operation.COMMIT or decide.all_prepared(view)
 
-    return {(phases, "OF_THE_WORDS"): {**phases.OF_THE_WORDS, When.COMMITTED: committed}}
+    return {(rank, "OF_THE_WORDS"): {**rank.OF_THE_WORDS, When.COMMITTED: committed}}
 
 
 @fault("operations=update steps=0 rank_crashes=1 starts=serving")
@@ -484,7 +484,7 @@ def followers_do_not_follow():
         return real(steps, rank=rank, epoch=epoch, step=step, sequence=sequence, follow=False)
 
     real = view.all_stand
-    return {(phases, "all_stand"): all_stand}
+    return {(rank, "all_stand"): all_stand}
 
 
 @fault("operations=hot_update steps=0 starts=serving")
@@ -495,15 +495,15 @@ def hot_parking_takes_prepared_back():
         return replace(row, says=StatusCode.PARKING) if row.change is Effect.STANDS else row
 
     return {
-        (phases, "ROWS"): {phase: tuple(map(says, rows)) for phase, rows in phases.ROWS.items()},
-        (phases, "OUTCOMES"): tuple(map(says, phases.OUTCOMES)),
+        (rank, "ROWS"): {phase: tuple(map(says, rows)) for phase, rows in rank.ROWS.items()},
+        (rank, "OUTCOMES"): tuple(map(says, rank.OUTCOMES)),
     }
 
 
 @fault("operations=update steps=2 broken_steps=1 starts=serving")
 def ranks_step_on_beside_a_broken_one():
     """A rank enters the next step although a peer's has raised, and can enter none any more."""
-    return {(phases, "any_broken"): lambda _steps, **_named: False}
+    return {(rank, "any_broken"): lambda _steps, **_named: False}
 
 
 @fault("operations=hot_update steps=0 broken_steps=1 starts=serving")
@@ -521,13 +521,13 @@ def a_hot_abort_is_not_heard():
 @fault("operations=clear steps=1 starts=serving helpers=1")
 def a_helper_begins_early():
     """A helper begins before a rank has shown that all stand."""
-    return {(phases, "any_accepted"): lambda _view: True}
+    return {(rank, "any_accepted"): lambda _view: True}
 
 
 @fault("operations=hot_update steps=1 starts=serving helpers=1")
 def a_helper_follows_a_decision_at_once():
     """A helper drops its blocks when the commit of a hot update is decided, while ranks still step."""
-    return {(phases, "any_committed"): lambda _view: True}
+    return {(rank, "any_committed"): lambda _view: True}
 
 
 @fault("operations=update halves=True helpers=1 steps=0 starts=cleared")
@@ -539,7 +539,7 @@ def a_helper_misses_who_was_fast():
 @fault("operations=update steps=0 starts=serving give_ups=1")
 def whoever_aborts_drops():
     """An abort takes weights away that nobody has touched."""
-    return {(phases, "any_touched"): lambda _view: True}
+    return {(rank, "any_touched"): lambda _view: True}
 
 
 @fault("operations=clear,update commands=2 steps=1 starts=serving halves=True")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from explorer.__main__ import main
-from wsm.states import phases
+from wsm.states import rank
 from wsm.states.phases import Phase, Todo
 
 SMALL = (
@@ -24,9 +24,9 @@ SMALL = (
 @pytest.fixture
 def no_dummy_steps(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let a parked rank not join the step that others are in already."""
-    rows = phases.ROWS[Phase.PARKING]
+    rows = rank.ROWS[Phase.PARKING]
     deaf = tuple(replace(row, todo=Todo.WAIT) if row.todo is Todo.JOIN else row for row in rows)
-    monkeypatch.setitem(phases.ROWS, Phase.PARKING, deaf)
+    monkeypatch.setitem(rank.ROWS, Phase.PARKING, deaf)
     return monkeypatch
 
 

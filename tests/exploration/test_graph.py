@@ -9,7 +9,7 @@ import pytest
 from explorer.errors import GraphTooLargeError
 from explorer.scope import Scope
 from explorer.search import endless, whole_graph
-from wsm.states import phases
+from wsm.states import rank
 from wsm.states.phases import Phase, Todo
 
 
@@ -34,9 +34,9 @@ def test_every_world_comes_to_rest_by_itself_and_no_way_is_endless(bounds: str) 
 
 
 def test_a_group_that_goes_round_in_circles_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    *rows, last = phases.ROWS[Phase.STOPPED]
+    *rows, last = rank.ROWS[Phase.STOPPED]
     round_again = replace(last, todo=Todo.LOOK, to=Phase.STOPPING)
-    monkeypatch.setitem(phases.ROWS, Phase.STOPPED, (*rows, round_again))
+    monkeypatch.setitem(rank.ROWS, Phase.STOPPED, (*rows, round_again))
     found = endless(whole_graph(Scope.from_text("operations=update steps=0 give_ups=1 starts=serving")))
     assert found is not None
     assert "circles" in found.broken

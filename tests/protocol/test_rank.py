@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from words import broken, parked, running, says, view
 
-from wsm.states import phases
 from wsm.states import rank as protocol
 from wsm.states.errors import ProtocolViolationError
 from wsm.states.phases import Event, Happened, Phase, RankState, Todo
@@ -119,14 +118,15 @@ def test_what_is_remembered_of_a_command_ends_with_it():
 
 def test_a_rank_steps_beside_a_drain_and_a_staging_and_nothing_else():
     reading = view(UPDATE, *[says(StatusCode.DRAINING)] * 2, steps=[running(3, done=4)] * 2)
-    may = {phase for phase in Phase if phases.meanwhile(replace(SERVING, phase=phase), reading) is Todo.SERVE}
+    states = [replace(SERVING, phase=phase) for phase in Phase]
+    may = {state.phase for state in states if protocol.meanwhile(state, reading) is Todo.SERVE}
     assert may == {Phase.DRAINING, Phase.STAGING}
-    assert phases.meanwhile(replace(SERVING, phase=Phase.STAGING, broken=True), reading) is Todo.WAIT
+    assert protocol.meanwhile(replace(SERVING, phase=Phase.STAGING, broken=True), reading) is Todo.WAIT
 
 
 def test_a_rank_that_is_late_looks_after_a_hot_update_before_it_joins_a_step():
     hot = replace(SERVING, phase=Phase.BEGINNING, operation=Operation.HOT_UPDATE)
-    assert phases.before_joining(hot, idle=False) is Todo.BEGIN
-    assert phases.before_joining(hot, idle=True) is Todo.JOIN  # it has tried since its last step
-    assert phases.before_joining(replace(hot, operation=UPDATE), idle=False) is Todo.JOIN
-    assert phases.before_joining(replace(hot, phase=Phase.STAGING), idle=True) is Todo.STAGE
+    assert protocol.before_joining(hot, idle=False) is Todo.BEGIN
+    assert protocol.before_joining(hot, idle=True) is Todo.JOIN  # it has tried since its last step
+    assert protocol.before_joining(replace(hot, operation=UPDATE), idle=False) is Todo.JOIN
+    assert protocol.before_joining(replace(hot, phase=Phase.STAGING), idle=True) is Todo.STAGE

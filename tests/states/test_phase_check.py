@@ -9,7 +9,7 @@ import pytest
 
 from explorer.scope import Scope
 from explorer.search import explore
-from wsm.states import phases
+from wsm.states import rank
 from wsm.states.check import PhaseTables, check_phases
 from wsm.states.phases import LOOKS, OUTCOMES, Event, LookRow, OutcomeRow, Phase, Todo, When
 from wsm.states.words import StatusCode
@@ -129,7 +129,7 @@ def test_the_explorer_takes_every_row_but_second_looks_and_those_of_broken_rules
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken: set[LookRow | OutcomeRow] = set()
-    find_look, find_outcome = phases.find_look, phases.find_outcome
+    find_look, find_outcome = rank.find_look, rank.find_outcome
 
     def look(*args: Any) -> LookRow:
         taken.add(row := find_look(*args))
@@ -140,8 +140,8 @@ def test_the_explorer_takes_every_row_but_second_looks_and_those_of_broken_rules
         taken.update((row,) if row is not None else ())
         return row
 
-    monkeypatch.setattr(phases, "find_look", look)
-    monkeypatch.setattr(phases, "find_outcome", outcome)
+    monkeypatch.setattr(rank, "find_look", look)
+    monkeypatch.setattr(rank, "find_outcome", outcome)
     for scope in SCOPES:
         assert not explore(Scope.from_text(scope)).violation
     idle = [row for row in (*LOOKS, *OUTCOMES) if row not in taken and not getattr(row, "broken", "")]

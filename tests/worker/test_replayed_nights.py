@@ -11,7 +11,7 @@ from recovered_group import recovered
 
 import wsm
 from wsm.controller.errors import RankFailedError, RankLostError
-from wsm.states import phases, rerun
+from wsm.states import phases, rank, rerun
 from wsm.states.journal import INPUT, JournalEntry, iterate_ndjson
 from wsm.states.phases import LookRow, Phase, Todo
 from wsm.states.rerun import Rerun
@@ -87,7 +87,7 @@ def test_a_changed_row_of_the_core_is_found_at_the_first_input_that_takes_it(
 ) -> None:
     rows = changed(Todo.UNDO)
     monkeypatch.setattr(phases, "LOOKS", rows)
-    monkeypatch.setattr(phases, "ROWS", phases.by_phase(rows))
+    monkeypatch.setattr(rank, "ROWS", rank.by_phase(rows))
     monkeypatch.setattr(rerun, "own_tables", rerun.tables_digest)
     found = replayed(night)
     (difference,) = found.differences

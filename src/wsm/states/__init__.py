@@ -15,7 +15,7 @@ module                  answers
 :mod:`.command_events`  which plan does a command mean, and which events does it fire on every way out of it?
 :mod:`.view`            what has one participant read, where do all ranks stand, what have they voted for?
 :mod:`.phases`          what does a rank remember? The third table: what it looks for, and what follows
-:mod:`.rank`            the walk over it: the next thing to do, the outcome of what was done
+:mod:`.rank`            the walk over it, and what its conditions mean: the next thing to do, the outcome
 :mod:`.decide`          may a command begin, what is decided, when is it over, and what does a successor do?
 :mod:`.epochs`          what does a group's new incarnation owe it, and which processes are replaced?
 :mod:`.journal`         what happened? Entries, their lines of JSON, and the bounded record

@@ -39,8 +39,6 @@ from wsm.states.phases import (
     HOT_ABORTABLE,
     LOOKS,
     MEANINGS,
-    OF_THE_RANK,
-    OF_THE_WORDS,
     OUTCOMES,
     LookRow,
     OutcomeRow,
@@ -48,6 +46,7 @@ from wsm.states.phases import (
     Todo,
     When,
 )
+from wsm.states.rank import OF_THE_RANK, OF_THE_WORDS
 from wsm.states.table import CHARTS, Chart, Event, MachineName, Row, State
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState
 from wsm.states.words import Operation

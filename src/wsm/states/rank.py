@@ -2,20 +2,44 @@
 
 Two inputs, both plain values: :func:`advance` looks at a :class:`View` and says what to do, :func:`take_in`
 takes in what :class:`Happened`, the end of that thing to do or a step. Both walk the tables of
-:mod:`.phases`. Each returns a :class:`Move`: the new state, the words to write (the step word first, then the
-status word), and the next thing to do. Nothing here knows what an action is or what a weight is; the shell
-fires the state machines of :mod:`wsm.states`.
+:mod:`.phases`; what the conditions of its rows mean is said at the end. Each returns a :class:`Move`: the new
+state, the words to write (the step word first, then the status word), and the next thing to do. Nothing here
+knows what an action is or what a weight is; the shell fires the state machines of :mod:`wsm.states`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from wsm.errors import InternalError
-from wsm.states import phases
 from wsm.states.errors import EpochUsedError, ProtocolViolationError
-from wsm.states.phases import Effect, Event, Happened, LookRow, Move, OutcomeRow, Phase, RankState, Todo
-from wsm.states.view import View
+from wsm.states.phases import (
+    LOOKS,
+    OUTCOMES,
+    Effect,
+    Event,
+    Happened,
+    LookRow,
+    Move,
+    OutcomeRow,
+    Phase,
+    RankState,
+    Todo,
+    When,
+)
+from wsm.states.view import (
+    View,
+    all_ready,
+    all_stand,
+    all_stopped,
+    any_accepted,
+    any_broken,
+    any_committed,
+    any_touched,
+    is_behind,
+    never_ready,
+)
 from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 
@@ -72,7 +96,7 @@ def advance(state: RankState, view: View) -> Move:
                 rule="the next command is written only when every rank is terminal for the last one",
                 seen=f"sequence {command.sequence} while it worked on {state.sequence}",
             )
-    row = phases.find_look(state, view)
+    row = find_look(state, view)
     if row.broken:
         raise ProtocolViolationError(
             rank=state.rank,
@@ -81,7 +105,7 @@ def advance(state: RankState, view: View) -> Move:
         )
     if row.to is None and row.says is None and row.change is None:
         return Move(state, row.todo)
-    return _written(phases.changed(state, row, view), row, row.todo)
+    return _written(changed(state, row, view), row, row.todo)
 
 
 def _written(moved: RankState, row: LookRow | OutcomeRow, todo: Todo) -> Move:
@@ -107,10 +131,10 @@ def take_in(state: RankState, happened: Happened) -> Move:
     if event is Event.BROKE:
         word = StepWord(state.epoch, state.done, StepKind.BROKEN, state.step)
         return Move(replace(state, broken=True), Todo.LOOK, word)
-    row = phases.find_outcome(state, event)
+    row = find_outcome(state, event)
     if row is None:
         raise InternalError(f"rank {state.rank} heard {event.name} in {state.phase.name}, which has no row")
-    moved = phases.changed(state, row, None)
+    moved = changed(state, row, None)
     if row.to is not Phase.IDLE:
         return _written(moved, row, Todo.LOOK)
     # The last word about a command carries its number and its votes, which are forgotten behind it.
@@ -125,7 +149,7 @@ def may_fail(state: RankState) -> bool:
     Not once it has voted (a vote is withdrawn only when a peer will never be ready), not after
     PREPARED, and not for a commit: those waits end by a word, and what expires is a report.
     """
-    return phases.find_outcome(state, Event.EXPIRED) is not None
+    return find_outcome(state, Event.EXPIRED) is not None
 
 
 def _told(state: RankState, happened: Happened) -> RankState:
@@ -158,3 +182,134 @@ def without_command(state: RankState) -> RankState:
         parked=state.parked,
         steps=state.steps,
     )
+
+
+def may_step(state: RankState, view: View) -> bool:
+    """Whether this rank can take part in steps at all: not without weights, nor where one can never end."""
+    return state.steps and state.holds and not state.broken and not any_broken(view.steps, epoch=state.epoch)
+
+
+def meanwhile(state: RankState, view: View) -> Todo:
+    """Return what a rank may do while a drain or a staging is under way: step on, or wait."""
+    beside = state.phase in (Phase.DRAINING, Phase.STAGING)
+    return Todo.SERVE if beside and may_step(state, view) else Todo.WAIT
+
+
+def before_joining(state: RankState, *, idle: bool) -> Todo:
+    """Return what a rank looks after before it joins a step that peers are in; JOIN: nothing.
+
+    Ranks step on while a hot update is begun and staged, so a rank that is always a little late would find
+    them ahead for ever. To the others it is as if they had entered that step a moment later.
+
+    Parameters
+    ----------
+    state : RankState
+        Where the rank is.
+    idle : bool
+        Whether it has not stepped since it looked last; what it was to begin then it has tried already.
+    """
+    if state.phase is Phase.STAGING:
+        return Todo.STAGE
+    begins = state.phase is Phase.BEGINNING and state.operation.is_hot
+    return Todo.BEGIN if begins and not idle else Todo.JOIN
+
+
+def find_look(state: RankState, view: View) -> LookRow:
+    """Return the row that a rank takes which has read `view`; every phase has one that always holds."""
+    for row in ROWS[state.phase]:
+        for condition in row.when:
+            about = OF_THE_RANK.get(condition)
+            if not (about(state) if about is not None else OF_THE_WORDS[condition](state, view)):
+                break
+        else:
+            return row
+    raise InternalError(f"no row of {state.phase.name} answers rank {state.rank}")
+
+
+def find_outcome(state: RankState, event: Event) -> OutcomeRow | None:
+    """Return the row that an event takes, or None where the phase knows no such event."""
+    return next(
+        (
+            row
+            for row in OUTCOMES
+            if row.phase is state.phase
+            and row.event is event
+            and all(OF_THE_RANK[condition](state) for condition in row.when)
+        ),
+        None,
+    )
+
+
+def changed(state: RankState, row: LookRow | OutcomeRow, view: View | None) -> RankState:
+    """Return what the rank remembers after it has taken a row, the command still at hand."""
+    moved = state if row.to is None or row.to is Phase.IDLE else replace(state, phase=row.to)
+    if row.change is None:
+        return moved
+    if row.change is Effect.TAKES_COMMAND and view is not None:
+        return replace(moved, sequence=view.command.sequence, operation=view.command.operation)
+    return _CHANGES[row.change](moved)
+
+
+#: Conditions of the rank itself; an outcome depends on these alone.
+OF_THE_RANK: dict[When, Callable[[RankState], bool]] = {
+    When.HOT: lambda state: state.operation.is_hot,
+    When.IN_PLACE: lambda state: not state.operation.is_hot,
+    When.CLEARS: lambda state: state.operation is Operation.CLEAR,
+    When.IS_HELPER: lambda state: not state.steps,
+    When.BROKEN: lambda state: state.broken,
+    When.WALKS: lambda state: not state.parked and not state.broken,
+    When.NOT_ACCEPTED: lambda state: not state.accepted,
+    When.TOUCHED: lambda state: state.touched,
+    When.PLAN_DONE: lambda state: state.action == len(state.collective),
+    When.COLLECTIVE_NEXT: lambda state: state.collective[state.action],
+}
+
+#: Conditions of the words that the rank has read.
+OF_THE_WORDS: dict[When, Callable[[RankState, View], bool]] = {
+    When.NEW: lambda state, view: (
+        view.command.epoch == state.epoch and view.command.sequence > max(state.done, state.sequence)
+    ),
+    When.ABORTED: lambda _state, view: view.command.operation is Operation.ABORT,
+    When.HOT_ABORTED: lambda _state, view: view.command.operation is Operation.HOT_ABORT,
+    When.COMMITTED: lambda _state, view: view.command.operation is Operation.COMMIT,
+    When.HOT_COMMITTED: lambda _state, view: view.command.operation is Operation.HOT_COMMIT,
+    When.MAY_STEP: may_step,
+    When.BEHIND: lambda state, view: (
+        may_step(state, view)
+        and is_behind(
+            view.steps, rank=state.rank, epoch=state.epoch, step=state.step, sequence=state.sequence
+        )
+    ),
+    When.ALL_STAND: lambda state, view: all_stand(
+        view.steps,
+        rank=state.rank,
+        epoch=state.epoch,
+        step=state.step,
+        sequence=state.sequence,
+        follow=view.command.operation.is_commit,
+    ),
+    When.ANY_ACCEPTED: lambda _state, view: any_accepted(view),
+    When.ANY_COMMITTED: lambda _state, view: any_committed(view),
+    When.ALL_READY: lambda state, view: all_ready(view, state.action),
+    When.NEVER_READY: lambda state, view: bool(never_ready(view, state.action)),
+    When.ALL_STOPPED: lambda _state, view: all_stopped(view),
+    When.ALL_STOPPED_ANY_TOUCHED: lambda _state, view: all_stopped(view) and any_touched(view),
+}
+
+
+def by_phase(rows: Iterable[LookRow]) -> dict[Phase, tuple[LookRow, ...]]:
+    """Return the rows of each phase, in the order in which they are asked."""
+    return {phase: tuple(row for row in rows if row.phase is phase) for phase in Phase}
+
+
+#: :data:`LOOKS` by phase.
+ROWS = by_phase(LOOKS)
+
+_CHANGES: dict[Effect, Callable[[RankState], RankState]] = {
+    Effect.STANDS: lambda state: replace(state, parked=True),
+    Effect.VOTES: lambda state: replace(state, ready=state.action + 1),
+    Effect.ACCEPTS: lambda state: replace(state, accepted=True),
+    Effect.TOUCHED: lambda state: replace(state, touched=True),
+    Effect.UNTOUCHED: lambda state: replace(state, touched=False),
+    Effect.NEXT_ACTION: lambda state: replace(state, action=state.action + 1),
+}

@@ -33,7 +33,6 @@ from wsm.states.joint import START, JointState, serving, step
 from wsm.states.journal import CONTROLLER, JournalEntry
 from wsm.states.phases import (
     LOOKS,
-    OF_THE_RANK,
     OUTCOMES,
     Effect,
     LookRow,
@@ -43,6 +42,7 @@ from wsm.states.phases import (
     When,
 )
 from wsm.states.phases import Event as Happened
+from wsm.states.rank import OF_THE_RANK
 from wsm.states.table import CHARTS, Chart, Event, Guard, State
 from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 from wsm.states.words import Operation, StatusCode

@@ -248,7 +248,7 @@ class RankLoop:
             self._doing = move.todo
             todo = self._beside[move.todo](view) if move.todo in self._beside else move.todo
             if todo is Todo.JOIN:
-                todo = self._look_after(phases.before_joining(self.state, idle=idle), view)
+                todo = self._look_after(protocol.before_joining(self.state, idle=idle), view)
             if todo in (Todo.SERVE, Todo.JOIN):
                 if idle and todo is Todo.SERVE and self.state.phase is not Phase.IDLE:
                     self.words.wait(watches, IDLE_WAIT_S)  # else an idle loop would turn as fast as it can
@@ -356,7 +356,7 @@ class RankLoop:
             self._tell(Event.DRAINED)
             return Todo.LOOK
         self._expire(view)
-        return phases.meanwhile(self.state, view)
+        return protocol.meanwhile(self.state, view)
 
     def _stage(self, view: View) -> Todo:
         """Serve on until everything stands beside what is served, then say PREPARED."""
@@ -368,7 +368,7 @@ class RankLoop:
         if staged:
             self._tell(Event.STAGED, report=self._at_work.report())
             return Todo.LOOK
-        return phases.meanwhile(self.state, view)
+        return protocol.meanwhile(self.state, view)
 
     def _look_after(self, todo: Todo, view: View) -> Todo:
         """Go on with a staging before a step is joined; return what is to be done then."""
