@@ -35,7 +35,7 @@ from wsm.rollout.sharding import shard_specs
 from wsm.signals.liveness import Life, Liveness
 from wsm.signals.segment import Segment
 from wsm.states.vocabulary import KVPolicy
-from wsm.states.words import CommandWord, StepWord
+from wsm.states.words import CommandWord, StepWord, steps_ahead
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.testing import InMemoryRunner
 from wsm.worker import HOLD, JOIN, Worker
@@ -181,7 +181,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _entered(peer: StepWord, mine: StepWord) -> bool:
-    return peer.epoch == mine.epoch and peer.step >= mine.step
+    return peer.epoch == mine.epoch and steps_ahead(peer.step, mine.step) >= 0
 
 
 if __name__ == "__main__":

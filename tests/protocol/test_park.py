@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from words import broken, parked, running
 
+from wsm.states.phases import Event, Happened, RankState
+from wsm.states.rank import take_in
 from wsm.states.view import all_stand, any_broken, is_behind
+from wsm.states.words import MAX_STEP, StepWord, step_in_word
 
 
 def behind(*others, step=3, sequence=1, epoch=1):
@@ -26,6 +31,33 @@ def test_a_peer_in_a_later_step_needs_this_rank():
 def test_a_peer_in_the_same_or_an_earlier_step_does_not():
     assert not behind(running(3))
     assert not behind(running(2), parked(3))
+
+
+@given(
+    st.integers(0, 4).map(lambda wraps: wraps * (MAX_STEP + 1)),
+    st.integers(-6, 6),
+    st.lists(st.integers(-5, 5), min_size=1, max_size=4),
+    st.integers(0, 2),
+)
+def test_ranks_follow_each_other_over_every_end_of_the_numbers_as_if_there_were_none(begun, own, apart, done):
+    """Steps are counted without end; words hold their numbers modulo 2**27."""
+    step = max(begun + own, 0)
+    others = [max(step + each, 0) for each in apart]
+    words = [running(step_in_word(each), done=done) for each in others]
+    needs = any(each > step for each in others) and done < 1
+    assert is_behind([running(0), *words], rank=0, epoch=1, step=step, sequence=1) is needs
+    standing = [parked(step_in_word(each)) for each in others]
+    assert stand(*standing, step=step) is all(each == step for each in others)
+
+
+def test_a_rank_counts_its_steps_on_where_its_word_begins_anew():
+    state, seen = RankState(rank=0, epoch=1, step=MAX_STEP - 1, holds=True), []
+    for _ in range(3):
+        move = take_in(state, Happened(Event.ENTERED, 0, 0))
+        state = move.state
+        assert isinstance(move.step, StepWord)
+        seen.append((state.step, StepWord.unpack(move.step.pack()).step))
+    assert seen == [(MAX_STEP, MAX_STEP), (MAX_STEP + 1, 0), (MAX_STEP + 2, 1)]
 
 
 def test_a_peer_of_another_epoch_needs_nobody_here():

@@ -14,6 +14,7 @@ from wsm.states.words import (
     MAX_VERSION,
     CommandWord,
     CommittedWord,
+    Decider,
     Operation,
     StatusCode,
     StatusWord,
@@ -25,8 +26,8 @@ epochs = st.integers(0, MAX_EPOCH)
 sequences = st.integers(0, MAX_SEQUENCE)
 words_64 = st.integers(0, 2**64 - 1)
 
-commands = st.builds(CommandWord, epochs, sequences, st.sampled_from(Operation))
-committed = st.builds(CommittedWord, sequences, st.none() | st.integers(0, MAX_VERSION))
+commands = st.builds(CommandWord, epochs, sequences, st.sampled_from(Operation), st.sampled_from(Decider))
+committed = st.builds(CommittedWord, sequences, st.none() | st.integers(0, MAX_VERSION), st.booleans())
 statuses = st.builds(
     StatusWord,
     epochs,
@@ -64,7 +65,7 @@ def test_a_step_word_has_no_bits_to_spare(bits):
     try:
         assert StepWord.unpack(bits).pack() == bits
     except WordFormatError:
-        assert bits >> 35 & 3 == 3
+        assert bits >> 38 & 3 == 3
 
 
 def test_a_word_that_was_never_written_is_read_as_nothing():
@@ -112,14 +113,22 @@ def test_within_32_sequences_of_an_epoch_every_change_of_a_status_shows_in_its_l
 
 
 @given(commands, commands)
-def test_every_change_of_a_command_shows_in_its_low_half(one, other):
-    assert (one == other) == (one.pack() & 0xFFFFFFFF == other.pack() & 0xFFFFFFFF)
+def test_every_change_of_a_command_within_an_epoch_and_the_next_shows_in_its_low_half(one, other):
+    if abs(one.epoch - other.epoch) <= 1:
+        assert (one == other) == (one.pack() & 0xFFFFFFFF == other.pack() & 0xFFFFFFFF)
 
 
 @given(epochs, sequences, st.integers(0, MAX_STEP))
 def test_parking_and_breaking_show_in_the_high_half_of_a_step_word(epoch, sequence, step):
     highs = {StepWord(epoch, sequence, kind, step).pack() >> 32 for kind in StepKind}
     assert len(highs) == len(StepKind)
+
+
+@given(epochs, epochs, st.sampled_from(StepKind))
+def test_a_new_epoch_shows_in_the_high_half_of_a_step_word(one, other, kind):
+    if 0 < abs(one - other) < 64:
+        highs = {StepWord(epoch, 7, kind, 0).pack() >> 32 for epoch in (one, other)}
+        assert len(highs) == 2
 
 
 @given(epochs, sequences, st.lists(st.integers(0, MAX_STEP), min_size=2, max_size=2, unique=True))

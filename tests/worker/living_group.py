@@ -220,7 +220,7 @@ class LivingGroup:
         """Every step ran with one version on all ranks, and with that version's bytes."""
         version_of: dict[tuple[int, int], int] = {}
         for rank in range(self.ranks):
-            last = (0, 0)
+            last = (1, self._settings.get("steps_before", 0))
             for epoch, (step, version, digest) in self.steps_by_epoch(rank):
                 expected = (epoch, last[1] + 1 if epoch == last[0] else 1)
                 assert (epoch, step) == expected, f"rank {rank} went from {last} to {epoch, step}"

@@ -28,7 +28,7 @@ from wsm.actions.measuring import resident_digest
 from wsm.actions.surfaces import GroupKind
 from wsm.config import config_from_mapping
 from wsm.signals.liveness import Life, Liveness
-from wsm.states.words import StepWord
+from wsm.states.words import StepWord, steps_ahead
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.applier.staged_memory import StagedMemory
 from wsm.strategies.tensor import TensorSpec
@@ -221,6 +221,8 @@ class Rank:
             self.runner.kv_cache = None
         self.clock = SteeredClock()
         self.worker = wsm.Worker(config, self.runner, rank=rank, clock=self.clock, directory=directory)
+        if settings.get("steps_before"):  # a rank that has stepped for weeks counts on from there
+            self.worker._loop.stepped_to(settings["steps_before"])
         segment = self.worker._attachment.segment
         self._steps = [(segment.words, index) for index in segment.layout.step[: config.ranks]]
         self._liveness = Liveness(segment)
@@ -252,7 +254,7 @@ class Rank:
 
     def _everybody_entered(self, epoch: int, step: int) -> bool:
         found = [StepWord.unpack(words[index]) for words, index in self._steps]
-        return all(word.epoch == epoch and word.step >= step for word in found)
+        return all(word.epoch == epoch and steps_ahead(word.step, step) >= 0 for word in found)
 
     def _is_peer_gone(self) -> bool:
         return any(self._liveness.look(rank) is Life.DEAD for rank in range(len(self._steps)))

@@ -7,7 +7,7 @@ from living_group import eventually
 
 from wsm import HOLD, SERVE
 from wsm.controller.errors import CommandRefusedError, RankFailedError
-from wsm.states.words import StepKind, StepWord
+from wsm.states.words import MAX_STEP, StepKind, StepWord
 from wsm.worker.errors import NotServingError, PermitExpiredError
 
 
@@ -31,6 +31,22 @@ def test_a_step_carries_the_committed_version_and_a_number_that_grows_by_one(lon
     lone.update(2)
     with lone.worker.step() as permit:
         assert (permit.step, permit.version) == (4, 2)
+
+
+@pytest.mark.processes
+def test_ranks_step_park_and_update_together_over_the_end_of_the_numbers_in_their_words(make_group):
+    """A word has the number of a step modulo 2**27: two weeks of steps of ten milliseconds."""
+    group = make_group(steps_before=MAX_STEP - 60, load=1)
+    with group.boot() as controller:
+        for version in range(2, 6):
+            group.publish(version)
+            controller.update(version, hot=version % 2 == 0)
+            group.await_steps(30)
+        assert max(rank.step for rank in controller.status().ranks) < MAX_STEP // 2
+    group.stop()
+    group.assert_steps_are_pure(range(1, 6))
+    assert group.steps_of(0)[-1][0] > MAX_STEP + 1
+    group.assert_journals_are_possible()
 
 
 def test_no_step_begins_on_a_rank_that_was_never_loaded(make_lone):

@@ -16,7 +16,7 @@ from wsm.signals.presence import Doing
 from wsm.states import decide
 from wsm.states import journal as kinds
 from wsm.states.view import View
-from wsm.states.words import CommandWord, StatusCode, StatusWord, StepKind
+from wsm.states.words import CommandWord, StatusCode, StatusWord, StepKind, steps_ahead
 from wsm.status.blame import Hang
 
 #: Longest time between two looks at processes and actions, in seconds; most deaths are told at once.
@@ -116,7 +116,7 @@ def _waits_in_step(view: View, rank: int, other: int) -> bool:
     """Whether `rank` is inside a step that `other` has not entered: no rank leaves it before all are in."""
     inside = view.steps[rank]
     return (inside.epoch, inside.kind) == (view.steps[other].epoch, StepKind.RUNNING) and (
-        inside.step > view.steps[other].step
+        steps_ahead(inside.step, view.steps[other].step) > 0
     )
 
 

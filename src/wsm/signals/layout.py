@@ -35,7 +35,7 @@ from wsm.signals import errors
 from wsm.signals.errors import SegmentTruncatedError
 
 #: Grows with every change of what is where, or of what a word or a byte of the lock file means.
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 
 LINE_BYTES = 64
 WORD_BYTES = 8

@@ -40,7 +40,15 @@ from wsm.states.view import (
     is_behind,
     never_ready,
 )
-from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.words import (
+    CommandWord,
+    Operation,
+    StatusCode,
+    StatusWord,
+    StepKind,
+    StepWord,
+    step_in_word,
+)
 
 
 def join(rank: int, command: CommandWord, step: StepWord, status: StatusWord, *, steps: bool = True) -> Move:
@@ -112,7 +120,7 @@ def _written(moved: RankState, row: LookRow | OutcomeRow, todo: Todo) -> Move:
     """Return the move of a row that was taken: what is remembered now, and the words that say so."""
     step = None
     if row.change is Effect.STANDS:
-        step = StepWord(moved.epoch, moved.sequence, StepKind.PARKED, moved.step)
+        step = StepWord(moved.epoch, moved.sequence, StepKind.PARKED, step_in_word(moved.step))
     return Move(moved, todo, step, None if row.says is None else status_word(moved, row.says))
 
 
@@ -127,9 +135,10 @@ def take_in(state: RankState, happened: Happened) -> Move:
     event, state = happened.event, _told(state, happened)
     if event is Event.ENTERED:
         moved = replace(state, step=happened.step or state.step + 1, parked=False)
-        return Move(moved, Todo.LOOK, StepWord(state.epoch, state.done, StepKind.RUNNING, moved.step))
+        word = StepWord(state.epoch, state.done, StepKind.RUNNING, step_in_word(moved.step))
+        return Move(moved, Todo.LOOK, word)
     if event is Event.BROKE:
-        word = StepWord(state.epoch, state.done, StepKind.BROKEN, state.step)
+        word = StepWord(state.epoch, state.done, StepKind.BROKEN, step_in_word(state.step))
         return Move(replace(state, broken=True), Todo.LOOK, word)
     row = find_outcome(state, event)
     if row is None:

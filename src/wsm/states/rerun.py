@@ -31,7 +31,14 @@ from wsm.states.journal import CONTROLLER, JournalEntry
 from wsm.states.phases import Event, Happened, Move, RankState, Todo
 from wsm.states.table import CHARTS
 from wsm.states.view import View
-from wsm.states.words import CommandWord, CommittedWord, Operation, StatusWord, StepWord
+from wsm.states.words import (
+    WORDS_VERSION,
+    CommandWord,
+    CommittedWord,
+    Operation,
+    StatusWord,
+    StepWord,
+)
 
 #: Not worth a line: what leads to nothing but steps, and to another look.
 _NOTHING_TO_DO = frozenset({Todo.SERVE, Todo.JOIN, Todo.WAIT, Todo.LOOK})
@@ -63,7 +70,7 @@ class InputLog:
         self._words, self._entered, self._told = {}, None, ()
         words = {"command": _hex(view.command), "status": _hex(view.statuses[rank])}
         own = {"step": _hex(view.steps[rank])} if steps else {}
-        return [{"join": {"rank": rank, **words, **own}, "answer": _answer(move)}]
+        return [{"join": {"rank": rank, **words, **own}, "words": WORDS_VERSION, "answer": _answer(move)}]
 
     def looked(self, before: RankState, view: View, move: Move) -> list[Facts]:
         """Return the facts of a look; empty where it changed nothing."""
@@ -104,7 +111,8 @@ def asked(function: str, view: View, answer: object, **known: object) -> Facts:
     **known : JSON values
         What else the function was told.
     """
-    return {"asked": function, "view": _words(view), "with": known, "answer": _shown(answer)}
+    words = _words(view)
+    return {"asked": function, "view": words, "words": WORDS_VERSION, "with": known, "answer": _shown(answer)}
 
 
 #: What a controller asks the core, by name.
@@ -175,6 +183,7 @@ class Rerun:
         self.gaps: list[str] = []
         self.other_builds: list[str] = []
         self._version = version
+        self._told_of_other_words: set[int] = set()
         self._index = -1
         self._ranks: dict[int, _Rank] = {}
 
@@ -200,7 +209,20 @@ class Rerun:
             then, now = (f"wsm {one['version']} with tables {one['tables']}" for one in (found, build))
             self.other_builds.append(f"entry {self._index}: rank {entry.rank} ran {then}, and this is {now}")
 
+    def _are_of_other_words(self, entry: JournalEntry) -> None:
+        """Leave out what was written in words with other fields; what follows a join is left out with it."""
+        self._ranks.pop(entry.rank, None)
+        if entry.rank not in self._told_of_other_words:
+            self._told_of_other_words.add(entry.rank)
+            who = "the controllers" if entry.rank == CONTROLLER else f"rank {entry.rank}"
+            why = "words with other fields than those of this build, and cannot be run again"
+            self.gaps.append(f"entry {self._index}: inputs of {who} are in {why}")
+
     def _take_input(self, entry: JournalEntry) -> None:
+        begins = "join" in entry.facts or "asked" in entry.facts
+        if begins and entry.facts.get("words", 1) != WORDS_VERSION:
+            self._are_of_other_words(entry)
+            return
         self.inputs += 1
         answer: object
         try:

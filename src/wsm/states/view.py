@@ -22,7 +22,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.words import (
+    CommandWord,
+    CommittedWord,
+    StatusCode,
+    StatusWord,
+    StepKind,
+    StepWord,
+    step_in_word,
+    steps_ahead,
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ def is_behind(steps: Sequence[StepWord], *, rank: int, epoch: int, step: int, se
         finished too.
     """
     return any(
-        peer.epoch == epoch and peer.step > step and not _has_finished(peer, sequence)
+        peer.epoch == epoch and steps_ahead(peer.step, step) > 0 and not _has_finished(peer, sequence)
         for index, peer in enumerate(steps)
         if index != rank
     )
@@ -91,7 +100,8 @@ def all_stand(
     others = [word for index, word in enumerate(steps) if index != rank]
     if follow and any(word.epoch == epoch and _has_finished(word, sequence) for word in others):
         return True
-    return all(word == StepWord(epoch, sequence, StepKind.PARKED, step) for word in others)
+    here = StepWord(epoch, sequence, StepKind.PARKED, step_in_word(step))
+    return all(word == here for word in others)
 
 
 def _has_finished(peer: StepWord, sequence: int) -> bool:

@@ -8,16 +8,19 @@ means "never written", which is why epochs start at 1.
 =========  ======================================================================  ================
 word       fields, from the most significant bit                                   written by
 =========  ======================================================================  ================
-command    spare 32, epoch 11, sequence 16, operation 5                            controller
-committed  sequence 16, spare 7, version 40, present 1                             controller
-status     epoch 11, sequence 16, spare 5, | sequence mod 32 5, weights 3, kv 3,   that participant
-           ready 8, action 8, code 5
-step       epoch 11, sequence 16, kind 2, step 35                                  that rank
+command    spare 22, epoch 11, sequence 24, decider 2, operation 5                 controller
+committed  sequence 24, held 1, version 38, present 1                              controller
+status     spare 2, epoch 11, sequence 24, weights 3, kv 3, ready 8, action 8,     that participant
+           code 5
+step       sequence 24, kind 2, epoch mod 64 6, | epoch div 64 5, step 27          that rank
 =========  ======================================================================  ================
 
 The low 32 bits of command and status, and the high 32 bits of step, change with every change that a
-process waits for; a futex watches 32 bits (:mod:`wsm.signals.waiting`). The low five bits of a status'
-sequence are repeated below the bar for that reason.
+process waits for; a futex watches 32 bits (:mod:`wsm.signals.waiting`). So they hold the low five bits of a
+status' sequence, the lowest bit of a command's epoch, and the low bits of a step's epoch.
+
+**Steps have no end.** A rank counts them without a limit; its word has the number modulo 2**27. Ranks of one
+epoch are a few steps apart, so of two such numbers the later one is known (:func:`steps_ahead`).
 """
 
 from __future__ import annotations
@@ -28,18 +31,46 @@ from typing import NamedTuple
 from wsm.states.errors import FieldOverflowError, WordFormatError
 
 EPOCH_BITS = 11
-SEQUENCE_BITS = 16
-STEP_BITS = 35
-VERSION_BITS = 40
+SEQUENCE_BITS = 24
+STEP_BITS = 27
+VERSION_BITS = 38
 
 MAX_EPOCH = (1 << EPOCH_BITS) - 1
 MAX_SEQUENCE = (1 << SEQUENCE_BITS) - 1
+#: The largest number of a step in a word; the one behind it is 0 again.
 MAX_STEP = (1 << STEP_BITS) - 1
 MAX_VERSION = (1 << VERSION_BITS) - 1
 MAX_ACTION = 254
 #: The codes of ``WeightState`` and ``KVState`` in :mod:`wsm.states`, which this package does not import.
 WEIGHT_CODES = range(-3, 3)
 KV_CODES = range(-2, 2)
+
+#: Of which fields of these words a journal's inputs are made; inputs of other ones cannot be run again.
+WORDS_VERSION = 2
+
+_LOW_EPOCH_BITS = 6
+_HALF_OF_STEPS = 1 << (STEP_BITS - 1)
+
+
+class Decider(enum.IntEnum):
+    """Who decides a command, and what may be done in its place once it is gone."""
+
+    CONTROLLER = 0  # the process that wrote the command; its successor, in its place
+    CALLER = 1  # the caller of that process, once all are PREPARED
+    OUTSIDE = 2  # another system, once all are PREPARED
+
+
+def step_in_word(step: int) -> int:
+    """Return the number under which a step that was counted without end stands in a word."""
+    return step & MAX_STEP
+
+
+def steps_ahead(one: int, other: int) -> int:
+    """Return how many steps `one` is ahead of `other`, negative if it is behind.
+
+    Both are numbers in words, or counted without end. Exact while they are less than 2**26 steps apart.
+    """
+    return ((one - other + _HALF_OF_STEPS) & MAX_STEP) - _HALF_OF_STEPS
 
 
 class Operation(enum.IntEnum):
@@ -75,6 +106,7 @@ class Operation(enum.IntEnum):
         return self in (Operation.HOT_UPDATE, Operation.HOT_COMMIT, Operation.HOT_ABORT)
 
 
+_LAST_OPERATION = max(Operation)
 _DECISIONS = frozenset((Operation.COMMIT, Operation.ABORT, Operation.HOT_COMMIT, Operation.HOT_ABORT))
 
 
@@ -122,46 +154,52 @@ class StepKind(enum.IntEnum):
 
 
 class CommandWord(NamedTuple):
-    """``(epoch, sequence, operation)``: what the controller asks, or has decided."""
+    """``(epoch, sequence, operation, decider)``: what the controller asks, or what was decided."""
 
     epoch: int
     sequence: int
     operation: Operation
+    decider: Decider = Decider.CONTROLLER
 
     def pack(self) -> int:
         """Return the 64-bit value."""
         _check("epoch", self.epoch, MAX_EPOCH)
         _check("sequence", self.sequence, MAX_SEQUENCE)
-        return self.epoch << 21 | self.sequence << 5 | self.operation
+        return self.epoch << 31 | self.sequence << 7 | self.decider << 5 | self.operation
 
     @classmethod
     def unpack(cls, word: int) -> CommandWord:
-        """Read the 64-bit value; a zero word is ``(0, 0, NONE)``.
+        """Read the 64-bit value; a zero word is ``(0, 0, NONE, CONTROLLER)``.
 
         Raises
         ------
         WordFormatError
-            If the operation is none that this build knows.
+            If operation or decider is none that this build knows.
         """
-        code = word & 0x1F
-        if word >> 32 or code > Operation.HOT_ABORT:
+        code, decider = word & 0x1F, (word >> 5) & 3
+        if word >> 42 or code > _LAST_OPERATION or decider > Decider.OUTSIDE:
             raise WordFormatError(kind="command", word=word)
-        return cls((word >> 21) & MAX_EPOCH, (word >> 5) & MAX_SEQUENCE, Operation(code))
+        return cls((word >> 31) & MAX_EPOCH, (word >> 7) & MAX_SEQUENCE, Operation(code), Decider(decider))
 
 
 class CommittedWord(NamedTuple):
-    """``(sequence, version)``: the last version that the whole group committed; version None: none yet."""
+    """``(sequence, version, held)``: the last version that the whole group committed; version None: none yet.
+
+    ``held``: whether the group is to stand still although it has what a step needs.
+    """
 
     sequence: int
     version: int | None
+    held: bool = False
 
     def pack(self) -> int:
         """Return the 64-bit value."""
         _check("sequence", self.sequence, MAX_SEQUENCE)
+        said = self.sequence << 40 | self.held << 39
         if self.version is None:
-            return self.sequence << 48
+            return said
         _check("version", self.version, MAX_VERSION)
-        return self.sequence << 48 | self.version << 1 | 1
+        return said | self.version << 1 | 1
 
     @classmethod
     def unpack(cls, word: int) -> CommittedWord:
@@ -173,7 +211,7 @@ class CommittedWord(NamedTuple):
             If bits are set that this build never sets.
         """
         version = (word >> 1) & MAX_VERSION if word & 1 else None
-        committed = cls(word >> 48, version)
+        committed = cls(word >> 40, version, bool(word >> 39 & 1))
         if committed.pack() != word:
             raise WordFormatError(kind="committed", word=word)
         return committed
@@ -206,9 +244,8 @@ class StatusWord(NamedTuple):
             if state not in codes:
                 raise FieldOverflowError(field="state code", value=state, limit=codes[-1])
         return (
-            self.epoch << 53
-            | self.sequence << 37
-            | (self.sequence & 0x1F) << 27
+            self.epoch << 51
+            | self.sequence << 27
             | (self.weights & 7) << 24
             | (self.kv & 7) << 21
             | self.ready << 13
@@ -223,18 +260,16 @@ class StatusWord(NamedTuple):
         Raises
         ------
         WordFormatError
-            If a code is none that this build knows, or the word contradicts itself.
+            If a code is none that this build knows.
         """
         code = word & 0x1F
-        sequence = (word >> 37) & MAX_SEQUENCE
-        repeated, spare = (word >> 27) & 0x1F, (word >> 32) & 0x1F
         weights, kv = _signed3(word >> 24), _signed3(word >> 21)
         known = code <= StatusCode.DONE_FAULTED and weights in WEIGHT_CODES and kv in KV_CODES
-        if not known or repeated != sequence & 0x1F or spare:
+        if not known or word >> 62:
             raise WordFormatError(kind="status", word=word)
         return cls(
-            word >> 53,
-            sequence,
+            word >> 51,
+            (word >> 27) & MAX_SEQUENCE,
             StatusCode(code),
             (word >> 5) & 0xFF,
             (word >> 13) & 0xFF,
@@ -248,7 +283,7 @@ class StepWord(NamedTuple):
 
     RUNNING ``(epoch, last finished sequence, n)``: inside or past step n, not parked. PARKED ``(epoch,
     sequence, n)``: stands behind step n for that sequence. BROKEN ``(epoch, last finished sequence, n)``:
-    step n raised, no further step in this epoch.
+    step n raised, no further step in this epoch. The number of the step is that of :func:`step_in_word`.
     """
 
     epoch: int
@@ -261,7 +296,8 @@ class StepWord(NamedTuple):
         _check("epoch", self.epoch, MAX_EPOCH)
         _check("sequence", self.sequence, MAX_SEQUENCE)
         _check("step", self.step, MAX_STEP)
-        return self.epoch << 53 | self.sequence << 37 | self.kind << 35 | self.step
+        high, low = divmod(self.epoch, 1 << _LOW_EPOCH_BITS)
+        return self.sequence << 40 | self.kind << 38 | low << 32 | high << 27 | self.step
 
     @classmethod
     def unpack(cls, word: int) -> StepWord:
@@ -272,10 +308,11 @@ class StepWord(NamedTuple):
         WordFormatError
             If the kind is none that this build knows.
         """
-        kind = (word >> 35) & 3
+        kind = (word >> 38) & 3
         if kind > StepKind.BROKEN:
             raise WordFormatError(kind="step", word=word)
-        return cls(word >> 53, (word >> 37) & MAX_SEQUENCE, StepKind(kind), word & MAX_STEP)
+        epoch = (word >> 27 & 0x1F) << _LOW_EPOCH_BITS | (word >> 32 & 0x3F)
+        return cls(epoch, word >> 40, StepKind(kind), word & MAX_STEP)
 
 
 def _signed3(bits: int) -> int:

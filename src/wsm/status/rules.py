@@ -11,7 +11,16 @@ from dataclasses import dataclass
 
 from wsm.command import PART_NOT_RESTORABLE
 from wsm.states.vocabulary import ALL_TAGS, Tag, sentence_of
-from wsm.states.words import Operation, StatusCode, StatusWord, StepKind, StepWord, code_name
+from wsm.states.words import (
+    Operation,
+    StatusCode,
+    StatusWord,
+    StepKind,
+    StepWord,
+    code_name,
+    step_in_word,
+    steps_ahead,
+)
 from wsm.status.facts import (
     ALIVE,
     DEAD,
@@ -176,7 +185,7 @@ def is_wait(error: str) -> bool:
 
 def not_parked(steps: Sequence[StepWord], *, sequence: int, step: int) -> list[int]:
     """Return the ranks that are not parked behind `step` for command `sequence`."""
-    here = (StepKind.PARKED, sequence, step)
+    here = (StepKind.PARKED, sequence, step_in_word(step))
     return [rank for rank, word in enumerate(steps) if (word.kind, word.sequence, word.step) != here]
 
 
@@ -750,7 +759,7 @@ def _holds_up(rank: RankFacts, other: int, group: GroupFacts) -> bool:
         inside is not None
         and here is not None
         and (inside.epoch, inside.kind) == (here.epoch, StepKind.RUNNING)
-        and inside.step > here.step
+        and steps_ahead(inside.step, here.step) > 0
     )
 
 

@@ -25,7 +25,7 @@ from wsm.states.machine import LifeCycle
 from wsm.states.phases import Event, Happened, Move, Phase, RankState, Todo
 from wsm.states.view import View, never_ready
 from wsm.states.vocabulary import KVPolicy
-from wsm.states.words import Operation, StatusCode, StepKind, StepWord
+from wsm.states.words import Operation, StatusCode, StepKind, StepWord, step_in_word
 from wsm.status.facts import named
 from wsm.status.rules import not_parked, not_ready
 from wsm.worker._command import CommandReader, Work
@@ -194,8 +194,14 @@ class RankLoop:
 
     # -- steps that are opened the slow way --------------------------------------------------------
 
-    def enter_step(self) -> tuple[int, int]:
+    def enter_step(self, *, said_so: bool = False) -> tuple[int, int]:
         """Store RUNNING for the next step; return the word and the version that makes the step.
+
+        Parameters
+        ----------
+        said_so : bool
+            Whether the step may be entered although the last turn did not say so: nothing has changed since
+            steps could be opened without this object.
 
         Raises
         ------
@@ -208,14 +214,14 @@ class RankLoop:
         if not life.serving or version is None or state.accepted or not state.holds:
             why = f"weights {life.weights.name}, KV cache {life.kv.name}, {state.phase.value}"
             raise NotServingError(rank=state.rank, why=why)
-        if not self._may_enter:
+        if not (self._may_enter or said_so):
             # A rank that stands for a command and steps all the same would step beside ranks that accept it.
             raise NotServingError(
                 rank=state.rank, why=f"the last poll() did not say so ({state.phase.value})"
             )
         self._may_enter = False
         self._stepped = True
-        word = StepWord(state.epoch, state.done, StepKind.RUNNING, state.step + 1).pack()
+        word = StepWord(state.epoch, state.done, StepKind.RUNNING, step_in_word(state.step + 1)).pack()
         self._tell(Event.ENTERED)  # last: a step whose word is stored must be entered
         return word, version
 

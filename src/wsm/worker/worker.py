@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from wsm.actions.base import LoadFunction
 from wsm.actions.options import PlanOptions
@@ -52,6 +52,10 @@ from wsm.worker.loading import (
 
 #: A command word that no controller ever writes: nothing is quiet.
 _NEVER = -1
+
+#: From this number of a step on words are looked at one by one, up to where numbers begin anew: there a peer
+#: that is a step ahead has the smaller word.
+_LAST_QUIET_STEP = MAX_STEP - 8
 
 
 class Turn(enum.Enum):
@@ -338,8 +342,8 @@ class Worker:
         seen = self._memory[self._command]
         todo = self._loop.turn()
         if todo is Todo.SERVE and self._loop.state.phase is Phase.IDLE:
-            self._quiet = seen
             self._permit.word = self._memory[self._own_step]
+            self._quiet = seen if self._permit.word & MAX_STEP < _LAST_QUIET_STEP else _NEVER
             if self._bell is not None and self._bell.is_ringing():
                 self._quiet = _NEVER
         if rang or todo is Todo.WAIT:
@@ -354,10 +358,12 @@ class Worker:
         self._quiet = _NEVER
         self._permit.end_simple_steps(self._loop.stepped_to)
 
-    def _open_step_slowly(self) -> tuple[int, int, bool]:
-        self._permit.end_simple_steps(self._loop.stepped_to)
-        word, version = self._loop.enter_step()
-        return word, version, self._quiet != _NEVER
+    def _open_step_slowly(self) -> OpenedStep:
+        said_so = self._permit.end_simple_steps(self._loop.stepped_to)
+        word, version = self._loop.enter_step(said_so=said_so)
+        if word & MAX_STEP >= _LAST_QUIET_STEP:
+            self._quiet = _NEVER  # a peer's number may begin anew before this rank's does
+        return OpenedStep(word, self._loop.state.step, version, self._quiet != _NEVER)
 
     def _break_step(self, error: BaseException) -> None:
         self._loop.raised = error  # first: where a shortage comes between, the next poll() says so
@@ -376,8 +382,28 @@ class _ClosedWords:
         raise SegmentClosedError(path=self._path)
 
 
-#: Opens a step the slow way; returns the stored word, the version, and whether the next one is simple.
-OpenSlowly = Callable[[], tuple[int, int, bool]]
+class OpenedStep(NamedTuple):
+    """A step that was opened the slow way.
+
+    Parameters
+    ----------
+    word : int
+        This rank's step word, as it was stored.
+    step : int
+        The number of the step in this epoch, counted without end.
+    version : int
+        The version that makes the step.
+    simple : bool
+        Whether the next one may be opened the quick way.
+    """
+
+    word: int
+    step: int
+    version: int
+    simple: bool
+
+
+OpenSlowly = Callable[[], OpenedStep]
 
 
 @final
@@ -403,6 +429,7 @@ class StepPermit:
         "_open_slowly",
         "_own_word",
         "_simple_until",
+        "_steps_before",
         "rank",
         "version",
         "word",
@@ -425,11 +452,12 @@ class StepPermit:
         self._open = False
         self.word = 0
         self._simple_until = 0
+        self._steps_before = 0  # what the number of a step is more than that in the word
 
     @property
     def step(self) -> int:
-        """The number of the step in this epoch."""
-        return self.word & MAX_STEP
+        """The number of the step in this epoch, counted without end."""
+        return self._steps_before + (self.word & MAX_STEP)
 
     def check(self) -> None:
         """Assert that a step is open.
@@ -442,11 +470,19 @@ class StepPermit:
         if not self._open:
             raise PermitExpiredError(rank=self.rank, step=self.step)
 
-    def end_simple_steps(self, stepped_to: Callable[[int], None]) -> None:
-        """Let the driver open the next step, after it was told the last one that was opened without it."""
-        if self._simple_until:
-            stepped_to(self.step)
-            self._simple_until = 0
+    def end_simple_steps(self, stepped_to: Callable[[int], None]) -> bool:
+        """Let the driver open the next step, after it was told the last one that was opened without it.
+
+        Returns
+        -------
+        bool
+            Whether steps could be opened without it until now.
+        """
+        if not self._simple_until:
+            return False
+        stepped_to(self.step)
+        self._simple_until = 0
+        return True
 
     def __enter__(self) -> StepPermit:
         """Store RUNNING; everything collective of the step comes after it."""
@@ -454,9 +490,11 @@ class StepPermit:
         if word < self._simple_until:
             self.word = self._memory[self._own_word] = word
         else:
-            self.word, self.version, simple = self._open_slowly()
+            self.word, step, self.version, simple = self._open_slowly()
+            number = self.word & MAX_STEP
+            self._steps_before = step - number
             # Beyond its last step number a word would run over into the field next to it.
-            self._simple_until = self.word | MAX_STEP if simple else 0
+            self._simple_until = self.word - number + _LAST_QUIET_STEP if simple else 0
         self._open = True
         return self
 

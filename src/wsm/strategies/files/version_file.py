@@ -20,8 +20,8 @@ from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import VERSION_FILE
 from wsm.yaml_reading import YamlReadingError, compose
 
-#: The largest version: the committed-version word of a group has 40 bits for it.
-MAX_VERSION = (1 << 40) - 1
+#: The largest version: the committed-version word of a group has 38 bits for it.
+MAX_VERSION = (1 << 38) - 1
 
 _MAX_BYTES = 1 << 14
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,12}")
