@@ -13,7 +13,7 @@ from drawing.dialogues import RANKS, Block, Branch, Dialogue, Item, Message, Not
 from wsm.actions.base import Action, Plan, Plans
 from wsm.states.joint import START, JointState, step
 from wsm.states.table import Event
-from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
+from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
 _A, _C, _W = Participant.CALLER, Participant.CONTROLLER, Participant.WORDS
 _S = Participant.SUPERVISOR
@@ -42,7 +42,7 @@ def clear_dialogue(plans: Plans) -> Dialogue:
             *command("clear()", "CLEAR"),
             *drain_and_park(plans.clear),
             *accept(began),
-            *work(plans.named(PlanName.CLEAR)),
+            *work(plans.clear),
             Block(
                 "alt",
                 (
@@ -75,7 +75,7 @@ def update_dialogue(plans: Plans) -> Dialogue:
             *command("update(version)", "UPDATE"),
             *drain_and_park(plans.update),
             *accept(began),
-            *work(plans.named(PlanName.UPDATE)),
+            *work(plans.update),
             both("with the KV cache's action", *rebuilt),
             Block(
                 "alt",
@@ -103,7 +103,7 @@ def update_dialogue(plans: Plans) -> Dialogue:
 
 def hot_update_dialogue(plans: Plans) -> Dialogue:
     """Return the dialogue of a hot update, staged while the ranks serve."""
-    plan = plans.named(PlanName.HOT)
+    plan = plans.hot
     flipped, flip = walk(_SERVING, WeightEvent.UPDATE, KVEvent.UPDATE, KVEvent.REBUILT, WeightEvent.PREPARED)
     _, committed = walk(flipped, WeightEvent.COMMIT)
     return Dialogue(
@@ -253,7 +253,7 @@ def restore_dialogue(plans: Plans) -> Dialogue:
             *command("restore()", "UPDATE", by=_S),
             *drain_and_park(plans.update),
             *accept(began),
-            *work(plans.named(PlanName.UPDATE)),
+            *work(plans.update),
             both("with the KV cache's action", *rebuilt),
             Block(
                 "alt",
@@ -302,8 +302,8 @@ def _failed_clear(begun: JointState, plans: Plans) -> tuple[Item, ...]:
         Message(_C, _W, "command (epoch, q, ABORT)"),
         *status("STOPPED_TOUCHED"),
         both("wait until every rank has stopped", "a clear that has begun is never taken back"),
-        Note((_R0,), (f"plan {plans.named(PlanName.DISCARD).name}", *on)),
-        Note((_R1,), (f"plan {plans.named(PlanName.DISCARD).name}", *again)),
+        Note((_R0,), (f"plan {plans.discard.name}", *on)),
+        Note((_R1,), (f"plan {plans.discard.name}", *again)),
         *status("DONE_CLEARED"),
         both("DONE_FAULTED where the teardown failed again"),
         Message(_C, _A, "error: rank, action, cause, remote traceback"),
@@ -333,7 +333,7 @@ def _aborted_update(begun: JointState, plans: Plans) -> tuple[Item, ...]:
                 ),
                 Branch(
                     SOME_TOUCHED,
-                    (both(f"plan {plans.named(PlanName.DISCARD).name}", *dropped), *status("DONE_CLEARED")),
+                    (both(f"plan {plans.discard.name}", *dropped), *status("DONE_CLEARED")),
                 ),
             ),
         ),

@@ -16,12 +16,13 @@ from explorer.errors import RuleBrokenError
 from explorer.world import BOTH, KV_CACHE, TAGS, WEIGHTS, ParticipantState
 from wsm.states import command_events
 from wsm.states import joint as tables
-from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course, Half, Request, WayOut
+from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course, WayOut
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.joint import JointState
 from wsm.states.phases import Event as CommandEvent
+from wsm.states.plan_key import Half, Request
 from wsm.states.table import Event
-from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
+from wsm.states.vocabulary import KVEvent, KVState, Tag, WeightEvent, WeightState
 from wsm.states.words import Operation
 
 
@@ -41,13 +42,12 @@ def plan_of(me: ParticipantState, *, long_plans: bool) -> tuple[bool, ...]:
     in long plans, one in a teardown (communicators shut down). A helper is in no communicator.
     """
     plan = _asked(me, me.tags).plan
-    if plan is None or plan is PlanName.HOT:
+    if plan is None or plan.operation is Request.HOT_UPDATE:
         return ()
-    change = command_events.CHANGES.get(plan)
     votes: tuple[bool, ...] = (False,)
-    if change is not None and change.loads:
-        votes = (False, True) if change.weights is Half.REPLACED else (True, False)
-    elif change is not None and long_plans and change.weights is Half.GOES:
+    if plan.loads:
+        votes = (False, True) if plan.weights is Half.REPLACED else (True, False)
+    elif long_plans and plan.operation is Request.CLEAR and plan.weights is Half.GOES:
         votes = (False, True)
     return votes if me.state.steps else tuple(vote for vote in votes if not vote)
 
@@ -243,9 +243,9 @@ def _ended(
     me = _follow(me, ending.course)
     if ending.plan is None:
         return me, ending.faulted
-    if ending.plan is not PlanName.DISCARD_KV_CACHE:
+    if Tag.WEIGHTS in ending.plan.gone:
         me = me._replace(content=0)
-    if ending.plan in (PlanName.DISCARD, PlanName.DISCARD_KV_CACHE):
+    if Tag.KV_CACHE in ending.plan.gone:
         me = me._replace(blocks=0)
     if teardown_fails:
         return _follow(me, command_events.not_freed(me.joint))._replace(content=0), True

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "signals": FOUNDATION | {"states"},
     "strategies": CORE | {"config_reading", "yaml_reading"},
     "actions": CORE
-    | {"states.command_events"}
+    | {"states.plan_key"}
     | {f"strategies.{name}" for name in ("tensor", "digest", "transposing", "paddle_dtypes")},
     "config": FOUNDATION | {"config_reading", "states", "signals", "actions", "strategies"},
     "config_reading": FOUNDATION | {"yaml_reading"},

@@ -15,8 +15,8 @@ from wsm.actions.order import BEFORE, MIRRORS, check_order
 from wsm.actions.plan import PlanOptions, derive_plans
 from wsm.actions.surfaces import GroupKind
 from wsm.errors import InternalError
-from wsm.states.command_events import CHANGES
-from wsm.states.vocabulary import PlanName, Tag
+from wsm.states.plan_key import COMMANDED
+from wsm.states.vocabulary import Tag
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def swapped(plan, first, second):
 
 def put_into(plans, plan):
     """Return `plans` with one of them replaced."""
-    return Plans({**plans.by_name, PlanName(plan.name): plan})
+    return Plans({**plans.by_name, plan.name: plan})
 
 
 def without(plan, name):
@@ -87,7 +87,7 @@ def test_an_action_that_any_plan_lacks_is_caught(plans):
         names.FORGET_AUXILIARY_CACHE,
     }
     for plan in plans:
-        commanded = PlanName(plan.name) in CHANGES or plan is plans.hot
+        commanded = plan.key in COMMANDED
         for name in plan.names() if commanded else sorted(set(plan.names()) - free):
             with pytest.raises(InternalError) as caught:
                 check_order(put_into(plans, without(plan, name)))
@@ -110,8 +110,8 @@ def test_an_action_that_a_plan_has_without_a_reason_is_caught(plans):
     """Every mirrored action, put into every plan that must not have it, at its end and at its beginning."""
     mirrored = {name for mirror in MIRRORS for name in (mirror.taken, mirror.given)}
     some = {action.name: action for plan in plans for action in plan.actions if action.name in mirrored}
-    for name in CHANGES:
-        plan = plans.named(name)
+    for key in COMMANDED:
+        plan = plans.named(key)
         for action in some.values():
             if action.name not in plan.names():
                 for actions in ((*plan.actions, action), (action, *plan.actions)):

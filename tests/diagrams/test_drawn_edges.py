@@ -72,7 +72,7 @@ def test_a_plan_is_drawn_at_every_edge_that_runs_it(rendered: dict[str, str]) ->
                 rf"^    {row.source.name} --> {row.dest.name} : (.+)$", rendered[f"{name}.mmd"], re.MULTILINE
             )
             for plan in row.plans if row.dest in chart.working else ():
-                assert any(f"▸ {plan.value}" in edge.split("<br/>") for edge in edges), (row, plan)
+                assert any(f"▸ {plan}" in edge.split("<br/>") for edge in edges), (row, plan)
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.machine.value)

@@ -18,8 +18,8 @@ from wsm.actions.base import Plans
 from wsm.cli.drawings import Arrow, Drawing, Node, NodeKind, heading_of
 from wsm.states.joint import BESIDE
 from wsm.states.phases import Phase
+from wsm.states.plan_key import PLANS, REJOIN
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART
-from wsm.states.vocabulary import PlanName
 
 FILES = {
     "README.md",
@@ -125,12 +125,12 @@ def test_every_plan_stands_under_every_edge_that_runs_it_with_all_its_actions(
     drawn = set()
     for chart in CHARTS:
         for row in chart.rows:
-            for name in row.plans if row.dest in chart.working else ():
+            for key in row.plans if row.dest in chart.working else ():
                 part = parts[heading_of(chart, row)]
-                drawn.add(name)
-                assert name.value in part
-                assert all(action.name in part for action in plans.named(name).actions)
-    assert drawn | {PlanName.REJOIN} == set(PlanName)
+                drawn.add(key)
+                assert str(key) in part
+                assert all(action.name in part for action in plans.named(key).actions)
+    assert drawn | {REJOIN} == set(PLANS)
     assert all(action.name in parts["A new epoch"] for action in plans.rejoin.actions)
 
 

@@ -33,7 +33,7 @@ from wsm.config import Deadlines
 from wsm.signals.segment import Segment
 from wsm.states import rank as protocol
 from wsm.states.phases import Todo
-from wsm.states.vocabulary import PlanName
+from wsm.states.plan_key import CLEAR, DISCARD, HOT, REJOIN, UPDATE, UPDATE_IN_PLACE, PlanKey
 from wsm.states.words import CommandWord, CommittedWord, Operation
 from wsm.testing import InMemoryRunner
 from wsm.worker._command import Work
@@ -160,8 +160,8 @@ class LedDraining(SteppedAction):
 def plans_led_by(script: Script) -> Plans:
     """Return the explorer's miniature plans."""
 
-    def plan(name: str, *actions: Action) -> Plan:
-        return Plan(name=name, actions=actions, before_parking=(LedDraining(script),))
+    def plan(key: PlanKey, *actions: Action) -> Plan:
+        return Plan(key=key, actions=actions, before_parking=(LedDraining(script),))
 
     def release() -> Action:
         return LedAction(script, names.RELEASE_KV_CACHE)
@@ -173,19 +173,19 @@ def plans_led_by(script: Script) -> Plans:
         return LedAction(script, "meet", collective=True)
 
     plans = (
-        plan("clear", release()),
-        plan("update", meet(), load()),
-        plan("update_in_place", load(), meet()),
+        plan(CLEAR, release()),
+        plan(UPDATE, meet(), load()),
+        plan(UPDATE_IN_PLACE, load(), meet()),
         Plan(
-            name="hot",
+            key=HOT,
             actions=(LedAction(script, names.STAGE_WEIGHTS), LedAction(script, names.FLIP_WEIGHTS)),
             before_parking=(LedDraining(script),),
             staged=1,
         ),
-        plan("discard", release()),
-        Plan("rejoin", ()),
+        plan(DISCARD, release()),
+        Plan(REJOIN, ()),
     )
-    return Plans({PlanName(one.name): one for one in plans})
+    return Plans({one.name: one for one in plans})
 
 
 class LedRank:

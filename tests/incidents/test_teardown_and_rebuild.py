@@ -23,7 +23,7 @@ from wsm.actions.order import check_order
 from wsm.actions.plan import derive_plans
 from wsm.controller.errors import CommandRefusedError, CommandTimeoutError, RankFailedError
 from wsm.errors import InternalError
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy, PlanName
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.tensor import TensorSpec
 from wsm.testing import InMemoryRunner
@@ -40,7 +40,7 @@ def plans_with_order(engine: StrictEngine, plan: str, first: str, second: str) -
     here, there = names.index(first), names.index(second)
     actions[here], actions[there] = actions[there], actions[here]
     wrong = dataclasses.replace(getattr(plans, plan), actions=tuple(actions))
-    check_order(Plans({**plans.by_name, PlanName(plan): wrong}))
+    check_order(Plans({**plans.by_name, plan: wrong}))
 
 
 def test_fastdeploy_7522_graphs_go_before_the_weights_main_model_first(strict, engine):
@@ -147,9 +147,7 @@ def test_fastdeploy_c2_6_a_plan_that_restarts_other_groups_than_it_shut_down_can
     plans = derive_plans(PlanOptions.from_runner(engine, shut_down_groups=True))
     fewer = tuple(action for action in plans.update.actions if action.name != "restart_world_group")
     with pytest.raises(InternalError):
-        check_order(
-            Plans({**plans.by_name, PlanName.UPDATE: dataclasses.replace(plans.update, actions=fewer)})
-        )
+        check_order(Plans({**plans.by_name, "update": dataclasses.replace(plans.update, actions=fewer)}))
 
 
 def test_deepep_571_and_fastdeploy_3927_the_buffer_goes_before_its_group_and_comes_back_after_it(

@@ -21,8 +21,9 @@ from wsm.states.check import (
 )
 from wsm.states.joint import BESIDE, NEEDS, Beside, JointState, stands_beside
 from wsm.states.phases import Phase
+from wsm.states.plan_key import CLEAR, DISCARD
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Guard, Row
-from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, PlanName, Tag, WeightEvent, WeightState
+from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState
 from wsm.states.words import Operation
 
 W, E = WeightState, WeightEvent
@@ -73,11 +74,11 @@ FAULTS: dict[str, tuple[Chart, str]] = {
         "ambiguous rows: weights NORMAL clear",
     ),
     "two rows with one guard": (
-        plus(WEIGHT_CHART, Row(W.PREPARED, E.ABORT, W.CLEARING, Guard.KEPT, plans=(PlanName.DISCARD,))),
+        plus(WEIGHT_CHART, Row(W.PREPARED, E.ABORT, W.CLEARING, Guard.KEPT, plans=(DISCARD,))),
         "ambiguous rows: weights PREPARED abort",
     ),
     "a row for what another row was refused": (
-        plus(WEIGHT_CHART, Row(W.PREPARED, E.ABORT, W.CLEARING, plans=(PlanName.DISCARD,))),
+        plus(WEIGHT_CHART, Row(W.PREPARED, E.ABORT, W.CLEARING, plans=(DISCARD,))),
         "falls through: weights PREPARED abort: refused for NORMAL",
     ),
     "a guard without its opposite": (
@@ -110,7 +111,7 @@ FAULTS: dict[str, tuple[Chart, str]] = {
         "no failure: weights UPDATING",
     ),
     "a decision that something else ends": (
-        plus(WEIGHT_CHART, Row(W.PREPARED, E.CLEAR, W.CLEARING, plans=(PlanName.CLEAR,))),
+        plus(WEIGHT_CHART, Row(W.PREPARED, E.CLEAR, W.CLEARING, plans=(CLEAR,))),
         "decision: weights PREPARED",
     ),
     "a decision that cannot be taken": (
@@ -134,7 +135,7 @@ FAULTS: dict[str, tuple[Chart, str]] = {
         "no plan: weights NORMAL clear",
     ),
     "a plan without work": (
-        plus(WEIGHT_CHART, Row(W.NORMAL, E.ABORT, W.NORMAL, plans=(PlanName.DISCARD,))),
+        plus(WEIGHT_CHART, Row(W.NORMAL, E.ABORT, W.NORMAL, plans=(DISCARD,))),
         "idle plan: weights NORMAL abort",
     ),
 }

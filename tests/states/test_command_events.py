@@ -9,9 +9,10 @@ from itertools import product
 import pytest
 
 from wsm.states import command_events
-from wsm.states.command_events import Asked, CacheChange, Request, WayOut
+from wsm.states.command_events import Asked, CacheChange, WayOut
 from wsm.states.joint import JointState, serving
-from wsm.states.vocabulary import ALL_TAGS, KVState, PlanName, Tag, WeightState
+from wsm.states.plan_key import DISCARD, GIVEN_BACK, PLANS, Half, Request, plan_for
+from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
 
 W, K = WeightState, KVState
 AT_REST = [JointState(*pair) for pair in product((W.NORMAL, W.CLEARED, W.FAULTED), (K.NORMAL, K.CLEARED))]
@@ -138,4 +139,51 @@ def test_a_command_that_is_illegal_says_why(asked: Asked, why: str) -> None:
 
 def test_a_faulted_rank_is_repaired_without_a_collective_action() -> None:
     asked = Asked(Request.CLEAR, ALL_TAGS, JointState(W.FAULTED, K.CLEARING))
-    assert asked.plan is PlanName.DISCARD
+    assert asked.plan is DISCARD
+
+
+def test_a_plan_is_called_by_its_parts_and_no_two_plans_alike() -> None:
+    """Users name these in faults, and read them in journals and receipts of every version."""
+    assert {str(key) for key in PLANS} == {
+        "clear",
+        "clear_weights",
+        "clear_kv_cache",
+        "clear_remaining_weights",
+        "clear_remaining_kv_cache",
+        "update",
+        "update_weights",
+        "update_weights_only",
+        "update_kv_cache",
+        "update_kv_cache_only",
+        "update_in_place",
+        "update_in_place_only",
+        "update_in_place_and_rebuild",
+        "hot",
+        "discard",
+        "discard_weights",
+        "discard_held_weights",
+        "discard_kv_cache",
+        "rejoin",
+    }
+    assert len({str(key) for key in PLANS}) == len(PLANS)
+
+
+@pytest.mark.parametrize("request_", Request)
+def test_the_plan_for_a_request_moves_what_its_tags_name_and_is_not_there_yet(request_: Request) -> None:
+    for tags, weights, kv in product(TAGS, (True, False), (True, False)):
+        key = plan_for(request_, tags, weights=weights, kv=kv)
+        if request_ is Request.HOT_UPDATE:
+            assert (key is not None) is (weights and kv)
+            continue
+        there = {Tag.WEIGHTS: weights, Tag.KV_CACHE: kv}
+        wanted = {
+            tag: request_ is Request.UPDATE if tag in tags else there[tag]
+            for tag in (Tag.WEIGHTS, Tag.KV_CACHE)
+        }
+        reloads = request_ is Request.UPDATE and Tag.WEIGHTS in tags
+        assert (key is None) is (wanted == there and not reloads)
+        if key is not None:
+            assert {tag: tag not in key.gone for tag in there} == wanted
+            assert {tag: half not in (Half.COMES, Half.AWAY) for tag, half in key.halves.items()} == there
+            assert key.gives_back is bool(GIVEN_BACK & set(key.halves.values()))
+            assert key.loads is reloads

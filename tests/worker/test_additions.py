@@ -17,8 +17,8 @@ from wsm.actions.plan import derive_plans
 from wsm.config import Deadlines
 from wsm.controller.errors import RankFailedError
 from wsm.errors import BadInputError, InternalError
-from wsm.states.command_events import CHANGES, Half
-from wsm.states.vocabulary import PlanName, Tag
+from wsm.states.plan_key import COMMANDED, DISCARDS, Half
+from wsm.states.vocabulary import Tag
 from wsm.testing import InMemoryRunner
 
 
@@ -72,12 +72,11 @@ def lone(tmp_path: Path):
 
 def test_an_addition_is_in_every_plan_that_moves_what_it_goes_with_and_in_no_other() -> None:
     plans = derive_plans(PlanOptions(additions=(LORA,)))
-    for name, change in CHANGES.items():
-        here = plans.named(name).names()
-        assert ("flush_lora_cache" in here) is (change.weights in (Half.GOES, Half.REPLACED)), name
-        assert ("reload_lora_cache" in here) is (change.weights in (Half.COMES, Half.REPLACED)), name
-    for name in (PlanName.DISCARD, PlanName.DISCARD_WEIGHTS, PlanName.DISCARD_HELD_WEIGHTS):
-        assert "flush_lora_cache" in plans.named(name).names()
+    for key in (*COMMANDED, *DISCARDS):
+        here = plans.named(key).names()
+        taken = key.weights in (Half.GOES, Half.WITHDRAWN, Half.REPLACED)
+        assert ("flush_lora_cache" in here) is taken, key
+        assert ("reload_lora_cache" in here) is (key.weights in (Half.COMES, Half.REPLACED)), key
     hot = [action.name for action in plans.hot.flip]
     assert hot.index("flush_lora_cache") < hot.index(names.FLIP_WEIGHTS) < hot.index("reload_lora_cache")
 

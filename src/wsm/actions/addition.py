@@ -2,7 +2,7 @@
 
 For what wsm has no surface for: adapters, prefix stores, whatever lives and dies with the weights or the KV
 cache. An engine lists its additions, and they stand in plans, diagrams, journals and receipts like every
-other action. Which plans they are in follows from :data:`wsm.states.command_events.CHANGES`, so that none
+other action. Which plans they are in follows from the plans' keys (:mod:`wsm.states.plan_key`), so that none
 can be forgotten.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from wsm.actions import errors, names
 from wsm.actions.base import Action, Plan
-from wsm.states.command_events import CHANGES, DISCARDS, Half
-from wsm.states.vocabulary import PlanName, Tag
+from wsm.states.plan_key import GIVEN_BACK, Half
+from wsm.states.vocabulary import Tag
 
 _TAKES_BEFORE = {
     Tag.WEIGHTS: (names.RELEASE_WEIGHTS, names.LOAD_WEIGHTS, names.FLIP_WEIGHTS),
@@ -89,7 +89,7 @@ def with_additions(plan: Plan, additions: tuple[Addition, ...]) -> Plan:
     """
     actions, staged = list(plan.actions), plan.staged
     for addition in additions:
-        taken, brought = _moved(PlanName(plan.name), addition.tags)
+        taken, brought = _moved(plan, addition.tags)
         if taken and addition.takes is not None:
             anchors = addition.takes_before or tuple(_of(_TAKES_BEFORE, addition.tags))
             actions.insert(_places(plan, actions, anchors)[0], addition.takes())
@@ -99,16 +99,10 @@ def with_additions(plan: Plan, additions: tuple[Addition, ...]) -> Plan:
     return replace(plan, actions=tuple(actions), staged=staged)
 
 
-def _moved(plan: PlanName, tags: frozenset[Tag]) -> tuple[bool, bool]:
+def _moved(plan: Plan, tags: frozenset[Tag]) -> tuple[bool, bool]:
     """Say whether a plan takes what `tags` name away, and whether it brings it."""
-    if plan is PlanName.HOT:
-        return Tag.WEIGHTS in tags, Tag.WEIGHTS in tags
-    change = CHANGES.get(plan) or DISCARDS.get(plan)
-    if change is None:
-        return False, False
-    halves = {Tag.WEIGHTS: change.weights, Tag.KV_CACHE: change.kv}
-    mine = {halves[tag] for tag in tags}
-    return bool(mine & {Half.GOES, Half.REPLACED}), bool(mine & {Half.COMES, Half.REPLACED})
+    mine = set() if plan.key is None else {plan.key.halves[tag] for tag in tags}
+    return bool(mine & (GIVEN_BACK | {Half.REPLACED})), bool(mine & {Half.COMES, Half.REPLACED})
 
 
 def _of(table: dict[Tag, tuple[str, ...]], tags: frozenset[Tag]) -> Iterator[str]:

@@ -42,7 +42,8 @@ from typing import Any
 from wsm.actions import errors
 from wsm.actions.errors import PreconditionError, load_incomplete
 from wsm.actions.surfaces import Runner, StagedWeights
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy, PlanName, TransferMode
+from wsm.states.plan_key import CLEAR, DISCARD, HOT, REJOIN, UPDATE, UPDATE_IN_PLACE, PlanKey
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy, TransferMode
 from wsm.strategies.tensor import WeightTarget
 
 
@@ -311,8 +312,8 @@ class Plan:
 
     Parameters
     ----------
-    name : str
-        A value of :class:`wsm.states.vocabulary.PlanName`.
+    key : PlanKey or None
+        What it does; None: nothing.
     actions : tuple of Action
         In order.
     before_parking : tuple of SteppedAction
@@ -327,7 +328,7 @@ class Plan:
         How many of the actions, from the first, run beside the serving loop.
     """
 
-    name: str
+    key: PlanKey | None
     actions: tuple[Action, ...]
     before_parking: tuple[SteppedAction, ...] = ()
     commit: tuple[Action, ...] = ()
@@ -343,6 +344,11 @@ class Plan:
         yield from self.before_parking
         yield from self.flip
         yield from self.commit
+
+    @property
+    def name(self) -> str:
+        """The text of its key, by which diagrams, journals and errors call it."""
+        return "nothing" if self.key is None else str(self.key)
 
     @property
     def staging(self) -> tuple[Action, ...]:
@@ -394,39 +400,39 @@ class Plans:
 
     Parameters
     ----------
-    by_name : mapping of PlanName to Plan
-        Every plan, by the name that diagrams, journals and errors print.
+    by_name : mapping of str to Plan
+        Every plan, by the text of its key.
     """
 
-    by_name: Mapping[PlanName, Plan]
+    by_name: Mapping[str, Plan]
 
     def __iter__(self) -> Iterator[Plan]:
-        """Iterate over all plans, in the order of their names' list."""
+        """Iterate over all plans, in the order of :data:`wsm.states.plan_key.PLANS`."""
         return iter(self.by_name.values())
 
-    def named(self, name: PlanName) -> Plan:
-        """Return the plan of that name."""
-        return self.by_name[name]
+    def named(self, name: PlanKey | str) -> Plan:
+        """Return the plan of that key, or with its text for a name."""
+        return self.by_name[str(name)]
 
     @property
     def clear(self) -> Plan:
         """From serving to nothing held."""
-        return self.by_name[PlanName.CLEAR]
+        return self.named(CLEAR)
 
     @property
     def update(self) -> Plan:
         """From nothing held to ready to step."""
-        return self.by_name[PlanName.UPDATE]
+        return self.named(UPDATE)
 
     @property
     def update_in_place(self) -> Plan:
         """From serving one version to ready to step with another, without giving memory back."""
-        return self.by_name[PlanName.UPDATE_IN_PLACE]
+        return self.named(UPDATE_IN_PLACE)
 
     @property
     def hot(self) -> Plan:
         """From serving one version to serving another that was staged beside it."""
-        return self.by_name[PlanName.HOT]
+        return self.named(HOT)
 
     @property
     def discard(self) -> Plan:
@@ -434,9 +440,9 @@ class Plans:
 
         Groups and the DeepEP buffer stay as they are; the next update finds them so on every rank.
         """
-        return self.by_name[PlanName.DISCARD]
+        return self.named(DISCARD)
 
     @property
     def rejoin(self) -> Plan:
         """Before a discard, where the epoch has ended: lets go alone of what broke with a peer."""
-        return self.by_name[PlanName.REJOIN]
+        return self.named(REJOIN)

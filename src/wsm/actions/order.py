@@ -14,8 +14,8 @@ from wsm.actions import errors, names
 from wsm.actions.addition import Addition
 from wsm.actions.base import Plan, Plans
 from wsm.errors import InternalError
-from wsm.states.command_events import CHANGES, DISCARDS, Change, Half
-from wsm.states.vocabulary import ALL_TAGS, PlanName, Tag
+from wsm.states.plan_key import COMMANDED, DISCARDS, GIVEN_BACK, Half, PlanKey, Request
+from wsm.states.vocabulary import ALL_TAGS, Tag
 
 
 @dataclass(frozen=True)
@@ -46,20 +46,17 @@ class Present:
     action : str
         Its name.
     where : callable
-        ``where(change)``: whether a command's plan for that change of weights and KV cache has it.
+        ``where(key)``: whether a command's plan of that key has it.
     why : str
         The reason.
-    hot : bool
-        Whether the plan of a hot update has it.
     discard : callable or None
-        The same for plans that repair, of which a change says less; None: they may have it or not.
+        The same for plans that repair, of which a key says less; None: they may have it or not.
     """
 
     action: str
-    where: Callable[[Change], bool]
+    where: Callable[[PlanKey], bool]
     why: str
-    hot: bool = False
-    discard: Callable[[Change], bool] | None = None
+    discard: Callable[[PlanKey], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,29 +91,34 @@ class Mirror:
     discarded: bool = False
     given_alone: bool = False
 
-    def takes(self, change: Change) -> bool:
-        """Whether a plan for this change takes it."""
-        halves = self._halves(change)
+    def takes(self, key: PlanKey) -> bool:
+        """Whether a plan of this key takes it."""
+        halves = self._halves(key)
         if not halves.isdisjoint({Half.AWAY, Half.COMES}):
             return False  # one of what it goes with was not there
-        return Half.GOES in halves or (Half.REPLACED in halves and self.in_place == "both")
+        if key.operation is Request.HOT_UPDATE:
+            return self.hot
+        return self._goes(key) or (Half.REPLACED in halves and self.in_place == "both")
 
-    def gives(self, change: Change) -> bool:
-        """Whether a plan for this change gives it."""
-        halves = self._halves(change)
+    def gives(self, key: PlanKey) -> bool:
+        """Whether a plan of this key gives it."""
+        halves = self._halves(key)
         if not halves.isdisjoint({Half.AWAY, Half.GOES}):
             return False  # one of what it goes with is not there
+        if key.operation is Request.HOT_UPDATE:
+            return self.hot
         return Half.COMES in halves or (Half.REPLACED in halves and self.in_place != "neither")
 
     def rules(self) -> Iterator[Present]:
         """Return where either action must be."""
-        goes = (lambda change: Half.GOES in self._halves(change)) if self.discarded else None
-        yield Present(self.taken, self.takes, _MIRRORED_WHY, self.hot, goes)
-        yield Present(self.given, self.gives, _MIRRORED_WHY, self.hot)
+        yield Present(self.taken, self.takes, _MIRRORED_WHY, self._goes if self.discarded else None)
+        yield Present(self.given, self.gives, _MIRRORED_WHY)
 
-    def _halves(self, change: Change) -> set[Half]:
-        both = {Tag.WEIGHTS: change.weights, Tag.KV_CACHE: change.kv}
-        return {both[tag] for tag in self.tags}
+    def _goes(self, key: PlanKey) -> bool:
+        return not GIVEN_BACK.isdisjoint(self._halves(key))
+
+    def _halves(self, key: PlanKey) -> set[Half]:
+        return {key.halves[tag] for tag in self.tags}
 
 
 _GRAPHS_WHY = "graphs point at parameters and cache blocks; clearing these first hangs (FastDeploy#7522)"
@@ -270,39 +272,47 @@ MIRRORS: tuple[Mirror, ...] = (
 )
 
 
-def _gives_memory_back(change: Change) -> bool:
-    return Half.GOES in change
+def _gives_memory_back(key: PlanKey) -> bool:
+    return key.gives_back
 
 
-def _brings(change: Change) -> bool:
-    return Half.GOES not in change
+def _loads_where_it_stands(key: PlanKey) -> bool:
+    return key.loads and not _stages(key)
 
 
-def _runs_meanwhile(change: Change) -> bool:
-    return Half.GOES in change or change.weights is Half.REPLACED
+def _brings_where_it_stands(key: PlanKey) -> bool:
+    return not key.gives_back and not _stages(key)
 
 
-def _keeps_blocks_of_other_weights(change: Change) -> bool:
-    return change.kv is Half.STAYS and change.weights is not Half.STAYS
+def _stages(key: PlanKey) -> bool:
+    return key.operation is Request.HOT_UPDATE
 
 
-def _resets_inputs(change: Change) -> bool:
-    return change.loads or change.serves
+def _runs_meanwhile(key: PlanKey) -> bool:
+    return key.gives_back or key.weights is Half.REPLACED
 
 
-#: What must be in which plans, beside the mirrors: action, where, why, in the hot plan, in repairs.
+def _keeps_blocks_of_other_weights(key: PlanKey) -> bool:
+    return key.kv is Half.STAYS and key.weights is not Half.STAYS
+
+
+def _resets_inputs(key: PlanKey) -> bool:
+    return key.loads or key.serves
+
+
+#: What must be in which plans, beside the mirrors: action, where, why, in repairs.
 PRESENT: tuple[Present, ...] = (
-    Present(names.SETTLE_REQUESTS, _runs_meanwhile, _REQUESTS_WHY, True, _gives_memory_back),
-    Present(names.FORGET_KV_CACHE, _keeps_blocks_of_other_weights, _BLOCKS_WHY, hot=True),
-    Present(names.FORGET_AUXILIARY_CACHE, _keeps_blocks_of_other_weights, _BLOCKS_WHY, hot=True),
-    Present(names.RESET_INPUTS, _resets_inputs, _INPUTS_WHY, hot=True),
-    Present(names.RESET_AUXILIARY_INPUTS, _resets_inputs, _INPUTS_WHY, hot=True),
-    Present(names.VERIFY_LOADED, lambda change: change.loads, _PROOF_WHY),
-    Present(names.EMPTY_ALLOCATOR_CACHE, _gives_memory_back, _FREE_WHY, False, _gives_memory_back),
-    Present(names.VERIFY_CLEARED, _gives_memory_back, _MEASURE_WHY, False, _gives_memory_back),
-    Present(names.DECLARE_CLEARED, _gives_memory_back, _FACTS_WHY, False, _gives_memory_back),
-    Present(names.DECLARE_PREPARED, _brings, _FACTS_WHY),
-    Present(names.DECLARE_STAGED, lambda _: False, _FACTS_WHY, hot=True),
+    Present(names.SETTLE_REQUESTS, _runs_meanwhile, _REQUESTS_WHY, _gives_memory_back),
+    Present(names.FORGET_KV_CACHE, _keeps_blocks_of_other_weights, _BLOCKS_WHY),
+    Present(names.FORGET_AUXILIARY_CACHE, _keeps_blocks_of_other_weights, _BLOCKS_WHY),
+    Present(names.RESET_INPUTS, _resets_inputs, _INPUTS_WHY),
+    Present(names.RESET_AUXILIARY_INPUTS, _resets_inputs, _INPUTS_WHY),
+    Present(names.VERIFY_LOADED, _loads_where_it_stands, _PROOF_WHY),
+    Present(names.EMPTY_ALLOCATOR_CACHE, _gives_memory_back, _FREE_WHY, _gives_memory_back),
+    Present(names.VERIFY_CLEARED, _gives_memory_back, _MEASURE_WHY, _gives_memory_back),
+    Present(names.DECLARE_CLEARED, _gives_memory_back, _FACTS_WHY, _gives_memory_back),
+    Present(names.DECLARE_PREPARED, _brings_where_it_stands, _FACTS_WHY),
+    Present(names.DECLARE_STAGED, _stages, _FACTS_WHY),
 )
 
 
@@ -342,27 +352,28 @@ def check_order(plans: Plans, additions: Sequence[Addition] = ()) -> None:
 def _rules_of(addition: Addition) -> Iterator[Present]:
     """Return where the actions of an engine's own must be: wherever any of their tags moves."""
     why = "an action of an engine's own is in every plan that moves what it goes with"
-    one = {tag: Mirror("", "", frozenset({tag}), in_place="both") for tag in addition.tags}
+    alone = [
+        Mirror("", "", frozenset({tag}), in_place="both", hot=tag is Tag.WEIGHTS) for tag in addition.tags
+    ]
 
-    def goes(change: Change) -> bool:
-        return any(mirror.takes(change) for mirror in one.values())
+    def goes(key: PlanKey) -> bool:
+        return any(mirror.takes(key) for mirror in alone)
 
-    def comes(change: Change) -> bool:
-        return any(mirror.gives(change) for mirror in one.values())
+    def comes(key: PlanKey) -> bool:
+        return any(mirror.gives(key) for mirror in alone)
 
-    hot = Tag.WEIGHTS in addition.tags
     if addition.takes is not None:
-        yield Present(addition.takes().name, goes, why, hot, goes)
+        yield Present(addition.takes().name, goes, why, goes)
     if addition.brings is not None:
-        yield Present(addition.brings().name, comes, why, hot)
+        yield Present(addition.brings().name, comes, why)
 
 
 def _check_presence(plans: Plans, rule: Present) -> None:
-    wanted = {name: rule.where(change) for name, change in CHANGES.items()} | {PlanName.HOT: rule.hot}
+    wanted = {key: rule.where(key) for key in COMMANDED}
     if rule.discard is not None:
-        wanted |= {name: rule.discard(change) for name, change in DISCARDS.items()}
-    for name, asked in wanted.items():
-        plan = plans.named(name)
+        wanted |= {key: rule.discard(key) for key in DISCARDS}
+    for key, asked in wanted.items():
+        plan = plans.named(key)
         if (rule.action in plan.names()) is not asked:
             raise errors.plan_order(
                 plan=plan.name, rule=f"{rule.action} is {'' if asked else 'not '}in this plan", why=rule.why
@@ -400,7 +411,7 @@ def _check_locality(plans: Plans) -> None:
                 rule=f"{outside[0]} is local outside the voted part",
                 why="ranks vote on the plan's own actions only",
             )
-    for plan in (*(plans.named(name) for name in DISCARDS), plans.rejoin):
+    for plan in (*(plans.named(key) for key in DISCARDS), plans.rejoin):
         together = [action.name for action in plan.actions if action.collective]
         if together:
             raise errors.plan_order(

@@ -1,7 +1,7 @@
 """Plans composed of parts: which steps an engine needs for each transition, in which order.
 
 Responsible for presence: a step that a configuration does not need, or that a change of one half only
-(:mod:`wsm.states.command_events`) leaves out, is absent, never skipped at run time. The order written here is
+(:mod:`wsm.states.plan_key`) leaves out, is absent, never skipped at run time. The order written here is
 checked against the declared rules (:mod:`wsm.actions.order`) every time. It knows no words, and runs nothing.
 
 First the plans, then the parts: runs of steps that always go together, in one order.
@@ -56,8 +56,8 @@ from wsm.actions.base import Action, Plan, Plans
 from wsm.actions.measuring import MemoryProof
 from wsm.actions.options import PlanOptions
 from wsm.actions.order import check_order
-from wsm.states.command_events import CHANGES, DISCARDS, Change, Half
-from wsm.states.vocabulary import KVPolicy, PlanName
+from wsm.states.plan_key import GIVEN_BACK, PLANS, Half, PlanKey, Repair, Request
+from wsm.states.vocabulary import KVPolicy
 
 __all__ = ["Plan", "PlanOptions", "Plans", "compose", "derive_plans"]
 
@@ -86,65 +86,45 @@ def derive_plans(options: PlanOptions) -> Plans:
         ``plan-options`` if an addition has no place in a plan that must have it.
     """
     proof = MemoryProof(options.memory_drop)
-    plans = Plans({name: compose(name, options, proof) for name in PlanName})
+    plans = Plans({str(key): compose(key, options, proof) for key in PLANS})
     check_order(plans, options.additions)
     return plans
 
 
-def compose(name: PlanName, options: PlanOptions, proof: MemoryProof) -> Plan:
-    """Compose one plan of its parts, by what it does to the weights and the KV cache.
+def compose(key: PlanKey, options: PlanOptions, proof: MemoryProof) -> Plan:
+    """Compose one plan of its parts.
 
     Parameters
     ----------
-    name : PlanName
-        Its printed name; :mod:`wsm.states.command_events` says what a plan of that name does.
+    key : PlanKey
+        What it does.
     options : PlanOptions
         The engine's configuration.
     proof : MemoryProof
         Shared by all plans of an engine.
     """
-    if name in CHANGES:
-        return _commanded(name, options, CHANGES[name], proof)
-    if name in DISCARDS:
-        return _repairing(name, options, DISCARDS[name], proof)
-    if name is PlanName.HOT:
-        return _hot(options)
-    return _plan(name, options, _rejoin(options), frozenset(KVPolicy))
-
-
-def _commanded(name: PlanName, options: PlanOptions, change: Change, proof: MemoryProof) -> Plan:
-    clears = Half.GOES in change
-    actions = _clear(options, change, proof) if clears else _update(options, change)
-    resumes = (ResumeAdmitting(),) if change.serves and not options.cache_only else ()
+    if key.operation is Repair.REJOIN:
+        return _plan(key, options, _rejoin(options), frozenset(KVPolicy))
+    if key.operation is Repair.DISCARD:
+        return _plan(key, options, _discard(options, key, proof), frozenset(KVPolicy))
+    resumes = (ResumeAdmitting(),) if key.serves and not options.cache_only else ()
+    if key.operation is Request.HOT_UPDATE:
+        staging = tuple(_staging(options))
+        actions = iter((*staging, *_flip(options)))
+        admission = tuple(_admission(options))
+        return _plan(
+            key, options, actions, options.kv_policies, resumes, admission=admission, staged=len(staging)
+        )
+    actions = _clear(options, key, proof) if key.gives_back else _update(options, key)
     kv_policies = frozenset({KVPolicy.DROP})
-    if change.kv is Half.STAYS:
+    if key.kv is Half.STAYS:
         # Requests that are held with their blocks go on at once, so not where the weights only go.
-        kv_policies = options.kv_policies - ({KVPolicy.KEEP_IN_FLIGHT} if clears else set())
-    return _plan(name, options, actions, kv_policies, resumes)
-
-
-def _hot(options: PlanOptions) -> Plan:
-    staging = tuple(_staging(options))
-    actions = iter((*staging, *_flip(options)))
-    resumes = () if options.cache_only else (ResumeAdmitting(),)
-    return _plan(
-        PlanName.HOT,
-        options,
-        actions,
-        options.kv_policies,
-        resumes,
-        admission=tuple(_admission(options)),
-        staged=len(staging),
-    )
-
-
-def _repairing(name: PlanName, options: PlanOptions, change: Change, proof: MemoryProof) -> Plan:
-    actions = _discard(options, change, proof, served=name is not PlanName.DISCARD_WEIGHTS)
-    return _plan(name, options, actions, frozenset(KVPolicy))
+        kv_policies = options.kv_policies - ({KVPolicy.KEEP_IN_FLIGHT} if key.gives_back else set())
+    return _plan(key, options, actions, kv_policies, resumes)
 
 
 def _plan(
-    name: PlanName,
+    key: PlanKey,
     options: PlanOptions,
     actions: Iterator[Action],
     kv_policies: frozenset[KVPolicy],
@@ -154,7 +134,7 @@ def _plan(
     staged: int = 0,
 ) -> Plan:
     plan = Plan(
-        name=name.value,
+        key=key,
         actions=tuple(actions),
         before_parking=() if options.cache_only else (StopAdmitting(),),
         commit=commit,
@@ -171,57 +151,58 @@ def _plan(
     return plan
 
 
-def _clear(options: PlanOptions, change: Change, proof: MemoryProof) -> Iterator[Action]:
-    weights_go = change.weights is Half.GOES
+def _clear(options: PlanOptions, key: PlanKey, proof: MemoryProof) -> Iterator[Action]:
+    weights_go = key.weights is Half.GOES
     yield from _settle(options)
-    if Half.AWAY not in change:  # graphs and records were dropped when the first half was cleared
+    if Half.AWAY not in key:  # graphs and records were dropped when the first half was cleared
         yield from _forget_records_and_graphs(options)
     if weights_go:
         yield from _clear_buffer(options)
         yield from _release_weights(options)
-    if change.kv is Half.GOES:
+    if key.kv is Half.GOES:
         yield from _release_caches(options)
-    if change.kv is Half.STAYS:
+    if key.kv is Half.STAYS:
         yield from _forget_blocks(options, weights_go=True)
     yield EmptyAllocatorCache()
     if weights_go:
         yield from _shut_down_groups(options)
-    yield VerifyCleared(proof, change.gone)
+    yield VerifyCleared(proof, key.gone)
     yield DeclareCleared()
 
 
-def _update(options: PlanOptions, change: Change) -> Iterator[Action]:
-    if change.weights is Half.COMES:
+def _update(options: PlanOptions, key: PlanKey) -> Iterator[Action]:
+    if key.weights is Half.COMES:
         yield from _restart_groups(options)
-    if change.weights is Half.REPLACED:
+    if key.weights is Half.REPLACED:
         yield from _settle(options, may_hold=True)
-        if change.kv is Half.STAYS:
+        if key.kv is Half.STAYS:
             yield from _forget_records_and_graphs(options)
-    if change.loads:
+    if key.loads:
         yield from _load_weights(options)
-    if change.loads or change.serves:
+    if key.loads or key.serves:
         yield from _reset_inputs(options)
-    if change.kv is Half.STAYS:
+    if key.kv is Half.STAYS:
         yield from _forget_blocks(options)
-    if change.kv is Half.COMES:
+    if key.kv is Half.COMES:
         yield from _rebuild_caches(options)
-    if change.serves:
+    if key.serves:
         yield from _make_ready(options)
-    yield DeclarePrepared(has_weights=change.weights is not Half.AWAY and not options.cache_only)
+    yield DeclarePrepared(has_weights=key.weights is not Half.AWAY and not options.cache_only)
 
 
-def _discard(options: PlanOptions, change: Change, proof: MemoryProof, *, served: bool) -> Iterator[Action]:
+def _discard(options: PlanOptions, key: PlanKey, proof: MemoryProof) -> Iterator[Action]:
+    served = key.weights is not Half.WITHDRAWN
     yield from _settle(options, break_off_drain=True)
     if served:  # graphs and records are there only where both halves were
         yield from _forget_records_and_graphs(options)
-    if change.weights is Half.GOES:
+    if key.weights in GIVEN_BACK:
         yield from _release_weights(options)
-    if change.kv is Half.GOES:
+    if key.kv is Half.GOES:
         yield from _release_caches(options)
     elif served:
         yield from _forget_blocks(options, weights_go=True)
     yield EmptyAllocatorCache()
-    yield VerifyCleared(proof, change.gone)
+    yield VerifyCleared(proof, key.gone)
     yield DeclareCleared()
 
 

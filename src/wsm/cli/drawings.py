@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from wsm.actions.base import Action, Plan, Plans
-from wsm.states.command_events import CHANGES, DISCARDS, Half
 from wsm.states.joint import BESIDE
 from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, LookRow, OutcomeRow, Phase, When
+from wsm.states.plan_key import Half, PlanKey, Repair, Request
 from wsm.states.table import CHARTS, Chart, MachineName, Row, State
-from wsm.states.vocabulary import KVState, PlanName, WeightState
+from wsm.states.vocabulary import KVState, WeightState
 
 
 class NodeKind(enum.Enum):
@@ -142,7 +142,7 @@ def machine_drawing(chart: Chart) -> Drawing:
                 row.event.value,
                 row.dest.name,
                 None if row.guard is None else row.guard.value,
-                tuple(name.value for name in row.plans if row.dest in chart.working),
+                tuple(str(key) for key in row.plans if row.dest in chart.working),
             )
             for row in chart.rows
         ),
@@ -282,6 +282,7 @@ done; `m` it says how much memory it takes. Past its deadline the command is abo
 
 _HALVES = {
     Half.GOES: "{} go",
+    Half.WITHDRAWN: "{} go, as far as they have come",
     Half.COMES: "{} come",
     Half.REPLACED: "{} are loaded over the old ones",
     Half.STAYS: "{} stay",
@@ -321,24 +322,23 @@ def link_to(chart: Chart, row: Row) -> str:
 
 
 def _edge(chart: Chart, row: Row, plans: Plans) -> Iterator[str]:
-    there = [plans.named(name) for name in row.plans]
+    there = [plans.named(key) for key in row.plans]
     yield f"## {heading_of(chart, row)}"
     yield f"{row.note[0].upper()}{row.note[1:]}."
     yield _flow(chart, row, there[0])
     if len(there) > 1:
         yield "\n".join(
-            f"{number}. `{plan.name}`: {_meaning(plan.name)}" for number, plan in enumerate(there, start=1)
+            f"{number}. `{key}`: {_meaning(key)}" for number, key in enumerate(row.plans, start=1)
         )
         yield _matrix(there)
 
 
-def _meaning(name: str) -> str:
-    change = {**CHANGES, **DISCARDS}.get(PlanName(name))
-    if change is None:
+def _meaning(key: PlanKey) -> str:
+    if key.operation is Request.HOT_UPDATE:
         return "weights and KV cache, staged beside those that serve"
     return (
-        f"{_HALVES[change.weights].format('weights')}, "
-        f"{_HALVES[change.kv].format('KV blocks').replace('over the old ones', 'anew')}"
+        f"{_HALVES[key.weights].format('weights')}, "
+        f"{_HALVES[key.kv].format('KV blocks').replace('over the old ones', 'anew')}"
     )
 
 
@@ -377,7 +377,7 @@ def _timed(plan: Plan) -> list[tuple[Action, str]]:
     """Return every action of a plan in its order, with when it runs, as far as that is not in its turn."""
     timed = [(action, ", when the command is seen") for action in plan.admission]
     timed += [(action, ", beside the serving loop") for action in plan.staging]
-    if PlanName(plan.name) not in (PlanName.REJOIN, *DISCARDS):  # no rank steps then
+    if plan.key is not None and not isinstance(plan.key.operation, Repair):  # else no rank steps then
         timed += [(action, ", before parking") for action in plan.before_parking]
     timed += [(action, "") for action in plan.flip]
     return timed + [(action, ", behind the decision") for action in plan.commit]

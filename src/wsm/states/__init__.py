@@ -9,10 +9,11 @@ module                  answers
 ======================  ==========================================================================
 :mod:`.vocabulary`      which states, events and policies are there, and what are their codes?
 :mod:`.words`           what does one 64-bit word say, and how is it packed?
+:mod:`.plan_key`        what identifies a plan, what is it called, and which one serves a request?
 :mod:`.table`           what leads where? Every transition of weights and KV cache, with its theory
 :mod:`.joint`           which states stand side by side, and beside which phase; which event needs what?
 :mod:`.machine`         where is this rank, and may this happen now? The live `transitions` machines
-:mod:`.command_events`  which plan does a command mean, and which events does it fire on every way out of it?
+:mod:`.command_events`  which events does a command fire, and what does it do on every way out of it?
 :mod:`.view`            what has one participant read, where do all ranks stand, what have they voted for?
 :mod:`.phases`          what does a rank remember? The third table: what it looks for, and what follows
 :mod:`.rank`            the walk over it, and what its conditions mean: the next thing to do, the outcome

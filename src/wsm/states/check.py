@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from wsm.states import command_events, phases
-from wsm.states.command_events import Asked, CacheChange, Course, Request
+from wsm.states.command_events import REQUESTS, Asked, CacheChange, Course
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.joint import (
     BESIDE,
@@ -46,6 +46,7 @@ from wsm.states.phases import (
     Todo,
     When,
 )
+from wsm.states.plan_key import Request
 from wsm.states.rank import OF_THE_RANK, OF_THE_WORDS
 from wsm.states.table import CHARTS, Chart, Event, MachineName, Row, State
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState
@@ -559,12 +560,6 @@ class CommandMoment:
 
 
 _HALVES = tuple(frozenset({tag}) for tag in Tag)
-#: What each operation asks for.
-_ASKS = {
-    Operation.CLEAR: Request.CLEAR,
-    Operation.UPDATE: Request.UPDATE,
-    Operation.HOT_UPDATE: Request.HOT_UPDATE,
-}
 #: What comes of things to do that move no machine.
 _SIMPLE = {
     Todo.DRAIN: phases.Event.DRAINED,
@@ -614,7 +609,7 @@ def _ahead_of(moment: CommandMoment) -> Iterator[CommandMoment]:
 
 def _taken_in(joint: JointState) -> Iterator[CommandMoment]:
     """Iterate over the commands that may come; of one that was aborted before, only that is read."""
-    for (operation, request), tags, keeps in product(_ASKS.items(), (*_HALVES, ALL_TAGS), (False, True)):
+    for (operation, request), tags, keeps in product(REQUESTS.items(), (*_HALVES, ALL_TAGS), (False, True)):
         if request is not Request.HOT_UPDATE or tags == ALL_TAGS:
             asked = Asked(request, tags, joint, keeps_kv=keeps)
             yield CommandMoment(Phase.BEGINNING, joint, operation, asked)

@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-**Which plan** is one table (:data:`CHANGES`), given the tags and what is held. A command moves the halves
-that its tags name, as far as they are not where it wants them already, and the other half only where it must:
-new weights make a KV cache that is there forget what other weights computed.
+**Which plan** follows from what is asked, the tags, and what is held
+(:func:`wsm.states.plan_key.plan_for`). A command moves the halves that its tags name, as far as they are not
+where it wants them already, and the other half only where it must.
 
 A command moves the machines of a rank at a few moments: when all ranks stand (:func:`begin`), when an action
 has changed the KV cache (:func:`followed`), when the plan is done (:func:`finish`), and at the decision
@@ -35,12 +35,22 @@ from typing import NamedTuple
 
 from wsm.states.errors import IllegalTransitionError
 from wsm.states.joint import START, JointState, serving, step
+from wsm.states.plan_key import (
+    DISCARD,
+    DISCARD_HELD_WEIGHTS,
+    DISCARD_KV_CACHE,
+    DISCARD_WEIGHTS,
+    HOT,
+    REJOIN,
+    PlanKey,
+    Request,
+    plan_for,
+)
 from wsm.states.table import Event
 from wsm.states.vocabulary import (
     ALL_TAGS,
     KVEvent,
     KVState,
-    PlanName,
     Tag,
     WeightEvent,
     WeightState,
@@ -48,114 +58,8 @@ from wsm.states.vocabulary import (
 )
 from wsm.states.words import Operation
 
-
-class Half(enum.Enum):
-    """What a plan does to the weights, or to the KV cache."""
-
-    GOES = "is held and given back"
-    COMES = "is absent and brought"
-    REPLACED = "is held and loaded anew in place"
-    STAYS = "is held and stays"
-    AWAY = "is absent and stays so"
-
-
-class Change(NamedTuple):
-    """What a plan does to both.
-
-    Parameters
-    ----------
-    weights, kv : Half
-        To each.
-    """
-
-    weights: Half
-    kv: Half
-
-    @property
-    def loads(self) -> bool:
-        """Whether weights are loaded."""
-        return self.weights in (Half.COMES, Half.REPLACED)
-
-    @property
-    def serves(self) -> bool:
-        """Whether both halves are there afterwards."""
-        return not {Half.GOES, Half.AWAY} & set(self)
-
-    @property
-    def gone(self) -> frozenset[Tag]:
-        """What holds no memory afterwards."""
-        halves = {Tag.WEIGHTS: self.weights, Tag.KV_CACHE: self.kv}
-        return frozenset(tag for tag, half in halves.items() if half in (Half.GOES, Half.AWAY))
-
-
-#: What the plans of a command do; the discard plans, which repair, are no command's.
-CHANGES: dict[PlanName, Change] = {
-    PlanName.CLEAR: Change(Half.GOES, Half.GOES),
-    PlanName.CLEAR_WEIGHTS: Change(Half.GOES, Half.STAYS),
-    PlanName.CLEAR_REMAINING_WEIGHTS: Change(Half.GOES, Half.AWAY),
-    PlanName.CLEAR_KV_CACHE: Change(Half.STAYS, Half.GOES),
-    PlanName.CLEAR_REMAINING_KV_CACHE: Change(Half.AWAY, Half.GOES),
-    PlanName.UPDATE: Change(Half.COMES, Half.COMES),
-    PlanName.UPDATE_WEIGHTS: Change(Half.COMES, Half.STAYS),
-    PlanName.UPDATE_WEIGHTS_ONLY: Change(Half.COMES, Half.AWAY),
-    PlanName.UPDATE_IN_PLACE: Change(Half.REPLACED, Half.STAYS),
-    PlanName.UPDATE_IN_PLACE_AND_REBUILD: Change(Half.REPLACED, Half.COMES),
-    PlanName.UPDATE_IN_PLACE_ONLY: Change(Half.REPLACED, Half.AWAY),
-    PlanName.UPDATE_KV_CACHE: Change(Half.STAYS, Half.COMES),
-    PlanName.UPDATE_KV_CACHE_ONLY: Change(Half.AWAY, Half.COMES),
-}
-
-#: What the discard plans do. Weights are *held* where a clear was to take them; otherwise an update has
-#: brought some of them, beside a KV cache that must be as it was before.
-DISCARDS: dict[PlanName, Change] = {
-    PlanName.DISCARD: Change(Half.GOES, Half.GOES),
-    PlanName.DISCARD_WEIGHTS: Change(Half.GOES, Half.STAYS),
-    PlanName.DISCARD_HELD_WEIGHTS: Change(Half.GOES, Half.STAYS),
-    PlanName.DISCARD_KV_CACHE: Change(Half.STAYS, Half.GOES),
-}
-
-_NAMES = {change: name for name, change in CHANGES.items()}
-
-
-def plan_to_clear(tags: Collection[Tag], weights: WeightState, kv: KVState) -> PlanName | None:
-    """Return the plan that gives back what `tags` name of what is held; None where none of it is."""
-    change = Change(
-        _given_back(Tag.WEIGHTS in tags, held=weights is WeightState.NORMAL),
-        _given_back(Tag.KV_CACHE in tags, held=kv is KVState.NORMAL),
-    )
-    return _NAMES.get(change)
-
-
-def plan_to_update(tags: Collection[Tag], weights: WeightState, kv: KVState) -> PlanName | None:
-    """Return the plan that loads and rebuilds what `tags` name; None where nothing of it is missing.
-
-    Weights that are named are loaded, over others too; a KV cache that is there needs no rebuilding.
-    """
-    there = weights is WeightState.NORMAL
-    if Tag.WEIGHTS in tags:
-        of_weights = Half.REPLACED if there else Half.COMES
-    else:
-        of_weights = Half.STAYS if there else Half.AWAY
-    of_missing_kv = Half.COMES if Tag.KV_CACHE in tags else Half.AWAY
-    return _NAMES.get(Change(of_weights, Half.STAYS if kv is KVState.NORMAL else of_missing_kv))
-
-
-def _given_back(named: bool, *, held: bool) -> Half:
-    if not held:
-        return Half.AWAY
-    return Half.GOES if named else Half.STAYS
-
-
 _AT_WORK = (WeightState.UPDATING, WeightState.CLEARING)
 _AT_REST = (WeightState.NORMAL, WeightState.CLEARED)
-
-
-class Request(enum.Enum):
-    """What is asked of a rank."""
-
-    CLEAR = "clear"
-    UPDATE = "update"
-    HOT_UPDATE = "hot update"
 
 
 #: What the operation of a command word asks for.
@@ -254,21 +158,21 @@ class Asked:
         return self.tags if self.request is Request.CLEAR else ALL_TAGS
 
     @property
-    def plan(self) -> PlanName | None:
+    def plan(self) -> PlanKey | None:
         """The plan that serves the request from `before`; None: nothing is to do.
 
         Its collective actions are the same on every rank.
         """
         weights, kv = self.before.weights, self.before.kv
         if self.request is Request.HOT_UPDATE:
-            return PlanName.HOT
+            return HOT
         if weights is WeightState.FAULTED:
             # It is repaired beside peers that are cleared already: no collective can be part of it.
-            return PlanName.DISCARD
+            return DISCARD
         if weights not in _AT_REST:
             return None  # a new epoch, in the middle of a command: what is held is given back
-        chosen = plan_to_clear if self.request is Request.CLEAR else plan_to_update
-        return chosen(self.tags, weights, kv)
+        there = {"weights": weights is WeightState.NORMAL, "kv": kv is KVState.NORMAL}
+        return plan_for(self.request, self.tags, **there)
 
 
 class WayOut(NamedTuple):
@@ -278,7 +182,7 @@ class WayOut(NamedTuple):
     ----------
     course : Course
         Events to be fired at once.
-    plan : PlanName or None
+    plan : PlanKey or None
         The discard plan to be run then, one action after the other; None: what is held stays.
     faulted : bool
         Whether the rank ends FAULTED, if no plan is to be run.
@@ -287,15 +191,15 @@ class WayOut(NamedTuple):
     """
 
     course: Course
-    plan: PlanName | None = None
+    plan: PlanKey | None = None
     faulted: bool = False
     leaves: bool = False
 
     @property
-    def plans(self) -> tuple[PlanName, ...]:
+    def plans(self) -> tuple[PlanKey, ...]:
         """The plans to be run after the events; empty: the command has ended here."""
         discard = () if self.plan is None else (self.plan,)
-        return (PlanName.REJOIN, *discard) if self.leaves else discard
+        return (REJOIN, *discard) if self.leaves else discard
 
 
 def holds(tags: Collection[Tag], joint: JointState, *, same_version: bool) -> bool:
@@ -420,7 +324,7 @@ def keep(asked: Asked, joint: JointState) -> WayOut:
     if asked.before.kv is not KVState.NORMAL:
         return _drop_all(course)
     # What an update has begun to load goes, the KV cache stays.
-    return WayOut(_kv_as_before(asked, course).then(WeightEvent.ABORT), PlanName.DISCARD_WEIGHTS)
+    return WayOut(_kv_as_before(asked, course).then(WeightEvent.ABORT), DISCARD_WEIGHTS)
 
 
 def drop(asked: Asked, joint: JointState) -> WayOut:
@@ -496,7 +400,7 @@ def _drop_all(course: Course) -> WayOut:
     course = _weights_leave(course)
     if course.joint.kv is not KVState.CLEARED:
         course = course.then(KVEvent.CLEAR)
-    return WayOut(course, PlanName.DISCARD)
+    return WayOut(course, DISCARD)
 
 
 def _drop_half(course: Course, *, takes_weights: bool) -> WayOut:
@@ -506,10 +410,10 @@ def _drop_half(course: Course, *, takes_weights: bool) -> WayOut:
     if away:
         return WayOut(course)
     if not takes_weights:
-        return WayOut(course.then(KVEvent.CLEAR), PlanName.DISCARD_KV_CACHE)
+        return WayOut(course.then(KVEvent.CLEAR), DISCARD_KV_CACHE)
     course = _weights_leave(course)
     beside = course.joint.kv is KVState.NORMAL
-    return WayOut(course, PlanName.DISCARD_HELD_WEIGHTS if beside else PlanName.DISCARD)
+    return WayOut(course, DISCARD_HELD_WEIGHTS if beside else DISCARD)
 
 
 def _drop_unknown(course: Course) -> WayOut:

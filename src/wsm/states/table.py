@@ -52,7 +52,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from wsm.states.errors import flag_not_bool
-from wsm.states.vocabulary import KVEvent, KVState, PlanName, WeightEvent, WeightState
+from wsm.states.plan_key import (
+    DISCARD,
+    DISCARD_HELD_WEIGHTS,
+    DISCARD_KV_CACHE,
+    DISCARD_WEIGHTS,
+    PLANS,
+    REJOIN,
+    Half,
+    PlanKey,
+)
+from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
 
 State = WeightState | KVState
 Event = WeightEvent | KVEvent
@@ -104,7 +114,7 @@ class Row:
         What must hold; None: nothing.
     note : str
         What it means, for a reviewer.
-    plans : tuple of PlanName
+    plans : tuple of PlanKey
         The work that it starts: the first one usually, another one as the note says.
     """
 
@@ -113,7 +123,7 @@ class Row:
     dest: State
     guard: Guard | None = None
     note: str = ""
-    plans: tuple[PlanName, ...] = ()
+    plans: tuple[PlanKey, ...] = ()
 
     def admits(self, *, kept: bool) -> bool:
         """Whether the row's guard, if it has one, holds."""
@@ -183,6 +193,8 @@ class Chart:
 
 _W, _E = WeightState, WeightEvent
 _K, _F = KVState, KVEvent
+#: Weights that a plan leaves where they are.
+_AT_REST = (Half.STAYS, Half.AWAY)
 
 WEIGHT_TABLE: tuple[Row, ...] = (
     # clear
@@ -191,13 +203,7 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _E.CLEAR,
         _W.CLEARING,
         note="every rank stands; discard where a rank had not begun when the group chose to drop",
-        plans=(
-            PlanName.CLEAR,
-            PlanName.CLEAR_WEIGHTS,
-            PlanName.CLEAR_REMAINING_WEIGHTS,
-            PlanName.DISCARD,
-            PlanName.DISCARD_HELD_WEIGHTS,
-        ),
+        plans=tuple(key for key in PLANS if key.weights is Half.GOES),
     ),
     Row(_W.CLEARING, _E.CLEARED, _W.CLEARED, note="the memory is measured to be free"),
     Row(_W.CLEARING, _E.FAIL, _W.FAULTED, note="a teardown action raised, or memory is still held"),
@@ -206,7 +212,7 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _E.ABORT,
         _W.CLEARING,
         note="a clear that failed elsewhere: who has begun goes on to clear",
-        plans=(PlanName.DISCARD, PlanName.DISCARD_HELD_WEIGHTS),
+        plans=(DISCARD, DISCARD_HELD_WEIGHTS),
     ),
     Row(_W.CLEARED, _E.CLEAR, _W.CLEARED, note="nothing to do"),
     Row(_W.CLEARED, _E.ABORT, _W.CLEARED, note="nothing to take back"),
@@ -216,19 +222,14 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _E.UPDATE,
         _W.UPDATING,
         note="the boot load is an update like any other",
-        plans=(PlanName.UPDATE, PlanName.UPDATE_WEIGHTS, PlanName.UPDATE_WEIGHTS_ONLY),
+        plans=tuple(key for key in PLANS if key.weights is Half.COMES),
     ),
     Row(
         _W.NORMAL,
         _E.UPDATE,
         _W.UPDATING,
         note="without giving memory back first; hot where the new weights stand beside the old already",
-        plans=(
-            PlanName.UPDATE_IN_PLACE,
-            PlanName.UPDATE_IN_PLACE_AND_REBUILD,
-            PlanName.UPDATE_IN_PLACE_ONLY,
-            PlanName.HOT,
-        ),
+        plans=tuple(key for key in PLANS if key.weights is Half.REPLACED),
     ),
     Row(_W.UPDATING, _E.PREPARED, _W.PREPARED, note="all that can fail is done and verified"),
     Row(_W.UPDATING, _E.ABORT, _W.NORMAL, Guard.KEPT, note="what was begun is undone; as before the command"),
@@ -238,7 +239,7 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _W.CLEARING,
         Guard.DROPPED,
         note="some rank's weights are not whole, or this one held none",
-        plans=(PlanName.DISCARD, PlanName.DISCARD_WEIGHTS),
+        plans=(DISCARD, DISCARD_WEIGHTS),
     ),
     # decision
     Row(_W.PREPARED, _E.COMMIT, _W.NORMAL, note="all ranks are PREPARED with matching manifests"),
@@ -249,7 +250,7 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _W.CLEARING,
         Guard.DROPPED,
         note="some rank's weights are not whole, or this one held none",
-        plans=(PlanName.DISCARD, PlanName.DISCARD_WEIGHTS),
+        plans=(DISCARD, DISCARD_WEIGHTS),
     ),
     # the KV cache was to go alone, and did not
     Row(_W.NORMAL, _E.FAIL, _W.FAULTED, note="a teardown of the KV cache alone failed"),
@@ -260,7 +261,7 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _E.CLEAR,
         _W.CLEARING,
         note="teardown is idempotent",
-        plans=(PlanName.DISCARD, PlanName.DISCARD_HELD_WEIGHTS),
+        plans=(DISCARD, DISCARD_HELD_WEIGHTS),
     ),
     Row(_W.FAULTED, _E.ABORT, _W.FAULTED, note="another rank's failure repairs nothing here"),
     # a new epoch
@@ -269,7 +270,7 @@ WEIGHT_TABLE: tuple[Row, ...] = (
         _E.LOST,
         _W.CLEARED,
         note="a new epoch; all that was held was given back before",
-        plans=(PlanName.REJOIN,),
+        plans=(REJOIN,),
     ),
 )
 
@@ -279,7 +280,7 @@ KV_TABLE: tuple[Row, ...] = (
         _F.CLEAR,
         _K.CLEARING,
         note="release begins, beside that of the weights or alone",
-        plans=(PlanName.CLEAR_KV_CACHE, PlanName.CLEAR_REMAINING_KV_CACHE, PlanName.DISCARD_KV_CACHE),
+        plans=tuple(key for key in PLANS if key.kv is Half.GOES and key.weights in _AT_REST),
     ),
     Row(_K.CLEARING, _F.CLEARED, _K.CLEARED, note="blocks and prefix tree are gone"),
     Row(
@@ -287,7 +288,7 @@ KV_TABLE: tuple[Row, ...] = (
         _F.CLEAR,
         _K.CLEARING,
         note="asked again: release is idempotent",
-        plans=(PlanName.DISCARD_KV_CACHE,),
+        plans=(DISCARD_KV_CACHE,),
     ),
     Row(_K.CLEARED, _F.CLEAR, _K.CLEARED, note="nothing to do"),
     Row(
@@ -295,7 +296,7 @@ KV_TABLE: tuple[Row, ...] = (
         _F.UPDATE,
         _K.UPDATING,
         note="rebuild begins, for weights that are loaded, or over those that are there",
-        plans=(PlanName.UPDATE_KV_CACHE, PlanName.UPDATE_KV_CACHE_ONLY),
+        plans=tuple(key for key in PLANS if key.kv is Half.COMES and key.weights in _AT_REST),
     ),
     Row(_K.NORMAL, _F.UPDATE, _K.UPDATING, note="blocks of the old weights are forgotten, memory is kept"),
     Row(_K.UPDATING, _F.REBUILT, _K.NORMAL, note="a cache without blocks of other weights stands"),

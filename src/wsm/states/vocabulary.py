@@ -136,38 +136,3 @@ class TransferMode(enum.Enum):
     HOST = "host"
     IPC = "ipc"
     GPU_DIRECT = "gpu_direct"
-
-
-class PlanName(enum.Enum):
-    """The plans that :mod:`wsm.actions` derives, by name; what is in them is not known here.
-
-    The first five are about weights and KV cache together, the others about one of them: ``remaining`` where
-    the other one is gone already, ``only`` where it stays away. The last one comes before a discard where an
-    epoch has ended.
-    """
-
-    CLEAR = "clear"
-    UPDATE = "update"
-    UPDATE_IN_PLACE = "update_in_place"
-    HOT = "hot"
-    DISCARD = "discard"
-    CLEAR_WEIGHTS = "clear_weights"
-    CLEAR_REMAINING_WEIGHTS = "clear_remaining_weights"
-    CLEAR_KV_CACHE = "clear_kv_cache"
-    CLEAR_REMAINING_KV_CACHE = "clear_remaining_kv_cache"
-    UPDATE_WEIGHTS = "update_weights"
-    UPDATE_WEIGHTS_ONLY = "update_weights_only"
-    UPDATE_IN_PLACE_AND_REBUILD = "update_in_place_and_rebuild"
-    UPDATE_IN_PLACE_ONLY = "update_in_place_only"
-    UPDATE_KV_CACHE = "update_kv_cache"
-    UPDATE_KV_CACHE_ONLY = "update_kv_cache_only"
-    DISCARD_WEIGHTS = "discard_weights"
-    DISCARD_HELD_WEIGHTS = "discard_held_weights"
-    DISCARD_KV_CACHE = "discard_kv_cache"
-    REJOIN = "rejoin"
-
-
-#: The plans about weights and KV cache together.
-WHOLE_PLANS = frozenset(
-    {PlanName.CLEAR, PlanName.UPDATE, PlanName.UPDATE_IN_PLACE, PlanName.HOT, PlanName.DISCARD}
-)

@@ -14,7 +14,8 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import BareRunner, StageableWeights
 from wsm.controller.errors import RankFailedError
-from wsm.states.vocabulary import KVState, PlanName, WeightState
+from wsm.states.plan_key import HOT
+from wsm.states.vocabulary import KVState, WeightState
 from wsm.strategies.tensor import WeightTarget
 from wsm.testing._group import COMMANDS, Command, Fault, LocalGroup, load_bytes
 
@@ -94,7 +95,7 @@ class RunnerContract:
         )
         plans = derive_plans(options)
         for name in names:
-            plan = plans.named(PlanName(name))
+            plan = plans.named(name)
             if plan.staged and not isinstance(runner.weights, StageableWeights):
                 continue
             if not options.has_kv and "kv_cache" in name:
@@ -169,7 +170,7 @@ class RunnerContract:
             assert group.step() == served, f"{fault}: the group serves another version than before"
             assert self._kept(group.memory()) == self._kept(memory), f"{fault}: something else is up"
             # A rank that staged beside its loop lets go of that alone; there is nothing else to undo.
-            for rank in range(self.ranks if fault.plan != PlanName.HOT.value else 0):
+            for rank in range(self.ranks if fault.plan != str(HOT) else 0):
                 begun = [name for plan, name in group.begun(rank) if plan == fault.plan]
                 undone = [name for name in group.undone(rank) if name in begun]
                 assert undone == begun[::-1], f"{fault}: rank {rank} began {begun} and undid {undone}"

@@ -18,18 +18,17 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.plan import derive_plans
 from wsm.actions.surfaces import BareRunner
 from wsm.errors import WsmError
-from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy, KVState, PlanName, Tag, WeightState
+from wsm.states.plan_key import COMMANDED, Request
+from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy, KVState, Tag, WeightState
 from wsm.strategies.tensor import WeightTarget
 from wsm.testing._group import WAYS, Fault, LocalGroup, load_bytes
 
 _TAGS = st.sampled_from([ALL_TAGS, frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})])
-_PLANS_OF_CLEAR = tuple(name for name in PlanName if name.value.startswith("clear"))
-_PLANS_OF_UPDATE = tuple(name for name in PlanName if name.value.startswith("update"))
 
 
-def _faults(plans: tuple[PlanName, ...]) -> st.SearchStrategy[Fault | None]:
-    """Draw no fault, or one in an action that the machine's engine has in these plans."""
-    place = st.runner().flatmap(lambda machine: st.sampled_from(machine.places(plans)))
+def _faults(request: Request) -> st.SearchStrategy[Fault | None]:
+    """Draw no fault, or one in an action that the machine's engine has in a plan for such a request."""
+    place = st.runner().flatmap(lambda machine: st.sampled_from(machine.places(request)))
     fault = st.builds(
         lambda place, way, rank: (*place, way, rank),
         place,
@@ -95,28 +94,28 @@ class GroupMachine(RuleBasedStateMachine):
         """Load a version; by default every byte of version v is v."""
         return load_bytes(context, target)
 
-    def places(self, plans: tuple[PlanName, ...]) -> list[tuple[str, str]]:
-        """List plan and action of everything in these plans that can fail before a decision."""
+    def places(self, request: Request) -> list[tuple[str, str]]:
+        """List plan and action of everything that can fail before a decision, in the plans for a request."""
         return [
             (plan.name, action.name)
-            for plan in map(self._plans.named, plans)
+            for plan in (self._plans.named(key) for key in COMMANDED if key.operation is request)
             for action in (plan.staging if plan.staged else plan.actions)
         ]
 
-    @rule(tags=_TAGS, fault=_faults(_PLANS_OF_CLEAR))
+    @rule(tags=_TAGS, fault=_faults(Request.CLEAR))
     def clear(self, tags: frozenset[Tag], fault: Fault | None) -> None:
         """Clear what `tags` name."""
         with contextlib.suppress(WsmError):
             self.group.clear(tags=tags, fault=fault)
 
-    @rule(tags=_TAGS, version=st.integers(1, 3), force=st.booleans(), fault=_faults(_PLANS_OF_UPDATE))
+    @rule(tags=_TAGS, version=st.integers(1, 3), force=st.booleans(), fault=_faults(Request.UPDATE))
     def update(self, tags: frozenset[Tag], version: int, force: bool, fault: Fault | None) -> None:
         """Update what `tags` name."""
         named = version if Tag.WEIGHTS in tags else None
         with contextlib.suppress(WsmError):
             self.group.update(named, tags=tags, force=force, fault=fault)
 
-    @rule(version=st.integers(1, 3), fault=_faults((PlanName.HOT,)))
+    @rule(version=st.integers(1, 3), fault=_faults(Request.HOT_UPDATE))
     def update_hot(self, version: int, fault: Fault | None) -> None:
         """Update without standing still; what the engine or its state does not allow is refused."""
         with contextlib.suppress(WsmError):

@@ -28,9 +28,9 @@ from wsm.command import (
 from wsm.commit_report import commit_report
 from wsm.report import RankReport
 from wsm.states import command_events
-from wsm.states.command_events import Request
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import RankState
+from wsm.states.plan_key import Request
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
 from wsm.states.words import StatusCode
 from wsm.strategies.snapshot.version_pins import VersionPins

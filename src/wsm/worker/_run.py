@@ -24,10 +24,11 @@ from wsm.errors import InternalError
 from wsm.report import ActionSeconds, RankReport
 from wsm.shortage import shortage_of
 from wsm.states import command_events
-from wsm.states.command_events import Asked, CacheChange, Course, Request, WayOut
+from wsm.states.command_events import Asked, CacheChange, Course, WayOut
 from wsm.states.joint import JointState
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import Event
+from wsm.states.plan_key import Request
 from wsm.states.vocabulary import KVPolicy, Tag, WeightState
 from wsm.worker._staging import Moment, Staging, StagingThread
 from wsm.worker._watchdog import ActionWatch
@@ -46,7 +47,7 @@ _CACHE_CHANGES = {
     names.FORGET_KV_CACHE: CacheChange.READY,
 }
 _LOADS = (names.LOAD_WEIGHTS, names.STAGE_WEIGHTS)
-_NOTHING = Plan(name="nothing", actions=())
+_NOTHING = Plan(key=None, actions=())
 
 #: How long a command may be kept waiting for memory that an earlier staging is about to let go, in seconds.
 _REST_S = 0.05
