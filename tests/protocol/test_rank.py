@@ -76,9 +76,9 @@ def test_a_rank_that_has_voted_is_not_stopped_by_an_abort():
     assert look(voting, ABORT, status=StatusCode.STOPPED_UNTOUCHED).todo is Todo.LEAVE_VOTE
 
 
-def test_only_waits_that_no_word_will_end_have_a_deadline():
+def test_a_deadline_ends_waits_that_no_word_ends_and_work_between_two_actions():
     may = {phase for phase in Phase if protocol.may_fail(replace(WORKING, phase=phase))}
-    assert may == {Phase.BEGINNING, Phase.DRAINING, Phase.PARKING, Phase.STAGING}
+    assert may == {Phase.BEGINNING, Phase.DRAINING, Phase.PARKING, Phase.WORKING, Phase.STAGING}
 
 
 def test_a_hot_commit_is_followed_without_a_deadline():

@@ -109,6 +109,7 @@ SCOPES = (
     "operations=update steps=0 failures=1 starts=cleared",
     "operations=clear steps=0 failures=1 starts=serving long_plans=True",
     "operations=update,hot_update steps=0 give_ups=1 starts=serving fine=True",
+    "operations=update steps=0 controller_stops=1 starts=cleared",
 )
 
 

@@ -193,10 +193,11 @@ class _Overdue:
 
     def _stopped_before(self, rank: int, view: View) -> list[int]:
         """Return stopped ranks that hold this one inside a step, where it cannot see what it has staged."""
+        ranks = range(len(view.steps))  # a KV-cache process is inside no step
         return [
             other
-            for other in range(len(view.steps))
-            if _waits_in_step(view, rank, other) and self._group.stopped(other)
+            for other in ranks
+            if rank in ranks and _waits_in_step(view, rank, other) and self._group.stopped(other)
         ]
 
     def _held_up_by(self, rank: int, view: View) -> list[int]:

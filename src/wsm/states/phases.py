@@ -405,7 +405,10 @@ OUTCOMES: tuple[OutcomeRow, ...] = (
         OutcomeRow(phase, _E.FAILED, (), _P.FAILED, _S.FAILED)
         for phase in (_P.BEGINNING, _P.DRAINING, _P.PARKING, _P.WORKING, _P.VOTING, _P.STAGING)
     ),
-    *(OutcomeRow(phase, _E.EXPIRED, (), _P.FAILED, _S.FAILED) for phase in (_P.BEGINNING, _P.STAGING)),
+    *(
+        OutcomeRow(phase, _E.EXPIRED, (), _P.FAILED, _S.FAILED)
+        for phase in (_P.BEGINNING, _P.WORKING, _P.STAGING)  # between two actions, before the next vote
+    ),
     *(
         OutcomeRow(phase, _E.EXPIRED, (_W.IN_PLACE,), _P.FAILED, _S.FAILED)
         for phase in (_P.DRAINING, _P.PARKING)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from wsm.clock import Clock
 from wsm.config import ConfigurationError, WsmConfig
+from wsm.controller.recovery import AbandonedCommands
 from wsm.group_segment import own_group
 from wsm.signals.errors import SegmentMissingError, SegmentOwnedError, SegmentReplacedError
 from wsm.signals.liveness import Registration, register
@@ -21,6 +22,7 @@ from wsm.signals.ownership import OWNER_BYTE
 from wsm.signals.segment import Segment
 from wsm.worker._command import Work
 from wsm.worker._loop import RankLoop
+from wsm.worker._watchdog import Watchdog
 from wsm.worker.errors import WaitExpiredError
 from wsm.worker.recording import Recorder
 
@@ -127,8 +129,10 @@ def join_group(
     work: Work,
     clock: Clock,
     attach: Callable[[], Attachment],
-) -> tuple[Attachment, RankLoop]:
-    """Attach to the group's segment and join it. Blocks until there is one, `attach_s` at most.
+) -> tuple[Attachment, RankLoop, Watchdog]:
+    """Attach to the group's segment, join it, and watch over the participant from then on.
+
+    Blocks until there is a segment, `attach_s` at most.
 
     Parameters
     ----------
@@ -158,7 +162,14 @@ def join_group(
     recorder.keep_in(segment.journal(index))
     loop = RankLoop(segment, index, work=work, deadlines=config.deadlines, clock=clock, recorder=recorder)
     loop.join()
-    return attachment, loop
+    abandoned = AbandonedCommands(
+        segment, who=_who(config, index), clock=clock, journal_directory=config.journal_directory
+    )
+    watchdog = Watchdog(
+        loop.words, loop.watch, work.runner.groups, recorder, lambda: loop.state, abandoned=abandoned
+    )
+    undo.callback(watchdog.close)
+    return attachment, loop, watchdog
 
 
 def _attach(config: WsmConfig, rank: int, directory: str | Path | None) -> Attachment:

@@ -2,7 +2,8 @@
 
 Embedded like :class:`wsm.Worker`: the process' own loop calls ``poll()``. It votes and acknowledges with
 words of its own, begins when a rank shows that all ranks stand, and never parks. If it dies, the group has
-lost a participant, as with a rank.
+lost a participant, as with a rank. A watchdog beside its loop reports what it hangs in, and does for the
+group what is owed to a command whose controller does not come back, as beside a rank's loop.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class CacheParticipant:
             facts={WITHOUT_WEIGHTS: True},
         )
         with ExitStack() as undo:
-            self._attachment, self._loop = join_group(
+            self._attachment, self._loop, self._watchdog = join_group(
                 undo,
                 config,
                 index,
@@ -147,6 +148,7 @@ class CacheParticipant:
 
     def close(self) -> None:
         """Leave the group's segment. Idempotent. The group can be commanded no more without this process."""
+        self._watchdog.close()
         self._engine_words.close()
         self._loop.close()
         self._attachment.close()

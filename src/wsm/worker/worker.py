@@ -25,7 +25,6 @@ from wsm.actions.surfaces import BareRunner, completed
 from wsm.clock import Clock, SystemClock
 from wsm.config import WsmConfig, load_config
 from wsm.controller import Controller, EngineBridge
-from wsm.controller.recovery import AbandonedCommands
 from wsm.shortage import shortage_of
 from wsm.signals.errors import SegmentClosedError
 from wsm.signals.segment import SegmentImage
@@ -39,7 +38,6 @@ from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.worker._attachment import attach_rank, join_group
 from wsm.worker._command import Work
 from wsm.worker._loop import IDLE_WAIT_S
-from wsm.worker._watchdog import Watchdog
 from wsm.worker.errors import PermitExpiredError
 from wsm.worker.loading import (
     Sources,
@@ -147,27 +145,13 @@ class Worker:
             load, find = load_function(sources), find_function(sources)
         work = Work(runner, plans, proven(load), find, pins=self._pins)
         with ExitStack() as undo:
-            self._attachment, self._loop = _, loop = join_group(
+            self._attachment, self._loop, self._watchdog = _, loop, _ = join_group(
                 undo,
                 config,
                 rank,
                 work=work,
                 clock=clock,
                 attach=lambda: attach_rank(config, rank, directory),
-            )
-            abandoned = AbandonedCommands(
-                loop.words.segment,
-                who=f"rank {rank}",
-                clock=clock,
-                journal_directory=config.journal_directory,
-            )
-            self._watchdog = Watchdog(
-                loop.words,
-                loop.watch,
-                runner.groups,
-                loop.recorder,
-                lambda: loop.state,
-                abandoned=abandoned,
             )
             self._engine_words = undo.enter_context(ExitStack())
             if config.engine_words.suffixes and answers_engine_words and rank == 0:
