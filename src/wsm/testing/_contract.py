@@ -17,7 +17,9 @@ from wsm.controller.errors import RankFailedError
 from wsm.states.plan_key import HOT
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.strategies.tensor import WeightTarget
-from wsm.testing._group import COMMANDS, Command, Fault, LocalGroup, load_bytes
+from wsm.testing._group import BEHIND_A_DECISION, COMMANDS, Command, Fault, LocalGroup, load_bytes
+from wsm.worker import HOLD
+from wsm.worker.errors import FlipFailedError
 
 
 class Metafunc(Protocol):
@@ -84,11 +86,12 @@ class RunnerContract:
 
     def pytest_generate_tests(self, metafunc: Metafunc) -> None:
         """Make one test of each action of each plan."""
-        if "place" in metafunc.fixturenames:
-            places = list(self._places(self.plans))
-            metafunc.parametrize("place", places, ids=["-".join(place) for place in places])
+        for fixture, behind in (("place", False), ("place_behind_the_decision", True)):
+            if fixture in metafunc.fixturenames:
+                places = list(self._places(self.plans, behind=behind))
+                metafunc.parametrize(fixture, places, ids=["-".join(place) for place in places])
 
-    def _places(self, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    def _places(self, names: Sequence[str], *, behind: bool = False) -> Iterator[tuple[str, str]]:
         runner = self.make_runner(0)
         options = self.plan_options(runner).configured(
             shut_down_groups=bool(self.configuration.get("shut_down_groups")), deadlines={}
@@ -100,8 +103,8 @@ class RunnerContract:
                 continue
             if not options.has_kv and "kv_cache" in name:
                 continue
-            # After the decision for a hot update nothing may fail any more: such a rank has to be replaced.
-            actions = plan.staging if plan.staged else plan.actions
+            before = plan.staging if plan.staged else plan.actions
+            actions = plan.actions[len(before) :] if behind else before
             yield from ((name, action.name) for action in actions)
 
     def test_each_version_is_served_whole_and_what_a_clear_takes_an_update_brings_back(
@@ -134,6 +137,31 @@ class RunnerContract:
         with self.make_group(tmp_path) as group:
             for way in self.ways:
                 self._fail(group, Fault(plan, action, way, rank=self.ranks - 1))
+            group.check_journals()
+
+    def test_an_action_that_fails_behind_a_decision_takes_its_rank_and_no_decision_back(
+        self, tmp_path: Path, place_behind_the_decision: tuple[str, str]
+    ) -> None:
+        """The rank never steps again; with another one in its place all serve what was decided."""
+        plan, action = place_behind_the_decision
+        with self.make_group(tmp_path) as group:
+            for way in (way for way in self.ways if way in BEHIND_A_DECISION):
+                fault = Fault(plan, action, way, rank=self.ranks - 1)
+                self._come_to(group, plan)
+                broken = None
+                try:
+                    group.command(COMMANDS[plan], fault=fault)
+                except FlipFailedError as error:
+                    broken = error
+                assert broken is not None, f"{fault}: the command succeeded"
+                said = broken.context
+                assert (said["rank"], said["action"]) == (fault.rank, action), f"{fault}: {broken}"
+                assert said["cause"], f"{fault}: the error names no cause"
+                assert group.workers[fault.rank].poll() is HOLD, f"{fault}: the broken rank steps"
+                group.replace(fault.rank)
+                decided = COMMANDS[plan].options["version"]
+                assert group.step() == decided, f"{fault}: the group does not serve what was decided"
+                self._repair(group)
             group.check_journals()
 
     def test_an_undo_that_fails_takes_the_weights_of_all_ranks(self, tmp_path: Path) -> None:

@@ -23,14 +23,20 @@ from wsm.actions.surfaces import BareRunner, KnownAdmission, completed
 from wsm.clock import ManualClock
 from wsm.config import WsmConfig
 from wsm.controller import Controller, Pending
+from wsm.controller.recovery import Recovery
+from wsm.group_segment import own_new_group
 from wsm.receipt import Receipt
 from wsm.states.replay import replay
 from wsm.states.vocabulary import InFlightPolicy, Tag
 from wsm.strategies.tensor import StagedTarget, WeightTarget
 from wsm.worker import HOLD, Worker
+from wsm.worker.errors import TeardownFailedError
 
 #: How an action can fail: before its work, after it, for want of something, or by taking too long.
 WAYS = ("raises", "is not done", "lacks something", "outlasts its deadline")
+
+#: Those that take effect behind a decision: there a shortage is tried again, and no deadline ends an action.
+BEHIND_A_DECISION = ("raises", "is not done")
 
 _SHORTAGES = (
     OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
@@ -244,21 +250,31 @@ class LocalGroup:
     ) -> None:
         config = WsmConfig(**{"name": "tested", "ranks": ranks, **(configuration or {})})
         self._instruments = [_Instrument(rank) for rank in range(ranks)]
-        self.runners = [make_runner(rank) for rank in range(ranks)]
+        self.runners: list[BareRunner] = []
         self.workers: list[Worker] = []
+        self._segment = own_new_group(config, directory=directory)
+
+        def start(rank: int) -> tuple[BareRunner, Worker]:
+            runner, instrument = make_runner(rank), self._instruments[rank]
+            options = replace(plan_options(runner), instrument=instrument)
+            return runner, Worker(
+                config,
+                runner,
+                rank=rank,
+                plan_options=options,
+                load=load,
+                clock=instrument.clock,
+                directory=directory,
+            )
+
+        self._start = start
         with ExitStack() as undo:
-            for rank, runner in enumerate(self.runners):
-                instrument = self._instruments[rank]
-                worker = Worker(
-                    config,
-                    runner,
-                    rank=rank,
-                    plan_options=replace(plan_options(runner), instrument=instrument),
-                    load=load,
-                    clock=instrument.clock,
-                    directory=directory,
-                )
-                undo.callback(worker.close)
+            undo.callback(self._segment.close)
+            undo.callback(self._segment.unlink)
+            undo.callback(self._close_workers)
+            for rank in range(ranks):
+                runner, worker = start(rank)
+                self.runners.append(runner)
                 self.workers.append(worker)
             self.controller = Controller(config.name, directory=directory)
             undo.callback(self.controller.close)
@@ -296,6 +312,31 @@ class LocalGroup:
         assert len(versions) == 1, f"ranks made one step with versions {sorted(map(str, versions))}"
         return versions.pop()
 
+    def replace(self, rank: int) -> None:
+        """End a rank as if its process had died, and start another engine for it in a new epoch.
+
+        The others give back what they hold and join, or are replaced, too, if they cannot; then the group
+        loads what it is to serve, which is the version that was decided last, or stays CLEARED. So it goes on
+        after :class:`wsm.FlipFailedError`.
+        """
+        self._expect(None)
+        recovery, gone = Recovery(self._segment), {rank}
+        late = time.monotonic() + _HANGS_AFTER_S
+        try:
+            while gone or recovery.missing():
+                for one in gone:
+                    self.workers[one].close()
+                recovery.begin(gone, wait_s=_HANGS_AFTER_S)
+                for one in gone:
+                    self.runners[one], self.workers[one] = self._start(one)
+                gone = {one for one, worker in enumerate(self.workers) if not self._lives_on(worker)}
+                assert time.monotonic() < late, f"the group hangs: {self.controller.status()}"
+            pending = recovery.restore()
+            if pending is not None:
+                self._run(pending)
+        finally:
+            recovery.close()
+
     def begun(self, rank: int) -> list[tuple[str, str]]:
         """Return plan and name of each action that the last command began on a rank."""
         return list(self._instruments[rank].begun)
@@ -328,12 +369,26 @@ class LocalGroup:
         for instrument in self._instruments:
             instrument.expect(fault)
 
-    def _run(self, pending: Pending) -> Receipt:
+    def _lives_on(self, worker: Worker) -> bool:
+        try:
+            worker.poll()
+        except TeardownFailedError:  # what broke with a peer cannot be let go alone
+            return False
+        return True
+
+    def _close_workers(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+    def _poll_until(self, condition: Callable[[], bool]) -> None:
         late = time.monotonic() + _HANGS_AFTER_S
-        while not pending.over:
+        while not condition():
             for worker in self.workers:
                 worker.poll()
             assert time.monotonic() < late, f"the group hangs: {self.controller.status()}"
+
+    def _run(self, pending: Pending) -> Receipt:
+        self._poll_until(lambda: pending.over)
         for worker in self.workers:  # a decision is final before every rank has acted on it
             worker.poll()
         return pending.result()

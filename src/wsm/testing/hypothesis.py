@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from hypothesis import strategies as st
@@ -21,7 +22,8 @@ from wsm.errors import WsmError
 from wsm.states.plan_key import COMMANDED, Request
 from wsm.states.vocabulary import ALL_TAGS, InFlightPolicy, KVState, Tag, WeightState
 from wsm.strategies.tensor import WeightTarget
-from wsm.testing._group import WAYS, Fault, LocalGroup, load_bytes
+from wsm.testing._group import BEHIND_A_DECISION, WAYS, Fault, LocalGroup, load_bytes
+from wsm.worker.errors import FlipFailedError
 
 _TAGS = st.sampled_from([ALL_TAGS, frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})])
 
@@ -30,12 +32,11 @@ def _faults(request: Request) -> st.SearchStrategy[Fault | None]:
     """Draw no fault, or one in an action that the machine's engine has in a plan for such a request."""
     place = st.runner().flatmap(lambda machine: st.sampled_from(machine.places(request)))
     fault = st.builds(
-        lambda place, way, rank: (*place, way, rank),
+        lambda place, rank: Fault(place[0], place[1], place[2], rank),
         place,
-        st.sampled_from(WAYS),
         st.runner().flatmap(lambda machine: st.integers(0, machine.ranks - 1)),
     )
-    return st.one_of(st.none(), st.none(), fault.map(lambda drawn: Fault(*drawn)))
+    return st.one_of(st.none(), st.none(), fault)
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -94,12 +95,17 @@ class GroupMachine(RuleBasedStateMachine):
         """Load a version; by default every byte of version v is v."""
         return load_bytes(context, target)
 
-    def places(self, request: Request) -> list[tuple[str, str]]:
-        """List plan and action of everything that can fail before a decision, in the plans for a request."""
+    def places(self, request: Request) -> list[tuple[str, str, str]]:
+        """List plan, action and way of everything that can fail in the plans for a request."""
+        plans = [self._plans.named(key) for key in COMMANDED if key.operation is request]
         return [
-            (plan.name, action.name)
-            for plan in (self._plans.named(key) for key in COMMANDED if key.operation is request)
-            for action in (plan.staging if plan.staged else plan.actions)
+            (plan.name, action.name, way)
+            for plan in plans
+            for actions, ways in (
+                (plan.staging if plan.staged else plan.actions, WAYS),
+                (plan.flip if plan.staged else (), BEHIND_A_DECISION),
+            )
+            for action, way in product(actions, ways)
         ]
 
     @rule(tags=_TAGS, fault=_faults(Request.CLEAR))
@@ -117,9 +123,18 @@ class GroupMachine(RuleBasedStateMachine):
 
     @rule(version=st.integers(1, 3), fault=_faults(Request.HOT_UPDATE))
     def update_hot(self, version: int, fault: Fault | None) -> None:
-        """Update without standing still; what the engine or its state does not allow is refused."""
-        with contextlib.suppress(WsmError):
+        """Update without standing still; what the engine or its state does not allow is refused.
+
+        A rank that fails behind the decision is replaced, and the group serves what was decided.
+        """
+        try:
             self.group.update(version, hot=True, in_flight=InFlightPolicy.ABORT, fault=fault)
+        except FlipFailedError as error:
+            self.group.replace(error.context["rank"])
+            versions = {worker.version for worker in self.group.workers}
+            assert versions == {version}, f"version {version} was decided, and {versions} are served"
+        except WsmError:
+            pass
 
     @invariant()
     def steps_are_made_by_one_whole_version(self) -> None:
