@@ -35,6 +35,8 @@ def die_at(point: str) -> None:
             die()
 
     def committed(group: GroupView, word: CommittedWord) -> None:
+        if point == "before committed":
+            die()
         write_committed(group, word)
         if point == "after committed":
             die()

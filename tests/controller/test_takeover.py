@@ -15,7 +15,11 @@ from wsm.command import CommandArguments, CommandArgumentsError
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import ControllerRole
 from wsm.signals.segment import Segment, SegmentImage
+from wsm.states import journal as kinds
 from wsm.states.errors import CommandOpenError
+from wsm.states.journal import read_ndjson
+from wsm.states.replay import replay
+from wsm.states.rerun import Rerun
 from wsm.status import explain, read_facts
 
 pytestmark = pytest.mark.processes
@@ -80,7 +84,9 @@ def test_a_death_between_arguments_and_word_costs_one_sequence_and_no_more(group
 
 
 @pytest.mark.parametrize("command", ["update", "hot"])
-@pytest.mark.parametrize("point", ["before decision", "after decision", "after committed"])
+@pytest.mark.parametrize(
+    "point", ["before decision", "after decision", "before committed", "after committed"]
+)
 def test_an_update_that_all_ranks_prepared_is_committed_although_nobody_commands_any_more(
     make_group, dying, point, command
 ):
@@ -95,6 +101,21 @@ def test_an_update_that_all_ranks_prepared_is_committed_although_nobody_commands
     group.stop()
     group.assert_steps_are_pure([1, 2])
     group.assert_journals_are_possible()
+    journal_of_controllers_tells_of_commits_only(group, kept_to_itself=point == "after decision")
+
+
+def journal_of_controllers_tells_of_commits_only(group, *, kept_to_itself):
+    """A kill behind a word may take the line about it; no line is about a word that was not stored."""
+    with (group.directory / "journals" / "controller.ndjson").open() as lines:
+        entries = read_ndjson(lines)
+    assert replay(entries).impossible is None
+    inputs = Rerun("this build")
+    for entry in entries:
+        inputs.take(entry)
+    assert not inputs.differences
+    decided = [(one.sequence, one.facts["operation"]) for one in entries if one.kind == kinds.DECISION]
+    assert {operation for _, operation in decided} <= {"COMMIT", "HOT_COMMIT"}
+    assert [sequence for sequence, _ in decided] == ([1] if kept_to_itself else [1, 2])
 
 
 @pytest.mark.parametrize("command", ["clear", "update", "hot"])
