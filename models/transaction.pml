@@ -23,6 +23,19 @@
      LOSSES=1                                       147,092  a controller dies, and none follows
      STOPS=1 FAILS=1                                175,475  a controller is stopped for good
      STOPS=2                                         66,931  a controller is stopped, and goes on
+     DECIDERS=14 OPS=6                              428,818  decided by a caller, by its lease, or outside
+     DECIDERS=14 OPS=4 LOSSES=1                     570,896  who holds a decision dies
+     DECIDERS=14 OPS=4 STOPS=2                      325,565  who holds a decision is stopped, and goes on
+     DECIDERS=14 OPS=4 CCRASH=1                     761,162  another controller finds a decision that is held
+     DECIDERS=4 OPS=4 OPERATORS=1 LOSSES=1          218,992  an operator ends what is decided outside
+     DECIDERS=14 OPS=4, any cycle                   299,801  no endless run
+     DECIDERS=14 OPS=4 RCRASH=1                   3,863,140  a rank dies while a decision is held
+     DECIDERS=14 OPS=2 RCRASH=1                   7,802,128  the same in place
+     DECIDERS=15 OPS=6 CMDS=2 FAILS=1            18,532,945  two commands, one failure
+     DECIDERS=14 OPS=4 RCRASH=1 LOSSES=1         15,081,547  a rank and the holder die
+     DECIDERS=4 OPS=4 OPERATORS=1 RCRASH=1        1,837,019  a rank dies, too
+     DECIDERS=14 OPS=4 STOPS=2 LOSSES=1           1,304,990  a stopped holder is ended
+     DECIDERS=14 OPS=6 H=1                        6,967,245  a helper takes part
      LOSSES=1 FAILS=1, any cycle                    825,799  no endless run
      LOSSES=1 CCRASH=1 FAILS=1                    1,722,460  who ends its command dies, too
      LOSSES=1 CCRASH=1 CMDS=2 FAILS=1            24,400,232  the next controller comes late
@@ -54,6 +67,11 @@
             command to Keeper: a rank's thread, or the supervisor. It takes the role as soon as that is free, writes what is
             missing, and gives it back; beside a stopped one it writes ABORT once a participant has failed, and nothing else.
             Where all are PREPARED, or a rank is lost, the stopped one is named, and its end is enough (see init).
+   HELD     With DECIDERS the decision of an update may be a caller's, one outside, or a caller's that its lease holds while no
+            process has the role; that stands in the command word. A caller says COMMIT only once it was told that all are
+            PREPARED; whoever decides in its place says ABORT. What is decided outside is decided by no process here once all
+            are PREPARED, and no epoch begins before it is known; the operator's ABORT (OPERATORS) is the way out, after which
+            it may come all the same. Time ends a lease at any moment after the caller was told.
    NOT      modelled: several nodes, overlapped steps, retries of a boot that failed, a helper whose own teardown fails for good.
    MUTANTS  -DM_NAME drops one rule; each is caught within the bounds that models/catalogue.py names. Dropping these changes
             nothing here, since a rendezvous implies them: the step number in "all stand at the same step", votes that are kept
@@ -98,7 +116,14 @@
 #ifndef STOPS
 #define STOPS 0          /* controllers that are stopped with the role, in the middle of a command, for a while or for ever */
 #endif
-#define ALONE (LOSSES + STOPS)
+#ifndef DECIDERS
+#define DECIDERS 1       /* who decides updates: 1 their controller, 2 its caller, 4 one outside, 8 a caller by its lease */
+#endif
+#ifndef OPERATORS
+#define OPERATORS 0      /* operators who abort what is decided outside, before anything has come to a rest */
+#endif
+#define HELD (DECIDERS > 1)
+#define ALONE (LOSSES + STOPS + HELD)
 #define P (N+H)
 #define ALL_RANKS ((1<<N)-1)
 #define ALL ((1<<P)-1)
@@ -152,6 +177,16 @@ bool idle[P], faulty[N], hurt[N], over;
 #define KEEPERS 2
 byte role = CONTROLLERS, losses, stops;                /* the kernel's lock; whoever dies gives it back */
 bool frozen, killed, gone;                             /* the controller is stopped; for good; is dead, and none has followed */
+#endif
+#if HELD
+#define CONTROLLER 0
+#define CALLER 1
+#define OUTSIDE 2
+#define LEASED 3         /* CALLER in its word; that its lease holds it stands in the arguments */
+byte c_d = CONTROLLER;                                 /* in the command word: who decides */
+byte verdict = NONE, v_q;                              /* what was decided outside, and of which command */
+bool voted, told, expired, wish, operated, silent;     /* the group's vote; the caller knows; its lease is over; it said COMMIT */
+byte operators;
 #endif
 #define AT ((e-1)*(WORK+1)+n)
 
@@ -238,6 +273,55 @@ bool frozen, killed, gone;                             /* the controller is stop
 #define RANKS_AGREE (t_v[0] == t_v[1] && t_v[1] == t_v[2])
 #endif
 
+#define UNPREPARED(j) (!(CURRENT(j) && t_c[j] == PREPARED))
+#if HELD
+#define IS_UPDATE (c_op == UPDATE || c_op == HOT_UPDATE)
+#ifdef M_LEASE_HAS_NO_END
+#define LEASE_HOLDS (IS_OPEN && c_d == LEASED && !ANY(UNPREPARED) && RANKS_AGREE && !LOST)
+#else
+#define LEASE_HOLDS (IS_OPEN && c_d == LEASED && !ANY(UNPREPARED) && RANKS_AGREE && !LOST && !expired)
+#endif
+#define OUTSIDE_OPEN (IS_OPEN && c_d == OUTSIDE && !ANY(UNPREPARED))
+#ifdef M_SUCCESSOR_COMMITS_FOR_CALLER
+#define MAY_COMMIT (c_d == CONTROLLER || (c_d == CALLER && (heir || (told && !silent))) || (c_d == OUTSIDE && verdict == COMMIT))
+#else
+#ifdef M_CALLER_IS_NOT_ASKED
+#define MAY_COMMIT (c_d == CONTROLLER || c_d == CALLER || (c_d == OUTSIDE && verdict == COMMIT))
+#else
+#define MAY_COMMIT (c_d == CONTROLLER || (c_d == CALLER && told && !heir && !silent) || (c_d == OUTSIDE && verdict == COMMIT))
+#endif
+#endif
+#define MAY_DECIDE (MAY_COMMIT || (!RANKS_AGREE && c_d != OUTSIDE))
+#ifdef M_DEADLINE_DECIDES_OUTSIDE
+#define MAY_ABORT (!LEASE_HOLDS && (c_d != OUTSIDE || gives_up || ANY(UNPREPARED) || verdict == ABORT))
+#else
+#ifdef M_DEATH_DECIDES_OUTSIDE
+#define MAY_ABORT (!LEASE_HOLDS && (c_d != OUTSIDE || ANY(DEAD) || ANY(UNPREPARED) || verdict == ABORT))
+#else
+#ifdef M_NEXT_CONTROLLER_ENDS_LEASE
+#define MAY_ABORT (c_d != OUTSIDE || ANY(UNPREPARED) || verdict == ABORT)
+#else
+#ifdef M_SUCCESSOR_DECIDES_OUTSIDE
+#define MAY_ABORT (!LEASE_HOLDS && (c_d != OUTSIDE || heir || ANY(UNPREPARED) || verdict == ABORT))
+#else
+#define MAY_ABORT (!LEASE_HOLDS && (c_d != OUTSIDE || ANY(UNPREPARED) || verdict == ABORT))
+#endif
+#endif
+#endif
+#endif
+#ifdef M_EPOCH_LEAVES_OUTSIDE
+#define MAY_END_EPOCH true
+#else
+#define MAY_END_EPOCH (!OUTSIDE_OPEN)
+#endif
+#define FOLLOWED (verdict != COMMIT || operated || decided[v_q] == COMMIT || decided[v_q] == HOT_COMMIT)
+#else
+#define MAY_COMMIT true
+#define MAY_DECIDE true
+#define MAY_ABORT true
+#define MAY_END_EPOCH true
+#endif
+
 /* A status word of this sequence: never less than the last one, but that a hot commit's park follows PREPARED. */
 inline say(code) {
   assert(t_e[me] != e || t_q[me] != q || code >= t_c[me] || (code == PARKING && op == HOT_COMMIT));
@@ -246,11 +330,21 @@ inline say(code) {
 
 inline decide(word) {
   assert(decided[c_q] == 0);
+#if HELD
+  assert((word != COMMIT && word != HOT_COMMIT) || (c_d != CALLER && c_d != LEASED) || wish);
+  assert(!expired || !ANY(UNPREPARED));                 /* a lease counts from there on */
+  assert(c_d != LEASED || ANY(UNPREPARED) || !RANKS_AGREE || wish || expired || LOST);     /* what it holds is its caller's */
+#endif
   decided[c_q] = word; c_op = word; ok = 0;
   if :: word == COMMIT || word == HOT_COMMIT -> committed = t_v[0] :: else fi
 }
 
 inline abort() { if :: c_op == HOT_UPDATE -> decide(HOT_ABORT) :: else -> decide(ABORT) fi }
+inline commit() { if :: c_op == UPDATE -> decide(COMMIT) :: else -> decide(HOT_COMMIT) fi }
+
+#if HELD
+inline begin_held() { assert(FOLLOWED); c_d = CONTROLLER; verdict = NONE; v_q = 0; voted = false; told = false; expired = false; operated = false }
+#endif
 
 active proctype Controller() {
   byte ok; bool heir;
@@ -266,8 +360,8 @@ look:
   :: atomic { stops < STOPS && IS_OPEN ->               /* it has made up its mind, perhaps, and written nothing yet */
        stops++; frozen = true; due_q = c_q; due_e = c_e; due = NONE;
        if
-       :: c_op != CLEAR && ok == ALL && RANKS_AGREE -> due = (c_op == UPDATE -> COMMIT : HOT_COMMIT)
-       :: gives_up || heir || ANY(DEAD) || ANY(FAILS_) -> due = (c_op == HOT_UPDATE -> HOT_ABORT : ABORT)
+       :: c_op != CLEAR && ok == ALL && RANKS_AGREE && MAY_COMMIT -> due = (c_op == UPDATE -> COMMIT : HOT_COMMIT)
+       :: MAY_ABORT && (gives_up || heir || ANY(DEAD) || ANY(FAILS_)) -> due = (c_op == HOT_UPDATE -> HOT_ABORT : ABORT)
        :: due = NONE
        fi };
      goto end_stopped
@@ -279,19 +373,41 @@ takeover: atomic { ccrash++; ok = 0; heir = true;
           :: else fi
 #endif
      }
-  :: LOST -> goto recover                               /* whoever owns the group may be faster than its controller */
+  :: LOST && MAY_END_EPOCH -> goto recover              /* whoever owns the group may be faster than its controller */
   EACH(PREPARES, SEE)
-  :: atomic { (c_op == UPDATE || c_op == HOT_UPDATE) && ok == ALL ->
+  :: atomic { (c_op == UPDATE || c_op == HOT_UPDATE) && ok == ALL && MAY_DECIDE ->
        if
 #ifndef M_COMMIT_UNSEEN
        :: !RANKS_AGREE -> abort()
 #endif
-       :: else -> if :: c_op == UPDATE -> decide(COMMIT) :: else -> decide(HOT_COMMIT) fi
-       fi }
-#ifdef M_CLEAR_IS_NEVER_DECIDED
-  :: atomic { IS_OPEN && c_op != CLEAR && (gives_up || heir || ANY(DEAD) || ANY(FAILS_)) -> abort() }
+#if HELD
+       :: else -> wish = told && !heir; commit(); wish = false
 #else
-  :: atomic { IS_OPEN && (gives_up || heir || ANY(DEAD) || ANY(FAILS_)) -> abort() }
+       :: else -> commit()
+#endif
+       fi }
+#if HELD
+  :: atomic { IS_UPDATE && (c_d == CALLER || c_d == LEASED) && ok == ALL && RANKS_AGREE && !told && !heir ->
+       told = true }                                    /* prepare() returns */
+  :: atomic { IS_UPDATE && c_d == CALLER && told && !silent -> abort() }
+#ifndef M_LEASE_HAS_NO_END
+  :: atomic { IS_UPDATE && c_d == CALLER && expired -> abort() }
+#endif
+  :: atomic { IS_UPDATE && c_d == LEASED && told && !heir -> role = FREE; ok = 0; goto end_leased }
+#ifndef M_NEXT_CONTROLLER_ENDS_LEASE
+  :: atomic { heir && LEASE_HOLDS -> role = FREE; ok = 0; heir = false; goto end_leased }     /* it is told Busy */
+#endif
+  :: atomic { IS_UPDATE && c_d == OUTSIDE && ok == ALL && RANKS_AGREE && !voted -> voted = true }
+#ifdef M_LATE_COMMIT_IS_WRITTEN
+  :: atomic { c_d == OUTSIDE && c_op == ABORT && v_q == c_q && verdict == COMMIT -> decide(COMMIT) }
+#endif
+  :: atomic { IS_UPDATE && c_d == OUTSIDE && verdict == ABORT -> abort() }
+  :: atomic { killed -> killed = false; ok = 0; heir = false; gone = true; role = FREE; goto end_gone }
+#endif
+#ifdef M_CLEAR_IS_NEVER_DECIDED
+  :: atomic { IS_OPEN && c_op != CLEAR && MAY_ABORT && (gives_up || heir || ANY(DEAD) || ANY(FAILS_)) -> abort() }
+#else
+  :: atomic { IS_OPEN && MAY_ABORT && (gives_up || heir || ANY(DEAD) || ANY(FAILS_)) -> abort() }
 #endif
   :: atomic { IS_COMMIT && k_q != c_q -> k_q = c_q; k_v = committed }
   EACH(ENDED, SEE)
@@ -302,9 +418,21 @@ takeover: atomic { ccrash++; ok = 0; heir = true;
 #endif
        ok = 0; heir = false;
        if
-       :: c_op == NONE && c_e > 1 -> c_q++; c_op = UPDATE; c_v = k_v      /* what restores the group is an ordinary command */
+       :: c_op == NONE && c_e > 1 -> c_q++; c_op = UPDATE; c_v = k_v;     /* what restores the group is an ordinary command */
+#if HELD
+          begin_held()
+#endif
        :: !(c_op == NONE && c_e > 1) && cmds < CMDS -> cmds++; c_q++; c_v = c_q + 1;
-          if :: OPS & 1 -> c_op = CLEAR :: OPS & 2 -> c_op = UPDATE :: OPS & 4 -> c_op = HOT_UPDATE fi
+          if :: OPS & 1 -> c_op = CLEAR :: OPS & 2 -> c_op = UPDATE :: OPS & 4 -> c_op = HOT_UPDATE fi;
+#if HELD
+          begin_held();
+          if
+          :: DECIDERS & 1 || c_op == CLEAR
+          :: DECIDERS & 2 && c_op != CLEAR -> c_d = CALLER
+          :: DECIDERS & 4 && c_op != CLEAR -> c_d = OUTSIDE; v_q = c_q
+          :: DECIDERS & 8 && c_op != CLEAR -> c_d = LEASED
+          fi
+#endif
        :: else -> over = true; goto end_over
        fi }
   od;
@@ -323,8 +451,31 @@ recover:
 #if ALONE
 end_gone:
   if
-  :: atomic { LOST && role == FREE -> role = CONTROLLERS; gone = false; goto recover }      /* the owner of the group */
-  :: atomic { role == FREE && cmds < CMDS -> role = CONTROLLERS; gone = false; heir = true; goto look }
+  :: atomic { LOST && MAY_END_EPOCH && role == FREE -> role = CONTROLLERS; gone = false; goto recover }   /* the owner of the group */
+#if HELD
+  :: atomic { role == FREE && OUTSIDE_OPEN && (verdict != NONE || !voted) -> role = CONTROLLERS; gone = false; heir = true; goto look }
+#ifdef M_LATE_COMMIT_IS_WRITTEN
+  :: atomic { role == FREE && operated && verdict == COMMIT -> role = CONTROLLERS; gone = false; heir = true; goto look }
+#endif
+#endif
+  :: atomic { role == FREE && cmds < CMDS && MAY_END_EPOCH -> role = CONTROLLERS; gone = false; heir = true; goto look }
+  fi;
+#endif
+#if HELD
+end_leased:                                             /* no process has the role */
+  if
+  :: atomic { role == FREE && LOST -> role = CONTROLLERS; goto recover }
+  :: atomic { role == FREE && IS_OPEN && !silent -> role = CONTROLLERS };              /* the caller's next process */
+     if
+     :: atomic { IS_OPEN && !ANY(UNPREPARED) -> wish = true; commit(); wish = false }
+     :: atomic { IS_OPEN -> wish = true; abort(); wish = false }
+     :: !IS_OPEN
+     fi;
+     goto look
+  :: atomic { role == FREE && !IS_OPEN -> role = CONTROLLERS; goto look }              /* anybody's: until then Busy */
+#ifdef M_NEXT_CONTROLLER_ENDS_LEASE
+  :: atomic { role == FREE && IS_OPEN -> role = CONTROLLERS; heir = true; goto look }
+#endif
   fi;
 #endif
 #if STOPS
@@ -332,7 +483,12 @@ end_stopped:                                            /* it may stay so for ev
   if
   :: atomic { stops < STOPS -> stops++; frozen = false;  /* it goes on, and stores what it had in mind */
        if
+#if HELD
+       :: due != NONE -> assert(c_q == due_q && c_e == due_e); wish = told || due == ABORT || due == HOT_ABORT;
+          if :: IS_OPEN -> decide(due) :: else -> assert(c_op == due) fi; wish = false
+#else
        :: due != NONE -> assert(c_q == due_q && c_e == due_e); if :: IS_OPEN -> decide(due) :: else -> assert(c_op == due) fi
+#endif
        :: else
        fi;
        due = NONE; due_q = 0; due_e = 0; goto look }
@@ -345,7 +501,6 @@ end_stopped:                                            /* it may stay so for ev
 
 #if ALONE
 /* A thread of a rank, or the supervisor: what states/decide.py says of a command whose controller does not come back. */
-#define UNPREPARED(j) (!(CURRENT(j) && t_c[j] == PREPARED))
 #define UNENDED(j) (!(CURRENT(j) && t_c[j] >= DONE_KEPT))
 #ifdef M_KEEPER_FORGETS_VERSION
 #define LACKS_A_WORD (IS_OPEN && (c_op != CLEAR || ANY(UNENDED)))
@@ -355,7 +510,32 @@ end_stopped:                                            /* it may stay so for ev
 #ifdef M_STOPPED_IS_OVERRULED
 #define ONLY_ABORT_IS_LEFT IS_OPEN
 #else
+#ifdef M_LEASE_OVERRULES_STOPPED
+#define ONLY_ABORT_IS_LEFT (IS_OPEN && (ANY(FAILS_) || expired))
+#else
 #define ONLY_ABORT_IS_LEFT (IS_OPEN && ANY(FAILS_))
+#endif
+#endif
+#if HELD
+#ifdef M_SUCCESSOR_DECIDES_OUTSIDE
+#define KEPT_OUTSIDE false
+#else
+#define KEPT_OUTSIDE OUTSIDE_OPEN
+#endif
+#define KEPT (KEPT_OUTSIDE || LEASE_HOLDS)
+#ifdef M_LEASE_IS_NOT_ASKED_AGAIN
+#define KEPT_NOW false
+#else
+#define KEPT_NOW KEPT
+#endif
+#ifdef M_SUCCESSOR_COMMITS_FOR_CALLER
+#define KEEPER_COMMITS (c_d == CONTROLLER || c_d == CALLER)
+#else
+#define KEEPER_COMMITS (c_d == CONTROLLER)
+#endif
+#else
+#define KEPT_NOW false
+#define KEEPER_COMMITS true
 #endif
 
 active proctype Keeper() {
@@ -363,14 +543,20 @@ active proctype Keeper() {
 end_keeper:
   do
 #ifndef M_NOBODY_KEEPS
+#if HELD
+  :: LACKS_A_WORD && !KEPT ->                           /* what it saw may be past when it has the role */
+end_seen:
+     atomic { role == FREE -> role = KEEPERS; ok = 0 };
+#else
   :: atomic { role == FREE && LACKS_A_WORD -> role = KEEPERS; ok = 0 };
+#endif
      do
      EACH(PREPARES, SEE)
-     :: atomic { (c_op == UPDATE || c_op == HOT_UPDATE) && ok == ALL ->
-          if :: !RANKS_AGREE -> abort() :: else -> if :: c_op == UPDATE -> decide(COMMIT) :: else -> decide(HOT_COMMIT) fi fi }
-     :: atomic { IS_OPEN && LACKS_A_WORD -> abort() }
+     :: atomic { (c_op == UPDATE || c_op == HOT_UPDATE) && ok == ALL && KEEPER_COMMITS ->
+          if :: !RANKS_AGREE -> abort() :: else -> commit() fi }
+     :: atomic { IS_OPEN && LACKS_A_WORD && !KEPT_NOW -> abort() }
      :: atomic { IS_COMMIT && LACKS_A_WORD -> k_q = c_q; k_v = committed }
-     :: atomic { !LACKS_A_WORD -> role = FREE; ok = 0; break }
+     :: atomic { !LACKS_A_WORD || KEPT_NOW -> role = FREE; ok = 0; break }
      :: atomic { ccrash < CCRASH -> ccrash++; role = FREE; ok = 0; break }   /* it dies too: the next one goes on */
      od
 #endif
@@ -379,6 +565,28 @@ end_keeper:
      atomic { assert(q == c_q && e == c_e); if :: IS_OPEN -> abort() :: else fi; q = 0; e = 0 }
 #else
   :: atomic { frozen && ONLY_ABORT_IS_LEFT -> abort() }  /* no next command or epoch is written meanwhile */
+#endif
+  od
+}
+#endif
+
+#if HELD
+/* What decides outside, the clock of leases, and the operator of `wsm abort`. */
+active proctype World() {
+  byte ok;
+end_world:
+  do
+  :: atomic { c_d == OUTSIDE && IS_OPEN && verdict == NONE && !silent -> if :: voted -> verdict = COMMIT :: verdict = ABORT fi }
+  :: atomic { operated && voted && verdict == NONE -> verdict = COMMIT }       /* it was decided all the same */
+#ifdef M_LEASE_COUNTS_FROM_START
+  :: atomic { IS_OPEN && (c_d == CALLER || c_d == LEASED) && !expired -> expired = true }
+#else
+  :: atomic { IS_OPEN && (c_d == CALLER || c_d == LEASED) && !ANY(UNPREPARED) && !expired -> expired = true }
+#endif
+#ifdef M_OPERATOR_OVERRULES_HOLDER
+  :: atomic { operators < OPERATORS && OUTSIDE_OPEN -> operators++; operated = true; abort() }
+#else
+  :: atomic { operators < OPERATORS && OUTSIDE_OPEN && role == FREE -> operators++; operated = true; abort() }
 #endif
   od
 }
@@ -765,10 +973,16 @@ end_stopped:
 
 init {
   byte i;
+#if HELD
+  byte ok;
+#endif
   atomic {
     select(rcrash : 0 .. RCRASH); select(ccrash : 0 .. CCRASH); select(fails : 0 .. FAILS); select(breaks : 0 .. BREAKS);
     select(wmax : 0 .. WORK);
     if :: gives_up = true :: gives_up = false fi;
+#if HELD
+    if :: silent = true :: silent = false fi;
+#endif
     for (i : 0 .. P-1) { t_e[i] = 1; t_c[i] = ATTACHED; idle[i] = true }
     for (i : 0 .. N-1) { w_e[i] = 1; w_k[i] = RUNNING; held[i] = 1; run Rank(i) }
 #if H
@@ -785,6 +999,19 @@ init {
     timeout
   :: else
   fi;
+#if HELD
+  do
+  :: OUTSIDE_OPEN ->
+     if
+     :: role == CONTROLLERS -> killed = true; timeout   /* the operator ends the process that it is told */
+     :: else
+     fi;
+     atomic { if :: OUTSIDE_OPEN -> assert(role == FREE); operated = true; abort() :: else fi };
+     timeout
+  :: else -> break
+  od;
+  assert(FOLLOWED);
+#endif
   assert((over || gone) && RECORDED && !LACKS_A_WORD && role == (gone -> FREE : CONTROLLERS));
 #else
   assert(over);
