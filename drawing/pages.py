@@ -76,6 +76,8 @@ _OPERATIONS = {
     Operation.CLEAR: "clear",
     Operation.UPDATE: "update",
     Operation.HOT_UPDATE: "hot update",
+    Operation.HOLD: "hold",
+    Operation.RELEASE: "release",
     Operation.ABORT: "aborted before it was read",
     Operation.HOT_ABORT: "hot, aborted before it was read",
 }
@@ -102,18 +104,23 @@ _PARTS = (
         "kv_cache",
     ),
     (
-        "3. A command, as a rank lives it",
+        "3. Whether a rank may step: admission",
+        "It knows nothing of the other two, nor they of it: a held rank counts as what it has in memory.",
+        "admission",
+    ),
+    (
+        "4. A command, as a rank lives it",
         (
-            "The third table, and the one that decides most. In brackets stands what weights and KV cache "
+            "The fourth table, and the one that decides most. In brackets stands what weights and KV cache "
             "may be beside a phase. Row by row: [command.md](command.md)."
         ),
         "command",
     ),
-    ("4. A clear, word by word", "", "sequence_clear"),
-    ("5. An update, word by word", "", "sequence_update"),
-    ("6. A hot update, word by word", "", "sequence_hot_update"),
-    ("7. A rank is lost, and a new epoch begins", "", "sequence_rank_loss"),
-    ("8. The new epoch restores what was served", "", "sequence_restore"),
+    ("5. A clear, word by word", "", "sequence_clear"),
+    ("6. An update, word by word", "", "sequence_update"),
+    ("7. A hot update, word by word", "", "sequence_hot_update"),
+    ("8. A rank is lost, and a new epoch begins", "", "sequence_rank_loss"),
+    ("9. The new epoch restores what was served", "", "sequence_restore"),
 )
 
 
@@ -129,7 +136,7 @@ def index_page(rendered: Mapping[str, str]) -> str:
     for title, text, name in _PARTS:
         parts += [f"## {title}", *([text] if text else []), f"```mermaid\n{rendered[f'{name}.mmd']}```"]
     parts += [
-        "## 9. The plans",
+        "## 10. The plans",
         (
             "Which actions run on which edge, in which order, and what each declares: deadline, undo, probe, "
             "votes. For an engine that has everything: [plans.md](plans.md). For your own: "
@@ -279,7 +286,8 @@ def _commands(row: Beside) -> str:
     for operation, name in _OPERATIONS.items():
         about = [text for tags, text in _TAGS.items() if (operation, tags) in row.commands]
         if about:
-            told.append(name if operation.is_hot else f"{name} of {', '.join(about)}")
+            alone = operation.is_hot or operation.is_of_admission
+            told.append(name if alone else f"{name} of {', '.join(about)}")
     return "; ".join(told)
 
 

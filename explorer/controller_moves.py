@@ -18,9 +18,11 @@ from explorer.errors import broken_by
 from explorer.invariants import ATTEMPTS, all_ended, serves
 from explorer.scope import Budget, Scope
 from explorer.world import (
+    AFTERS,
     BOTH,
     COMMAND_WORD,
     KV_CACHE,
+    NOTHING,
     TAGS,
     WEIGHTS,
     Alternative,
@@ -32,11 +34,12 @@ from explorer.world import (
     view_of,
     word_name,
 )
-from wsm.states import decide, epochs
+from wsm.states import decide, epochs, holding
 from wsm.states.decide import Duty, Inheritance, Role
 from wsm.states.epochs import Attempt
 from wsm.states.errors import CommandOpenError
-from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.holding import Answer, LeaseEnd
+from wsm.states.vocabulary import After, KVState, OnLease, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation
 
 #: The kernel's lock makes this false; a seeded fault lets a successor believe a timeout instead.
@@ -61,12 +64,15 @@ class Arguments:
         What it is about.
     restores : bool
         Whether it restores what the group served before it lost a rank, or repairs a rank for that.
+    after : After
+        What it leaves of admission.
     """
 
     version: int | None
     before: bool
     tags: int = BOTH
     restores: bool = False
+    after: After = After.AS_BEFORE
 
 
 class ControllerMoves:
@@ -135,6 +141,7 @@ class ControllerMoves:
             elif not now.driving and not self._lost and not now.replaces:
                 yield self._repair
                 yield self._restore
+                yield self._end_lease
                 if not now.recovering and not now.left:
                     yield self._open
         if now.stopped:
@@ -168,10 +175,15 @@ class ControllerMoves:
         """Store a command word, in this move or in the next one; `says`: its arguments, if they are new."""
         after = after or self._now
         if says is None:
-            says = Arguments(after.version, after.before, after.tags, after.restores)
+            says = Arguments(after.version, after.before, after.tags, after.restores, AFTERS[after.after])
         version = says.version or 0
         if not self._scope.fine:
-            told = after._replace(before=says.before, tags=says.tags, restores=says.restores)
+            told = after._replace(
+                before=says.before,
+                tags=says.tags,
+                restores=says.restores,
+                after=AFTERS.index(says.after),
+            )
             self._add(label, lambda: self._stored(told, word.pack(), version), spends)
             return
         decided = after._replace(
@@ -180,6 +192,7 @@ class ControllerMoves:
             pending_before=says.before,
             pending_tags=says.tags,
             pending_restores=says.restores,
+            pending_after=AFTERS.index(says.after),
         )
         self._add(f"{label} (not stored yet)", lambda: decided, spends)
 
@@ -190,6 +203,7 @@ class ControllerMoves:
             before=now.pending_before,
             tags=now.pending_tags,
             restores=now.pending_restores,
+            after=now.pending_after,
             **_NOTHING_PENDING,
         )
         self._add("stores the command word", lambda: self._stored(after, now.pending, now.pending_version))
@@ -202,6 +216,9 @@ class ControllerMoves:
             lambda: self._stored(now._replace(stopped=0), now.stopped, now.version),
         )
 
+    def _held_after(self) -> bool:
+        return holding.held_after(AFTERS[self._now.after], held=self._view.committed.held)
+
     def _commits(self, word: CommittedWord) -> ControllerState:
         return self._now._replace(committed=word.pack())
 
@@ -212,7 +229,14 @@ class ControllerMoves:
         if not operation.is_decision:
             clears_half = operation is Operation.CLEAR and after.tags != BOTH
             after = after._replace(clears_half=clears_half)
-        if not operation.is_commit:
+        if not operation.is_commit or read_command(self._now.command).operation.is_commit:
+            return after
+        leaves = AFTERS[after.after]
+        whole = all(each.serving for each in decide.resident_on_each(self._view)) or bool(after.tags)
+        invariants.check_decided_admission(leaves, after.tags, orphaned=after.orphaned, whole=whole)
+        closed = after.closed if leaves is After.AS_BEFORE else leaves is After.HELD
+        after = after._replace(closed=closed, lapsed=after.lapsed and closed)
+        if not after.tags:
             return after
         lacking = any(
             status.kv == KVState.CLEARED or status.weights == WeightState.CLEARED
@@ -224,7 +248,8 @@ class ControllerMoves:
         """Return the version that the group must serve if its epoch ends now, whatever is remembered."""
         view, now = self._view, self._now
         restoring_still = now.restores and view.command.operation in (Operation.ABORT, Operation.CLEAR)
-        if view.command.operation is Operation.NONE or restoring_still or not all_ended(view):
+        same_as_before = view.command.operation is Operation.NONE or not now.tags
+        if same_as_before or restoring_still or not all_ended(view):
             return now.owed
         return (view.committed.version or 0) if serves(view) else 0
 
@@ -232,8 +257,11 @@ class ControllerMoves:
 
     def _open(self) -> None:
         after = self._now._replace(failed=0)
-        owed = epochs.unrestored(self._view, restores=self._now.restores)
+        owed = self._unrestored()
         for operation in self._scope.operations:
+            if operation.is_of_admission:
+                self._open_of_admission(operation, after, owed)
+                continue
             about = (BOTH, WEIGHTS, KV_CACHE) if self._scope.halves and not operation.is_hot else (BOTH,)
             for tags in about:
                 held = decide.resident_for(self._view, operation, TAGS[tags])
@@ -241,6 +269,10 @@ class ControllerMoves:
                     before = decide.state_before(held, owed) is WeightState.NORMAL
                     says = Arguments(None, before, tags)
                     self._open_with("opens", operation, says, (Budget.COMMANDS,), after=after)
+                    if self._scope.afters and operation is not Operation.CLEAR:
+                        leaves = After.SERVE if self._view.committed.held else After.HELD
+                        other = replace(says, after=leaves)
+                        self._open_with("opens", operation, other, (Budget.COMMANDS,), after=after)
                     lacks_kv_only = held.missing == TAGS[KV_CACHE]
                     if (
                         self._scope.halves
@@ -250,6 +282,65 @@ class ControllerMoves:
                     ):
                         again = replace(says, version=self._view.committed.version)
                         self._open_with("opens", operation, again, (Budget.COMMANDS,), after=after)
+
+    def _open_of_admission(
+        self,
+        operation: Operation,
+        after: ControllerState,
+        owed: int | None,
+        *,
+        verb: str = "opens",
+        spends: tuple[Budget, ...] = (Budget.COMMANDS,),
+    ) -> None:
+        """Open a hold or a release, or renew the lease of a hold, as a caller may ask."""
+        view, now = self._view, self._now
+        each = decide.resident_on_each(view)
+        missing = frozenset(tag for resident in each for tag in resident.missing)
+        held = view.committed.held
+        if operation is Operation.HOLD:
+            answer = holding.asked_to_hold(None, held=held, owner="")
+        else:
+            answer = holding.asked_to_release(None, held=held, owner="", forced=False, missing=missing)
+        if answer is Answer.RENEW and decide.is_over(view):
+            self._add("renews the lease of the hold", lambda: now._replace(lapsed=False), spends)
+        if answer is not Answer.COMMAND:
+            return
+        before, waits = decide.before_admission(each, owed)
+        says = Arguments(
+            view.committed.version or 0,
+            before is WeightState.NORMAL,
+            NOTHING,
+            restores=waits,
+            after=After.HELD if operation is Operation.HOLD else After.SERVE,
+        )
+        # What has failed to be restored is counted on: such a command takes nothing away.
+        self._open_with(verb, operation, says, spends, after=after._replace(failed=now.failed))
+
+    def _lease_end(self) -> LeaseEnd:
+        """Ask what is due about the lease of a hold that is to serve when it has run out."""
+        view, now = self._view, self._now
+        each = decide.resident_on_each(view)
+        renewed_ns = 0 if now.lapsed else 10**9
+        return holding.lease_end(
+            holding.Hold("", "", lease_s=1.0, on_lease=OnLease.SERVE, renewed_ns=renewed_ns),
+            10**9,
+            held=view.committed.held,
+            is_over=decide.is_over(view),
+            whole=all(resident.serving for resident in each),
+            owed=decide.before_admission(each, self._unrestored())[1],
+        )
+
+    def _end_lease(self) -> None:
+        """Release the group when the lease of its hold has run out; the role is had, and the lease read."""
+        now = self._now
+        if self._view.committed.held and not now.lapsed:
+            expired = now._replace(lapsed=True)
+            self._add("lets the lease of the hold run out", lambda: expired, (Budget.LEASES,))
+        if self._lease_end() is LeaseEnd.RELEASE:
+            self._open_of_admission(Operation.RELEASE, now, None, verb="ends the lease by", spends=())
+
+    def _unrestored(self) -> int | None:
+        return epochs.unrestored(self._view, restores=self._now.restores, of_admission=not self._now.tags)
 
     def _brings(self, word: CommandWord, tags: int) -> int:
         """Return the version that a command names; a half that is not loaded keeps what was committed."""
@@ -276,12 +367,14 @@ class ControllerMoves:
         if says.version is None:
             says = replace(says, version=self._brings(word, says.tags))
         driving = (after or self._now)._replace(
-            driving=True, spoiled=False, recovering=False, owed=self._owed()
+            driving=True, spoiled=False, recovering=False, orphaned=False, owed=self._owed()
         )
         named = ""
         if operation is not Operation.CLEAR and says.tags & WEIGHTS:
             named = f" of version {says.version}"
-        named += {BOTH: "", WEIGHTS: ", weights only", KV_CACHE: ", KV cache only"}[says.tags]
+        named += {NOTHING: "", BOTH: "", WEIGHTS: ", weights only", KV_CACHE: ", KV cache only"}[says.tags]
+        if says.tags and says.after is not After.AS_BEFORE:
+            named += f", then {says.after.value}"
         self._write(f"{verb} {operation.name} {word.sequence}{named}", word, spends, after=driving, says=says)
         if not arguments_lie_there:
             self._add(
@@ -302,7 +395,7 @@ class ControllerMoves:
         if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
             self._add(
                 "stores the committed version",
-                lambda: self._commits(decide.committed(view, now.version or None)),
+                lambda: self._commits(decide.committed(view, now.version or None, held=self._held_after())),
             )
         if decide.is_over(view):
             self._add("sees that the command is over", self._over)
@@ -311,7 +404,9 @@ class ControllerMoves:
         """Return what is remembered; only an attempt that fails though no rank is gone counts."""
         now, fails = self._now, self._view.command.operation is Operation.ABORT and not self._lost
         failed, repaired = now.failed, now.repaired
-        if now.repairs:
+        if not now.tags:
+            pass  # a hold or a release says nothing about what is owed
+        elif now.repairs:
             repaired += fails
         else:
             failed = failed + 1 if now.restores and fails else 0
@@ -326,7 +421,7 @@ class ControllerMoves:
 
     def _agree(self) -> bool:
         # Only ranks load; what a helper says of weights counts for nothing.
-        return len({other.loaded for other in self._others[: self._scope.ranks]}) == 1
+        return not self._now.tags or len({other.loaded for other in self._others[: self._scope.ranks]}) == 1
 
     # -- where no controller goes on ---------------------------------------------------------------
 
@@ -348,7 +443,10 @@ class ControllerMoves:
         elif now.ending:
             yield self._end_with_the_role
         elif (
-            self._lost or self._owes() or self._next_repair() in (Attempt.MAKE, Attempt.GIVE_UP)
+            self._lost
+            or self._owes()
+            or self._lease_end() is LeaseEnd.RELEASE
+            or self._next_repair() in (Attempt.MAKE, Attempt.GIVE_UP)
         ) and not now.gave_up:
             yield lambda: self._add(
                 "is gone; the owner of the group takes the role", lambda: now._replace(alive=True)
@@ -369,7 +467,7 @@ class ControllerMoves:
             label = f"is gone; a process of the group decides {due.name}"
             self._write(label, decide.decided(view, due), after=after)
         elif decide.lacks_a_word(view):
-            word = decide.committed(view, now.version or None)
+            word = decide.committed(view, now.version or None, held=self._held_after())
             self._add(
                 "is gone; a process of the group stores the committed version", lambda: self._commits(word)
             )
@@ -408,8 +506,14 @@ class ControllerMoves:
             after = now._replace(version=self._version(open_still))
             self._write(label, decide.decided(view, open_still), after=after)
             return
-        goal = epochs.goal(view, asked=now.version, served=now.before, restores=now.restores)
-        completed = epochs.completed_commit(view, goal) if goal is not None else None
+        goal = epochs.goal(
+            view,
+            asked=now.version,
+            served=now.before,
+            restores=now.restores,
+            of_admission=not now.tags,
+        )
+        completed = epochs.completed_commit(view, goal, held=self._held_after())
         word = completed or epochs.goal_word(view, goal)
         if word is not None:
             said = "nothing" if goal is None else f"version {goal}"
@@ -437,16 +541,16 @@ class ControllerMoves:
 
     def _owes(self) -> bool:
         """Whether a restore is to be made once more: that is the owner's, whichever controller commanded."""
-        view, now = self._view, self._now
-        version = None if serves(view) else epochs.unrestored(view, restores=now.restores)
-        due = epochs.next_attempt(view, restores=now.restores, failed=now.failed, limit=ATTEMPTS)
+        view = self._view
+        version = None if serves(view) else self._unrestored()
+        due = self._next_attempt()
         return decide.is_over(view) and version is not None and due is Attempt.MAKE
 
     def _restore(self) -> None:
         """Load what the group must serve again, once all have joined the new epoch."""
         view, now = self._view, self._now
-        version = None if serves(view) else epochs.unrestored(view, restores=now.restores)
-        due = epochs.next_attempt(view, restores=now.restores, failed=now.failed, limit=ATTEMPTS)
+        version = None if serves(view) else self._unrestored()
+        due = self._next_attempt()
         if due is Attempt.MAKE and version is not None:
             self._add("restores once more", lambda: self._checked(now.failed))
             says = Arguments(version, before=True, restores=True)
@@ -454,17 +558,27 @@ class ControllerMoves:
         elif now.recovering and decide.is_over(view):
             self._add("has nothing to restore", lambda: now._replace(recovering=False))
 
+    def _next_attempt(self) -> Attempt:
+        now = self._now
+        return epochs.next_attempt(
+            self._view,
+            restores=now.restores,
+            failed=now.failed,
+            limit=ATTEMPTS,
+            of_admission=not now.tags,
+        )
+
     def _next_repair(self) -> Attempt:
         return epochs.next_repair(self._view, failed=self._now.repaired, limit=ATTEMPTS)
 
     def _repair(self) -> None:
         """Clear the whole group again where a rank is FAULTED."""
-        view, now, due = self._view, self._now, self._next_repair()
+        now, due = self._now, self._next_repair()
         if due is Attempt.GIVE_UP and not now.gave_up:
             self._add("ends the ranks whose teardown fails", self._replacing)
         if due is not Attempt.MAKE or now.gave_up:
             return
-        owed = epochs.unrestored(view, restores=now.restores) is not None
+        owed = self._unrestored() is not None
         self._add("repairs once more", lambda: self._checked(now.repaired))
         self._open_with(
             "repairs by",
@@ -504,7 +618,14 @@ class ControllerMoves:
 
 _NOTHING_PENDING = {
     name: ControllerState._field_defaults[name]
-    for name in ("pending", "pending_version", "pending_before", "pending_tags", "pending_restores")
+    for name in (
+        "pending",
+        "pending_version",
+        "pending_before",
+        "pending_tags",
+        "pending_restores",
+        "pending_after",
+    )
 }
 
 
@@ -512,6 +633,7 @@ def controller_killed(controller: ControllerState) -> ControllerState:
     """Return what is left of a controller whose process died: the words, and what the owner remembers."""
     return controller._replace(
         alive=False,
+        orphaned=True,
         driving=False,
         gives_up=False,
         recovering=False,

@@ -27,9 +27,9 @@ from explorer.world import (
     view_of,
 )
 from wsm.states.joint import stands_beside
-from wsm.states.phases import Phase
+from wsm.states.phases import Phase, RankState
 from wsm.states.view import View
-from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.vocabulary import After, KVState, WeightState
 from wsm.states.words import CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 #: How many attempts to restore a group, or to repair a rank, may fail in one epoch; a supervisor reads it
@@ -118,6 +118,29 @@ def check_entry(me: ParticipantState, others: Sequence[PublicState], rank: int) 
             )
 
 
+def check_admission(closed: bool, state: RankState) -> None:
+    """No step begins between the decision of a hold and that of its end, whatever died."""
+    if closed:
+        raise RuleBrokenError(
+            rule="never a step between hold and release",
+            seen=f"it enters step {state.step} with held={state.held}, and the group is held",
+        )
+
+
+def check_decided_admission(after: After, tags: int, *, orphaned: bool, whole: bool) -> None:
+    """A hold or a release is committed for a caller that lives, and only what can serve is released."""
+    if orphaned and not tags:
+        raise RuleBrokenError(
+            rule="a hold or a release whose caller is gone is aborted",
+            seen="it is committed, and no process will hear of it",
+        )
+    if after is After.SERVE and not tags and not whole:
+        raise RuleBrokenError(
+            rule="only a group that can serve is released",
+            seen="it is released, and lacks weights or KV cache",
+        )
+
+
 def holds_all(me: ParticipantState) -> bool:
     """Whether weights and KV cache are there; said here once more, for the tables may be wrong."""
     return me.joint.weights is WeightState.NORMAL and me.joint.kv is KVState.NORMAL
@@ -175,6 +198,12 @@ def check_command(controller: ControllerState, after: int) -> None:
             )
         return
     word = CommittedWord.unpack(controller.committed)
+    if word.held is not controller.closed:
+        raise RuleBrokenError(
+            rule="whether a group is held stands in the committed word before the sequence is over",
+            seen=f"{old.operation.name} is followed by {new.operation.name}, and the word says "
+            f"{'held' if word.held else 'open'}",
+        )
     stored = (word.sequence, word.version) == (old.sequence, controller.version)
     if old.operation.is_commit and controller.owed and not stored:
         raise RuleBrokenError(
@@ -271,12 +300,22 @@ def objection(world: World, ranks: int) -> str:
     mistaken = [f"rank {i} {why}" for i, each in enumerate(people) if (why := _mistaken(each, view))]
     if mistaken:
         return mistaken[0]
-    if controller.frozen:
-        return _disagreement(people)
+    misled = _misheld(controller, people, view)
+    if misled or controller.frozen:
+        return misled or _disagreement(people)
     faulted = [
         f"rank {i} stays FAULTED, and is not repaired" for i, each in enumerate(people) if _is_faulted(each)
     ]
     return _disagreement(people) or (faulted[0] if faulted else _never_restored(controller, people, view))
+
+
+def _misheld(controller: ControllerState, people: list[ParticipantState], view: View) -> str:
+    """Say what is wrong with the admission of a group that rests."""
+    if view.committed.held is not controller.closed:
+        return f"the committed word says held={view.committed.held}, and that was not decided last"
+    if controller.lapsed and controller.closed and not controller.frozen and all(map(holds_all, people)):
+        return "a hold whose lease has run out stays, although the group could serve"
+    return ""
 
 
 def _waits_for_stopped(people: list[ParticipantState], view: View) -> str:
@@ -312,7 +351,8 @@ def _disagreement(people: list[ParticipantState]) -> str:
 def _never_restored(controller: ControllerState, people: list[ParticipantState], view: View) -> str:
     """Say that a group stays CLEARED in its new epoch, although its restore may be tried still."""
     version, operation = view.committed.version, view.command.operation
-    tried = operation in (Operation.ABORT, Operation.CLEAR) and controller.restores
+    leaves_it = operation in (Operation.ABORT, Operation.CLEAR) or not controller.tags
+    tried = controller.restores and leaves_it
     waits = operation is Operation.NONE or (tried and controller.failed < ATTEMPTS)
     if waits and version is not None and not any(each.content for each in people):
         return f"the group must serve version {version} again in its new epoch, and never does"
@@ -321,7 +361,7 @@ def _never_restored(controller: ControllerState, people: list[ParticipantState],
 
 def _given_up(people: list[ParticipantState], view: View) -> str:
     """Say what is wrong with a group whose owner recovers it no more: those who live must not hang inside."""
-    opened = view.command.operation in (Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE)
+    opened = view.command.operation is not Operation.NONE and not view.command.operation.is_decision
     if opened and not all_ended(view):
         return f"{view.command.operation.name} {view.command.sequence} is never decided"
     inside = (f"rank {i} {_stuck(each)} for ever" for i, each in enumerate(people) if each.position)
@@ -349,6 +389,8 @@ def _stuck(me: ParticipantState) -> str:
 def _mistaken(me: ParticipantState, view: View) -> str:
     """Say in what a rank's idea of itself differs from what is in its memory."""
     serving = holds_all(me)
+    if me.state.held is not view.committed.held:
+        return f"rests with held={me.state.held}, and the committed word says {view.committed.held}"
     if serving != me.state.holds or me.version != me.content or (serving and not me.content):
         return f"rests in {me.joint}, holds={me.state.holds}, and has version {me.content} in memory"
     if me.content and me.content != view.committed.version:

@@ -23,6 +23,7 @@ from explorer.rank_moves import (
 )
 from explorer.scope import Budget, Scope
 from explorer.world import (
+    AFTERS,
     ALIVE_BYTE,
     ENTERED_BYTES,
     FIRST,
@@ -53,6 +54,7 @@ from explorer.world import (
 )
 from wsm.states import decide
 from wsm.states.decide import Duty, Role
+from wsm.states.words import CommittedWord
 
 CONTROLLER = -1
 
@@ -64,6 +66,7 @@ _OF_CONTROLLER = frozenset(
         Budget.CONTROLLER_CRASHES,
         Budget.CONTROLLER_LOSSES,
         Budget.CONTROLLER_STOPS,
+        Budget.LEASES,
     )
 )
 
@@ -172,8 +175,10 @@ class Moves:
         told = self._tell(world, index, packed, me, controller.command) if free else None
         others = self._others(world, me, told)
         overdue = self._is_overdue(world, controller)
+        held = CommittedWord.unpack(controller.committed).held
+        admission = (controller.after, held, controller.closed)
         asked = (controller.version, controller.tags, controller.clears_half, overdue, controller.replaces)
-        key = (index, packed, controller.command, asked, wallet, id(told), others)
+        key = (index, packed, controller.command, asked, admission, wallet, id(told), others)
         found = self._of_rank.get(key)
         if found is None:
             around = Surroundings(
@@ -182,6 +187,9 @@ class Moves:
                 controller.version,
                 controller.tags,
                 controller.clears_half,
+                AFTERS[controller.after],
+                held,
+                controller.closed,
                 tuple(read_public(each[:PUBLIC_BYTES]) for each in world[FIRST:]),
                 self._scope.ranks,
                 fine=self._scope.fine,

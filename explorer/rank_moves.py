@@ -36,9 +36,10 @@ from explorer.world import (
 from wsm.states import joint as tables
 from wsm.states import rank as protocol
 from wsm.states.errors import EpochUsedError, ProtocolViolationError
+from wsm.states.holding import held_after
 from wsm.states.phases import Event, Happened, Move, Phase, RankState, Todo
 from wsm.states.view import View
-from wsm.states.vocabulary import WeightState
+from wsm.states.vocabulary import After, WeightState
 from wsm.states.words import CommandWord, Operation, StatusCode, StepKind
 
 #: What participants say that are not whole any more, or may not be.
@@ -209,6 +210,10 @@ class Surroundings:
         What the command's arguments name, and what they say it is about.
     clears_half : bool
         Whether they say that it is a clear, of one half.
+    after : After
+        What they say it leaves of admission.
+    held, closed : bool
+        Whether the committed word says that the group is held; whether a hold was decided last, in truth.
     others : tuple of PublicState
         All participants. Which parts of them may be read where is said by what moves are remembered by.
     ranks : int
@@ -228,6 +233,9 @@ class Surroundings:
     version: int
     tags: int
     clears_half: bool
+    after: After
+    held: bool
+    closed: bool
     others: tuple[PublicState, ...]
     ranks: int
     fine: bool
@@ -395,10 +403,13 @@ class RankMoves:
         collective: tuple[bool, ...] = (),
         touched: bool = False,
         serves: bool = True,
+        held: bool | None = None,
     ) -> ParticipantState:
         """Tell the protocol what happened, with the machines' present codes."""
         weights, kv = int(me.joint.weights), int(me.joint.kv)
-        happened = Happened(event, weights, kv, collective=collective, touched=touched, serves=serves)
+        happened = Happened(
+            event, weights, kv, collective=collective, touched=touched, serves=serves, held=held
+        )
         return self._store(me, answered(protocol.take_in(me.state, happened)))
 
     def _failed(self, me: ParticipantState) -> ParticipantState:
@@ -429,7 +440,7 @@ class RankMoves:
             self.add(f"joins step {me.state.step + 1}", lambda: self._enter(me))
         elif todo is Todo.DRAIN:
             self.add("has drained", lambda: self._tell(me, Event.DRAINED))
-            if me.state.phase is Phase.DRAINING and me.state.holds and not me.state.broken:
+            if me.state.phase is Phase.DRAINING and _steps_meanwhile(me.state):
                 self.add("has work left", lambda: self._begin_step(me), Budget.STEPS)
         elif todo in _DOES:
             _DOES[todo](self, me)
@@ -447,6 +458,9 @@ class RankMoves:
                 seen=f"it is told to enter step {move.state.step}",
             )
         entering = me._replace(state=move.state)
+        command = read_command(self._around.command)
+        parks_still = command.operation is Operation.HOT_COMMIT and me.state.done < command.sequence
+        invariants.check_admission(self._around.closed and not parks_still, entering.state)
         invariants.check_entry(entering, self._around.others, self._around.index)
         inside = entering._replace(position=Position.IN_STEP, step_version=me.content, blocks=me.content)
         return self._store(inside, answered(move))
@@ -458,6 +472,7 @@ class RankMoves:
             read_step(me.step),
             read_status(me.status),
             steps=me.state.steps,
+            held=self._around.held,
         )
 
     def _rejoin(self, me: ParticipantState) -> None:
@@ -532,6 +547,9 @@ class RankMoves:
         elif kind is work.ActionKind.RELEASE:
             self.add("releases", lambda: self._finish_action(work.release(me)))
             self._add_failure("fails to release", work.tear_off(me))
+        elif kind is work.ActionKind.SETTLE:
+            self.add("ends or keeps what runs", lambda: self._finish_action(me))
+            self._add_failure("fails to end what runs", me)
         else:
             self.add("leaves the collective action", lambda: self._finish_action(me))
             self._add_failure("fails in the collective action", me)
@@ -552,7 +570,7 @@ class RankMoves:
             other = work.load_beside(me, _other(version))
             self.add("stages another version", lambda: self._tell(other, Event.STAGED), Budget.FAILURES)
         self._add_failure("fails to stage", me)
-        if me.state.holds and me.state.steps and not me.state.broken:
+        if _steps_meanwhile(me.state):
             self.add("has work beside the staging", lambda: self._begin_step(me), Budget.STEPS)
 
     def _commit(self, me: ParticipantState) -> None:
@@ -572,7 +590,8 @@ class RankMoves:
                 after = me._replace(ran=me.state.sequence, entered_action=0)
             committed = work.commit(after)
             serves = tables.serving(committed.joint.weights, committed.joint.kv)
-            return self._tell(committed, Event.COMMITTED, serves=serves)
+            held = held_after(self._around.after, held=me.state.held)
+            return self._tell(committed, Event.COMMITTED, serves=serves, held=held)
 
         self.add("commits", commit)
         if me.state.operation.is_hot and me.state.steps:
@@ -627,6 +646,11 @@ _DOES: dict[Todo, Callable[[RankMoves, ParticipantState], None]] = {
     Todo.KEEP: RankMoves._keep,
     Todo.DROP: RankMoves._drop,
 }
+
+
+def _steps_meanwhile(state: RankState) -> bool:
+    """Whether a rank may step while it drains or stages, as far as it knows by itself (`rank.meanwhile`)."""
+    return state.steps and state.holds and not (state.held or state.broken)
 
 
 def killed(me: ParticipantState) -> ParticipantState:

@@ -33,6 +33,7 @@ class ActionKind(enum.Enum):
     LOAD = "loads"
     RELEASE = "releases"
     REBUILD = "rebuilds the KV cache"
+    SETTLE = "ends or keeps what runs"
 
 
 def plan_of(me: ParticipantState, *, long_plans: bool) -> tuple[bool, ...]:
@@ -58,6 +59,8 @@ def kind_of_action(me: ParticipantState) -> ActionKind:
         return ActionKind.MEET
     if me.state.operation is Operation.CLEAR:
         return ActionKind.RELEASE
+    if me.state.operation.is_of_admission:
+        return ActionKind.SETTLE
     return ActionKind.LOAD if me.tags & WEIGHTS else ActionKind.REBUILD
 
 
@@ -187,7 +190,8 @@ def keep(me: ParticipantState) -> tuple[ParticipantState, CommandEvent]:
             rule="only weights that no rank touched are kept",
             seen=f"it keeps version {me.version} and holds {me.content}",
         )
-    return _settled(me), CommandEvent.KEPT
+    faulted = me.joint.weights is WeightState.FAULTED
+    return _settled(me), CommandEvent.FAULTED if faulted else CommandEvent.KEPT
 
 
 def drop(

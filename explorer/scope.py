@@ -27,6 +27,7 @@ class Budget(enum.IntEnum):
     STALE_READS = 7  # words that a reader goes on seeing as they were
     CONTROLLER_LOSSES = 8  # controllers that die, and none follows
     CONTROLLER_STOPS = 9  # controllers that are stopped with the role, and such that go on again
+    LEASES = 10  # leases of holds that run out
 
 
 class Start(enum.Enum):
@@ -41,7 +42,13 @@ class Start(enum.Enum):
 MAX_PARTICIPANTS = 6
 MAX_BUDGET = 9
 
-_OPERATIONS = {"clear": Operation.CLEAR, "update": Operation.UPDATE, "hot_update": Operation.HOT_UPDATE}
+_OPERATIONS = {
+    "clear": Operation.CLEAR,
+    "update": Operation.UPDATE,
+    "hot_update": Operation.HOT_UPDATE,
+    "hold": Operation.HOLD,
+    "release": Operation.RELEASE,
+}
 
 
 @dataclass(frozen=True)
@@ -53,12 +60,14 @@ class Scope:
     ranks, helpers : int
         The group: 1 rank or more.
     commands, steps, failures, give_ups, rank_crashes, controller_crashes, broken_steps : int
-    stale_reads, controller_losses, controller_stops : int
+    stale_reads, controller_losses, controller_stops, leases : int
         How often each thing may happen, in all; see :class:`Budget`.
     operations : tuple of Operation
         What the commands ask for.
     starts : tuple of Start
         Where the group is at first; every start is explored.
+    afters : bool
+        Whether updates also hold the group, or end its hold.
     halves : bool
         Whether commands are also about the weights alone, or the KV cache alone.
     long_plans : bool
@@ -87,8 +96,10 @@ class Scope:
     stale_reads: int = 0
     controller_losses: int = 0
     controller_stops: int = 0
+    leases: int = 0
     operations: tuple[Operation, ...] = (Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE)
     starts: tuple[Start, ...] = (Start.SERVING, Start.CLEARED)
+    afters: bool = False
     halves: bool = False
     long_plans: bool = False
     fine: bool = False
@@ -247,6 +258,12 @@ _DAILY = _scopes(
     "controller_losses=1 controller_crashes=1 controller_stops=2 fine=True steps=0",
     "failures=6 steps=0 operations=clear starts=serving",
     "failures=4 rank_crashes=1 steps=0 operations=clear,update starts=serving",
+    "commands=2 steps=2 failures=1 rank_crashes=1 operations=hold,release starts=serving",
+    "commands=2 steps=1 controller_crashes=1 rank_crashes=1 operations=hold,release",
+    "commands=3 steps=1 leases=1 failures=1 operations=hold,release,clear starts=serving",
+    "commands=2 afters=True steps=1 rank_crashes=1 operations=hold,update,hot_update starts=serving",
+    "fine=True steps=1 rank_crashes=1 operations=hold,release starts=serving",
+    "controller_losses=1 controller_stops=2 failures=1 leases=1 operations=hold,release",
 )
 
 _DEEP = (
@@ -268,6 +285,9 @@ _DEEP = (
         "controller_losses=1 controller_stops=2 stale_reads=1 failures=1",
         "ranks=3 controller_losses=1 controller_stops=2 failures=1",
         "helpers=1 controller_losses=1 controller_stops=2 fine=True steps=0 failures=1",
+        "commands=3 steps=1 afters=True rank_crashes=1 failures=1 leases=1 operations=hold,release,update",
+        "commands=2 steps=1 rank_crashes=2 controller_crashes=1 leases=1 operations=hold,release,clear",
+        "commands=2 helpers=1 stale_reads=1 steps=1 operations=hold,release",
     ),
 )
 

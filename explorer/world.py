@@ -24,7 +24,7 @@ from wsm.states.epochs import first_epoch
 from wsm.states.joint import START, JointState
 from wsm.states.phases import Phase, RankState, Todo
 from wsm.states.view import View
-from wsm.states.vocabulary import KVState, Tag, WeightState
+from wsm.states.vocabulary import After, KVState, Tag, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 World = tuple[bytes, ...]
@@ -33,14 +33,17 @@ World = tuple[bytes, ...]
 FIRST = 2
 
 #: What a command is about.
-WEIGHTS, KV_CACHE = 1, 2
+NOTHING, WEIGHTS, KV_CACHE = 0, 1, 2
 BOTH = WEIGHTS | KV_CACHE
 TAGS = {
-    0: frozenset[Tag](),
+    NOTHING: frozenset[Tag](),
     WEIGHTS: frozenset({Tag.WEIGHTS}),
     KV_CACHE: frozenset({Tag.KV_CACHE}),
     BOTH: frozenset(Tag),
 }
+
+#: What a command may leave of admission.
+AFTERS = tuple(After)
 
 _SERVING = JointState(WeightState.NORMAL, KVState.NORMAL)
 
@@ -461,6 +464,14 @@ class ControllerState(NamedTuple):
         Whether a process of the group has the role, to do so.
     frozen : bool
         Whether its process is stopped, with the role, and may go on at any time or never.
+    after, pending_after : int
+        What the command's arguments say it leaves of admission, as a place in :data:`AFTERS`; likewise.
+    closed : bool
+        What no process knows, and a rule asks for: whether a hold was decided last, and no end of it.
+    orphaned : bool
+        What no process knows either: whether who gave the open command is gone.
+    lapsed : bool
+        Whether the lease of the hold has run out.
     seen : Seen
         A status word that it goes on seeing as it was.
     """
@@ -492,6 +503,11 @@ class ControllerState(NamedTuple):
     left: bool = False
     ending: bool = False
     frozen: bool = False
+    after: int = 0
+    pending_after: int = 0
+    closed: bool = False
+    orphaned: bool = False
+    lapsed: bool = False
     seen: Seen = Seen()
 
 
@@ -518,6 +534,9 @@ _FLAGS = (
     "frozen",
     "repairs",
     "replaces",
+    "closed",
+    "orphaned",
+    "lapsed",
 )
 
 
@@ -535,7 +554,10 @@ def pack_controller(controller: ControllerState) -> bytes:
         controller.pending,
         controller.pending_version,
         controller.owed,
-        controller.tags | controller.pending_tags << 2,
+        controller.tags
+        | controller.pending_tags << 2
+        | controller.after << 4
+        | controller.pending_after << 6,
         controller.stopped,
         *controller.seen,
     )
@@ -555,7 +577,9 @@ def unpack_controller(data: bytes) -> ControllerState:
         failed=flags >> len(_FLAGS) & (1 << _FAILED_BITS) - 1,
         repaired=flags >> len(_FLAGS) + _FAILED_BITS,
         tags=tags & BOTH,
-        pending_tags=tags >> 2,
+        pending_tags=tags >> 2 & BOTH,
+        after=tags >> 4 & 3,
+        pending_after=tags >> 6,
         owed=owed,
         stopped=stopped,
         seen=Seen(word, value),

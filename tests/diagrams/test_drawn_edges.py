@@ -8,7 +8,7 @@ import pytest
 
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import LOOKS, OUTCOMES
-from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART
+from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART, Chart
 
 Edges = set[tuple[str, str, str, "str | None"]]
 
@@ -76,11 +76,10 @@ def test_a_plan_is_drawn_at_every_edge_that_runs_it(rendered: dict[str, str]) ->
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.machine.value)
-def test_every_state_is_drawn_once_with_its_meaning(rendered: dict[str, str], chart: object) -> None:
-    assert chart in CHARTS
-    name = "weights" if chart is WEIGHT_CHART else "kv_cache"
-    for state in chart.states:  # type: ignore[attr-defined] - a chart, see above
-        meaning = chart.meanings[state]  # type: ignore[attr-defined] - a chart, see above
+def test_every_state_is_drawn_once_with_its_meaning(rendered: dict[str, str], chart: Chart) -> None:
+    name = "kv_cache" if chart is KV_CHART else chart.machine.value
+    for state in chart.states:
+        meaning = chart.meanings[state]
         assert rendered[f"{name}.mmd"].count(f'state "{state.name}<br/>{meaning}" as {state.name}\n') == 1
         [label] = re.findall(
             rf'^    {state.name} \[label="{state.name}\\n(.+?)"', rendered[f"{name}.dot"], re.MULTILINE

@@ -18,7 +18,7 @@ from wsm.actions.base import Plans
 from wsm.cli.drawings import Arrow, Drawing, Node, NodeKind, heading_of
 from wsm.states.joint import BESIDE
 from wsm.states.phases import Phase
-from wsm.states.plan_key import PLANS, REJOIN
+from wsm.states.plan_key import HOLD, HOLD_WITHOUT_KV_CACHE, PLANS, REJOIN, RELEASE
 from wsm.states.table import CHARTS, KV_CHART, WEIGHT_CHART
 
 FILES = {
@@ -27,6 +27,8 @@ FILES = {
     "weights.dot",
     "kv_cache.mmd",
     "kv_cache.dot",
+    "admission.mmd",
+    "admission.dot",
     "command.dot",
     "command.md",
     "command.mmd",
@@ -130,7 +132,9 @@ def test_every_plan_stands_under_every_edge_that_runs_it_with_all_its_actions(
                 drawn.add(key)
                 assert str(key) in part
                 assert all(action.name in part for action in plans.named(key).actions)
-    assert drawn | {REJOIN} == set(PLANS)
+    held = {HOLD, HOLD_WITHOUT_KV_CACHE, RELEASE}
+    assert all(action.name in parts["Hold and release"] for key in held for action in plans.named(key))
+    assert drawn | {REJOIN} | held == set(PLANS)
     assert all(action.name in parts["A new epoch"] for action in plans.rejoin.actions)
 
 

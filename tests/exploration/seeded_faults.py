@@ -13,17 +13,18 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from explorer import controller_moves, rank_work
+from explorer import controller_moves, rank_moves, rank_work
 from explorer.rank_work import check_refusals
 from explorer.scope import Scope
 from explorer.search import Findings, explore
 from explorer.world import BOTH, ParticipantState
-from wsm.states import command_events, decide, epochs, joint, rank, view
+from wsm.states import command_events, decide, epochs, holding, joint, rank, view
 from wsm.states.decide import Duty, Role
 from wsm.states.phases import Effect, Event, Happened, LookRow, Move, OutcomeRow, Phase, RankState, Todo, When
+from wsm.states.plan_key import Request
 from wsm.states.table import Row
 from wsm.states.view import View
-from wsm.states.vocabulary import KVEvent, KVState, WeightState
+from wsm.states.vocabulary import After, KVEvent, KVState, WeightState
 from wsm.states.words import CommandWord, Operation, StatusCode, StepKind, StepWord
 
 #: A seed puts other functions in the place of real ones: (module, name) -> what stands there instead.
@@ -190,8 +191,8 @@ def step_no_epoch():
         del epoch, sequence
         return any(peer.step > step for index, peer in enumerate(steps) if index != rank)
 
-    def join(index: int, command: CommandWord, step: StepWord, status: Any, *, steps: bool) -> Move:
-        move = real(index, command, step, status, steps=steps)
+    def join(index: int, command: CommandWord, step: StepWord, status: Any, **said: bool) -> Move:
+        move = real(index, command, step, status, **said)
         return replace(move, step=step._replace(epoch=command.epoch))
 
     return {(rank, "is_behind"): is_behind, (rank, "join"): join}
@@ -200,7 +201,7 @@ def step_no_epoch():
 @fault("operations=update steps=0 rank_crashes=1 starts=serving", of_model=True)
 def bump_loses_commit():
     """The epoch is raised before what was committed is stored."""
-    return {(epochs, "completed_commit"): lambda _view, _version: None}
+    return {(epochs, "completed_commit"): lambda _view, _version, **_held: None}
 
 
 @fault("operations=clear steps=1 give_ups=1 starts=serving", of_model=True)
@@ -669,9 +670,11 @@ def the_dead_are_asked_what_they_hold():
     """What a rank holds in the middle of a command counts as what the group was before it."""
     real = epochs.restored_version
 
-    def restored_version(view: View, *, asked: int | None, served: bool | None) -> int | None:
+    def restored_version(
+        view: View, *, asked: int | None, served: bool | None, of_admission: bool
+    ) -> int | None:
         del served
-        return real(view, asked=asked, served=False)
+        return real(view, asked=asked, served=False, of_admission=of_admission)
 
     return {(epochs, "restored_version"): restored_version}
 
@@ -686,8 +689,7 @@ def nobody_is_owed_anything_before_the_restore():
 def a_restore_is_tried_but_once():
     """A restore that failed for a reason that may pass leaves the group without weights."""
 
-    def next_attempt(_view: View, *, restores: bool, failed: int, limit: int) -> epochs.Attempt:
-        del restores, limit
+    def next_attempt(_view: View, *, failed: int, **_asked: Any) -> epochs.Attempt:
         return epochs.Attempt.OVERTAKEN if failed else epochs.Attempt.MAKE
 
     return {(epochs, "next_attempt"): next_attempt}
@@ -703,8 +705,7 @@ def a_restore_is_tried_for_ever():
 def a_death_between_two_attempts_ends_the_debt():
     """What an aborted restore was to bring back is not looked at when the next epoch begins."""
 
-    def goal(view: View, *, asked: int | None, served: bool | None, restores: bool) -> int | None:
-        del restores, served
+    def goal(view: View, *, asked: int | None, **_said: Any) -> int | None:
         return epochs.restored_version(view, asked=asked, served=False)
 
     return {(epochs, "goal"): goal}
@@ -715,9 +716,8 @@ def a_command_between_two_attempts_is_undone():
     """A restore is tried again although somebody has commanded the group since."""
     real = epochs.unrestored
 
-    def unrestored(view: View, *, restores: bool = False) -> int | None:
-        del restores
-        return real(view, restores=True)
+    def unrestored(view: View, *, of_admission: bool, **_said: bool) -> int | None:
+        return real(view, restores=True, of_admission=of_admission)
 
     return {(epochs, "unrestored"): unrestored}
 
@@ -747,8 +747,9 @@ def a_repair_ends_the_debt():
     """The clear that repairs a rank counts as a command of the group: what it served is not restored."""
     real = epochs.unrestored
 
-    def unrestored(view: View, *, restores: bool = False) -> int | None:
-        return real(view, restores=restores and view.command.operation is not Operation.CLEAR)
+    def unrestored(view: View, *, restores: bool, of_admission: bool) -> int | None:
+        owes = restores and view.command.operation is not Operation.CLEAR
+        return real(view, restores=owes, of_admission=of_admission)
 
     return {(epochs, "unrestored"): unrestored}
 
@@ -806,6 +807,146 @@ def a_kv_cache_alone_arrives_before_the_decision():
         return course.then(KVEvent.REBUILT) if alone else course
 
     return {(command_events, "finish"): finish}
+
+
+# -- held groups -----------------------------------------------------------------------------------
+
+
+@fault("operations=hold steps=1 starts=serving")
+def a_held_rank_steps():
+    """Whoever holds all that a step needs may step."""
+    real = rank.take_in
+    return {(rank, "take_in"): lambda state, happened: real(state, replace(happened, held=False))}
+
+
+@fault("operations=hold commands=1 steps=1 rank_crashes=1 starts=serving")
+def a_new_epoch_begins_open():
+    """A rank that joins does not ask the committed word whether the group is held."""
+    real = rank.join
+    return {(rank, "join"): lambda *words, steps, held: real(*words, steps=steps, held=held and False)}
+
+
+@fault("operations=hold commands=1 steps=0 rank_crashes=1 starts=serving")
+def an_epoch_loses_a_hold():
+    """The epoch is raised before the committed word says that the group is held."""
+    real = epochs.completed_commit
+
+    def completed_commit(view: View, version: int | None, *, held: bool) -> Any:
+        return None if held else real(view, version)
+
+    return {(epochs, "completed_commit"): completed_commit}
+
+
+@fault("operations=hold,clear commands=2 steps=0 rank_crashes=1 starts=serving")
+def the_goal_of_a_held_group_is_open():
+    """The committed word that says that nothing is to be restored says no more that the group is held."""
+    real = epochs.goal_word
+
+    def goal_word(view: View, goal: int | None) -> Any:
+        word = real(view, goal)
+        return word and word._replace(held=False)
+
+    return {(epochs, "goal_word"): goal_word}
+
+
+@fault("operations=hold,update commands=2 steps=1 starts=serving")
+def an_update_ends_a_hold():
+    """A command that says nothing about admission lets the group serve."""
+    real = holding.held_after
+
+    def held_after(after: After, *, held: bool) -> bool:
+        return after is not After.AS_BEFORE and real(after, held=held)
+
+    return {(holding, "held_after"): held_after, (rank_moves, "held_after"): held_after}
+
+
+@fault("operations=update afters=True commands=1 steps=0 starts=serving")
+def an_update_that_holds_is_written_as_open():
+    """What an update leaves of admission is known to its ranks alone."""
+    real = decide.committed
+    return {(decide, "committed"): lambda view, version, **_held: real(view, version)}
+
+
+@fault("operations=hold commands=1 steps=0 controller_crashes=1 starts=serving")
+def a_successor_holds_the_group():
+    """A hold that all have prepared is committed, although its caller is gone."""
+    real = decide.decision
+
+    def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
+        ready = view.command.operation.is_of_admission and decide.all_prepared(view)
+        return real(view, agree=agree, give_up=give_up and not ready)
+
+    return {(decide, "decision"): decision}
+
+
+@fault("operations=hold commands=1 steps=0 rank_crashes=1 controller_crashes=1 starts=serving")
+def a_hold_takes_the_debt_away():
+    """A hold counts as a command that makes the group what it is: it stays CLEARED."""
+    real = epochs.unrestored
+    return {(epochs, "unrestored"): lambda view, *, restores, of_admission: real(view, restores=restores)}
+
+
+@fault("operations=hold,clear commands=2 steps=0 failures=2 rank_crashes=1 starts=serving")
+def a_hold_is_restored():
+    """A hold that was decided counts as one that brings the committed version."""
+    real = epochs.goal
+
+    def goal(view: View, *, of_admission: bool, **said: Any) -> int | None:
+        del of_admission
+        return real(view, **said)
+
+    return {(epochs, "goal"): goal}
+
+
+@fault("operations=hold,release,clear commands=3 steps=0 starts=serving")
+def what_cannot_serve_is_released():
+    """A release asks nothing of what the group has in memory."""
+    real = holding.asked_to_release
+
+    def asked_to_release(hold: Any, *, missing: Any, **asked: Any) -> Any:
+        del missing
+        return real(hold, missing=(), **asked)
+
+    return {
+        (holding, "asked_to_release"): asked_to_release,
+        (command_events, "objection"): lambda _asked: None,
+    }
+
+
+@fault("operations=hold,clear commands=2 steps=0 leases=1 starts=serving")
+def a_lease_serves_whatever_is_there():
+    """A lease that has run out releases a group whose memory was taken."""
+    real = holding.lease_end
+
+    def asked_to_release(_hold: Any, *, held: bool, **_asked: Any) -> holding.Answer:
+        return holding.Answer.COMMAND if held else holding.Answer.NOTHING
+
+    return {
+        (holding, "lease_end"): lambda hold, now_ns, *, whole, **known: real(
+            hold, now_ns, whole=True, **known
+        ),
+        (holding, "asked_to_release"): asked_to_release,
+        (command_events, "objection"): lambda _asked: None,
+    }
+
+
+@fault("operations=hold commands=1 steps=0 leases=1 starts=serving")
+def a_lease_that_ran_out_is_left_alone():
+    """No process ends a hold whose owner does not come back."""
+    return {(holding, "lease_end"): lambda *_asked, **_known: holding.LeaseEnd.NOTHING}
+
+
+@fault("operations=hold,update commands=2 steps=0 failures=1 halves=True starts=serving")
+def a_hold_gives_memory_back():
+    """A hold that fails drops what the group has, as an update that has touched it does."""
+    real = command_events.keep
+
+    def keep(asked: command_events.Asked, at: joint.JointState) -> command_events.WayOut:
+        if asked.request is not Request.HOLD:
+            return real(asked, at)
+        return command_events.drop(asked, at)._replace(plan=None)
+
+    return {(command_events, "keep"): keep}
 
 
 def main() -> None:

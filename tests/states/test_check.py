@@ -224,7 +224,7 @@ def test_a_joint_state_without_a_way_on_is_found() -> None:
 
 
 def test_a_pair_beside_a_phase_that_no_row_allows_is_found() -> None:
-    prepared = next(row for row in BESIDE if Phase.PREPARED in row.phases and W.NORMAL in row.weights)
+    prepared = next(row for row in BESIDE if Phase.PREPARED in row.phases and KVState.UPDATING in row.kv)
     found = [str(finding) for finding in check_beside([row for row in BESIDE if row is not prepared])]
     for weights in (W.NORMAL, W.CLEARED):
         assert (

@@ -11,7 +11,7 @@ import pytest
 from wsm.states import command_events
 from wsm.states.command_events import Asked, CacheChange, WayOut
 from wsm.states.joint import JointState, serving
-from wsm.states.plan_key import DISCARD, GIVEN_BACK, PLANS, Half, Request, plan_for
+from wsm.states.plan_key import DISCARD, GIVEN_BACK, OF_ADMISSION, PLANS, Half, Request, plan_for
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
 
 W, K = WeightState, KVState
@@ -68,6 +68,9 @@ def test_a_command_that_is_legal_is_led_to_its_end_by_the_tables(asked: Asked) -
         assert (Tag.KV_CACHE in asked.tags) <= (end.kv is K.CLEARED)
         return
     end = command_events.commit(end).joint
+    if asked.request in OF_ADMISSION:
+        assert end == asked.before
+        return
     assert end.weights in (W.NORMAL, W.CLEARED)
     assert (Tag.WEIGHTS in asked.tags) <= (end.weights is W.NORMAL)
     assert (Tag.KV_CACHE in asked.tags) <= (end.kv is K.NORMAL)
@@ -164,6 +167,9 @@ def test_a_plan_is_called_by_its_parts_and_no_two_plans_alike() -> None:
         "discard_held_weights",
         "discard_kv_cache",
         "rejoin",
+        "hold",
+        "hold_without_kv_cache",
+        "release",
     }
     assert len({str(key) for key in PLANS}) == len(PLANS)
 
@@ -174,6 +180,11 @@ def test_the_plan_for_a_request_moves_what_its_tags_name_and_is_not_there_yet(re
         key = plan_for(request_, tags, weights=weights, kv=kv)
         if request_ is Request.HOT_UPDATE:
             assert (key is not None) is (weights and kv)
+            continue
+        if request_ in OF_ADMISSION:
+            assert key is not None
+            assert not key.loads
+            assert not key.gives_back
             continue
         there = {Tag.WEIGHTS: weights, Tag.KV_CACHE: kv}
         wanted = {

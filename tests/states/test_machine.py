@@ -110,7 +110,7 @@ def test_asking_what_can_happen_tells_no_observer_and_changes_nothing() -> None:
 
 def test_only_the_events_of_the_tables_exist_on_the_machines(life: LifeCycle) -> None:
     edges = life.edges()
-    assert set(edges) == {"weights", "kv"}
+    assert set(edges) == {"weights", "kv", "admission"}
     events = {edge.event for machine in edges.values() for edge in machine}
     assert not [event for event in events if event.startswith("to_")], "auto transitions pass every rule"
 

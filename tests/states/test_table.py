@@ -14,8 +14,17 @@ import pytest
 from wsm.states.errors import IllegalTransitionError, JointRuleError
 from wsm.states.joint import JointState
 from wsm.states.machine import LifeCycle
-from wsm.states.table import KV_CHART, KV_TABLE, WEIGHT_CHART, WEIGHT_TABLE, Chart, Event
-from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+from wsm.states.table import (
+    ADMISSION_CHART,
+    ADMISSION_TABLE,
+    KV_CHART,
+    KV_TABLE,
+    WEIGHT_CHART,
+    WEIGHT_TABLE,
+    Chart,
+    Event,
+)
+from wsm.states.vocabulary import Admission, AdmissionEvent, KVEvent, KVState, WeightEvent, WeightState
 
 WEIGHTS = """
 | state    | clear    | cleared | update   | prepared | commit | fail    | abort             | lost    |
@@ -35,6 +44,13 @@ KV_CACHE = """
 | CLEARING | CLEARING | CLEARED | -        | -       | -       |
 | CLEARED  | CLEARED  | -       | UPDATING | -       | CLEARED |
 | UPDATING | CLEARING | -       | -        | NORMAL  | -       |
+"""
+
+ADMISSION = """
+| state | hold | release |
+| ----- | ---- | ------- |
+| OPEN  | HELD | -       |
+| HELD  | -    | OPEN    |
 """
 
 
@@ -65,6 +81,9 @@ CASES = [
     for chart, table in ((WEIGHT_CHART, WEIGHTS), (KV_CHART, KV_CACHE))
     for cell in cells(table)
 ]
+OF_ADMISSION = [
+    pytest.param(Case(ADMISSION_CHART, *cell), id="-".join(map(str, cell))) for cell in cells(ADMISSION)
+]
 
 
 def test_the_tables_of_this_test_have_a_cell_for_every_state_and_event() -> None:
@@ -72,9 +91,12 @@ def test_the_tables_of_this_test_have_a_cell_for_every_state_and_event() -> None
         (s.name, e.value) for s in WeightState for e in WeightEvent
     }
     assert {cell[:2] for cell in cells(KV_CACHE)} == {(s.name, e.value) for s in KVState for e in KVEvent}
+    assert {cell[:2] for cell in cells(ADMISSION)} == {
+        (s.name, e.value) for s in Admission for e in AdmissionEvent
+    }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *OF_ADMISSION])
 def test_the_table_leads_where_this_test_says(case: Case) -> None:
     state = next(state for state in case.chart.states if state.name == case.state)
     row = case.chart.find(state, case.happens(), kept=case.kept)
@@ -107,6 +129,25 @@ def attempt(life: LifeCycle, case: Case) -> str:
     return record.dest
 
 
+@pytest.mark.parametrize("case", OF_ADMISSION)
+def test_admission_moves_beside_whatever_is_held_and_moves_nothing_of_it(
+    case: Case, ways: Mapping[JointState, object], brought_to: Callable[[JointState], LifeCycle]
+) -> None:
+    for joint in ways:
+        life = brought_to(joint)
+        if case.state == "HELD":
+            life.fire(AdmissionEvent.HOLD, at_ns=1, epoch=1, sequence=1)
+        assert life.can(case.happens()) is (case.after != "-")
+        if case.after == "-":
+            with pytest.raises(IllegalTransitionError):
+                life.fire(case.happens(), at_ns=2, epoch=1, sequence=1)
+        else:
+            life.fire(case.happens(), at_ns=2, epoch=1, sequence=1)
+        assert life.joint == joint
+        assert life.admission.name == case.after.replace("-", case.state)
+        assert life.serving is (life.whole and life.admission is Admission.OPEN)
+
+
 def test_a_new_process_starts_with_nothing_and_so_does_a_new_epoch() -> None:
     assert WEIGHT_CHART.initial is WeightState.CLEARED
     assert KV_CHART.initial is KVState.CLEARED
@@ -118,4 +159,4 @@ def test_a_new_process_starts_with_nothing_and_so_does_a_new_epoch() -> None:
 
 
 def test_every_row_says_what_it_means() -> None:
-    assert all(row.note for row in (*WEIGHT_TABLE, *KV_TABLE))
+    assert all(row.note for row in (*WEIGHT_TABLE, *KV_TABLE, *ADMISSION_TABLE))

@@ -38,7 +38,7 @@ class StopAdmitting(SteppedAction):
 
     def undo(self, context: ActionContext) -> None:
         """Admit again, if this rank was serving and still holds everything it served with."""
-        if context.from_normal and not context.weights_touched:
+        if context.from_normal and not (context.held or context.weights_touched):
             context.runner.requests.resume_admitting()
 
 

@@ -158,7 +158,10 @@ class ActionContext:
     kv_policy : KVPolicy
         What becomes of the KV cache.
     from_normal : bool
-        Whether the rank was serving when the command began.
+        Whether the rank had all that a step needs when the command began.
+    held : bool
+        Whether the group was held when the command began: nothing but a release, or an update that says so,
+        admits requests again.
     boots : bool
         Whether no weights were committed in this epoch yet: a member of a communicator may be a new process.
     kept_digest : str or None
@@ -201,6 +204,7 @@ class ActionContext:
     in_flight: InFlightPolicy = InFlightPolicy.ABORT
     kv_policy: KVPolicy = KVPolicy.DROP
     from_normal: bool = True
+    held: bool = False
     boots: bool = False
     kept_digest: str | None = None
     partial: bool = False

@@ -14,7 +14,7 @@ from wsm.actions import errors, names
 from wsm.actions.addition import Addition
 from wsm.actions.base import Plan, Plans
 from wsm.errors import InternalError
-from wsm.states.plan_key import COMMANDED, DISCARDS, GIVEN_BACK, Half, PlanKey, Request
+from wsm.states.plan_key import COMMANDED, DISCARDS, GIVEN_BACK, OF_ADMISSION, Half, PlanKey, Request
 from wsm.states.vocabulary import ALL_TAGS, Tag
 
 
@@ -281,7 +281,7 @@ def _loads_where_it_stands(key: PlanKey) -> bool:
 
 
 def _brings_where_it_stands(key: PlanKey) -> bool:
-    return not key.gives_back and not _stages(key)
+    return not key.gives_back and not _stages(key) and key.operation not in OF_ADMISSION
 
 
 def _stages(key: PlanKey) -> bool:
@@ -289,7 +289,7 @@ def _stages(key: PlanKey) -> bool:
 
 
 def _runs_meanwhile(key: PlanKey) -> bool:
-    return key.gives_back or key.weights is Half.REPLACED
+    return key.gives_back or key.weights is Half.REPLACED or key.operation is Request.HOLD
 
 
 def _keeps_blocks_of_other_weights(key: PlanKey) -> bool:
@@ -297,7 +297,7 @@ def _keeps_blocks_of_other_weights(key: PlanKey) -> bool:
 
 
 def _resets_inputs(key: PlanKey) -> bool:
-    return key.loads or key.serves
+    return key.loads or (key.serves and key.operation not in OF_ADMISSION)
 
 
 #: What must be in which plans, beside the mirrors: action, where, why, in repairs.

@@ -108,6 +108,13 @@ def compose(key: PlanKey, options: PlanOptions, proof: MemoryProof) -> Plan:
     if key.operation is Repair.DISCARD:
         return _plan(key, options, _discard(options, key, proof), frozenset(KVPolicy))
     resumes = (ResumeAdmitting(),) if key.serves and not options.cache_only else ()
+    if key.operation is Request.HOLD:
+        # Blocks are forgotten behind the decision: a hold that fails leaves the cache as it was.
+        forgets = tuple(_forget_blocks(options, weights_go=True)) if key.kv is Half.STAYS else ()
+        settles = _settle(options, may_hold=True)
+        return _plan(key, options, settles, frozenset({KVPolicy.DROP, KVPolicy.KEEP}), forgets)
+    if key.operation is Request.RELEASE:
+        return _plan(key, options, iter(()), frozenset(KVPolicy), resumes)
     if key.operation is Request.HOT_UPDATE:
         staging = tuple(_staging(options))
         actions = iter((*staging, *_flip(options)))
@@ -136,7 +143,7 @@ def _plan(
     plan = Plan(
         key=key,
         actions=tuple(actions),
-        before_parking=() if options.cache_only else (StopAdmitting(),),
+        before_parking=() if options.cache_only or key.operation is Request.RELEASE else (StopAdmitting(),),
         commit=commit,
         kv_policies=kv_policies,
         in_flight_policies=options.in_flight_policies,

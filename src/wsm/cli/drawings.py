@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from wsm.actions.base import Action, Plan, Plans
 from wsm.states.joint import BESIDE
 from wsm.states.phases import LOOKS, MEANINGS, OUTCOMES, LookRow, OutcomeRow, Phase, When
-from wsm.states.plan_key import Half, PlanKey, Repair, Request
+from wsm.states.plan_key import HOLD, HOLD_WITHOUT_KV_CACHE, RELEASE, Half, PlanKey, Repair, Request
 from wsm.states.table import CHARTS, Chart, MachineName, Row, State
 from wsm.states.vocabulary import KVState, WeightState
 
@@ -102,10 +102,22 @@ class Drawing:
     remark: str = ""
 
 
-_TITLES = {MachineName.WEIGHTS: "Weights of one rank", MachineName.KV: "KV cache of one rank"}
-_NAMES = {MachineName.WEIGHTS: "weights", MachineName.KV: "kv_cache"}
-#: How the two are called in headings.
-HEADINGS = {MachineName.WEIGHTS: "Weights", MachineName.KV: "KV cache"}
+_TITLES = {
+    MachineName.WEIGHTS: "Weights of one rank",
+    MachineName.KV: "KV cache of one rank",
+    MachineName.ADMISSION: "Admission of one rank",
+}
+_NAMES = {
+    MachineName.WEIGHTS: "weights",
+    MachineName.KV: "kv_cache",
+    MachineName.ADMISSION: "admission",
+}
+#: How the three are called in headings.
+HEADINGS = {
+    MachineName.WEIGHTS: "Weights",
+    MachineName.KV: "KV cache",
+    MachineName.ADMISSION: "Admission",
+}
 
 #: Phases in which a rank waits for the words of others.
 _WAITING = frozenset({Phase.PARKING, Phase.VOTING, Phase.PREPARED, Phase.STAGED, Phase.FAILED, Phase.STOPPED})
@@ -123,12 +135,12 @@ _STYLES = {
 
 
 def all_drawings() -> tuple[Drawing, ...]:
-    """Return the drawings of the three tables."""
+    """Return the drawings of all tables."""
     return (*map(machine_drawing, CHARTS), command_drawing())
 
 
 def machine_drawing(chart: Chart) -> Drawing:
-    """Return the drawing of the weights' or the KV cache's machine: every row of its table."""
+    """Return the drawing of one machine: every row of its table."""
     return Drawing(
         name=_NAMES[chart.machine],
         title=_TITLES[chart.machine],
@@ -146,7 +158,7 @@ def machine_drawing(chart: Chart) -> Drawing:
             )
             for row in chart.rows
         ),
-        remark="Behind the triangle: the plans that an edge runs, see plans.md.",
+        remark="Behind the triangle: the plans that an edge runs, see plans.md." if chart.working else "",
     )
 
 
@@ -218,7 +230,7 @@ def _kind(chart: Chart, state: State) -> NodeKind:
         return NodeKind.WORKING
     if state in chart.deciding:
         return NodeKind.DECIDING
-    return NodeKind.SERVING if state.name == "NORMAL" else NodeKind.RESTING
+    return NodeKind.SERVING if state.name in ("NORMAL", "OPEN") else NodeKind.RESTING
 
 
 def _kind_of(phase: Phase) -> NodeKind:
@@ -269,6 +281,11 @@ Each plan stands beside the edge of the tables that runs it. `*`: collective, en
 ranks. An action runs in one `poll()`; what an engine lacks is absent from its plans, not skipped.
 `stop_admitting` runs while the rank still steps, `resume_admitting` behind the decision."""
 
+_HELD = """\
+They move nothing in memory, and admission alone. What a hold forgets of the KV cache it forgets behind the
+decision, so that a hold that fails leaves the cache as it was. While a group is held no plan of another
+command, and no undo, admits requests again; an update that is to serve does, behind its decision."""
+
 _NEW_EPOCH = """\
 A rank that lives when the epoch ends stays in the old one until it holds nothing: it runs `rejoin`, which
 lets go alone of what broke with a peer, then `discard`, one action per `poll()`, and only then takes `lost`
@@ -305,6 +322,8 @@ def plans_page(plans: Plans, *, of: str) -> str:
         for row in chart.rows:
             if row.plans and row.dest in chart.working:
                 parts += _edge(chart, row, plans)
+    held = [plans.named(key) for key in (HOLD, HOLD_WITHOUT_KV_CACHE, RELEASE)]
+    parts += ["## Hold and release", _HELD, _matrix(held)]
     parts += ["## A new epoch", _NEW_EPOCH, _flow_of_a_new_epoch(plans)]
     parts += ["## Actions", _ACTIONS, _actions(plans)]
     return "\n\n".join(parts) + "\n"

@@ -17,6 +17,7 @@ module                  answers
 :mod:`.view`            what has one participant read, where do all ranks stand, what have they voted for?
 :mod:`.phases`          what does a rank remember? The third table: what it looks for, and what follows
 :mod:`.rank`            the walk over it, and what its conditions mean: the next thing to do, the outcome
+:mod:`.holding`         may a step begin at all? Who holds a group, who releases it, when does a lease end?
 :mod:`.decide`          may a command begin, what is decided, when is it over, and what does a successor do?
 :mod:`.epochs`          what does a group's new incarnation owe it, and which processes are replaced?
 :mod:`.journal`         what happened? Entries, their lines of JSON, and the bounded record

@@ -46,7 +46,7 @@ from wsm.states.phases import (
     Todo,
     When,
 )
-from wsm.states.plan_key import Request
+from wsm.states.plan_key import OF_ADMISSION, Request
 from wsm.states.rank import OF_THE_RANK, OF_THE_WORDS
 from wsm.states.table import CHARTS, Chart, Event, MachineName, Row, State
 from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState
@@ -151,6 +151,8 @@ def _a_refusal_ends_the_event(chart: Chart) -> Iterator[TableFault]:
     machine = ChartMachine(chart)
     for weights, kv, stale, held in product(WeightState, KVState, _FLAGS, _FLAGS):
         joint = JointState(weights, kv, stale, held)
+        if chart.machine is MachineName.ADMISSION:  # it depends on nothing that is held
+            return
         state = joint.of(chart.machine)
         for event, kept in product(chart.events, _FLAGS):
             row = chart.find(state, event, kept=kept)
@@ -207,6 +209,8 @@ def _decisions_decide(chart: Chart) -> Iterator[TableFault]:
 
 
 def _a_new_epoch_begins_with_nothing(chart: Chart) -> Iterator[TableFault]:
+    if chart.machine is MachineName.ADMISSION:  # it is as the committed word says
+        return
     lost = [row for row in chart.rows if row.event.value == _LOST]
     for row in lost:
         if row.source is not chart.initial or row.dest is not chart.initial or row.guard is not None:
@@ -572,9 +576,9 @@ _OF_THE_REQUEST: dict[When, frozenset[Request]] = {
     When.HOT: frozenset({Request.HOT_UPDATE}),
     When.HOT_ABORTED: frozenset({Request.HOT_UPDATE}),
     When.HOT_COMMITTED: frozenset({Request.HOT_UPDATE}),
-    When.IN_PLACE: frozenset({Request.CLEAR, Request.UPDATE}),
-    When.ABORTED: frozenset({Request.CLEAR, Request.UPDATE}),
-    When.COMMITTED: frozenset({Request.UPDATE}),
+    When.IN_PLACE: frozenset(Request) - {Request.HOT_UPDATE},
+    When.ABORTED: frozenset(Request) - {Request.HOT_UPDATE},
+    When.COMMITTED: frozenset({Request.UPDATE, *OF_ADMISSION}),
 }
 
 
@@ -609,7 +613,13 @@ def _ahead_of(moment: CommandMoment) -> Iterator[CommandMoment]:
 
 def _taken_in(joint: JointState) -> Iterator[CommandMoment]:
     """Iterate over the commands that may come; of one that was aborted before, only that is read."""
-    for (operation, request), tags, keeps in product(REQUESTS.items(), (*_HALVES, ALL_TAGS), (False, True)):
+    for operation, request in REQUESTS.items():
+        if request in OF_ADMISSION:
+            asked = Asked(request, frozenset(), joint)
+            yield CommandMoment(Phase.BEGINNING, joint, operation, asked)
+            yield CommandMoment(Phase.STOPPING, joint, Operation.ABORT, asked)
+    moving = [(operation, request) for operation, request in REQUESTS.items() if request not in OF_ADMISSION]
+    for (operation, request), tags, keeps in product(moving, (*_HALVES, ALL_TAGS), (False, True)):
         if request is not Request.HOT_UPDATE or tags == ALL_TAGS:
             asked = Asked(request, tags, joint, keeps_kv=keeps)
             yield CommandMoment(Phase.BEGINNING, joint, operation, asked)

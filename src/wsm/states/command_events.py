@@ -41,6 +41,7 @@ from wsm.states.plan_key import (
     DISCARD_KV_CACHE,
     DISCARD_WEIGHTS,
     HOT,
+    OF_ADMISSION,
     REJOIN,
     PlanKey,
     Request,
@@ -67,6 +68,8 @@ REQUESTS = {
     Operation.CLEAR: Request.CLEAR,
     Operation.UPDATE: Request.UPDATE,
     Operation.HOT_UPDATE: Request.HOT_UPDATE,
+    Operation.HOLD: Request.HOLD,
+    Operation.RELEASE: Request.RELEASE,
 }
 
 
@@ -137,7 +140,7 @@ class Asked:
     request : Request
         What is asked.
     tags : frozenset of Tag
-        What it is about. Empty: the arguments of the command cannot be read.
+        What it is about. Empty: nothing in memory; of a clear: its arguments cannot be read.
     before : JointState
         Where the rank was when its work was set up.
     keeps_kv : bool
@@ -166,6 +169,8 @@ class Asked:
         weights, kv = self.before.weights, self.before.kv
         if self.request is Request.HOT_UPDATE:
             return HOT
+        if self.request in OF_ADMISSION:
+            return plan_for(self.request, self.tags, weights=True, kv=kv is KVState.NORMAL)
         if weights is WeightState.FAULTED:
             # It is repaired beside peers that are cleared already: no collective can be part of it.
             return DISCARD
@@ -221,13 +226,20 @@ def narrowed(
     return frozenset({Tag.KV_CACHE}) if asked and same_version and lacks_kv_only else tags
 
 
+#: What wants weights and KV cache to be there, and why.
+_NEEDS_WHOLE = {
+    Request.HOT_UPDATE: "a hot update replaces weights that serve; update without it",
+    Request.RELEASE: "only a group that can serve is released",
+}
+
+
 def objection(asked: Asked) -> str | None:
     """Say why a command cannot begin where the rank is; None if it can."""
     joint = asked.before
-    if asked.request is Request.HOT_UPDATE:
-        if serving(joint.weights, joint.kv):
-            return None
-        return "a hot update replaces weights that serve; update without it"
+    if asked.request in _NEEDS_WHOLE:
+        return None if serving(joint.weights, joint.kv) else _NEEDS_WHOLE[asked.request]
+    if asked.request is Request.HOLD:
+        return None
     faulted = joint.weights is WeightState.FAULTED
     if faulted and asked.request is Request.CLEAR and asked.tags != ALL_TAGS:
         return "what a FAULTED rank holds is unknown; clear weights and KV cache together"
@@ -248,6 +260,8 @@ def begin(asked: Asked, joint: JointState) -> Course:
     For a hot update the flip begins here; if a shortage cut its beginning short, it goes on from there.
     """
     course = Course(joint)
+    if asked.request in OF_ADMISSION:
+        return course
     cut_short = asked.request is Request.HOT_UPDATE and joint.weights is WeightState.UPDATING
     for event in () if cut_short else _first_events(asked):
         course = course.then(event, kv_kept=asked.keeps_kv or event is not WeightEvent.UPDATE)
@@ -306,10 +320,11 @@ def is_torn(joint: JointState) -> bool:
 
 def keep(asked: Asked, joint: JointState) -> WayOut:
     """End an aborted command that touched no rank, after it was undone: hold what was held before."""
+    moves = asked.request not in OF_ADMISSION
     cut_short = not asked.begun and joint.weights is WeightState.CLEARING
-    if joint.weights is WeightState.FAULTED or cut_short:
+    if moves and (joint.weights is WeightState.FAULTED or cut_short):
         return _drop_all(Course(joint))
-    if not asked.begun:
+    if not (moves and asked.begun):
         return WayOut(Course(joint))
     course = Course(joint)
     if joint.weights in _AT_REST:

@@ -12,7 +12,8 @@ the command word, once, and is final.
 **A controller that does not come back** is followed by a successor, or by the group itself (:func:`duty`). A
 successor holds the role's kernel lock, which proves that the controller before it is gone; a timeout
 never does. All that the dead one knew is lost, the words are not, and they are enough: a decision that stands
-in the command word is completed, an undecided command is decided.
+in the command word is completed, an undecided command is decided: an update is committed where all are
+PREPARED, a hold or a release is always aborted.
 
 A controller that is only stopped still has the role, and may write its next word at any moment. Which word
 that is, is known once a participant has failed: no participant that failed is PREPARED later, so the only
@@ -154,12 +155,33 @@ def state_before(held: Resident, owed: int | None) -> WeightState:
     return WeightState.NORMAL if waits else held.as_whole
 
 
+def before_admission(each: Iterable[Resident], owed: int | None) -> tuple[WeightState, bool]:
+    """Return :func:`state_before` for a hold or a release, and whether the group is owed its version.
+
+    Such a command is legal whatever the participants hold, and takes nothing of that away: what they are owed
+    they are owed behind it, too.
+    """
+    found = list(each)
+    one = resident_on_all(found)
+    waits = owed is not None and not any(resident.serving for resident in found)
+    if waits:
+        return WeightState.NORMAL, True
+    return (WeightState.CLEARED if one is None else one.as_whole), False
+
+
 _ABORT_OF = {
     Operation.CLEAR: Operation.ABORT,
     Operation.UPDATE: Operation.ABORT,
     Operation.HOT_UPDATE: Operation.HOT_ABORT,
+    Operation.HOLD: Operation.ABORT,
+    Operation.RELEASE: Operation.ABORT,
 }
-_COMMIT_OF = {Operation.UPDATE: Operation.COMMIT, Operation.HOT_UPDATE: Operation.HOT_COMMIT}
+_COMMIT_OF = {
+    Operation.UPDATE: Operation.COMMIT,
+    Operation.HOT_UPDATE: Operation.HOT_COMMIT,
+    Operation.HOLD: Operation.COMMIT,
+    Operation.RELEASE: Operation.COMMIT,
+}
 
 
 def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
@@ -187,6 +209,8 @@ def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
     statuses = [view.of_command(index) for index in range(len(view.statuses))]
     if operation is Operation.CLEAR and all(status and status.code.is_terminal for status in statuses):
         return None
+    if operation.is_of_admission and give_up:
+        return _ABORT_OF[operation]  # who asked has no receipt, and must not find the group held, or open
     if operation in _COMMIT_OF and all_prepared(view):
         return _COMMIT_OF[operation] if agree else _ABORT_OF[operation]
     if give_up or any(status and status.code.is_failure for status in statuses):
@@ -259,12 +283,13 @@ def decided(view: View, operation: Operation) -> CommandWord:
     return view.command._replace(operation=operation)
 
 
-def committed(view: View, version: int | None) -> CommittedWord:
+def committed(view: View, version: int | None, *, held: bool | None = None) -> CommittedWord:
     """Return the committed-version word that belongs to a decided commit; to be written before it is over.
 
-    `version` is None only where no version was ever committed, and the commit brings none.
+    `version` is None only where no version was ever committed, and the commit brings none. `held`: whether
+    the group is held behind it (:func:`wsm.states.holding.held_after`); None: as before.
     """
-    return CommittedWord(view.command.sequence, version)
+    return CommittedWord(view.command.sequence, version, view.committed.held if held is None else held)
 
 
 class Inheritance(enum.Enum):
@@ -272,7 +297,7 @@ class Inheritance(enum.Enum):
 
     NOTHING = "nothing"  # the last command is over
     COMPLETE = "complete"  # decided: write the committed version if it is missing, wait until it is over
-    DECIDE = "decide"  # undecided: COMMIT if all are PREPARED and agree, else ABORT
+    DECIDE = "decide"  # undecided: an update that all have PREPARED is committed, all else aborted
 
 
 class Role(enum.Enum):

@@ -9,6 +9,10 @@ new epoch begins with no command; what restores the group is an ordinary first c
 group is restored. So the committed word names it: a version if the group is to serve it again, none if the
 group is to stay CLEARED.
 
+**Admission outlives an epoch.** A new one begins held where that was decided last, and its restore loads
+under the hold. Hold and release change no version and take no debt away: whatever dies in one, the version to
+restore is the one before it.
+
 **A restore or a repair that failed is tried again, or given up** (:class:`Attempt`). A restore is an ordinary
 update, and may fail like one. Most causes pass, so it is tried again; between two attempts the group is free
 for other commands, and after any of them this epoch restores nothing more.
@@ -25,7 +29,7 @@ import enum
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from wsm.states.decide import is_over, waiting_on
+from wsm.states.decide import committed, is_over, waiting_on
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StepKind, StepWord
@@ -59,18 +63,21 @@ def ended_by(view: View, dead: Collection[int]) -> list[int]:
     ]
 
 
-def completed_commit(view: View, version: int) -> CommittedWord | None:
+def completed_commit(view: View, version: int | None, *, held: bool | None = None) -> CommittedWord | None:
     """Return the committed-version word that must be written before the epoch may be raised.
 
     A commit that was decided is final even if the deciding epoch ends: without this the recovery
-    would load the version before it.
+    would load the version before it, or begin open a group that was held. `held`: as for
+    :func:`wsm.states.decide.committed`.
     """
     if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
-        return CommittedWord(view.command.sequence, version)
+        return committed(view, version, held=held)
     return None
 
 
-def restored_version(view: View, *, asked: int | None, served: bool | None) -> int | None:
+def restored_version(
+    view: View, *, asked: int | None, served: bool | None, of_admission: bool = False
+) -> int | None:
     """Return the version that the group must serve again once the epoch of `view` has ended.
 
     It is the last commanded state: what was decided, else what the group was before the command that its
@@ -85,6 +92,8 @@ def restored_version(view: View, *, asked: int | None, served: bool | None) -> i
     served : bool or None
         Whether all ranks served when the last command was admitted; None if its arguments are gone, and then
         a rank that still holds weights says so.
+    of_admission : bool
+        Whether the last command was a hold or a release: it counts as not given.
 
     Returns
     -------
@@ -92,19 +101,21 @@ def restored_version(view: View, *, asked: int | None, served: bool | None) -> i
         None: the group stays CLEARED. The caller that cleared it uses its memory; so it does where only one
         half of the group was cleared.
     """
-    command, committed = view.command, view.committed
+    command, last = view.command, view.committed
     if command.operation is Operation.NONE:
-        return committed.version
-    if command.operation.is_commit:
-        if not _commit_serves(view):
-            return None
-        return committed.version if committed.sequence == command.sequence else asked
-    if command.operation is Operation.CLEAR:
-        return None
+        return last.version
     holds = any(
         status.weights == WeightState.NORMAL and status.kv != KVState.CLEARED for status in view.statuses
     )
-    return committed.version if (holds if is_over(view) or served is None else served) else None
+    if of_admission:
+        return last.version if (holds if served is None else served) else None
+    if command.operation.is_commit:
+        if not _commit_serves(view):
+            return None
+        return last.version if last.sequence == command.sequence else asked
+    if command.operation is Operation.CLEAR:
+        return None
+    return last.version if (holds if is_over(view) or served is None else served) else None
 
 
 def _commit_serves(view: View) -> bool:
@@ -121,7 +132,7 @@ def goal_word(view: View, goal: int | None) -> CommittedWord | None:
     same goal again if the controller dies in between.
     """
     if goal is None and view.committed.version is not None:
-        return CommittedWord(view.command.sequence, None)
+        return CommittedWord(view.command.sequence, None, view.committed.held)
     return None
 
 
@@ -129,7 +140,7 @@ def goal_word(view: View, goal: int | None) -> CommittedWord | None:
 OWING = (Operation.NONE, Operation.ABORT, Operation.CLEAR)
 
 
-def unrestored(view: View, *, restores: bool = False) -> int | None:
+def unrestored(view: View, *, restores: bool = False, of_admission: bool = False) -> int | None:
     """Return the version that the epoch of `view` is to restore, while no other command has been given in it.
 
     The process that raised the epoch keeps the controller role until the group is restored, or could not be.
@@ -143,9 +154,13 @@ def unrestored(view: View, *, restores: bool = False) -> int | None:
     restores : bool
         Whether the last command was the update that was to restore it, or a clear that repaired a rank for
         that. After an aborted one the version is still to be restored, and so it is after a clear.
+    of_admission : bool
+        Whether the last command was a hold or a release. One of a group that was owed its version says
+        `restores`, and leaves it owed.
     """
     owing = OWING if restores else (Operation.NONE,)
-    return view.committed.version if view.command.operation in owing else None
+    stays = restores and of_admission and view.command.operation is Operation.COMMIT
+    return view.committed.version if stays or view.command.operation in owing else None
 
 
 def next_epoch(view: View) -> CommandWord:
@@ -196,7 +211,9 @@ def next_repair(view: View, *, failed: int, limit: int) -> Attempt:
     return Attempt.MAKE if failed < limit else Attempt.GIVE_UP
 
 
-def next_attempt(view: View, *, restores: bool, failed: int, limit: int) -> Attempt:
+def next_attempt(
+    view: View, *, restores: bool, failed: int, limit: int, of_admission: bool = False
+) -> Attempt:
     """Say what follows after `failed` attempts to restore the group in this epoch.
 
     Parameters
@@ -209,13 +226,22 @@ def next_attempt(view: View, *, restores: bool, failed: int, limit: int) -> Atte
         How many of them have failed.
     limit : int
         How many may fail.
+    of_admission : bool
+        As for :func:`unrestored`.
     """
-    if failed and unrestored(view, restores=restores) is None:
+    if failed and unrestored(view, restores=restores, of_admission=of_admission) is None:
         return Attempt.OVERTAKEN
     return Attempt.GIVE_UP if failed >= limit else Attempt.MAKE
 
 
-def goal(view: View, *, asked: int | None, served: bool | None, restores: bool) -> int | None:
+def goal(
+    view: View,
+    *,
+    asked: int | None,
+    served: bool | None,
+    restores: bool,
+    of_admission: bool = False,
+) -> int | None:
     """Return the version that the group must serve once the epoch of `view` has ended; None: none.
 
     That is what it was owed already, if it was not restored; else what :func:`restored_version` finds.
@@ -224,11 +250,13 @@ def goal(view: View, *, asked: int | None, served: bool | None, restores: bool) 
     ----------
     view, asked, served
         As for :func:`restored_version`.
-    restores : bool
-        Whether the last command was an attempt to restore the group.
+    restores, of_admission : bool
+        As for :func:`unrestored`.
     """
-    owed = unrestored(view, restores=restores)
-    return owed if owed is not None else restored_version(view, asked=asked, served=served)
+    owed = unrestored(view, restores=restores, of_admission=of_admission)
+    if owed is not None:
+        return owed
+    return restored_version(view, asked=asked, served=served, of_admission=of_admission)
 
 
 _STOPPED = (StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED)

@@ -39,7 +39,17 @@ from typing import NamedTuple
 from wsm.states.errors import IllegalTransitionError, JointRuleError, flag_not_bool
 from wsm.states.phases import Phase
 from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, MachineName, Row, State
-from wsm.states.vocabulary import ALL_TAGS, KVEvent, KVState, Tag, WeightEvent, WeightState, sentence_of
+from wsm.states.vocabulary import (
+    ALL_TAGS,
+    Admission,
+    AdmissionEvent,
+    KVEvent,
+    KVState,
+    Tag,
+    WeightEvent,
+    WeightState,
+    sentence_of,
+)
 from wsm.states.words import Operation
 
 
@@ -170,17 +180,19 @@ STALE = (
 
 
 def serving(weights: WeightState, kv: KVState) -> bool:
-    """Whether a rank in these states may run a step."""
+    """Whether a rank in these states has all that a step needs in memory."""
     return weights is WeightState.NORMAL and kv is KVState.NORMAL
 
 
 def chart_of(event: Event) -> Chart:
-    """Return the chart that an event belongs to."""
+    """Return the chart that an event of what is held belongs to."""
     return WEIGHT_CHART if isinstance(event, WeightEvent) else KV_CHART
 
 
 def objection(joint: JointState, row: Row) -> str | None:
     """Say why the joint rules refuse a row that starts where `joint` is, or None where they do not."""
+    if isinstance(row.event, AdmissionEvent):
+        return None  # it asks for nothing that is held
     other = joint.of(MachineName.KV if isinstance(row.event, WeightEvent) else MachineName.WEIGHTS)
     for need in NEEDS:
         if need.concerns(row) and other not in need.states:
@@ -206,6 +218,8 @@ def follow(joint: JointState, row: Row, *, kv_kept: bool) -> JointState:
         Whether the command's KV policy keeps the blocks of the old weights; looked at only for the
         ``update`` of the weights.
     """
+    if isinstance(row.dest, Admission):
+        return joint
     if isinstance(row.dest, KVState):
         return joint._replace(kv=row.dest, kv_stale=False)
     if row.event is WeightEvent.UPDATE:
@@ -213,6 +227,16 @@ def follow(joint: JointState, row: Row, *, kv_kept: bool) -> JointState:
         return JointState(row.dest, joint.kv, stale, held=row.source is WeightState.NORMAL)
     under_way = row.dest in (WeightState.UPDATING, WeightState.PREPARED)
     return JointState(row.dest, joint.kv, joint.kv_stale and under_way, joint.held and under_way)
+
+
+def no_row(chart: Chart, state: State, event: Event) -> IllegalTransitionError:
+    """Return the error for an event that no row of its chart takes in a state."""
+    return IllegalTransitionError(
+        machine=chart.machine.value,
+        state=state.name,
+        event=event.value,
+        legal=[each.value for each in chart.legal(state)],
+    )
 
 
 def require_flags(**flags: bool) -> None:
@@ -263,12 +287,7 @@ def step(
     state = joint.of(chart.machine)
     row = chart.find(state, event, kept=kept)
     if row is None:
-        raise IllegalTransitionError(
-            machine=chart.machine.value,
-            state=state.name,
-            event=event.value,
-            legal=[each.value for each in chart.legal(state)],
-        )
+        raise no_row(chart, state, event)
     why = objection(joint, row)
     if why is not None:
         raise JointRuleError(
@@ -323,6 +342,10 @@ _LOADS = _LOADS_BOTH | _LOADS_WEIGHTS
 _BRINGS_KV = _commands(Operation.UPDATE, tags=(_CACHE,))
 _HOT = _commands(Operation.HOT_UPDATE, tags=(ALL_TAGS,))
 _UPDATES = _LOADS | _BRINGS_KV | _HOT
+#: They move nothing in memory, and are legal whatever is there; a release only where that can serve.
+_HOLDS = _commands(Operation.HOLD, tags=(NO_TAGS,))
+_RELEASES = _commands(Operation.RELEASE, tags=(NO_TAGS,))
+_OF_ADMISSION = _HOLDS | _RELEASES
 #: The rank read the command when it was aborted already.
 _CALLED_OFF = _commands(Operation.ABORT, tags=(ALL_TAGS, _WEIGHTS, _CACHE, NO_TAGS))
 _CALLED_OFF_HOT = _commands(Operation.HOT_ABORT, tags=(ALL_TAGS,))
@@ -330,6 +353,7 @@ _CALLED_OFF_KV = _commands(Operation.ABORT, tags=(_CACHE,))
 
 _P, _W, _K = Phase, WeightState, KVState
 _STOPS = (_P.STOPPING, _P.STOPPED, _P.SETTLING)
+_WAY_OF_ADMISSION = (_P.DRAINING, _P.PARKING, _P.WORKING, _P.VOTING, _P.PREPARED, _P.COMMITTING)
 
 #: Which states stand beside which phase, of which command. Everything else never does.
 BESIDE: tuple[Beside, ...] = (
@@ -375,6 +399,28 @@ BESIDE: tuple[Beside, ...] = (
         (_W.NORMAL,),
         (_K.NORMAL,),
         "a hot update stages beside what serves, and parks for the commit alone",
+    ),
+    # hold and release leave what is in memory where it is
+    Beside(
+        _WAY_OF_ADMISSION,
+        _HOLDS,
+        (_W.NORMAL, _W.CLEARED),
+        (_K.NORMAL, _K.CLEARED),
+        "a hold keeps what is there",
+    ),
+    Beside(
+        _WAY_OF_ADMISSION,
+        _HOLDS,
+        (_W.FAULTED,),
+        (_K.NORMAL, _K.CLEARING, _K.CLEARED),
+        "and repairs nothing",
+    ),
+    Beside(
+        _WAY_OF_ADMISSION,
+        _RELEASES,
+        (_W.NORMAL,),
+        (_K.NORMAL,),
+        "only what can serve is released",
     ),
     # the plan is run, or was until it failed
     Beside(
@@ -442,14 +488,14 @@ BESIDE: tuple[Beside, ...] = (
     # the way back
     Beside(
         (_P.SETTLING,),
-        _CLEARS_BOTH | _UPDATES | _CALLED_OFF | _CALLED_OFF_HOT,
+        _CLEARS_BOTH | _UPDATES | _OF_ADMISSION | _CALLED_OFF | _CALLED_OFF_HOT,
         (_W.CLEARING,),
         (_K.NORMAL, _K.CLEARING, _K.CLEARED),
         "the discard plan gives back what is left",
     ),
     Beside(
         (_P.SETTLING,),
-        _UPDATES | _CALLED_OFF,
+        _UPDATES | _OF_ADMISSION | _CALLED_OFF,
         (_W.CLEARED,),
         (_K.CLEARING,),
         "the same where no weights are left",

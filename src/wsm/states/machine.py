@@ -32,8 +32,8 @@ from wsm.states import joint
 from wsm.states.errors import IllegalTransitionError, concurrent_fire, machine_disagrees
 from wsm.states.joint import JointState
 from wsm.states.journal import TransitionRecord
-from wsm.states.table import KV_CHART, WEIGHT_CHART, Chart, Event, Guard, Row, State
-from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+from wsm.states.table import ADMISSION_CHART, KV_CHART, WEIGHT_CHART, Chart, Event, Guard, Row, State
+from wsm.states.vocabulary import Admission, AdmissionEvent, KVEvent, KVState, WeightEvent, WeightState
 
 Observer = Callable[[TransitionRecord], None]
 
@@ -204,6 +204,7 @@ class LifeCycle:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self._weights = ChartMachine(WEIGHT_CHART)
         self._kv = ChartMachine(KV_CHART)
+        self._admission = ChartMachine(ADMISSION_CHART)
         self._joint = joint.START
         self._observers = tuple(observers)
         self._undelivered: deque[TransitionRecord] = deque()
@@ -223,14 +224,25 @@ class LifeCycle:
         return state
 
     @property
+    def admission(self) -> Admission:
+        """Whether steps may begin, whatever is held."""
+        state: Admission = self._admission.state
+        return state
+
+    @property
     def joint(self) -> JointState:
         """Where both are, and what their states alone do not tell."""
         return self._joint._replace(weights=self.weights, kv=self.kv)
 
     @property
+    def whole(self) -> bool:
+        """Whether weights and KV cache are there, all that a step needs in memory."""
+        return joint.serving(self.weights, self.kv)
+
+    @property
     def serving(self) -> bool:
         """Whether the rank may run a step."""
-        return joint.serving(self.weights, self.kv)
+        return self.whole and self.admission is Admission.OPEN
 
     def can(self, event: Event, *, kept: bool = False) -> bool:
         """Whether :meth:`fire` would take the event in now. Without side effects.
@@ -240,11 +252,10 @@ class LifeCycle:
         wsm.errors.BadInputError
             If `kept` is not a bool.
         """
-        try:
-            joint.step(self.joint, event, kept=kept)
-        except IllegalTransitionError:
-            return False
-        return True
+        joint.require_flags(kept=kept)
+        machine = self._machine_of(event)
+        row = machine.chart.find(machine.state, event, kept=kept)
+        return row is not None and joint.objection(self.joint, row) is None
 
     def fire(
         self,
@@ -261,7 +272,7 @@ class LifeCycle:
 
         Parameters
         ----------
-        event : WeightEvent or KVEvent
+        event : WeightEvent, KVEvent or AdmissionEvent
             What happened; its type says to which machine.
         at_ns : int
             Monotonic clock, in ns; goes into the record.
@@ -296,7 +307,7 @@ class LifeCycle:
         try:
             joint.require_flags(kept=kept, kv_kept=kv_kept)
             before = self.joint
-            machine = self._weights if isinstance(event, WeightEvent) else self._kv
+            machine = self._machine_of(event)
             row = machine.chart.find(machine.state, event, kept=kept)
             after, record = before, None
             if row is not None:
@@ -344,10 +355,21 @@ class LifeCycle:
 
     def edges(self) -> dict[str, frozenset[Edge]]:
         """Return the edges of the live machines by name, for the proof that a drawing shows these."""
-        return {machine.chart.machine.value: machine.edges() for machine in (self._weights, self._kv)}
+        return {machine.chart.machine.value: machine.edges() for machine in self._machines}
+
+    @property
+    def _machines(self) -> tuple[ChartMachine, ...]:
+        return self._weights, self._kv, self._admission
+
+    def _machine_of(self, event: Event) -> ChartMachine:
+        if isinstance(event, WeightEvent):
+            return self._weights
+        return self._kv if isinstance(event, KVEvent) else self._admission
 
     def _refusal(self, machine: ChartMachine, event: Event, *, kept: bool) -> Exception:
         """Return the error that says which rule refused the event."""
+        if isinstance(event, AdmissionEvent):
+            return joint.no_row(machine.chart, machine.state, event)
         try:
             row, _ = joint.step(self.joint, event, kept=kept)
         except IllegalTransitionError as error:

@@ -92,6 +92,8 @@ class RankState:
         The last sequence that this rank is terminal for.
     holds : bool
         Whether it holds all that a step needs: verified weights, and a KV cache.
+    held : bool
+        Whether the group is held: no step begins, whatever this rank holds.
     broken : bool
         Whether a step raised; no further step in this epoch.
     weights, kv : int
@@ -128,6 +130,7 @@ class RankState:
     action: int = 0
     ready: int = 0
     steps: bool = True
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -224,6 +227,8 @@ class Happened:
         ACTION_DONE, FAILED, STOPPED: whether this rank's weights are no longer the old ones.
     serves : bool
         COMMITTED: whether nothing is missing that a step needs.
+    held : bool or None
+        COMMITTED: whether the group is held from here on; None: as it was.
     step : int
         ENTERED: the number of the step, where several were entered since; 0: the next one.
     """
@@ -235,6 +240,7 @@ class Happened:
     touched: bool = False
     serves: bool = True
     step: int = 0
+    held: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,12 @@ class Request(enum.Enum):
     CLEAR = "clear"
     UPDATE = "update"
     HOT_UPDATE = "hot update"
+    HOLD = "hold"
+    RELEASE = "release"
+
+
+#: What moves nothing in memory, and admission only.
+OF_ADMISSION: Final = frozenset({Request.HOLD, Request.RELEASE})
 
 
 class Repair(enum.Enum):
@@ -73,6 +79,8 @@ class PlanKey(NamedTuple):
             return f"{_IN_PLACE[Request(self.operation)]}{_BESIDE_REPLACED[self.kv]}"
         stem = str(self.operation.value)
         moved = [tag.value for tag, half in self.halves.items() if half in _MOVES]
+        if self.operation in OF_ADMISSION and self.kv is Half.AWAY:
+            return f"{stem}_without_kv_cache"
         if len(moved) != 1:
             return stem
         alone = Half.AWAY in self.halves.values()
@@ -117,7 +125,8 @@ def plan_for(request: Request, tags: Collection[Tag], *, weights: bool, kv: bool
     Parameters
     ----------
     request : Request
-        What is asked. A hot update is about weights that serve, whatever `tags` say.
+        What is asked. A hot update is about weights that serve, whatever `tags` say; a hold or a release
+        leaves what is there, and a hold may forget the blocks of a KV cache.
     tags : collection of Tag
         What it is about.
     weights, kv : bool
@@ -125,6 +134,10 @@ def plan_for(request: Request, tags: Collection[Tag], *, weights: bool, kv: bool
     """
     if request is Request.HOT_UPDATE:
         return HOT if weights and kv else None
+    if request in OF_ADMISSION:
+        if request is Request.RELEASE:
+            return RELEASE
+        return HOLD if kv else HOLD_WITHOUT_KV_CACHE
     moved = (Half.GOES, Half.AWAY) if request is Request.CLEAR else (Half.REPLACED, Half.COMES)
     of_kv = (Half.GOES, Half.AWAY) if request is Request.CLEAR else (Half.STAYS, Half.COMES)
     stays = (Half.STAYS, Half.AWAY)
@@ -141,6 +154,11 @@ UPDATE: Final = PlanKey(Request.UPDATE, Half.COMES, Half.COMES)
 UPDATE_IN_PLACE: Final = PlanKey(Request.UPDATE, Half.REPLACED, Half.STAYS)
 #: Staged beside what serves; the KV cache stays.
 HOT: Final = PlanKey(Request.HOT_UPDATE, Half.REPLACED, Half.STAYS)
+
+#: The group stands still, and goes on; nothing moves in memory.
+HOLD: Final = PlanKey(Request.HOLD, Half.STAYS, Half.STAYS)
+HOLD_WITHOUT_KV_CACHE: Final = PlanKey(Request.HOLD, Half.STAYS, Half.AWAY)
+RELEASE: Final = PlanKey(Request.RELEASE, Half.STAYS, Half.STAYS)
 
 #: Whatever of both is in memory goes.
 DISCARD: Final = PlanKey(Repair.DISCARD, Half.GOES, Half.GOES)

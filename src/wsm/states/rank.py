@@ -51,7 +51,15 @@ from wsm.states.words import (
 )
 
 
-def join(rank: int, command: CommandWord, step: StepWord, status: StatusWord, *, steps: bool = True) -> Move:
+def join(
+    rank: int,
+    command: CommandWord,
+    step: StepWord,
+    status: StatusWord,
+    *,
+    steps: bool = True,
+    held: bool = False,
+) -> Move:
     """Enter the epoch that the command word names, with nothing resident.
 
     Parameters
@@ -64,6 +72,8 @@ def join(rank: int, command: CommandWord, step: StepWord, status: StatusWord, *,
         What stands in the slot's own words; no process writes the step word of a helper.
     steps : bool
         False for a helper.
+    held : bool
+        What the committed word says: whether the group is held, as its epoch before was.
 
     Raises
     ------
@@ -74,7 +84,8 @@ def join(rank: int, command: CommandWord, step: StepWord, status: StatusWord, *,
     if command.epoch in (step.epoch, status.epoch):
         raise EpochUsedError(rank=rank, epoch=command.epoch)
     open_command = command.operation is not Operation.NONE
-    state = RankState(rank=rank, epoch=command.epoch, done=command.sequence - open_command, steps=steps)
+    done = command.sequence - open_command
+    state = RankState(rank=rank, epoch=command.epoch, done=done, steps=steps, held=held)
     return Move(
         state,
         Todo.LOOK,
@@ -149,7 +160,8 @@ def take_in(state: RankState, happened: Happened) -> Move:
     # The last word about a command carries its number and its votes, which are forgotten behind it.
     said = None if row.says is None else status_word(moved, row.says)
     holds = (event is Event.COMMITTED and happened.serves) or (event is Event.KEPT and state.holds)
-    return Move(replace(without_command(moved), holds=holds), Todo.LOOK, status=said)
+    held = state.held if happened.held is None else happened.held
+    return Move(replace(without_command(moved), holds=holds, held=held), Todo.LOOK, status=said)
 
 
 def may_fail(state: RankState) -> bool:
@@ -190,12 +202,14 @@ def without_command(state: RankState) -> RankState:
         kv=state.kv,
         parked=state.parked,
         steps=state.steps,
+        held=state.held,
     )
 
 
 def may_step(state: RankState, view: View) -> bool:
-    """Whether this rank can take part in steps at all: not without weights, nor where one can never end."""
-    return state.steps and state.holds and not state.broken and not any_broken(view.steps, epoch=state.epoch)
+    """Whether this rank can take part in steps: not while held, without weights, nor where none can end."""
+    may = state.steps and state.holds and not state.held and not state.broken
+    return may and not any_broken(view.steps, epoch=state.epoch)
 
 
 def meanwhile(state: RankState, view: View) -> Todo:

@@ -8,7 +8,7 @@ Each entry is taken in by the same tables and joint rules that drive the machine
   (:mod:`.phases`) lead from one to the other, each action of the plan has its word before it begins, and a
   failure its reason. The word claims the states that the machines are in.
 * A version is served that was loaded, and loaded that was asked for; it is served where a commit ends with
-  all that a step needs, and nowhere else.
+  all that a step needs, and nowhere else. No step is entered while the group is held.
 * Time never goes back; neither does the epoch, nor within one epoch the sequence. An interruption is told by
   another thread than the loop's, so where it stands among the others says nothing.
 * A new process and a new epoch begin with nothing resident. A command is decided once.
@@ -44,11 +44,12 @@ from wsm.states.phases import (
 from wsm.states.phases import Event as Happened
 from wsm.states.rank import OF_THE_RANK
 from wsm.states.table import CHARTS, Chart, Event, Guard, State
-from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+from wsm.states.vocabulary import Admission, KVEvent, KVState, WeightEvent, WeightState
 from wsm.states.words import Operation, StatusCode
 
 _CHARTS: dict[str, Chart] = {chart.machine.value: chart for chart in CHARTS}
 _AT_REST = (WeightState.NORMAL, WeightState.CLEARED)
+_OF_A_HOLD = (StatusCode.PREPARED, StatusCode.DONE_COMMITTED)
 _BEGINNING, _PARKING = frozenset({Phase.BEGINNING}), frozenset({Phase.PARKING})
 _PLAN = frozenset({Phase.WORKING, Phase.VOTING})
 
@@ -182,6 +183,7 @@ class _History:
         self._kv: KVState | None = None
         self._kv_stale = False
         self._held = False
+        self._admission: Admission | None = None
         self._running: str | None = None
         self._whole = False
         self._decided = (0, 0)
@@ -259,6 +261,7 @@ class _History:
 
     def _started(self, entry: JournalEntry) -> str | None:
         self._begin_anew()
+        self._admission = Admission.OPEN
         self._pid = entry.facts.get("pid")
         return None
 
@@ -306,6 +309,9 @@ class _History:
                 # How an update began that was under way already is not known: believe what it says of that.
                 self._held = state in (WeightState.UPDATING, WeightState.PREPARED)
             return self._weights
+        if isinstance(state, Admission):
+            self._admission = self._admission or state
+            return self._admission
         self._kv = state if self._kv is None else self._kv
         return self._kv
 
@@ -317,6 +323,9 @@ class _History:
         guard = None if row is None or row.guard is None else row.guard.value
         if row is None or row.dest is not dest or guard != entry.facts.get("guard"):
             return f"the table has no row {source.name} {event.value} {dest.name} with that guard"
+        if isinstance(dest, Admission):
+            self._admission = dest
+            return None
         joint = self.joint
         if joint is None:  # the other machine is not known yet, so the joint rules cannot be asked
             if isinstance(dest, KVState):
@@ -377,9 +386,12 @@ class _History:
         if facts["code"] not in StatusCode.__members__:
             return f"there is no code {facts['code']!r}"
         code, joint = StatusCode[facts["code"]], self.joint
-        if joint is not None and not _ends_in(code, joint.weights):
+        kept_faulted = self._progress.holds and code in _OF_A_HOLD
+        if joint is not None and not (kept_faulted or _ends_in(code, joint.weights)):
             return f"the word says {code.name} with {joint}"
-        return self._progress.said(entry, code, serves=joint is not None and serving(joint.weights, joint.kv))
+        open_still = self._admission is not Admission.HELD
+        serves = joint is not None and serving(joint.weights, joint.kv) and open_still
+        return self._progress.said(entry, code, serves=serves)
 
     def _served_version(self, entry: JournalEntry) -> str | None:
         reason = self._must_serve(f"version {entry.facts['version']} was served")
@@ -393,6 +405,8 @@ class _History:
         return None
 
     def _must_serve(self, what: str) -> str | None:
+        if self._admission is Admission.HELD:
+            return f"{what} while the group was held"
         joint = self.joint
         if joint is None or serving(joint.weights, joint.kv):
             return None
@@ -425,6 +439,11 @@ class _CommandProgress:
         self._version: int | None = None
         self._may_serve = self._must_serve = False
         self.has_cause = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether the command at hand is a hold, which is legal whatever the rank has in memory."""
+        return self._operation is Operation.HOLD
 
     @property
     def phase(self) -> Phase | None:

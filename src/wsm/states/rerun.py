@@ -69,8 +69,11 @@ class InputLog:
         rank, steps = move.state.rank, move.state.steps
         self._words, self._entered, self._told = {}, None, ()
         words = {"command": _hex(view.command), "status": _hex(view.statuses[rank])}
+        held = {"held": True} if move.state.held else {}
         own = {"step": _hex(view.steps[rank])} if steps else {}
-        return [{"join": {"rank": rank, **words, **own}, "words": WORDS_VERSION, "answer": _answer(move)}]
+        return [
+            {"join": {"rank": rank, **words, **own, **held}, "words": WORDS_VERSION, "answer": _answer(move)}
+        ]
 
     def looked(self, before: RankState, view: View, move: Move) -> list[Facts]:
         """Return the facts of a look; empty where it changed nothing."""
@@ -119,15 +122,18 @@ def asked(function: str, view: View, answer: object, **known: object) -> Facts:
 JUDGEMENTS: Final[Mapping[str, Callable[[View, Mapping[str, Any]], object]]] = {
     "next_command": lambda view, known: decide.next_command(view, Operation[known["operation"]]),
     "decision": lambda view, known: decide.decision(view, agree=known["agree"], give_up=known["give_up"]),
-    "committed": lambda view, known: decide.committed(view, known["version"]),
+    "committed": lambda view, known: decide.committed(view, known["version"], held=known.get("held")),
     "next_epoch": lambda view, _known: epochs.next_epoch(view),
     "goal": lambda view, known: epochs.goal(
         view,
         asked=known["asked"],
         served=known["served"],
         restores=known["restores"],
+        of_admission=known.get("of_admission", False),
     ),
-    "completed_commit": lambda view, known: epochs.completed_commit(view, known["goal"]),
+    "completed_commit": lambda view, known: epochs.completed_commit(
+        view, known["goal"], held=known.get("held")
+    ),
     "duty": lambda view, known: decide.duty(view, Role[known["role"]], expired=known["expired"]),
     "goal_word": lambda view, known: epochs.goal_word(view, known["goal"]),
 }
@@ -265,6 +271,7 @@ class _Rank:
                 StepWord.unpack(int(found.get("step", "0"), 16)),
                 StatusWord.unpack(int(found["status"], 16)),
                 steps=steps,
+                held=found.get("held", False),
             )
         elif "look" in facts:
             self._words |= facts["look"]
@@ -305,6 +312,8 @@ def _of_happened(happened: Happened) -> Facts:
         told["serves"] = False
     if happened.step:
         told["step"] = happened.step
+    if happened.held is not None:
+        told["held"] = happened.held
     return told
 
 

@@ -1,4 +1,4 @@
-"""The two tables: every transition that there is, and nothing else.
+"""The tables of what a rank holds, and of its admission: every transition that there is, and nothing else.
 
 Theory of operation
 -------------------
@@ -38,6 +38,10 @@ It gives all of it back in the old epoch, by the same rows as in any teardown, a
 which has a row in CLEARED alone. Where that fails the rank is FAULTED, never joins, and its process is
 replaced.
 
+**Admission says one thing: whether a rank may step.** It has a table of its own, which knows nothing of the
+other two, nor they of it: a held rank counts as what it has in memory. Only the group's decision moves it, or
+a new epoch, which begins as the committed word says.
+
 **There is no boot state.** A worker starts in CLEARED, and its first load is an ordinary update.
 
 Which states of the two may stand side by side, and which event of the one needs what of the other, is in
@@ -62,17 +66,25 @@ from wsm.states.plan_key import (
     Half,
     PlanKey,
 )
-from wsm.states.vocabulary import KVEvent, KVState, WeightEvent, WeightState
+from wsm.states.vocabulary import (
+    Admission,
+    AdmissionEvent,
+    KVEvent,
+    KVState,
+    WeightEvent,
+    WeightState,
+)
 
-State = WeightState | KVState
-Event = WeightEvent | KVEvent
+State = WeightState | KVState | Admission
+Event = WeightEvent | KVEvent | AdmissionEvent
 
 
 class MachineName(enum.Enum):
-    """The two machines of a rank, by the name that stands in journals."""
+    """The machines of a rank, by the name that stands in journals."""
 
     WEIGHTS = "weights"
     KV = "kv"
+    ADMISSION = "admission"
 
 
 class Guard(enum.Enum):
@@ -337,4 +349,27 @@ KV_CHART = Chart(
     working={_K.CLEARING: _F.CLEARED, _K.UPDATING: _F.REBUILT},
 )
 
-CHARTS = (WEIGHT_CHART, KV_CHART)
+_A, _G = Admission, AdmissionEvent
+
+ADMISSION_TABLE: tuple[Row, ...] = (
+    Row(_A.OPEN, _G.HOLD, _A.HELD, note="all ranks stand at one step, decided; or its epoch begins held"),
+    Row(_A.HELD, _G.RELEASE, _A.OPEN, note="decided, of a group that can serve; or its epoch begins open"),
+)
+
+ADMISSION_CHART = Chart(
+    machine=MachineName.ADMISSION,
+    rows=ADMISSION_TABLE,
+    states=(_A.OPEN, _A.HELD),
+    events=tuple(_G),
+    initial=_A.OPEN,
+    meanings={
+        _A.OPEN: "steps may begin where weights and KV cache are NORMAL",
+        _A.HELD: "no step begins, whatever is in memory; only a decision of the group ends it",
+    },
+    working={},
+)
+
+#: Of what a rank holds. An event of the one may need the other to be somewhere (:mod:`.joint`).
+MEMORY_CHARTS = (WEIGHT_CHART, KV_CHART)
+
+CHARTS = (*MEMORY_CHARTS, ADMISSION_CHART)

@@ -45,6 +45,41 @@ class KVState(enum.IntEnum):
     CLEARED = -2
 
 
+class Admission(enum.Enum):
+    """Whether a rank may step, whatever it has in memory; while HELD it stands."""
+
+    OPEN = "open"
+    HELD = "held"
+
+
+class AdmissionEvent(enum.Enum):
+    """What can happen to the admission of a rank."""
+
+    HOLD = "hold"
+    RELEASE = "release"
+
+
+class After(enum.Enum):
+    """What a command leaves of the group's admission once it is committed.
+
+    AS_BEFORE leaves it: a group that is held stays held. HELD lets no step begin; SERVE ends a hold.
+    """
+
+    AS_BEFORE = "as-before"
+    HELD = "held"
+    SERVE = "serve"
+
+
+class OnLease(enum.Enum):
+    """What becomes of a hold whose lease has run out.
+
+    STAY: nothing, and every status says so. SERVE: a group that has its committed version whole is released.
+    """
+
+    STAY = "stay"
+    SERVE = "serve"
+
+
 class WeightEvent(enum.Enum):
     """What can happen to the weights."""
 

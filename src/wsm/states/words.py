@@ -84,6 +84,8 @@ class Operation(enum.IntEnum):
     HOT_UPDATE = 5
     HOT_COMMIT = 6
     HOT_ABORT = 7
+    HOLD = 8
+    RELEASE = 9
 
     @property
     def is_decision(self) -> bool:
@@ -104,6 +106,11 @@ class Operation(enum.IntEnum):
     def is_hot(self) -> bool:
         """Whether new weights are staged beside the old ones while the group serves."""
         return self in (Operation.HOT_UPDATE, Operation.HOT_COMMIT, Operation.HOT_ABORT)
+
+    @property
+    def is_of_admission(self) -> bool:
+        """Whether the group is asked to stand still or to go on, and moves nothing in memory."""
+        return self in (Operation.HOLD, Operation.RELEASE)
 
 
 _LAST_OPERATION = max(Operation)
