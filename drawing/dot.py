@@ -19,6 +19,8 @@ _COLOURS = {
     NodeKind.FAULTED: ("#fbe0de", "#c53030"),
 }
 _LINE = r"\n"
+#: Ends a line that begins at the left, so that no label lies on its own arrow.
+_LEFT_LINE = r"  \l"
 #: Characters of a line in a node.
 _WIDTH = 44
 #: Events that lead away from almost everywhere.
@@ -60,8 +62,10 @@ def _arrows(arrows: Sequence[Arrow]) -> list[str]:
         alike = [arrow for arrow in arrows if _is_faint(arrow) is faint]
         style = ' color="#b8c0c8" fontcolor="#7b8794"' if faint else ""
         for (source, dest), labels in side_by_side(alike, "\n").items():
-            text = _LINE.join(_escaped(part) for label in labels for part in label.split("\n"))
-            lines.append(f'    {source} -> {dest} [label=" {text} "{style}]')
+            text = "".join(
+                f"  {_escaped(part)}{_LEFT_LINE}" for label in labels for part in label.split("\n")
+            )
+            lines.append(f'    {source} -> {dest} [label="{text}"{style}]')
     return lines
 
 

@@ -24,11 +24,11 @@ def read_mermaid(text: str) -> Edges:
 
 
 def read_dot(text: str) -> Edges:
-    found = re.findall(r'^    (\w+) -> (\w+) \[label=" (.+?) "', text, flags=re.MULTILINE)
+    found = re.findall(r'^    (\w+) -> (\w+) \[label="(.+?)"', text, flags=re.MULTILINE)
     return {
         (source, *split(label), dest)
         for source, dest, labels in found
-        for label in labels.split(r"\n")
+        for label in map(str.strip, labels.removesuffix(r"\l").split(r"\l"))
         if not label.startswith("▸")
     }
 

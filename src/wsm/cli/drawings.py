@@ -344,7 +344,7 @@ def _edge(chart: Chart, row: Row, plans: Plans) -> Iterator[str]:
     there = [plans.named(key) for key in row.plans]
     yield f"## {heading_of(chart, row)}"
     yield f"{row.note[0].upper()}{row.note[1:]}."
-    yield _flow(chart, row, there[0])
+    yield from (_flow(chart, row, plan) for plan in there if plan is there[0] or plan.staged)
     if len(there) > 1:
         yield "\n".join(
             f"{number}. `{key}`: {_meaning(key)}" for number, key in enumerate(row.plans, start=1)
@@ -367,13 +367,16 @@ def _flow(chart: Chart, row: Row, plan: Plan) -> str:
     lines = [
         "```mermaid",
         "flowchart LR",
-        f'    A(["{row.source.name}"]) -- {row.event.value} --> B',
+        f'    A(["{row.source.name}"]) -- {_guarded(row)} --> B',
         f'    B["{"<br/>".join((f"{row.dest.name}: {plan.name}", *_numbered(plan)))}"]',
     ]
     for index, way in enumerate(ways):
-        guard = "" if way.guard is None else f" ({way.guard.value})"
-        lines.append(f'    B -- {way.event.value}{guard} --> C{index}(["{way.dest.name}"])')
+        lines.append(f'    B -- {_guarded(way)} --> C{index}(["{way.dest.name}"])')
     return "\n".join([*lines, "    style B text-align:left", "```"])
+
+
+def _guarded(row: Row) -> str:
+    return row.event.value if row.guard is None else f"{row.event.value} ({row.guard.value})"
 
 
 def _flow_of_a_new_epoch(plans: Plans) -> str:
