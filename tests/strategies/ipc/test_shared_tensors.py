@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.another_user import ANOTHER_USER
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
 from wsm.strategies.files.atomic_file import replace_file
+from wsm.strategies.ipc import abandoned, shared_tensors
 from wsm.strategies.ipc import errors as share_errors
-from wsm.strategies.ipc import shared_tensors
+from wsm.strategies.ipc.abandoned import remove_abandoned
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment, sweep
 from wsm.strategies.ipc.shared_tensors import SharedTensors
@@ -186,6 +189,92 @@ def test_the_next_trainer_sweeps_what_a_dead_one_left_when_it_has_published(dire
         assert orphans.isdisjoint(in_shared_memory())
 
 
+# Publishes versions 1 and 2, so that it owns two segments, and is killed; or as it writes version 3.
+_TRAINER_OF_TWO = """
+import os, signal, sys
+from wsm.strategies import TensorSpec
+from wsm.strategies.ipc.shared_tensors import SharedTensors
+spec = TensorSpec("w", "F32", (1000,))
+shared = SharedTensors(sys.argv[1], memory_directory=sys.argv[2])
+for version in (1, 2):
+    shared.publish(version, {0: {"w": (spec, bytes([version]) * spec.nbytes)}})
+larger = TensorSpec("w", "F32", (2000,))
+die = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+shared.publish(3, {0: {"w": (larger, bytes(larger.nbytes))}}, progress=die)
+"""
+
+
+@pytest.fixture
+def left_behind(directory, tmp_path):
+    """What a trainer leaves that was killed while it wrote its third version: the directory of its memory."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    program = [sys.executable, "-c", _TRAINER_OF_TWO, str(directory), str(memory)]
+    assert subprocess.run(program, check=False).returncode == -signal.SIGKILL
+    assert len(list(memory.iterdir())) == 3
+    return memory
+
+
+def names_in(memory):
+    return {path.name for path in memory.iterdir()}
+
+
+@pytest.mark.processes
+def test_a_rank_that_loads_what_a_dead_trainer_published_removes_what_no_rank_can_find(
+    directory, left_behind
+):
+    for _ in range(2):  # what is named stays, and can be loaded again
+        target = MemoryTarget([SPEC])
+        load(source(directory, memory_directory=str(left_behind)), target, name="ipc", version=2)
+        assert bytes(target.readable("w")) == B["w"][1]
+        assert names_in(left_behind) == segments_of(directory)
+
+
+@pytest.mark.processes
+def test_a_trainer_of_another_directory_removes_it_and_all_of_it_once_its_metas_are_gone(
+    directory, left_behind, tmp_path
+):
+    named = segments_of(directory)
+    with SharedTensors(tmp_path / "other", memory_directory=str(left_behind)) as shared:
+        assert names_in(left_behind) == named
+        shared.publish(1, {0: A})
+        assert named < names_in(left_behind)
+        (directory / "ipc_metas_0").unlink()
+        shared.publish(2, {0: B})
+        assert named.isdisjoint(names_in(left_behind))
+
+
+@pytest.mark.processes
+def test_what_a_living_trainer_owns_or_another_namespace_knows_is_never_removed(
+    directory, left_behind, tmp_path, monkeypatch
+):
+    named = segments_of(directory)
+    with SharedTensors(tmp_path / "living", memory_directory=str(left_behind)) as living:
+        for version in (1, 2):
+            living.publish(version, {0: A})
+        owned = names_in(left_behind) - named
+        assert len(owned) == 2
+        (tmp_path / "living" / "ipc_metas_0").unlink()
+        assert remove_abandoned(str(left_behind)) == ()
+        assert owned <= names_in(left_behind)
+        monkeypatch.setattr(abandoned, "_namespace", lambda: "mnt:[1]")
+        (directory / "ipc_metas_0").unlink()
+        assert remove_abandoned(str(left_behind)) == ()
+        monkeypatch.undo()
+        assert set(remove_abandoned(str(left_behind))) == named
+
+
+@pytest.mark.processes
+@pytest.mark.needs("root")
+def test_what_another_user_s_dead_trainer_left_is_never_removed(directory, left_behind):
+    (directory / "ipc_metas_0").unlink()
+    for path in left_behind.iterdir():
+        os.chown(path, ANOTHER_USER, ANOTHER_USER)
+    before = names_in(left_behind)
+    assert remove_abandoned(str(left_behind)) == ()
+    assert names_in(left_behind) == before
+
+
 def test_two_trainers_do_not_share_one_directory(directory, trainer):
     with raising(errors.PublisherBusyError, match=str(directory)):
         SharedTensors(directory)
@@ -340,8 +429,8 @@ def test_sweeping_spares_what_has_an_owner_and_leaves_readers_their_memory():
     try:
         reader = AttachedSegment(dead, 64, prefixes=("wsm-test-dead.",), referrer="test")
         assert not reader.owned()
-        assert sweep("wsm-test-dead.", frozenset({dead})) == ()
-        assert sweep("wsm-test-dead.", frozenset()) == (dead,)
+        assert sweep("wsm-test-dead.", needed=lambda name, _: name == dead) == ()
+        assert sweep("wsm-test-dead.") == (dead,)
         assert bytes(reader.memory()[:64]) == bytes(64)
         reader.close()
         assert (Path(MEMORY_DIRECTORY) / living.name).exists()

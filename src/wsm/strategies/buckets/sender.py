@@ -140,7 +140,7 @@ class BucketSender:
         self._sends: tuple[int, int] | None = None
         self._closing = self._closed = False
         # Buckets are worth nothing without their sender: whatever has no owner is a dead one's.
-        sweep(SEGMENT_PREFIX, frozenset(), memory_directory)
+        sweep(SEGMENT_PREFIX, memory_directory)
 
     def send(
         self,

@@ -31,13 +31,13 @@ from wsm.strategies.files.device_id import device_id_from_environment, device_in
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.files.version_file import check_version
 from wsm.strategies.ipc import errors as ipc_errors
+from wsm.strategies.ipc.abandoned import head_of
 from wsm.strategies.ipc.metas import DEVICE_SEGMENT_PREFIX, HOST, IpcMetas, TensorMeta, metas_name
-from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
+from wsm.strategies.ipc.shared_segment import HEAD_BYTES, MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.publisher_lock import take_publisher_lock
 
-_LEASE_BYTES = 64
 _LOOK_EVERY_S = 0.01
 
 
@@ -153,7 +153,8 @@ class SharedDeviceTensors:
                 problem=f"rank {self._rank} of {self._world_size} needs the publication's name and the "
                 "digests of all ranks, its own among them",
             )
-        lease = OwnedSegment(self._prefix, _LEASE_BYTES, self._memory_directory)
+        lease = OwnedSegment(self._prefix, HEAD_BYTES, self._memory_directory)
+        lease.write_at(0, head_of(self._path.parent))
         metas = IpcMetas(
             version=version,
             rank=self._rank,
@@ -178,7 +179,7 @@ class SharedDeviceTensors:
         self._announced = content
         self._let_go()
         self._held.append((lease, dict(tensors)))
-        sweep(self._prefix, frozenset(), self._memory_directory)
+        sweep(self._prefix, self._memory_directory)
         return metas.group_digest
 
     def leased(self) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,9 +24,13 @@ from wsm.strategies import errors as strategies_errors
 from wsm.strategies.errors import UnreadableFileError
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.errors import SharedMemoryBusyError, SharedMemoryGoneError
+from wsm.strategies.tensor import BEGIN_IN_PAGE
 
 #: Where POSIX shared memory lies on Linux.
 MEMORY_DIRECTORY = "/dev/shm"  # noqa: S108 - no place for temporary files: the place that is shared
+
+#: The first bytes of a segment, in front of any tensor: what its owner says of it, for after its death.
+HEAD_BYTES = BEGIN_IN_PAGE
 
 # Far behind any data; locks need no bytes to lie on.
 _OWNER = 1 << 62
@@ -299,8 +303,14 @@ class _LeasedMapping(mmap.mmap):
     lease: OwnDescriptor | None = None
 
 
-def sweep(prefix: str, keep: frozenset[str], directory: str = MEMORY_DIRECTORY) -> tuple[str, ...]:
-    """Remove segments that begin with `prefix` and have no owner; return their names.
+def _never(_name: str, _head: bytes) -> bool:
+    return False
+
+
+def sweep(
+    prefix: str, directory: str = MEMORY_DIRECTORY, *, needed: Callable[[str, bytes], bool] = _never
+) -> tuple[str, ...]:
+    """Remove segments of this user that begin with `prefix` and have no owner; return their names.
 
     A reader keeps the memory, as it would if the owner had closed it.
 
@@ -308,13 +318,13 @@ def sweep(prefix: str, keep: frozenset[str], directory: str = MEMORY_DIRECTORY) 
     ----------
     prefix : str
         As given to :class:`OwnedSegment`.
-    keep : frozenset of str
-        Names that stay all the same: what a dead owner published and no later one has replaced.
     directory : str
         Where to look.
+    needed : callable
+        ``needed(name, head)``: whether one stays all the same; `head` is its first :data:`HEAD_BYTES`.
     """
-    found = (path for path in Path(directory).glob(f"{prefix}*") if path.name not in keep)
-    return tuple(sorted(path.name for path in found if _sweep_one(path)))
+    found = Path(directory).glob(f"{prefix}*")
+    return tuple(sorted(path.name for path in found if _sweep_one(path, needed)))
 
 
 def _require_whole(descriptor: int, path: str, nbytes: int, *, touched: bool = False) -> None:
@@ -344,12 +354,14 @@ def _again(descriptor: int, access: int) -> OwnDescriptor:
     return OwnDescriptor(lambda: reopened(descriptor, access))
 
 
-def _sweep_one(path: Path) -> bool:
-    """Remove a segment of ours that has no owner; whether it was one."""
+def _sweep_one(path: Path, needed: Callable[[str, bytes], bool]) -> bool:
+    """Remove a segment of ours that has no owner and is not needed; whether it was one."""
     with suppress(OSError, ForeignPathError):
         descriptor = OwnDescriptor(lambda: open_ours(path, os.O_RDONLY))
         try:
-            if not descriptor.is_byte_locked(_OWNER):
+            if descriptor.is_byte_locked(_OWNER):
+                return False
+            if not needed(path.name, os.pread(descriptor.number, HEAD_BYTES, 0)):
                 return remove_same(path, os.fstat(descriptor.number))
         finally:
             descriptor.close()

@@ -24,6 +24,7 @@ from wsm.strategies.errors import StorageError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.files.version_file import check_version
+from wsm.strategies.ipc.abandoned import head_of, remove_abandoned
 from wsm.strategies.ipc.metas import SEGMENT_PREFIX, IpcMetas, TensorMeta, metas_name
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.tensor import BEGIN_IN_PAGE, TensorSpec
@@ -89,6 +90,7 @@ class SharedTensors:
         self._metas: dict[Path, _Metas] = {}
         self._lock = take_publisher_lock(self._directory, SHARER_LOCK)
         self._prefix = f"{SEGMENT_PREFIX}{digest_of(os.fsencode(self._directory.resolve()))[:8]}."
+        remove_abandoned(memory_directory)
 
     def publish(
         self,
@@ -199,6 +201,7 @@ class SharedTensors:
                 return segment, False
         segment = OwnedSegment(self._prefix, nbytes, self._memory_directory)
         segment.begin_writing()
+        segment.write_at(0, head_of(self._directory))
         return segment, True
 
     def _announce(self, metas: Mapping[int, IpcMetas]) -> None:
@@ -253,7 +256,8 @@ class SharedTensors:
             else:
                 segment.close()
         self._older = kept
-        sweep(self._prefix, frozenset(), self._memory_directory)
+        sweep(self._prefix, self._memory_directory)  # also what the files of a dead trainer name still
+        remove_abandoned(self._memory_directory)
 
 
 @dataclass(frozen=True)

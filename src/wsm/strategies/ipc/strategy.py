@@ -19,6 +19,7 @@ from wsm.strategies.errors import ManifestError, UnreadableFileError, VersionMis
 from wsm.strategies.files.part_file import is_pickle
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.ipc import errors as ipc_errors
+from wsm.strategies.ipc.abandoned import remove_abandoned
 from wsm.strategies.ipc.errors import SharedMemoryBusyError, SharedMemoryGoneError
 from wsm.strategies.ipc.metas import (
     DEVICE_SEGMENT_PREFIX,
@@ -83,8 +84,15 @@ class Ipc(Strategy):
         GroupError
             If the trainer has ended and the source refuses orphans. Nothing was changed.
         """
-        with ExitStack() as stack:
-            yield _found(source, version, stack)
+        try:
+            with ExitStack() as stack:
+                yield _found(source, version, stack)
+        finally:
+            remove_abandoned(source.memory_directory)
+
+    def close(self, source: IpcSource) -> None:
+        """Remove what dead trainers left that no rank can find any more."""
+        remove_abandoned(source.memory_directory)
 
     def preview(self, source: IpcSource, version: int | None) -> AbstractContextManager[Offer]:
         """Open to look only, which the memory does not mind."""
