@@ -27,7 +27,7 @@ def frame(data: bytes, flags: int = 0) -> bytes:
     return bytes([flags | 2]) + len(data).to_bytes(8, "big") + data
 
 
-def hello(version: int | None, session: int, *, look: bool = False) -> bytes:
+def hello(version: str | None, session: int, *, look: bool = False) -> bytes:
     """Return what a rank says first."""
     return frame(say.to_bytes(say.Hello(0, 2, version, look), session))
 
@@ -50,7 +50,7 @@ KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
     "large messages": lambda: endless(frame(bytes(60 << 20))),
     "endless parts": lambda: endless(frame(bytes(1 << 16), flags=1)),
     "looks": lambda: endless(hello(None, 5, look=True) * 100),
-    "other versions": lambda: endless(hello(999, 5) * 100),
+    "other versions": lambda: endless(hello("999", 5) * 100),
     "claims": claims,
     "connections": lambda: iter(()),
     "no ZMQ": lambda: endless(b"GET / HTTP/1.1\r\n" * 1000),

@@ -78,7 +78,7 @@ def _must_fail(place: Path, group: GroupUnderFault, result: Result) -> None:
         result.error, result.said = type(error).__name__, str(error)
     else:
         result.problems.append("a version was published where there was no room for it")
-    result.require(read_version(place) == 1, "another version is announced")
+    result.require(read_version(place) == "1", "another version is announced")
     seen = sorted(
         path.name for path in (place / "versions").iterdir() if not path.name.startswith(".publisher")
     )

@@ -34,7 +34,7 @@ from wsm.strategies.snapshot.part_metadata import PartMetadata
 from wsm.strategies.tensor import TensorSpec
 
 _SPECS = (TensorSpec("a", "F32", (2, 4)), TensorSpec("b", "BF16", (3,)), TensorSpec("c", "I64", ()))
-_METADATA = PartMetadata(3, 0, 2, "p")
+_METADATA = PartMetadata("3", 0, 2, "p")
 
 
 def all_formats() -> Mapping[str, Format]:
@@ -139,8 +139,8 @@ def _in_a_frame(drawn: bytes) -> bytes:
 def _bucket_message() -> Format:
     say = bucket_messages
     messages = (
-        say.Init(3, 0, 2, "p", "wsm-buckets.x", 1 << 13, 1 << 12, _SPECS),
-        say.Hello(0, 2, 3, False),
+        say.Init("a:3", 0, 2, "p", "wsm-buckets.x", 1 << 13, 1 << 12, _SPECS),
+        say.Hello(0, 2, "3", False),
         say.Bucket(0, (digest_of(b""),)),
         say.Abort("failed", "DigestMismatchError", "it is corrupt", 3),
     )
@@ -160,7 +160,7 @@ def _mooncake_message() -> Format:
     digests = (digest_of(b""),) * len(_SPECS)
     placed = tuple(Placed(spec, 0, 64 * index) for index, spec in enumerate(_SPECS))
     grant = say.Grant(
-        version=3,
+        version="3",
         rank=0,
         world_size=2,
         publisher=digests[0],

@@ -50,7 +50,7 @@ def sealed_formats() -> list[Format]:
             dress=partial(_dress, digests=digests),
         )
         found += [form, replace(form, name=f"{name}, bare", samples=(sample.encode(),), dress=bytes)]
-    stream = StreamManifest(3, 0, 1, "p", {spec.name: (spec, _DIGEST) for spec in _SPECS})
+    stream = StreamManifest("3", 0, 1, "p", {spec.name: (spec, _DIGEST) for spec in _SPECS})
     found.append(
         Format(
             name="stream manifest",
@@ -76,16 +76,16 @@ def _shard() -> ShardManifest:
     )
     specs = (TensorSpec("a", "F32", (2, 8)), *_SPECS[1:])
     entries = tuple(entry._replace(spec=spec) for entry, spec in zip(tensors, specs, strict=True))
-    return ShardManifest(3, 1, 2, 1, "p", (PartEntry("x", 90), PartEntry("y", 80)), entries)
+    return ShardManifest("a-3", 1, 2, 1, "p", (PartEntry("x", 90), PartEntry("y", 80)), entries)
 
 
 def _version() -> VersionManifest:
-    return VersionManifest(3, "p", (ShardEntry("m", _DIGEST, _DIGEST),) * 2)
+    return VersionManifest("3", "p", (ShardEntry("m", _DIGEST, _DIGEST),) * 2)
 
 
 def _metas() -> IpcMetas:
     return IpcMetas(
-        version=3,
+        version="3",
         rank=0,
         world_size=2,
         publication="p",
@@ -100,7 +100,7 @@ def _delta() -> DeltaShard:
     blocks = (Block(BlockKind.FULL, 32, 32),)
     changed = DeltaTensor(_SPECS[0], _DIGEST, digest_of(b"y"), _DIGEST, blocks)
     same = tuple(DeltaTensor(spec, _DIGEST, _DIGEST, digest_of(b"")) for spec in _SPECS[1:])
-    return DeltaShard(4, 3, 0, 1, "p", 1 << 16, 32, (changed, *same))
+    return DeltaShard("4", "3", 0, 1, "p", 1 << 16, 32, (changed, *same))
 
 
 def _unsealed(document: bytes) -> bytes:

@@ -23,6 +23,7 @@ SOURCE = Path(wsm.__path__[0])
 FOUNDATION = {
     "errors",
     "clock",
+    "labels",
     "log",
     "ending",
     "own_descriptor",
@@ -34,6 +35,7 @@ CORE = FOUNDATION | {"states.vocabulary"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"printable"},
     "clock": set(),
+    "labels": {"errors"},
     "log": {"printable"},
     "shortage": set(),
     "own_descriptor": {"errors"},

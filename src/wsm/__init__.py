@@ -22,6 +22,7 @@ command, declared_plans what travels with a command; what a rank says that it ca
 report, commit_report   what a rank reports; what it says of what it committed
 receipt                 what a command returns
 errors                  the errors that a caller can branch on
+labels                  what a version is called
 log, clock              what wsm logs; the clock that tests replace
 group_segment           the segment of a configured group
 shared_directory        files in directories that other users can write

@@ -128,7 +128,7 @@ def test_the_runner_says_what_it_tried(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"step: 7\n", "it is a value"), (b"step: x", "refused with a typed error")]
+    ("content", "said"), [(b"step: 7\n", "it is a value"), (b"step: x y", "refused with a typed error")]
 )
 def test_an_input_can_be_read_again(tmp_path, capsys, content, said):
     (tmp_path / "input").write_bytes(content)

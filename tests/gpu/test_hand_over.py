@@ -60,7 +60,7 @@ def test_tensors_of_one_process_are_verified_and_copied_into_those_of_another(
     trainer = start("trainer_process.py", "ipc", device.name, tmp_path, 7)
     digest = answer(trainer).removeprefix("ready ")
     report = loaded(tmp_path, weights)
-    assert (report.version, report.verified, report.manifest_digest) == (7, 3, digest)
+    assert (report.version, report.verified, report.manifest_digest) == ("7", 3, digest)
     assert report.digest == resident_digest(weights, lambda: None)
     if not released:
         assert weights.addresses() == addresses
@@ -95,7 +95,7 @@ def test_what_a_dead_trainer_left_is_refused_and_the_weights_stay(
     assert resident_digest(weights, lambda: None) == before
     successor = start("trainer_process.py", "ipc", device.name, tmp_path, 8)
     answer(successor)
-    assert loaded(tmp_path, weights).version == 8
+    assert loaded(tmp_path, weights).version == "8"
     end(successor)
 
 
@@ -125,7 +125,7 @@ def test_buckets_of_another_process_are_verified_and_moved_to_the_device(
     trainer = start("trainer_process.py", "ipc_async", device.name, address, 7)
     assert answer(trainer) == "ready"
     report = load(IpcAsyncSource(address), weights, name="ipc_async", version=7)
-    assert (report.version, report.verified) == (7, 3)
+    assert (report.version, report.verified) == ("7", 3)
     assert report.digest == resident_digest(weights, lambda: None)
     assert holds(weights, 7)
     end(trainer)

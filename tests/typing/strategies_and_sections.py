@@ -32,11 +32,11 @@ class Shelf(Strategy):
         return f"{shelf.directory}/{rank} of {ranks}, {readahead} ahead"
 
     def open(
-        self, source: str, version: int | None, observer: LoadObserver = UNOBSERVED
+        self, source: str, version: str | None, observer: LoadObserver = UNOBSERVED
     ) -> AbstractContextManager[Offer]:
         raise NotImplementedError(source, version, observer)
 
-    def preview(self, source: str, version: int | None) -> AbstractContextManager[Offer]:
+    def preview(self, source: str, version: str | None) -> AbstractContextManager[Offer]:
         return self.open(source, version)
 
 

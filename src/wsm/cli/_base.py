@@ -21,10 +21,10 @@ import click
 from wsm.cli import errors
 from wsm.command import RequestIdError, TagsError, checked_request_id, parse_tags
 from wsm.errors import BadInputError, WsmError
+from wsm.labels import checked_version
 from wsm.printable import printable, printable_json, printable_lines
 from wsm.shortage import remedy
 from wsm.states.vocabulary import Tag
-from wsm.states.words import MAX_VERSION
 
 
 def show(line: str, *, err: bool = False) -> None:
@@ -74,16 +74,16 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # generic from click 
 
 
 class Version(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only
-    """A version that the group's words can carry."""
+    """The label of a version."""
 
     name = "version"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number, or fail as wrong usage."""
-        text = str(value)
-        if not (text.isascii() and text.isdigit()) or int(text) > MAX_VERSION:
-            self.fail(f"{text!r} is no version; versions are integers from 0 to {MAX_VERSION}", param, ctx)
-        return int(text)
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the label, or fail as wrong usage."""
+        try:
+            return checked_version(str(value))
+        except BadInputError as error:
+            self.fail(str(error), param, ctx)
 
 
 class RequestId(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only

@@ -25,6 +25,7 @@ from wsm.cli.configuration import read_group_config
 from wsm.cli.groups import known_group
 from wsm.cli.interruption import receipt_of
 from wsm.controller import Controller, Pending
+from wsm.labels import number_of
 from wsm.printable import printable
 from wsm.receipt import Receipt
 from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, TransferMode
@@ -166,7 +167,7 @@ def clear(name: str, kv_policy: str, **options: Any) -> None:
 @_command_options(deadline_s=300.0, in_flight="abort; keep for a hot update")
 def update(
     name: str,
-    version: int | None,
+    version: str | None,
     hot_fallback: str,
     kv_policy: str,
     transfer_mode: str | None,
@@ -187,7 +188,7 @@ def update(
 
     def begin(controller: Controller, shared: dict[str, Any]) -> Pending:
         return controller.begin_update(
-            version,
+            None if version is None else number_of(version),
             hot_fallback=HotFallback(hot_fallback.replace("-", "_")),
             kv_policy=KVPolicy(kv_policy),
             transfer_mode=transfer_mode,

@@ -33,7 +33,7 @@ from wsm.strategies.delta.report import DeltaReport
 @click.option("--replace", is_flag=True, help="Replace another delta to the same version.")
 @json_option("Print the findings as JSON.")
 def delta(
-    directory: Path, *, base: int, version: int, crossover: float, replace: bool, as_json: bool
+    directory: Path, *, base: str, version: str, crossover: float, replace: bool, as_json: bool
 ) -> None:
     """Write the delta between two versions of DIRECTORY into its deltas/, for every rank.
 

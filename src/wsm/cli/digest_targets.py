@@ -42,7 +42,7 @@ def inventories(
     target: str,
     *,
     rank: int | None,
-    version: int | None,
+    version: str | None,
     allow_pickle: bool,
     journals: Path | None = None,
     verify: str = "if_present",
@@ -86,7 +86,7 @@ def inventories(
 
 
 def _of_directory(
-    path: Path, rank: int, device: int, version: int | None, *, allow_pickle: bool, verify: str
+    path: Path, rank: int, device: int, version: str | None, *, allow_pickle: bool, verify: str
 ) -> Inventory:
     source = SnapshotSource(
         path, rank, device_id=device, shared_directory=None, allow_pickle=allow_pickle, verify=verify
@@ -94,7 +94,7 @@ def _of_directory(
     return take_inventory(source, strategy="ipc_snapshot", rank=rank, version=version)
 
 
-def _of_configuration(path: Path, rank: int | None, version: int | None) -> list[Inventory]:
+def _of_configuration(path: Path, rank: int | None, version: str | None) -> list[Inventory]:
     with wrong_usage():
         config = read_config(path)
         sources = Sources(config)
@@ -111,7 +111,7 @@ def _of_configuration(path: Path, rank: int | None, version: int | None) -> list
         ]
 
 
-def _of_metas(path: Path, version: int | None, *, allow_pickle: bool) -> Inventory:
+def _of_metas(path: Path, version: str | None, *, allow_pickle: bool) -> Inventory:
     rank = rank_of_metas(path, allow_pickle=allow_pickle)
     device = int(path.name.rpartition("_")[2])
     source = IpcSource(path.parent, rank, device_id=device, adopt=False, allow_pickle=allow_pickle)
@@ -133,7 +133,7 @@ def _of_group(name: str, journals: Path | None) -> list[Inventory]:
             Inventory(
                 where=f"rank {rank} of group {name}",
                 rank=rank,
-                version=report.version,
+                version=None if report.version is None else str(report.version),
                 digest=report.digest,
                 manifest_digest=report.manifest_digest,
                 tensors=_tensors(journals, rank, report.digest),

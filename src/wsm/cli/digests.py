@@ -51,7 +51,7 @@ def digest(
     target: str,
     *,
     rank: int | None,
-    version: int | None,
+    version: str | None,
     allow_pickle: bool,
     journals: Path | None,
     with_tensors: bool,
@@ -93,7 +93,7 @@ def diff(
     right: str,
     *,
     rank: int | None,
-    version: int | None,
+    version: str | None,
     allow_pickle: bool,
     journals: Path | None,
     as_json: bool,
@@ -134,7 +134,7 @@ def diff(
 )
 @click.argument("target")
 @_target_options
-def verify(target: str, *, rank: int | None, version: int | None, allow_pickle: bool) -> None:
+def verify(target: str, *, rank: int | None, version: str | None, allow_pickle: bool) -> None:
     """Read every byte of TARGET and hold it against the digests that were promised for it.
 
     Exit code 1 names the tensors that are corrupt, or says that nothing was promised. For a group: whether

@@ -42,7 +42,7 @@ _Plans = Mapping[LoadWay, Sequence[MemoryPhase] | None]
 @click.option("--version", type=Version(), metavar="V", help="By default the newest announced.")
 @click.option("--hot", is_flag=True, help="Plan for a version that is staged beside the one that serves.")
 @json_option("Print the plan as JSON.")
-def plan(config_file: Path, *, rank: int, version: int | None, hot: bool, as_json: bool) -> None:
+def plan(config_file: Path, *, rank: int, version: str | None, hot: bool, as_json: bool) -> None:
     """Show what memory rank R takes to load a version by the strategy in CONFIG.
 
     Nothing is loaded and no group is asked: the source is looked at, and its numbers are held against the

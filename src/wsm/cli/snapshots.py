@@ -51,7 +51,7 @@ def inspect(
     directory: Path,
     *,
     rank: int,
-    version: int | None,
+    version: str | None,
     ranks: int | None,
     device: int | None,
     shared: Path,

@@ -30,6 +30,7 @@ from wsm.controller.errors import (
 )
 from wsm.controller.group_view import GroupAccess, GroupView
 from wsm.errors import BadInputError, WsmError
+from wsm.labels import checked_version, number_of
 from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.lock_file import LockHold
@@ -48,7 +49,6 @@ from wsm.states.vocabulary import ALL_TAGS, HotFallback, Tag, WeightState
 from wsm.states.words import CommandWord, Operation, StatusCode
 from wsm.status.facts import who
 from wsm.status.rules import controller_in_words
-from wsm.strategies.files.version_file import check_version
 
 #: How long a decided command may take to be over on every rank before the caller is told, in seconds.
 SETTLE_S = 30.0
@@ -100,7 +100,7 @@ class CommandRequest:
         """
         asked = self.arguments
         if asked.version is not None:
-            check_version(asked.version)
+            number_of(checked_version(asked.version))
         if self.operation.is_hot and asked.tags != ALL_TAGS:
             why = "a hot update replaces both"
             raise errors.tags_contradict(tags=named(asked.tags), argument="hot", why=why)

@@ -23,6 +23,7 @@ from wsm.controller.keeper import Keeper
 from wsm.ending import Ending, SignalReceived
 from wsm.errors import WsmError
 from wsm.group_segment import own_new_group
+from wsm.labels import number_of
 from wsm.receipt import Receipt
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.config import RolloutConfig
@@ -229,7 +230,7 @@ class RolloutSupervisor:
             shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
             publish_snapshot(directory, INITIAL_VERSION, shards, placements=placements(shape))
         try:
-            return read_version(directory)
+            return number_of(read_version(directory))
         except VersionFileMissingError:
             return None
 

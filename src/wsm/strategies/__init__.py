@@ -35,7 +35,7 @@ from wsm.strategies.delta.between import delta_between
 from wsm.strategies.delta.publish import publish_delta
 from wsm.strategies.delta.report import DeltaReport
 from wsm.strategies.delta.source import DeltaSource
-from wsm.strategies.files.version_file import MAX_VERSION, read_version, write_version
+from wsm.strategies.files.version_file import read_version, write_version
 from wsm.strategies.ipc.shared_device_tensors import SharedDeviceTensors
 from wsm.strategies.ipc.shared_tensors import SharedReport, SharedTensors
 from wsm.strategies.ipc.source import IpcSource
@@ -59,7 +59,6 @@ from wsm.strategies.transports.gdr import GdrSource
 from wsm.strategies.transports.stream_manifest import with_manifest
 
 __all__ = [
-    "MAX_VERSION",
     "STRATEGIES",
     "BucketSender",
     "DeltaReport",

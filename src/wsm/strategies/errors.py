@@ -201,7 +201,7 @@ def differs_from_manifest(*, file: str, problem: str) -> BadInputError:
 
 
 def manifest_missing(
-    *, manifest: str, file: str, version: int | None, publication: str | None
+    *, manifest: str, file: str, version: str | None, publication: str | None
 ) -> BadInputError:
     """Files that wsm published lie there without the manifest that says what they must hold.
 
@@ -239,7 +239,7 @@ def shard_identity(*, file: str, field: str, expected: int, found: int) -> BadIn
 class VersionMismatchError(BadInputError):
     """A snapshot holds another version than was asked for."""
 
-    def __init__(self, *, requested: int, found: int, where: str) -> None:
+    def __init__(self, *, requested: str, found: str, where: str) -> None:
         super().__init__(
             f"version {requested} was asked for, but {where} holds version {found}; "
             "publish the version first, or ask for the one that is there",
@@ -249,7 +249,7 @@ class VersionMismatchError(BadInputError):
         )
 
 
-def version_unknown(*, requested: int, where: str) -> BadInputError:
+def version_unknown(*, requested: str, where: str) -> BadInputError:
     """A version was asked for, and nothing says which version the files hold."""
     return BadInputError(
         f"version {requested} was asked for, but neither a manifest, nor the files, nor a version.yaml "
@@ -257,16 +257,6 @@ def version_unknown(*, requested: int, where: str) -> BadInputError:
         code="version-unknown",
         requested=requested,
         where=where,
-    )
-
-
-def bad_version_number(*, value: object, limit: int) -> BadInputError:
-    """A version is not an integer in the range that the group's words can carry."""
-    return BadInputError(
-        f"{value!r} is no version; give an integer from 0 to {limit}",
-        code="bad-version-number",
-        value=value,
-        limit=limit,
     )
 
 
@@ -327,7 +317,7 @@ class TrainerTensorError(BadInputError):
         )
 
 
-def incomplete_publication(*, version: int, problem: str) -> BadInputError:
+def incomplete_publication(*, version: str, problem: str) -> BadInputError:
     """The shards of a publication are not exactly one per rank. Nothing was published."""
     return BadInputError(
         f"version {version} was not published: {problem}; write exactly one shard per rank",
@@ -337,13 +327,25 @@ def incomplete_publication(*, version: int, problem: str) -> BadInputError:
     )
 
 
+def directory_of_other(*, version: str, there: str | None, path: str) -> RefusedError:
+    """The directory that a version would get is that of a version with another label."""
+    return RefusedError(
+        f"version {version} cannot be published: {path} holds version {there}, as happens where the file "
+        "system does not tell upper from lower case; publish under a label that differs in more than case",
+        code="directory-of-other",
+        version=version,
+        there=there,
+        path=path,
+    )
+
+
 class VersionExistsError(RefusedError):
     """Other content is already published under this version, and versions never change silently.
 
     `lacking` says what is not promised of it, where it is the same content.
     """
 
-    def __init__(self, *, version: int, path: str, lacking: Sequence[str] = ()) -> None:
+    def __init__(self, *, version: str, path: str, lacking: Sequence[str] = ()) -> None:
         what = (
             f"with the same tensors, but it does not say {' nor '.join(lacking)}"
             if lacking
@@ -351,7 +353,7 @@ class VersionExistsError(RefusedError):
         )
         super().__init__(
             f"version {version} is already published in {path} {what}; "
-            "publish under a new number, or with replace=True",
+            "publish under a new label, or with replace=True",
             version=version,
             path=path,
             lacking=tuple(lacking),

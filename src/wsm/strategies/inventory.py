@@ -51,7 +51,7 @@ class Inventory:
         What was looked at.
     rank : int or None
         Whose shard it is; None if it does not say.
-    version : int or None
+    version : str or None
         The version that it proves to be.
     digest : str
         Digest of all tensors, as load reports and receipts have it.
@@ -63,7 +63,7 @@ class Inventory:
 
     where: str
     rank: int | None
-    version: int | None
+    version: str | None
     digest: str
     manifest_digest: str | None = None
     tensors: tuple[TensorDigest, ...] | None = None
@@ -82,7 +82,7 @@ def take_inventory(
     *,
     strategy: str,
     rank: int,
-    version: int | None = None,
+    version: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Inventory:
     """Read everything that a rank would load. Blocks; as long as a read takes.
@@ -95,7 +95,7 @@ def take_inventory(
         Its name.
     rank : int
         Whose shard the source is for.
-    version : int, optional
+    version : str, optional
         As for a load.
     progress : callable, optional
         ``progress(bytes read, bytes in all)`` after each tensor.

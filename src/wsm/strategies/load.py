@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from wsm.clock import Clock, SystemClock
+from wsm.labels import checked_version
 from wsm.strategies import errors
 from wsm.strategies.applier.admission import Admit, memory_need
 from wsm.strategies.applier.apply import Applied, apply_tensors
@@ -20,7 +21,6 @@ from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.applier.rare_collections import rare_collections
 from wsm.strategies.applier.ties import check_tied_coverage
 from wsm.strategies.errors import LoadCancelledError
-from wsm.strategies.files.version_file import check_version
 from wsm.strategies.observer import LoadObserver, Taint, never_cancelled, no_progress, no_taint
 from wsm.strategies.offer import ManifestScope, Offer
 from wsm.strategies.registry import strategy_for
@@ -38,7 +38,7 @@ class LoadReport:
     ----------
     strategy : str
         By which strategy.
-    version : int or None
+    version : str or None
         The version that the source proved to hold; None if nothing there said so.
     manifest_digest : str
         Digest of the manifest; the digest of the tensors where there was none.
@@ -71,7 +71,7 @@ class LoadReport:
     """
 
     strategy: str
-    version: int | None
+    version: str | None
     manifest_digest: str
     manifest_scope: ManifestScope
     digest: str
@@ -103,7 +103,7 @@ class Preview:
     """
 
     strategy: str
-    version: int | None
+    version: str | None
     manifest_digest: str | None
     manifest_scope: ManifestScope
     bytes: int | None
@@ -118,7 +118,7 @@ def load(
     target: WeightTarget,
     *,
     name: str = "ipc_snapshot",
-    version: int | None = None,
+    version: str | int | None = None,
     allowed_unknown: Collection[str] = (),
     partial: bool = False,
     taint: Callable[[], None] = no_taint,
@@ -139,7 +139,7 @@ def load(
         What to load into.
     name : str
         The strategy.
-    version : int, optional
+    version : str or int, optional
         The version that must be there; without it, the newest that the source announces.
     allowed_unknown : collection of str
         Names that the source may hold and the target does not have.
@@ -182,7 +182,7 @@ def load(
     strategy = strategy_for(name, source)
     once = Taint(taint)
     observer = LoadObserver(once, progress, cancelled, touched=lambda: once.touched)
-    wanted = None if version is None else check_version(version)
+    wanted = None if version is None else checked_version(version)
     opened = _opened(strategy, source, wanted, target, observer, threads=threads)
     threads = threads or default_threads()
     applied: Applied | None = None
@@ -260,7 +260,7 @@ def _applied(
 def _opened(
     strategy: Strategy,
     source: object,
-    version: int | None,
+    version: str | None,
     target: WeightTarget,
     observer: LoadObserver,
     *,
@@ -273,7 +273,7 @@ def _opened(
 
 def inspect(
     source: object,
-    version: int | None = None,
+    version: str | int | None = None,
     *,
     name: str = "ipc_snapshot",
     target: WeightTarget | None = None,
@@ -295,7 +295,7 @@ def inspect(
         As :func:`load` does before it touches the target.
     """
     strategy = strategy_for(name, source)
-    wanted = None if version is None else check_version(version)
+    wanted = None if version is None else checked_version(version)
     with rare_collections(), strategy.preview(source, wanted) as seen:
         offer = seen.read_by(threads or default_threads())
         known = offer.known

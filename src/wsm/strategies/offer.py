@@ -12,6 +12,7 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from wsm.labels import recorded_version
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.digest import RunningDigest
 from wsm.strategies.tensor import TensorSpec
@@ -99,7 +100,7 @@ class Offer:
 
     Parameters
     ----------
-    version : int or None
+    version : str or None
         The version that the source proves to hold; None if nothing there says so.
     tensors : iterable of OfferedTensor
         The tensors; names may repeat, which the applier refuses. A tuple if `declared`, else an iterator.
@@ -133,7 +134,7 @@ class Offer:
         gets at once. None where they are the target's own.
     """
 
-    version: int | None
+    version: str | None
     tensors: Iterable[OfferedTensor]
     files: tuple[str, ...]
     manifest_digest: str | None
@@ -147,6 +148,11 @@ class Offer:
     promised: tuple[TensorSpec, ...] | None = None
     waited_s: Callable[[], float] | None = None
     chunk_tensors: int | None = None
+
+    def __post_init__(self) -> None:
+        """Take a number for its digits, as a strategy from elsewhere may say it."""
+        if self.version is not None:
+            object.__setattr__(self, "version", recorded_version(self.version))
 
     def read_by(self, threads: int) -> Offer:
         """Return the offer with what so many threads hold counted in, if it may be read by more than one."""

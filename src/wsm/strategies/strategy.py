@@ -54,7 +54,7 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def open(self, source: Any, version: int | None, observer: LoadObserver) -> AbstractContextManager[Offer]:
+    def open(self, source: Any, version: str | None, observer: LoadObserver) -> AbstractContextManager[Offer]:
         """Find, check and open what `source` holds for one rank. Blocks on metadata only.
 
         Leaving the context normally says that every tensor was applied; leaving it with an exception, that
@@ -64,7 +64,7 @@ class Strategy(ABC):
         ----------
         source : source_type
             Where to look.
-        version : int or None
+        version : str or None
             The version that it must hold; None for the newest that the source announces.
         observer : LoadObserver
             Asked for cancellation while the strategy waits for another process.
@@ -76,7 +76,7 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def preview(self, source: Any, version: int | None) -> AbstractContextManager[Offer]:
+    def preview(self, source: Any, version: str | None) -> AbstractContextManager[Offer]:
         """Open like :meth:`open`, to look only: no byte is read, and a load can follow.
 
         Raises
@@ -128,7 +128,7 @@ class OverTarget(Protocol):
     """What a strategy implements besides, that brings changes of the version which a target holds."""
 
     def open_over(
-        self, source: Any, version: int | None, observer: LoadObserver, target: WeightTarget, threads: int
+        self, source: Any, version: str | None, observer: LoadObserver, target: WeightTarget, threads: int
     ) -> AbstractContextManager[Offer]:
         """Open like :meth:`Strategy.open`, for a target that is read here and written by the applier only.
 

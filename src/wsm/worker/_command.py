@@ -286,7 +286,7 @@ class CommandReader:
         restored = self._to_restore(state, arguments.version) if arguments.restores else None
         for version in (*(restored.bases if restored is not None else ()), arguments.version):
             if version is not None:
-                self._work.pins.add(version)
+                self._work.pins.add(str(version))
         tags = command_events.narrowed(
             request,
             arguments.tags,
@@ -330,7 +330,7 @@ class CommandReader:
 
     def keep_pinned(self, *versions: int | None) -> None:
         """Pin no other versions any more than these: what the group may have to load again."""
-        self._work.pins.keep(versions)
+        self._work.pins.keep(tuple(map(str, versions)))
 
     def keep_committed(self) -> None:
         """Pin what the group has committed, and what that was put on, and nothing else."""
@@ -386,7 +386,7 @@ class CommandReader:
         if not bases:
             return facts
         pins = self._work.pins
-        return {**facts, "bases": bases, "restorable": all(pins.add(version) for version in bases)}
+        return {**facts, "bases": bases, "restorable": all(pins.add(str(version)) for version in bases)}
 
     def _make(
         self,

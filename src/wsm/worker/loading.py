@@ -22,13 +22,14 @@ from wsm.actions.surfaces import AvailableMemory
 from wsm.command import partial_update_refused
 from wsm.config import WsmConfig
 from wsm.errors import WsmError
+from wsm.labels import number_of
+from wsm.states.words import MAX_VERSION
 from wsm.strategies import errors
 from wsm.strategies.applier.admission import MemoryNeed
 from wsm.strategies.applier.loaders import ModelLoader
 from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.applier.tensor_ledger import keep_ledger
 from wsm.strategies.errors import LoadCancelledError
-from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.load import LoadReport, inspect, load
 from wsm.strategies.registry import strategy_called
 from wsm.strategies.snapshot.version_pins import VersionPins
@@ -83,14 +84,14 @@ def load_function(sources: Sources) -> LoadFunction:
         report = brought(context.version, a_part=context.partial or bool(under))
         if under and context.promised_digest not in (None, report.digest):
             raise RestoredOtherwiseError(
-                version=report.version,
+                version=context.version,
                 bases=context.bases,
                 digest=report.digest,
                 promised=context.promised_digest or "",
             )
         each = (*under, report)
         return Loaded(
-            version=report.version if report.version is not None else context.version,
+            version=context.version if report.version is None else number_of(report.version),
             manifest_digest=report.manifest_digest,
             manifest_scope=report.manifest_scope.value,
             digest=report.digest,
@@ -170,7 +171,7 @@ def _announced(source: object, strategy: str) -> int:
     preview = inspect(source, name=strategy)
     if preview.version is None:
         raise UnversionedWeightsError(strategy=strategy, files=preview.files)
-    return preview.version
+    return number_of(preview.version)
 
 
 class Sources:

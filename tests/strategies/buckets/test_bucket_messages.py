@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.labels import labels
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.plan import ALIGNMENT, plan_buckets
 from wsm.strategies.digest import digest_of
-from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.messages import frames
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
@@ -30,7 +30,7 @@ specs = st.builds(
     st.lists(st.integers(0, 30), max_size=3).map(tuple),
 )
 tensors = st.lists(specs, max_size=5, unique_by=lambda spec: spec.name).map(tuple)
-versions = st.integers(0, MAX_VERSION)
+versions = labels()
 ranks = st.integers(1, 1000)
 
 MESSAGES = {
@@ -51,7 +51,9 @@ MESSAGES = {
     say.Ack: st.builds(say.Ack, counts),
     say.End: st.builds(say.End, counts, digests),
     say.Done: st.builds(say.Done, digests),
-    say.Abort: st.builds(say.Abort, st.sampled_from(say.REASONS), texts, texts, st.none() | counts),
+    say.Abort: st.builds(
+        say.Abort, st.sampled_from(say.REASONS), texts, texts, st.none() | counts | versions
+    ),
 }
 messages = st.one_of(*MESSAGES.values())
 sessions = st.integers(0, (1 << 64) - 1)
@@ -112,7 +114,7 @@ def test_a_wrong_field_in_a_right_envelope_is_an_error_or_a_message(message, val
 
 def init(**changes: object) -> say.Init:
     fields = {
-        "version": 1,
+        "version": "1",
         "rank": 0,
         "world_size": 2,
         "publication": "p",

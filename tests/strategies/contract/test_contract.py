@@ -36,7 +36,7 @@ def test_a_good_version_arrives_whole_and_the_report_says_what_it_was(arrival, v
     report = rank.load(version, threads=threads)
     assert rank.holds(A)
     assert rank.tainted == 1
-    assert (report.strategy, report.version) == (arrival.strategy, 7)
+    assert (report.strategy, report.version) == (arrival.strategy, "7")
     assert (report.bytes, report.tensors, report.verified) == (BYTES, len(A), len(A))
     assert report.digest == digest_of_state(A)
     assert report.manifest_scope is ManifestScope.GROUP
@@ -156,7 +156,7 @@ def test_looking_at_a_version_moves_nothing_and_a_load_can_follow(arrival):
     arrival.publish(5, A)
     rank = Rank(arrival, serving=B)
     preview = inspect(arrival.source(), None, name=arrival.strategy, target=rank.target)
-    assert preview.version == 5
+    assert preview.version == "5"
     assert (preview.bytes, preview.tensors) == ((BYTES, len(A)) if arrival.declared else (None, None))
     assert rank.holds(B)
     report = rank.load(5)

@@ -227,7 +227,7 @@ def test_deltas_that_lead_from_a_whole_version_to_the_newest_stay(directory):
     directory.whole(6, state)
     last = changed(state, 0.01, 9)
     report = directory.delta(7, 6, last, retain=Retention(2, protect=[3]))
-    assert report.retired == (2, 4, 5)
+    assert report.retired == ("2", "4", "5")
     target = released(A)
     directory.load(7, target)
     assert holds(target, last)

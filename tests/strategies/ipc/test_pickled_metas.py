@@ -62,7 +62,7 @@ def test_its_version_is_what_version_yaml_beside_it_says(shared):
     with raising(errors.version_unknown):
         load(source(shared, allow_pickle=True), MemoryTarget(SPECS), name="ipc", version=4)
     (shared / "version.yaml").write_text("step: 4\n")
-    assert load(source(shared, allow_pickle=True), MemoryTarget(SPECS), name="ipc", version=4).version == 4
+    assert load(source(shared, allow_pickle=True), MemoryTarget(SPECS), name="ipc", version=4).version == "4"
     with raising(errors.VersionMismatchError):
         load(source(shared, allow_pickle=True), MemoryTarget(SPECS), name="ipc", version=5)
 

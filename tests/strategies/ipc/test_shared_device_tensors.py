@@ -97,7 +97,7 @@ def test_what_a_trainer_exports_a_rank_loads_and_verifies(gpu, state, tmp_path):
         published = shared.publish(7, state)
         report, target = receive(tmp_path)
         assert (tmp_path / "ipc_metas_6").exists()  # the physical device of FastDeploy's name
-        assert (report.version, report.verified, report.manifest_digest) == (7, 2, published)
+        assert (report.version, report.verified, report.manifest_digest) == ("7", 2, published)
         assert report.adopted_bytes == 0
         assert bytes(target.readable("w")) == W.tobytes()
     assert gpu.opened_on == [1, 1]
@@ -121,7 +121,7 @@ def test_two_trainers_do_not_write_one_metas_file_in_turn(gpu, state, tmp_path):
             SharedDeviceTensors(tmp_path)
         with SharedDeviceTensors(tmp_path, device_id=3):  # another rank's
             pass
-        assert receive(tmp_path)[0].version == 1
+        assert receive(tmp_path)[0].version == "1"
     with SharedDeviceTensors(tmp_path):
         pass
 
@@ -142,7 +142,7 @@ def test_weights_that_were_trained_on_while_published_are_found_by_their_digest(
             receive(tmp_path)
         shared.publish(2, state)
         report, target = receive(tmp_path)
-        assert report.version == 2
+        assert report.version == "2"
         assert bytes(target.readable("w")) == (W + 1).tobytes()
 
 

@@ -154,7 +154,7 @@ def test_what_was_set_up_for_the_first_load_serves_the_later_ones(publisher, ran
         rank.load(version)
         assert rank.holds(state)
         assert not transport.costs.first
-        assert (transport.costs.version, transport.costs.bytes) == (version, TOTAL)
+        assert (transport.costs.version, transport.costs.bytes) == (str(version), TOTAL)
     assert rank.made == [transport]
 
 
@@ -336,7 +336,7 @@ def test_what_is_looked_at_is_not_read_and_takes_no_engine(publisher, ranks, mon
     monkeypatch.setattr(mooncake_engine, "_engine_class", lambda: pytest.fail("an engine was started"))
     rank = ranks(publisher.address)
     preview = inspect(RsyncSource(rank.transport), name="rsync", target=rank.target)
-    assert (preview.version, preview.bytes) == (4, TOTAL)
+    assert (preview.version, preview.bytes) == ("4", TOTAL)
     publisher.withdraw(wait_s=0)
 
 

@@ -33,18 +33,19 @@ LAYOUT = TransferLayout(
     (Placed(TensorSpec("a", "F32", (10, 5)), 0, 0), Placed(TensorSpec("empty", "I64", (0, 3)), 0, 0)),
 )
 GRANT = say.Grant(
-    7, 1, 2, DIGEST, "127.0.0.1:15000", 500, LAYOUT.digest(), LAYOUT, (DIGEST,) * 2, (DIGEST,) * 2
+    "step_7", 1, 2, DIGEST, "127.0.0.1:15000", 500, LAYOUT.digest(), LAYOUT, (DIGEST,) * 2, (DIGEST,) * 2
 )
 MESSAGES = [
     say.Ask(0, None, None, True, None),
-    say.Ask(3, 8, 12, False, DIGEST),
+    say.Ask(3, 8, "12", False, DIGEST),
     GRANT,
     dataclasses.replace(GRANT, layout=None),
     say.Renew(),
     say.Held(),
     say.Release("", ""),
     say.Released(True),
-    say.Refuse("version", "another one", 3),
+    say.Refuse("version", "another one", "3"),
+    say.Refuse("world_size", "other ranks", 3),
     say.Revoked("the trainer goes on"),
 ]
 
@@ -166,11 +167,11 @@ def test_revoking_waits_for_no_rank_even_if_none_of_them_reads(tmp_path):
     )
     with contextlib.ExitStack() as stack:
         stack.callback(desk.close)
-        desk.put(ServedPublication(1, {0: (layout, layout.digest(), digests)}, digests[:1]))
+        desk.put(ServedPublication("1", {0: (layout, layout.digest(), digests)}, digests[:1]))
         for _ in range(3):
             rank = Caller(parse_address(listener.address), "the publisher")
             stack.callback(rank.close, flush=False)
-            rank.send(say.to_bytes(say.Ask(0, 1, 1, look=False, known_layout=None)))
+            rank.send(say.to_bytes(say.Ask(0, 1, "1", look=False, known_layout=None)))
         while len(desk._readers) < 3:
             time.sleep(0.001)
         begun_s = time.monotonic()

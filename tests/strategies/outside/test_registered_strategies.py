@@ -38,7 +38,7 @@ def test_a_strategy_that_is_only_registered_is_known_to_loads_and_to_workers(tmp
     register_strategy("twin", Twin())
     publish_snapshot(tmp_path, 3, {0: {"w": (SPEC, bytes(4))}}, durable=False)
     report = load(SnapshotSource(tmp_path, 0, device_id=0), MemoryTarget([SPEC]), name="twin")
-    assert (report.strategy, report.version) == ("twin", 3)
+    assert (report.strategy, report.version) == ("twin", "3")
     assert isinstance(Sources(WsmConfig("g", 1, strategy="twin")).of(0), SnapshotSource)
 
 

@@ -23,7 +23,7 @@ DIGEST = digest_of(b"x")
 
 def shard(**changes) -> ShardManifest:
     fields = {
-        "version": 3,
+        "version": "3",
         "rank": 0,
         "world_size": 2,
         "device_id": 0,
@@ -52,8 +52,18 @@ def sealed(fields: dict) -> bytes:
 def test_a_manifest_is_read_back_as_it_was_written():
     manifest = shard()
     assert ShardManifest.decode(manifest.encode(), file="m") == manifest
-    whole = VersionManifest(3, "p", (ShardEntry("a.manifest.json", DIGEST, DIGEST),) * 2)
+    whole = VersionManifest("3", "p", (ShardEntry("a.manifest.json", DIGEST, DIGEST),) * 2)
     assert VersionManifest.decode(whole.encode(), file="m") == whole
+
+
+def test_a_manifest_that_says_its_version_as_a_number_is_read_as_the_text_and_keeps_its_digest():
+    older = sealed({**fields_of(shard()), "version": 3})
+    read = ShardManifest.decode(older, file="m")
+    assert (read.version, read.digest) == ("3", json.loads(older)["digest"])
+    whole = VersionManifest("3", "p", (ShardEntry("a.manifest.json", DIGEST, DIGEST),))
+    older = sealed({**fields_of(whole), "version": 3})
+    read = VersionManifest.decode(older, file="m")
+    assert (read.version, read.ordinal, read.digest) == ("3", 0, json.loads(older)["digest"])
 
 
 def test_equal_manifests_have_equal_bytes_and_digests():
@@ -77,7 +87,7 @@ def test_the_digest_of_a_shard_depends_on_every_fact_and_on_no_order():
 
 
 def test_an_edited_manifest_is_found_by_its_seal():
-    data = shard().encode().replace(b'"version":3', b'"version":4')
+    data = shard().encode().replace(b'"version":"3"', b'"version":"4"')
     with pytest.raises(errors.ManifestError, match="damaged or edited"):
         ShardManifest.decode(data, file="m")
 
@@ -125,8 +135,9 @@ def placed(**fields) -> dict:
     ("change", "problem"),
     [
         ({"version": -1}, "'version'"),
-        ({"version": 1 << 40}, "'version'"),
-        ({"version": "3"}, "'version'"),
+        ({"version": True}, "'version'"),
+        ({"version": "03"}, "'version'"),
+        ({"version": "a/b"}, "'version'"),
         ({"rank": True}, "'rank'"),
         ({"rank": 2}, "rank 2 of 2"),
         ({"publication": 7}, "'publication'"),
@@ -180,7 +191,7 @@ def test_a_sealed_manifest_that_makes_no_sense_is_refused(change, problem):
 
 def test_a_version_without_shards_makes_no_sense():
     with pytest.raises(errors.ManifestError, match="no shard"):
-        VersionManifest.decode(VersionManifest(3, "p", ()).encode(), file="m")
+        VersionManifest.decode(VersionManifest("3", "p", ()).encode(), file="m")
 
 
 _json = st.recursive(
@@ -224,10 +235,10 @@ def documents():
     """One of every kind of sealed document, and how it is read."""
     spec = TensorSpec("x", "F32", ())
     row = DeltaTensor(spec, DIGEST, DIGEST, DIGEST)
-    delta = DeltaShard(3, 2, 0, 1, "p", 4096, 0, (row,))
-    whole = VersionManifest(3, "p", (ShardEntry("a.manifest.json", DIGEST, DIGEST),))
-    metas = IpcMetas(3, 0, 1, "p", (shard_digest([]),), {}, (), {})
-    stream = StreamManifest(3, None, None, "", {"x": (spec, DIGEST)})
+    delta = DeltaShard("3", "2", 0, 1, "p", 4096, 0, (row,))
+    whole = VersionManifest("3", "p", (ShardEntry("a.manifest.json", DIGEST, DIGEST),))
+    metas = IpcMetas("3", 0, 1, "p", (shard_digest([]),), {}, (), {})
+    stream = StreamManifest("3", None, None, "", {"x": (spec, DIGEST)})
     for document in (shard(), whole, delta, DeltaManifest.of([delta]), metas, stream):
         name = "peer" if isinstance(document, StreamManifest) else "file"
         yield pytest.param(document, {name: "m"}, id=type(document).__name__)

@@ -28,7 +28,7 @@ from wsm.strategies.snapshot.shard_writer import cut_into_parts, write_shard
 
 
 def versions(root):
-    return sorted(int(path.name) for path in (root / "versions").iterdir() if path.name.isdecimal())
+    return sorted(path.name for path in (root / "versions").iterdir() if not path.name.startswith("."))
 
 
 def zeros(snapshot, **options):
@@ -53,12 +53,12 @@ def test_what_was_published_is_what_every_rank_loads(snapshot, held, bytes_of):
         target = snapshot.target(rank)
         report = load(snapshot.source(rank, world_size=2), target)
         assert held(target) == bytes_of(rank)
-        assert (report.version, report.tensors, report.verified) == (7, 7, 7)
+        assert (report.version, report.tensors, report.verified) == ("7", 7, 7)
         assert report.manifest_scope is ManifestScope.GROUP
         assert report.peak_extra_bytes == 0
         digests.add(report.manifest_digest)
     assert len(digests) == 1
-    assert read_version(snapshot.root) == read_version(path) == 7
+    assert read_version(snapshot.root) == read_version(path) == "7"
 
 
 def test_the_report_names_the_digests_that_the_loads_will_have(snapshot, tmp_path):
@@ -84,7 +84,7 @@ def test_an_inspection_tells_what_a_load_would_do_and_touches_nothing(snapshot):
 def test_a_version_directory_is_a_flat_fastdeploy_directory_by_itself(snapshot):
     path = snapshot.publish(7)
     report = load(snapshot.source(directory=path), snapshot.target())
-    assert (report.version, report.manifest_scope) == (7, ManifestScope.GROUP)
+    assert (report.version, report.manifest_scope) == ("7", ManifestScope.GROUP)
     assert min(name.name for name in path.glob("model_state.tp1.1.*")) == "model_state.tp1.1.manifest.json"
 
 
@@ -97,9 +97,9 @@ def test_an_older_version_can_be_asked_for_by_number(snapshot, held, bytes_of):
     snapshot.publish(1, seed=1)
     snapshot.publish(2, seed=2)
     target = snapshot.target()
-    assert load(snapshot.source(), target, version=1).version == 1
+    assert load(snapshot.source(), target, version=1).version == "1"
     assert held(target) == bytes_of(seed=1)
-    assert load(snapshot.source(), target).version == 2
+    assert load(snapshot.source(), target).version == "2"
     assert held(target) == bytes_of(seed=2)
 
 
@@ -132,14 +132,14 @@ def test_a_version_directory_without_this_ranks_shard_is_not_made_up_for_by_olde
 def test_the_last_versions_stay_and_older_ones_go(snapshot):
     for version in range(5):
         snapshot.publish(version, seed=version, retain=Retention(keep=3))
-    assert versions(snapshot.root) == [2, 3, 4]
+    assert versions(snapshot.root) == ["2", "3", "4"]
     assert hidden(snapshot.root) == set()
 
 
 def test_a_protected_version_stays(snapshot):
     for version in range(5):
         snapshot.publish(version, seed=version, retain=Retention(keep=1, protect=[1]))
-    assert versions(snapshot.root) == [1, 4]
+    assert versions(snapshot.root) == ["1", "4"]
 
 
 def test_newest_means_last_published_and_not_largest(snapshot):
@@ -147,8 +147,8 @@ def test_newest_means_last_published_and_not_largest(snapshot):
         path = snapshot.publish(version, seed=version)
         os.utime(path, ns=(0, [5, 6, 2].index(version) + 1))
     snapshot.publish(3, seed=3)
-    assert versions(snapshot.root) == [2, 3]
-    assert read_version(snapshot.root) == 3
+    assert versions(snapshot.root) == ["2", "3"]
+    assert read_version(snapshot.root) == "3"
 
 
 def test_a_version_that_is_being_read_stays_until_nobody_reads_it(snapshot, held, bytes_of):
@@ -162,9 +162,9 @@ def test_a_version_that_is_being_read_stays_until_nobody_reads_it(snapshot, held
 
     load(snapshot.source(), target, progress=publish_meanwhile)
     assert held(target) == bytes_of(seed=1)
-    assert versions(snapshot.root) == [1, 3]
+    assert versions(snapshot.root) == ["1", "3"]
     snapshot.publish(4, seed=4, retain=Retention(keep=1))
-    assert versions(snapshot.root) == [4]
+    assert versions(snapshot.root) == ["4"]
 
 
 def test_what_is_no_version_in_the_versions_directory_is_left_alone(snapshot):
@@ -298,7 +298,7 @@ def test_a_failing_tensor_publishes_nothing_and_leaves_the_old_version(snapshot,
     bad = {rank: {**states(rank, 2), "late": object()} for rank in range(2)}
     with raising(errors.TrainerTensorError, match="'late'"):
         publish_snapshot(snapshot.root, 2, bad)
-    assert versions(snapshot.root) == [1]
+    assert versions(snapshot.root) == ["1"]
     assert hidden(snapshot.root) == set()
     target = snapshot.target()
     load(snapshot.source(), target)
@@ -357,5 +357,5 @@ def test_a_version_that_is_out_is_published_whatever_then_befalls_the_look_at_ol
     monkeypatch.setattr(Path, "stat", broken_stat)
     snapshot.publish(4)
     monkeypatch.undo()
-    assert read_version(snapshot.root) == 4
-    assert load(snapshot.source(), snapshot.target()).version == 4
+    assert read_version(snapshot.root) == "4"
+    assert load(snapshot.source(), snapshot.target()).version == "4"

@@ -34,12 +34,12 @@ import json
 root, rank, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 target, seen, mixed = MemoryTarget(SPECS), set(), 0
 print("reading", flush=True)
-while last not in seen:
+while str(last) not in seen:
     report = load(SnapshotSource(root, rank, device_id=rank, shared_directory=None), target)
     found = {byte for spec in SPECS for byte in bytes(target.readable(spec.name))}
-    mixed += found != {report.version % 256} or report.verified != len(SPECS)
+    mixed += found != {int(report.version) % 256} or report.verified != len(SPECS)
     seen.add(report.version)
-print(json.dumps({"seen": sorted(seen), "mixed": mixed}))
+print(json.dumps({"seen": sorted(seen, key=int), "mixed": mixed}))
 """
 )
 
@@ -78,14 +78,14 @@ def test_readers_see_whole_versions_only_while_a_publisher_replaces_them(snapsho
             assert reader.returncode == 0
             result = json.loads(output)
             assert result["mixed"] == 0
-            assert result["seen"][-1] == last
+            assert result["seen"][-1] == str(last)
     finally:
         for reader in readers:
             reader.kill()
             reader.wait()
             reader.stdout.close()
             reader.stdin.close()
-    assert read_version(tmp_path) == last
+    assert read_version(tmp_path) == str(last)
 
 
 # Kills a publisher before each of its file operations in turn, and looks at what is there: at once, and
@@ -114,7 +114,7 @@ def found(asked):
     source = SnapshotSource(root, 0, device_id=0, shared_directory=None)
     loaded = load(source, target, version=asked).version
     [byte] = {byte for spec in SPECS for byte in bytes(target.readable(spec.name))}
-    return [loaded, byte]
+    return [int(loaded), byte]
 
 publish(1, 1)
 lost, wrong = 0, []
@@ -154,7 +154,7 @@ def test_readers_find_a_version_at_any_moment_while_it_is_replaced(tmp_path):
         "print('reading', flush=True)\n"
         "loads, target, mixed = 0, MemoryTarget(SPECS), 0\n"
         "source = SnapshotSource(root, 0, device_id=0, world_size=1, shared_directory=None)\n"
-        "while read_version(root) == 1:\n"
+        "while read_version(root) == '1':\n"
         "    load(source, target, version=1)\n"
         "    loads += 1\n"
         "    mixed += len({bytes(target.readable(spec.name)) for spec in SPECS}) != 1\n"

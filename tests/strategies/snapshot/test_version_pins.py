@@ -19,7 +19,9 @@ def publish(tmp_path):
     def publish(version: int, **options) -> list[str]:
         weights = {"weight": np.full(4, version, "float32")}
         publish_snapshot(tmp_path, version, {0: weights}, durable=False, **options)
-        return sorted(path.name for path in (tmp_path / "versions").iterdir() if path.name.isdecimal())
+        return sorted(
+            path.name for path in (tmp_path / "versions").iterdir() if not path.name.startswith(".")
+        )
 
     return publish
 
@@ -37,30 +39,30 @@ def descriptors() -> int:
 
 def test_a_pinned_version_stays_until_it_is_let_go(publish, pins):
     publish(1)
-    assert pins.add(1)
+    assert pins.add("1")
     publish(2)
     publish(3)
     assert publish(4) == ["1", "3", "4"]
-    pins.keep({3, None})
+    pins.keep({"3", None})
     assert publish(5) == ["4", "5"]
     assert pins.held == frozenset()
 
 
 def test_a_version_that_is_not_there_is_not_pinned_and_not_an_error(publish, pins, tmp_path):
-    assert not pins.add(7)
+    assert not pins.add("7")
     publish(1)
-    assert not pins.add(7)
+    assert not pins.add("7")
     (tmp_path / "versions" / "9").write_text("a file")
-    assert not pins.add(9)
+    assert not pins.add("9")
     assert pins.held == frozenset()
 
 
 def test_a_version_that_is_published_again_is_pinned_as_it_is_now(publish, pins, tmp_path):
     publish(1)
-    assert pins.add(1)
+    assert pins.add("1")
     weights = {"weight": np.zeros(4, "float32")}
     publish_snapshot(tmp_path, 1, {0: weights}, durable=False, replace=True)
-    assert pins.add(1)
+    assert pins.add("1")
     publish(2)
     assert publish(3) == ["1", "2", "3"]
 
@@ -69,7 +71,7 @@ def test_pins_cost_two_descriptors_each_however_often_they_are_asked_for(publish
     publish(1)
     before = descriptors()
     for _ in range(10):
-        assert pins.add(1)
+        assert pins.add("1")
     assert descriptors() == before + 2
     pins.close()
     pins.close()
@@ -78,7 +80,7 @@ def test_pins_cost_two_descriptors_each_however_often_they_are_asked_for(publish
 
 def test_pins_of_nothing_hold_nothing():
     pins = VersionPins(None)
-    assert not pins.add(1)
+    assert not pins.add("1")
     pins.keep(())
     assert pins.held == frozenset()
 
@@ -87,4 +89,4 @@ def test_a_directory_that_leads_outside_is_left_alone(publish, pins, tmp_path, t
     publish(1)
     elsewhere: Path = tmp_path_factory.mktemp("elsewhere")
     (tmp_path / "versions" / "8").symlink_to(elsewhere)
-    assert not pins.add(8)
+    assert not pins.add("8")

@@ -112,7 +112,7 @@ def test_a_child_ends_nothing_that_is_its_parents(tmp_path):
 
     try:
         with forked(end_all):
-            assert load(IpcSource(tmp_path, 0, device_id=0), MemoryTarget([SPEC]), name="ipc").version == 1
+            assert load(IpcSource(tmp_path, 0, device_id=0), MemoryTarget([SPEC]), name="ipc").version == "1"
             assert staged.path.exists()
             assert (Path(MEMORY_DIRECTORY) / segment.name).exists()
             attached = AttachedSegment(segment.name, 64, prefixes=("wsm-test.",), referrer="the test")
@@ -157,7 +157,7 @@ def test_a_trainer_that_was_killed_is_dead_though_a_child_of_it_lives(tmp_path):
         child = int(trainer.stdout.readline())
         try:
             source = IpcSource(tmp_path, 0, device_id=0, orphans="refuse")
-            assert load(source, MemoryTarget([SPEC]), name="ipc").version == 1
+            assert load(source, MemoryTarget([SPEC]), name="ipc").version == "1"
             trainer.kill()
             trainer.wait()
             os.kill(child, 0)

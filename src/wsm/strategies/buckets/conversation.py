@@ -232,7 +232,7 @@ class Conversation:
         if waited_s > self._source.silence_s:
             raise PeerSilentError(peer=self.peer, waited_s=waited_s, expected=expected, touched=self.touched)
 
-    def _next(self, version: int | None, glance_s: float = _GLANCE_S) -> say.Message | None:
+    def _next(self, version: str | None, glance_s: float = _GLANCE_S) -> say.Message | None:
         """Wait for a message, a glance at most; `version` is what was asked for."""
         data = self._socket.receive() if self._poll(glance_s) else None
         if data is None:
@@ -258,10 +258,10 @@ class Conversation:
     def _still_there(self) -> bool:
         return self._lives() and self._socket.presence is not PeerPresence.GONE
 
-    def _refusal(self, abort: say.Abort, version: int | None) -> WsmError:
-        if abort.reason == "version" and version is not None and abort.found is not None:
+    def _refusal(self, abort: say.Abort, version: str | None) -> WsmError:
+        if abort.reason == "version" and version is not None and isinstance(abort.found, str):
             return VersionMismatchError(requested=version, found=abort.found, where=self.peer)
-        if abort.reason == "world_size" and abort.found is not None:
+        if abort.reason == "world_size" and isinstance(abort.found, int):
             return self.other_world(abort.found)
         return PeerFailedError(peer=self.peer, error=abort.error, reason=abort.text, touched=self.touched)
 

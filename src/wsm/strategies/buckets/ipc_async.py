@@ -39,7 +39,7 @@ class IpcAsync(Strategy):
 
     @contextmanager
     def open(
-        self, source: IpcAsyncSource, version: int | None, observer: LoadObserver = UNOBSERVED
+        self, source: IpcAsyncSource, version: str | None, observer: LoadObserver = UNOBSERVED
     ) -> Iterator[Offer]:
         """Ask the trainer for a stream. Blocks until it offers one.
 
@@ -49,7 +49,7 @@ class IpcAsync(Strategy):
         ----------
         source : IpcAsyncSource
             Where the trainer is.
-        version : int or None
+        version : str or None
             The version that it must send; None for whichever it does.
         observer : LoadObserver
             Asked for cancellation while we wait for the trainer.
@@ -77,7 +77,7 @@ class IpcAsync(Strategy):
                 raise
 
     @contextmanager
-    def preview(self, source: IpcAsyncSource, version: int | None) -> Iterator[Offer]:
+    def preview(self, source: IpcAsyncSource, version: str | None) -> Iterator[Offer]:
         """Ask to look only: the trainer says what it would send, and goes on waiting for this rank."""
         with closing(BucketReceiver(source, UNOBSERVED)) as receiver:
             receiver.ask(version, look=True)

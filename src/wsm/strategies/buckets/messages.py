@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, get_args
 
 from wsm.strategies.buckets.plan import ALIGNMENT, MAX_BUCKETS, fewest_bytes
-from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.messages import fields
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.message_types import MessageTypes
@@ -40,7 +39,7 @@ class Hello:
 
     rank: int
     world_size: int | None
-    version: int | None
+    version: str | None
     look: bool
 
 
@@ -51,7 +50,7 @@ class Init:
     `finite` promises that there is neither NaN nor infinity in it.
     """
 
-    version: int
+    version: str
     rank: int
     world_size: int
     publication: str
@@ -104,7 +103,7 @@ class Abort:
     reason: str
     error: str
     text: str
-    found: int | None = None
+    found: int | str | None = None
 
 
 Message: TypeAlias = Hello | Init | Ready | Bucket | Ack | End | Done | Abort
@@ -177,7 +176,7 @@ _WORDS = MessageTypes(
     {
         "rank": fields.count(),
         "world_size": fields.or_none(fields.count(least=1)),
-        "version": fields.or_none(fields.count(MAX_VERSION)),
+        "version": fields.or_none(fields.version),
         "look": fields.flag,
         "finite": fields.flag,
         "publication": fields.name,
@@ -192,6 +191,6 @@ _WORDS = MessageTypes(
         "reason": fields.one_of(REASONS),
         "error": fields.text,
         "text": fields.text,
-        "found": fields.or_none(fields.count()),
+        "found": fields.or_none(fields.version_or_count),
     },
 )

@@ -55,7 +55,7 @@ class BucketReceiver:
         self._found: dict[int, dict[int, str]] = {}
         self._reading = self._closed = 0
 
-    def ask(self, version: int | None, *, look: bool) -> say.Init:
+    def ask(self, version: str | None, *, look: bool) -> say.Init:
         """Say who we are and what we want; return what will come. Blocks until the trainer answers.
 
         Raises

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from wsm.clock import Clock, SystemClock
+from wsm.labels import checked_version
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets.plan import ALIGNMENT, SEGMENT_PREFIX, segment_bytes
 from wsm.strategies.buckets.sending import Early, SendingLoop
 from wsm.strategies.buckets.stream import RankStream
 from wsm.strategies.documents.sealed_json import content_digest
-from wsm.strategies.files.version_file import check_version
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.messages import errors as message_errors
 from wsm.strategies.observer import never_cancelled
@@ -137,14 +137,14 @@ class BucketSender:
         self.address = self._listener.address
         # Which version is being sent, by which thread, and whether that is to end.
         self._changed = threading.Condition()
-        self._sends: tuple[int, int] | None = None
+        self._sends: tuple[str, int] | None = None
         self._closing = self._closed = False
         # Buckets are worth nothing without their sender: whatever has no owner is a dead one's.
         sweep(SEGMENT_PREFIX, memory_directory)
 
     def send(
         self,
-        version: int,
+        version: str | int,
         shards: Mapping[int, TrainerTensors],
         *,
         join_s: float = 60.0,
@@ -157,7 +157,7 @@ class BucketSender:
 
         Parameters
         ----------
-        version : int
+        version : str or int
             Its number.
         shards : mapping of int to mapping
             Per rank 0..world size - 1, its state dict (:mod:`wsm.strategies.trainer.tensors`).
@@ -188,6 +188,7 @@ class BucketSender:
         RefusedError
             If another thread is sending, or it listens no more.
         """
+        version = checked_version(version)
         with self._alone(version):
             return self._send(
                 version,
@@ -201,7 +202,7 @@ class BucketSender:
 
     def _send(
         self,
-        version: int,
+        version: str,
         shards: Mapping[int, TrainerTensors],
         *,
         join_s: float,
@@ -211,7 +212,6 @@ class BucketSender:
         cancelled: Callable[[], bool],
     ) -> SendReport:
         begun = self._clock.monotonic_ns()
-        check_version(version)
         check_ranks(version, shards)
         if finite:
             _check_finite(shards)
@@ -236,7 +236,7 @@ class BucketSender:
 
     @contextmanager
     def sending(
-        self, version: int, shards: Mapping[int, TrainerTensors], **options: float
+        self, version: str | int, shards: Mapping[int, TrainerTensors], **options: float
     ) -> Iterator[Sending]:
         """Send in a thread of its own while the caller commands the group.
 
@@ -300,7 +300,7 @@ class BucketSender:
         self.close()
 
     @contextmanager
-    def _alone(self, version: int) -> Iterator[None]:
+    def _alone(self, version: str) -> Iterator[None]:
         """Send nothing else, and stay open, meanwhile."""
         with self._changed:
             if self._sends is not None:
@@ -319,7 +319,7 @@ class BucketSender:
 
     def _stream(
         self,
-        version: int,
+        version: str,
         publication: str,
         shards: Mapping[int, TrainerTensors],
         rank: int,

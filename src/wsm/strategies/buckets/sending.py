@@ -46,7 +46,7 @@ class SendingLoop:
     ----------
     listener : Listener
         Where ranks speak.
-    version : int
+    version : str
         What is sent.
     streams : mapping of int to RankStream
         One per rank.
@@ -59,7 +59,7 @@ class SendingLoop:
     def __init__(
         self,
         listener: Listener,
-        version: int,
+        version: str,
         streams: Mapping[int, RankStream],
         clock: Clock,
         *,

@@ -73,7 +73,7 @@ class RankStream:
     def __init__(
         self,
         *,
-        version: int,
+        version: str,
         rank: int,
         world_size: int,
         publication: str,

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
+from wsm.labels import checked_version
 from wsm.strategies.delta import errors as delta_errors
 from wsm.strategies.delta.blocks import BLOCK_BYTES
 from wsm.strategies.delta.names import DELTAS_DIRECTORY
@@ -24,7 +25,6 @@ from wsm.strategies.delta.staged import StagedDelta
 from wsm.strategies.delta.strategy import published_tensors
 from wsm.strategies.delta.writer import DeltaPlan, write_delta
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
-from wsm.strategies.files.version_file import check_version
 from wsm.strategies.offer import Offer
 from wsm.strategies.snapshot.shards_present import shards_in
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention
@@ -34,8 +34,8 @@ _NANOSECONDS = 1_000_000_000
 
 def delta_between(
     directory: Path | str,
-    base_version: int,
-    version: int,
+    base_version: str | int,
+    version: str | int,
     *,
     crossover: float = CROSSOVER,
     block_bytes: int = BLOCK_BYTES,
@@ -50,7 +50,7 @@ def delta_between(
     ----------
     directory : path or str
         Holds `version` whole, and `base_version` whole or as deltas on a whole one.
-    base_version, version : int
+    base_version, version : str or int
         From which version to which it leads.
     crossover : float
         Nothing is written if the delta would be larger than this part of the whole version.
@@ -69,10 +69,9 @@ def delta_between(
     """
     clock = clock or SystemClock()
     begun = clock.monotonic_ns()
-    check_version(base_version)
+    version, base_version = checked_version(version), checked_version(base_version)
     sources = [
-        DeltaSource(directory, rank, device_id=device)
-        for rank, device in shards_in(Path(directory), check_version(version))
+        DeltaSource(directory, rank, device_id=device) for rank, device in shards_in(Path(directory), version)
     ]
     with StagedDelta(directory, version, durable=durable) as staged, ExitStack() as stack:
         plan = DeltaPlan(
@@ -101,7 +100,7 @@ def delta_between(
     )
 
 
-def _whole(source: DeltaSource, version: int, stack: ExitStack) -> Offer:
+def _whole(source: DeltaSource, version: str, stack: ExitStack) -> Offer:
     offer = whole_offer(source, version, stack)
     if offer is None:
         raise delta_errors.delta_not_found(

@@ -16,13 +16,13 @@ class DeltaBaseError(RefusedError):
 
     Parameters
     ----------
-    version : int
+    version : str
         The version that was asked for.
-    base_version, base_digest : int, str
+    base_version, base_digest : str
         What the delta was made against: its number, and the digest of this rank's tensors of it.
     found_digest : str or None
         Digest of the tensors that are there; None if they are released.
-    found_version : int or None
+    found_version : str or None
         The version of the same directory that has that digest; None if none has.
     tensors : sequence of str
         Names of the tensors that differ from the base.
@@ -35,11 +35,11 @@ class DeltaBaseError(RefusedError):
     def __init__(
         self,
         *,
-        version: int,
-        base_version: int,
+        version: str,
+        base_version: str,
         base_digest: str,
         found_digest: str | None,
-        found_version: int | None,
+        found_version: str | None,
         tensors: Sequence[str],
         where: str,
         looked_for: str,
@@ -68,7 +68,7 @@ class DeltaLayoutError(BadInputError):
 
     Parameters
     ----------
-    version : int
+    version : str
         The version that was asked for.
     where : str
         The delta's manifest.
@@ -78,7 +78,7 @@ class DeltaLayoutError(BadInputError):
         Why no whole files are loaded instead.
     """
 
-    def __init__(self, *, version: int, where: str, made_for: int, ranks: int, looked_for: str) -> None:
+    def __init__(self, *, version: str, where: str, made_for: int, ranks: int, looked_for: str) -> None:
         super().__init__(
             f"version {version} in {where} is a delta for world size {made_for}, and this group has "
             f"world size {ranks}: changes of one layout cannot be cut into another; {looked_for}; publish "
@@ -90,7 +90,7 @@ class DeltaLayoutError(BadInputError):
         )
 
 
-def delta_not_found(*, version: int | None, rank: int, looked_at: Sequence[str]) -> BadInputError:
+def delta_not_found(*, version: str | None, rank: int, looked_at: Sequence[str]) -> BadInputError:
     """Neither a delta nor a full version is published under the number that is wanted."""
     wanted = "any version" if version is None else f"version {version}"
     return BadInputError(
@@ -128,7 +128,7 @@ def delta_of_other_model(*, rank: int, tensors: Sequence[str]) -> BadInputError:
 
 
 def delta_base_not_published(
-    *, base_version: int, rank: int, expected: str, actual: str, where: str
+    *, base_version: str, rank: int, expected: str, actual: str, where: str
 ) -> RefusedError:
     """The trainer's base is not what was published under that number. Nothing was published."""
     return RefusedError(

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from wsm.strategies.delta.names import DELTA_MANIFEST
 from wsm.strategies.delta.shard import DeltaShard
 from wsm.strategies.documents.manifest_fields import FieldReader
-from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.snapshot.publication_manifest import PublicationManifest
+from wsm.strategies.trainer.publications import MANIFEST_FORMATS, ordinal_of
 
 
 @dataclass(frozen=True)
@@ -31,16 +32,18 @@ class DeltaManifest(PublicationManifest[DeltaEntry]):
 
     Parameters
     ----------
-    version, publication, shards : int, str, tuple of DeltaEntry
+    version, publication, shards, ordinal : str, str, tuple of DeltaEntry, int
         As for every publication; the version is the one that it leads to.
-    base_version : int
+    base_version : str
         The version that it leads from.
     """
 
-    FORMAT: ClassVar[str] = "wsm.delta-manifest"
-    FIELDS: ClassVar[frozenset[str]] = frozenset({"version", "publication", "shards", "base_version"})
+    FORMAT: ClassVar[str] = MANIFEST_FORMATS[DELTA_MANIFEST]
+    FIELDS: ClassVar[frozenset[str]] = frozenset(
+        {"version", "publication", "shards", "base_version", "ordinal"}
+    )
 
-    base_version: int
+    base_version: str
 
     def same_content(self, other: DeltaManifest) -> bool:
         """Whether both lead from the same bytes to the same bytes, rank by rank."""
@@ -49,11 +52,12 @@ class DeltaManifest(PublicationManifest[DeltaEntry]):
         ] == [(shard.base_digest, shard.content_digest) for shard in other.shards]
 
     @classmethod
-    def of(cls, shards: Iterable[DeltaShard]) -> DeltaManifest:
+    def of(cls, shards: Iterable[DeltaShard], *, ordinal: int = 0) -> DeltaManifest:
         """Return the manifest of the shards of one publication, given in rank order."""
         shards = tuple(shards)
         entries = tuple(DeltaEntry(shard.digest, shard.base_digest, shard.content_digest) for shard in shards)
-        return cls(shards[0].version, shards[0].publication, entries, shards[0].base_version)
+        first = shards[0]
+        return cls(first.version, first.publication, entries, first.base_version, ordinal=ordinal)
 
     @classmethod
     def decode(cls, data: bytes, *, file: str) -> DeltaManifest:
@@ -65,8 +69,10 @@ class DeltaManifest(PublicationManifest[DeltaEntry]):
             If it is damaged or of an unknown layout. Any bytes give this or a manifest.
         """
         reader = cls._unsealed(data, file=file)
-        base_version = reader.count("base_version", MAX_VERSION)
-        return cls(*cls._common(reader, _entry, file=file), base_version)
+        base_version = reader.version("base_version")
+        manifest = cls(*cls._common(reader, _entry, file=file), base_version, ordinal=ordinal_of(reader))
+        manifest._as_read(reader)
+        return manifest
 
     def _content(self) -> dict[str, Any]:
         return {**super()._content(), "base_version": self.base_version}

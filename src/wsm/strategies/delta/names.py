@@ -10,7 +10,7 @@ from __future__ import annotations
 from wsm.strategies.files import snapshot_names
 
 #: Where deltas lie, one directory for each version that they lead to.
-DELTAS_DIRECTORY = "deltas"
+DELTAS_DIRECTORY = snapshot_names.DELTAS_DIRECTORY
 #: What ties the deltas of all ranks together; the same for every rank.
 DELTA_MANIFEST = snapshot_names.DELTA_MANIFEST
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
+from wsm.labels import checked_version
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.delta import errors as delta_errors
 from wsm.strategies.delta.blocks import BLOCK_BYTES
@@ -24,7 +25,6 @@ from wsm.strategies.delta.source import MAX_CHAIN, DeltaSource
 from wsm.strategies.delta.staged import StagedDelta
 from wsm.strategies.delta.strategy import published_tensors
 from wsm.strategies.delta.writer import DeltaPlan, write_delta
-from wsm.strategies.files.version_file import check_version
 from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.snapshot.staged_version import StagedVersion
 from wsm.strategies.tensor import TensorSpec
@@ -39,8 +39,8 @@ _NANOSECONDS = 1_000_000_000
 
 def publish_delta(
     directory: Path | str,
-    version: int,
-    base_version: int,
+    version: str | int,
+    base_version: str | int,
     states: Mapping[int, TrainerTensors],
     *,
     base: Mapping[int, TrainerTensors] | None = None,
@@ -60,7 +60,7 @@ def publish_delta(
     ----------
     directory : path or str
         Where versions are published, whole ones by :func:`wsm.strategies.publish_snapshot`.
-    version, base_version : int
+    version, base_version : str or int
         From which version to which it leads.
     states : mapping of int to mapping
         Per rank 0..world size - 1, its new state dict (:mod:`wsm.strategies.trainer.tensors`).
@@ -79,7 +79,7 @@ def publish_delta(
     retain : Retention
         Which older deltas stay, apart from those that lead from a whole version to this one.
     replace : bool
-        Whether a version of this number may be replaced that has other content, or promises less.
+        Whether a version of this label may be replaced that has other content, or promises less.
     durable : bool
         Whether it must survive a power cut once the call has returned.
     finite : bool
@@ -100,15 +100,16 @@ def publish_delta(
     BadInputError, TrainerTensorError
         If what was handed over is no version. Nothing became visible.
     """
+    version, base_version = checked_version(version), checked_version(base_version)
     _check_ranks(version, states, base)
     clock = clock or SystemClock()
     begun = clock.monotonic_ns()
     devices = {rank: (device_ids or {}).get(rank, rank) for rank in sorted(states)}
     sources = _sources(directory, devices, max_chain)
-    with StagedDelta(directory, check_version(version), durable=durable) as staged:
+    with StagedDelta(directory, version, durable=durable) as staged:
         plan = DeltaPlan(
             version=version,
-            base_version=check_version(base_version),
+            base_version=base_version,
             rank=0,
             world_size=len(states),
             publication=staged.publication,
@@ -148,7 +149,7 @@ def publish_delta(
 
 
 def _check_ranks(
-    version: int, states: Mapping[int, TrainerTensors], base: Mapping[int, TrainerTensors] | None
+    version: str, states: Mapping[int, TrainerTensors], base: Mapping[int, TrainerTensors] | None
 ) -> None:
     ranks = sorted(states)
     if not ranks or ranks != list(range(len(ranks))) or (base is not None and sorted(base) != ranks):
@@ -189,7 +190,7 @@ def _from_trainer(tensors: TrainerTensors, spec: TensorSpec) -> OfferedTensor:
     return OfferedTensor.of_bytes(spec, "the trainer", bytes_of(tensors, spec))
 
 
-def _check_published(directory: Path | str, base_version: int, shards: list[DeltaShard]) -> None:
+def _check_published(directory: Path | str, base_version: str, shards: list[DeltaShard]) -> None:
     """Refuse a base that readers would never hold, since something else is published under its number."""
     published = content_digests(directory, base_version)
     if published is None:
@@ -206,7 +207,7 @@ def _check_published(directory: Path | str, base_version: int, shards: list[Delt
 
 
 def _whole_instead(
-    directory: Path | str, base_version: int, shards: list[DeltaShard], crossover: float, max_chain: int
+    directory: Path | str, base_version: str, shards: list[DeltaShard], crossover: float, max_chain: int
 ) -> str | None:
     whole = sum(row.spec.nbytes for shard in shards for row in shard.tensors)
     if sum(shard.nbytes for shard in shards) > crossover * whole:

@@ -13,9 +13,10 @@ from wsm.strategies.delta.names import DELTA_MANIFEST, DELTAS_DIRECTORY
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.files.snapshot_names import VERSION_MANIFEST, VERSIONS_DIRECTORY
 from wsm.strategies.snapshot.version_manifest import VersionManifest
+from wsm.strategies.trainer.publications import listed_versions
 
 
-def whole_manifest(root: Path | str, version: int) -> VersionManifest | None:
+def whole_manifest(root: Path | str, version: str) -> VersionManifest | None:
     """Return the manifest of a whole version; None if there is none that can be read."""
     file = Path(root) / VERSIONS_DIRECTORY / str(version) / VERSION_MANIFEST
     with suppress(OSError, ManifestError):
@@ -23,7 +24,7 @@ def whole_manifest(root: Path | str, version: int) -> VersionManifest | None:
     return None
 
 
-def delta_manifest(root: Path | str, version: int) -> DeltaManifest | None:
+def delta_manifest(root: Path | str, version: str) -> DeltaManifest | None:
     """Return the manifest of the delta that leads to a version; None if there is none that can be read."""
     file = Path(root) / DELTAS_DIRECTORY / str(version) / DELTA_MANIFEST
     with suppress(OSError, ManifestError):
@@ -31,7 +32,7 @@ def delta_manifest(root: Path | str, version: int) -> DeltaManifest | None:
     return None
 
 
-def content_digests(root: Path | str, version: int, *, deltas: bool = True) -> tuple[str, ...] | None:
+def content_digests(root: Path | str, version: str, *, deltas: bool = True) -> tuple[str, ...] | None:
     """Return the digest of each rank's tensors of a version; None if it is not there.
 
     A version that is published whole, or, if `deltas`, as a delta.
@@ -43,27 +44,22 @@ def content_digests(root: Path | str, version: int, *, deltas: bool = True) -> t
     return None if delta is None else tuple(shard.content_digest for shard in delta.shards)
 
 
-def version_with_digest(root: Path | str, rank: int, digest: str) -> int | None:
-    """Return the newest number under which these tensors of a rank are published; None if it is none."""
-    numbers = {
-        int(path.name)
-        for place in (VERSIONS_DIRECTORY, DELTAS_DIRECTORY)
-        for path in _entries(Path(root) / place)
-        if path.name.isdecimal()
-    }
-    for number in sorted(numbers, reverse=True):
-        digests = content_digests(root, number)
-        if digests is not None and rank < len(digests) and digests[rank] == digest:
-            return number
+def version_with_digest(root: Path | str, rank: int, digest: str) -> str | None:
+    """Return a label under which these tensors of a rank are published; None if there is none."""
+    for place in (VERSIONS_DIRECTORY, DELTAS_DIRECTORY):
+        for listed in listed_versions(Path(root) / place):
+            digests = content_digests(root, listed.label)
+            if digests is not None and rank < len(digests) and digests[rank] == digest:
+                return listed.label
     return None
 
 
-def chain_to(root: Path | str, version: int, limit: int) -> list[int]:
+def chain_to(root: Path | str, version: str, limit: int) -> list[str]:
     """Return the versions of the deltas that lead to `version` from the nearest whole one, newest first.
 
     At most `limit` of them; all that follow from each other where no whole version is there.
     """
-    chain: list[int] = []
+    chain: list[str] = []
     while len(chain) < limit and version not in chain and whole_manifest(root, version) is None:
         delta = delta_manifest(root, version)
         if delta is None:
@@ -71,10 +67,3 @@ def chain_to(root: Path | str, version: int, limit: int) -> list[int]:
         chain.append(version)
         version = delta.base_version
     return chain
-
-
-def _entries(path: Path) -> list[Path]:
-    try:
-        return list(path.iterdir())
-    except OSError:
-        return []

@@ -187,14 +187,14 @@ class OpenDelta:
             rest = rest[count:]
 
 
-def open_delta(source: DeltaSource, version: int, stack: ExitStack) -> OpenDelta | None:
+def open_delta(source: DeltaSource, version: str, stack: ExitStack) -> OpenDelta | None:
     """Open what leads the source's rank to `version`; None if there is none. Blocks on metadata only.
 
     Parameters
     ----------
     source : DeltaSource
         Where to look, and whose it must be.
-    version : int
+    version : str
         The version that it must lead to.
     stack : ExitStack
         Closes directory and file.
@@ -276,7 +276,7 @@ def published_deltas(root: Path | str) -> list[int]:
         return []
 
 
-def _check_group(manifest: DeltaManifest, file: str, source: DeltaSource, version: int) -> None:
+def _check_group(manifest: DeltaManifest, file: str, source: DeltaSource, version: str) -> None:
     if manifest.version != version:
         raise VersionMismatchError(requested=version, found=manifest.version, where=file)
     wanted = source.world_size if source.world_size is not None else max(manifest.world_size, source.rank + 1)

@@ -14,7 +14,7 @@ class DeltaReport:
 
     Parameters
     ----------
-    version, base_version : int
+    version, base_version : str
         From which version to which it leads.
     path : str
         Its directory.
@@ -30,12 +30,12 @@ class DeltaReport:
         Tensors of all ranks that have not changed, that are there as changes, that are there in full.
     seconds : float
         From the first byte to the announcement.
-    retired : tuple of int
+    retired : tuple of str
         Versions whose deltas (or, if `whole`, whose files) were removed.
     """
 
-    version: int
-    base_version: int
+    version: str
+    base_version: str
     path: str
     whole: str | None
     manifest_digest: str
@@ -46,7 +46,7 @@ class DeltaReport:
     changed: int
     full: int
     seconds: float
-    retired: tuple[int, ...]
+    retired: tuple[str, ...]
 
     @property
     def ratio(self) -> float:
@@ -62,7 +62,7 @@ class DeltaReport:
         whole: str | None,
         manifest_digest: str,
         seconds: float,
-        retired: tuple[int, ...],
+        retired: tuple[str, ...],
     ) -> DeltaReport:
         """Count what was written for all ranks."""
         rows = [row for shard in shards for row in shard.tensors]

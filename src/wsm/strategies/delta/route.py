@@ -49,7 +49,7 @@ class Route:
     last: OpenDelta | None
 
 
-def links_to(source: DeltaSource, version: int, stack: ExitStack) -> list[OpenDelta]:
+def links_to(source: DeltaSource, version: str, stack: ExitStack) -> list[OpenDelta]:
     """Open the deltas that lead to `version`, as far back as they follow from each other; oldest first.
 
     Raises
@@ -60,7 +60,7 @@ def links_to(source: DeltaSource, version: int, stack: ExitStack) -> list[OpenDe
         If one of them is damaged, or another rank's. Nothing was changed.
     """
     links: list[OpenDelta] = []
-    seen: set[int] = set()
+    seen: set[str] = set()
     while len(links) < source.max_chain and version not in seen:
         seen.add(version)
         try:
@@ -78,7 +78,7 @@ def links_to(source: DeltaSource, version: int, stack: ExitStack) -> list[OpenDe
 
 def find_route(
     source: DeltaSource,
-    version: int,
+    version: str,
     stack: ExitStack,
     held: Callable[[DeltaShard], Held],
 ) -> Route:
@@ -88,7 +88,7 @@ def find_route(
     ----------
     source : DeltaSource
         Where to look.
-    version : int
+    version : str
         The version.
     stack : ExitStack
         Closes what is opened.
@@ -127,8 +127,8 @@ def find_route(
                 return Route(links[index:], None, links[-1])
     if source.fallback == "full":
         for index in range(len(links), -1, -1):
-            number, digest = _joint(links, index)
-            whole = whole_offer(source, number, stack)
+            label, digest = _joint(links, index)
+            whole = whole_offer(source, label, stack)
             if whole is not None and offered_digest(whole) == digest:
                 return Route(links[index:], whole, links[-1])
     raise _refusal(source, links, holds)
@@ -144,7 +144,7 @@ def whole_for_this_layout(source: DeltaSource, error: DeltaLayoutError, stack: E
     wsm.strategies.errors.BadInputError
         If they are damaged, or cannot be cut for so many ranks.
     """
-    version: int = error.context["version"]
+    version: str = error.context["version"]
     looked_for = "whole files are not loaded instead (fallback: refuse)"
     if source.fallback == "full":
         whole = whole_offer(source, version, stack)
@@ -160,7 +160,7 @@ def whole_for_this_layout(source: DeltaSource, error: DeltaLayoutError, stack: E
     ) from None
 
 
-def whole_offer(source: DeltaSource, version: int, stack: ExitStack) -> Offer | None:
+def whole_offer(source: DeltaSource, version: str, stack: ExitStack) -> Offer | None:
     """Open the whole snapshot of `version`; None if there is none.
 
     Raises
@@ -187,14 +187,14 @@ def offered_digest(offer: Offer) -> str | None:
     return shard_digest(rows) if all(digest for _, digest in rows) else None
 
 
-def places(source: DeltaSource, version: int) -> list[str]:
+def places(source: DeltaSource, version: str) -> list[str]:
     """Return where `version` is looked for, for messages."""
     root = source.directory
     return [f"{root}/{DELTAS_DIRECTORY}/{version}", f"{root}/{VERSIONS_DIRECTORY}/{version}"]
 
 
 def _check_one_content(source: DeltaSource, link: OpenDelta) -> None:
-    """Refuse a number under which two things are published, since it cannot be known which was meant."""
+    """Refuse a label under which two things are published, since it cannot be known which was meant."""
     whole = content_digests(source.directory, link.shard.version, deltas=False)
     ours = tuple(entry.content_digest for entry in link.manifest.shards)
     if whole is not None and len(whole) == len(ours) and whole != ours:
@@ -204,7 +204,7 @@ def _check_one_content(source: DeltaSource, link: OpenDelta) -> None:
         )
 
 
-def _joint(links: Sequence[OpenDelta], index: int) -> tuple[int, str]:
+def _joint(links: Sequence[OpenDelta], index: int) -> tuple[str, str]:
     """Return version and digest of what lies before the link `index`; after the last one, where they lead."""
     if index == len(links):
         return links[-1].shard.version, links[-1].shard.content_digest

@@ -18,7 +18,6 @@ from wsm.strategies.documents.manifest_fields import FieldReader
 from wsm.strategies.documents.sealed_document import SealedDocument
 from wsm.strategies.documents.strict_json import is_count
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 _KINDS = {int(kind): kind for kind in BlockKind}
@@ -63,7 +62,7 @@ class DeltaShard(SealedDocument):
 
     Parameters
     ----------
-    version, base_version : int
+    version, base_version : str
         From which version to which it leads: ``base_version`` to ``version``.
     rank, world_size : int
         Whose it is, of how many.
@@ -86,8 +85,8 @@ class DeltaShard(SealedDocument):
         | {"base_digest", "content_digest", "tensors", "finite"}
     )
 
-    version: int
-    base_version: int
+    version: str
+    base_version: str
     rank: int
     world_size: int
     publication: str
@@ -120,8 +119,8 @@ class DeltaShard(SealedDocument):
         if block_bytes < MIN_BLOCK_BYTES or block_bytes % max(ITEM_BYTES.values()):
             raise reader.refuse("block_bytes", f"a multiple of 8 from {MIN_BLOCK_BYTES} on")
         shard = cls(
-            version=reader.count("version", MAX_VERSION),
-            base_version=reader.count("base_version", MAX_VERSION),
+            version=reader.version(),
+            base_version=reader.version("base_version"),
             rank=reader.count("rank"),
             world_size=reader.count("world_size"),
             publication=reader.text("publication"),
@@ -131,6 +130,7 @@ class DeltaShard(SealedDocument):
             finite=reader.promise("finite"),
         )
         shard._check(reader.fields, file)
+        shard._as_read(reader)
         return shard
 
     def _content(self) -> dict[str, Any]:

@@ -29,17 +29,17 @@ class StagedDelta(StagedDirectory):
 
     Parameters
     ----------
-    directory, version, durable : path or str, int, bool
+    directory, version, durable : path or str, str or int, bool
         As for every publication; see the base class, also for attributes and errors. The version is the one
         that it leads to.
     """
 
-    def __init__(self, directory: Path | str, version: int, *, durable: bool = True) -> None:
+    def __init__(self, directory: Path | str, version: str | int, *, durable: bool = True) -> None:
         super().__init__(directory, DELTAS_DIRECTORY, version, durable=durable)
 
     def commit(
         self, shards: Sequence[DeltaShard], *, announce: bool, replace: bool, retain: Retention
-    ) -> tuple[DeltaManifest, tuple[int, ...]]:
+    ) -> tuple[DeltaManifest, tuple[str, ...]]:
         """Make the delta visible, then remove those that are no longer kept. Blocks.
 
         Parameters
@@ -55,7 +55,7 @@ class StagedDelta(StagedDirectory):
 
         Returns
         -------
-        tuple of DeltaManifest and tuple of int
+        tuple of DeltaManifest and tuple of str
             What stands there now, and the versions whose deltas were removed.
 
         Raises
@@ -66,7 +66,7 @@ class StagedDelta(StagedDirectory):
         StorageError
             If the file system refuses.
         """
-        staged = PublishedDelta.of(shards)
+        staged = PublishedDelta.of(shards, ordinal=self._ordinal)
         with self._storage():
             write_new(self.path / DELTA_MANIFEST, staged.manifest.encode(), durable=self._durable)
             standing = standing_delta(self.final)
@@ -109,7 +109,7 @@ class StagedDelta(StagedDirectory):
             take_away(self.final)
 
     def _check_whole(self, shards: Sequence[DeltaShard]) -> None:
-        """Refuse a number under which other tensors are published whole: it may mean one content only."""
+        """Refuse a label under which other tensors are published whole: it may mean one content only."""
         whole = content_digests(self._directory, self.version, deltas=False)
         if whole not in (None, tuple(shard.content_digest for shard in shards)):
             raise VersionExistsError(version=self.version, path=str(self._directory / VERSIONS_DIRECTORY))

@@ -1,4 +1,4 @@
-"""What delta is published already under a version's number, and whether it may stand for a new one.
+"""What delta is published already under a version's label, and whether it may stand for a new one.
 
 The rule is that of all publishers (:mod:`wsm.strategies.snapshot.standing`).
 """
@@ -23,9 +23,9 @@ class PublishedDelta:
     shards: tuple[DeltaShard, ...]
 
     @classmethod
-    def of(cls, shards: Sequence[DeltaShard]) -> PublishedDelta:
+    def of(cls, shards: Sequence[DeltaShard], *, ordinal: int = 0) -> PublishedDelta:
         """Return what the shards of one publication are together, given in rank order."""
-        return cls(DeltaManifest.of(shards), tuple(shards))
+        return cls(DeltaManifest.of(shards, ordinal=ordinal), tuple(shards))
 
     def lacks(self, wanted: PublishedDelta) -> tuple[str, ...] | None:
         """Return what `wanted` promises and this one does not; None if it leads from or to other tensors."""

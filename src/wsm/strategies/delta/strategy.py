@@ -28,14 +28,14 @@ from wsm.strategies.delta.route import (
 )
 from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
 from wsm.strategies.delta.source import DeltaConfig, DeltaSource
-from wsm.strategies.errors import VersionFileMissingError
 from wsm.strategies.files.snapshot_names import VERSION_FILE
-from wsm.strategies.files.version_file import read_version
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.sections import Sections
+from wsm.strategies.snapshot.lookup import announced_version
 from wsm.strategies.strategy import Strategy
 from wsm.strategies.tensor import WeightTarget
+from wsm.strategies.trainer.publications import published_last
 
 _log = log.logger("strategies")
 
@@ -52,7 +52,7 @@ class Delta(Strategy):
         return sections.of(DeltaConfig).source(DeltaSource, rank, ranks)
 
     def open(
-        self, source: DeltaSource, version: int | None, observer: LoadObserver = UNOBSERVED
+        self, source: DeltaSource, version: str | None, observer: LoadObserver = UNOBSERVED
     ) -> AbstractContextManager[Offer]:
         """Open for a reader that holds nothing: whole files, and the deltas since. As :meth:`open_over`."""
         return self._open(source, version, observer, None)
@@ -60,7 +60,7 @@ class Delta(Strategy):
     def open_over(
         self,
         source: DeltaSource,
-        version: int | None,
+        version: str | None,
         observer: LoadObserver,
         target: WeightTarget,
         threads: int,
@@ -71,7 +71,7 @@ class Delta(Strategy):
         ----------
         source : DeltaSource
             Where to look.
-        version : int or None
+        version : str or None
             The version that it must lead to; None for the one that ``version.yaml`` announces.
         observer : LoadObserver
             Asked for cancellation while the target is read.
@@ -90,28 +90,28 @@ class Delta(Strategy):
         return self._open(source, version, observer, TargetBase(target, threads))
 
     @contextmanager
-    def preview(self, source: DeltaSource, version: int | None) -> Iterator[Offer]:
+    def preview(self, source: DeltaSource, version: str | None) -> Iterator[Offer]:
         """Open to look only: names, dtypes and shapes, whatever base a rank holds."""
         with ExitStack() as stack:
-            number = _number(source, version)
+            label = _label(source, version)
             try:
-                links = links_to(replace(source, max_chain=1), number, stack)
+                links = links_to(replace(source, max_chain=1), label, stack)
             except DeltaLayoutError as error:
                 yield whole_for_this_layout(source, error, stack)
                 return
             if links:
                 yield _offer(Route(links, None, links[-1]), None)
                 return
-            whole = whole_offer(source, number, stack)
+            whole = whole_offer(source, label, stack)
             if whole is None:
-                raise _nothing(source, number)
+                raise _nothing(source, label)
             yield whole
 
     @contextmanager
     def _open(
-        self, source: DeltaSource, version: int | None, observer: LoadObserver, base: TargetBase | None
+        self, source: DeltaSource, version: str | None, observer: LoadObserver, base: TargetBase | None
     ) -> Iterator[Offer]:
-        number = _number(source, version)
+        label = _label(source, version)
 
         def held(shard: DeltaShard) -> Held:
             return None if base is None else base.digests([row.spec for row in shard.tensors], observer)
@@ -119,12 +119,12 @@ class Delta(Strategy):
         with ExitStack() as stack:
             if base is not None:
                 stack.callback(base.let_go)
-            route = find_route(source, number, stack, held)
+            route = find_route(source, label, stack, held)
             for link in route.links:
                 link.verify(observer)
             _log.info(
                 log.DELTA_ROUTE,
-                version=number,
+                version=label,
                 rank=source.rank,
                 deltas=[link.shard.version for link in route.links],
                 delta_bytes=sum(link.shard.nbytes for link in route.links),
@@ -133,16 +133,16 @@ class Delta(Strategy):
             yield _offer(route, base)
 
 
-def _number(source: DeltaSource, version: int | None) -> int:
+def _label(source: DeltaSource, version: str | None) -> str:
     if version is not None:
         return version
-    try:
-        return read_version(source.directory)
-    except VersionFileMissingError as error:
-        raise _nothing(source, None) from error
+    announced = announced_version(source.directory) or published_last(source.directory, deltas=True)
+    if announced is None:
+        raise _nothing(source, None)
+    return announced
 
 
-def _nothing(source: DeltaSource, version: int | None) -> BadInputError:
+def _nothing(source: DeltaSource, version: str | None) -> BadInputError:
     looked_at = [f"{source.directory}/{VERSION_FILE}"] if version is None else places(source, version)
     return delta_errors.delta_not_found(version=version, rank=source.rank, looked_at=looked_at)
 
@@ -214,7 +214,7 @@ def _read(
         link.patch(row.spec.name, offset, destination)
 
 
-def published_tensors(source: DeltaSource, version: int, stack: ExitStack) -> dict[str, OfferedTensor]:
+def published_tensors(source: DeltaSource, version: str, stack: ExitStack) -> dict[str, OfferedTensor]:
     """Return the tensors of a published version, whole or with the deltas since; `stack` closes their files.
 
     Raises

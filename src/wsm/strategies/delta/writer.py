@@ -30,7 +30,7 @@ class DeltaPlan:
 
     Parameters
     ----------
-    version, base_version : int
+    version, base_version : str
         From which version to which it leads.
     rank, world_size : int
         Whose it is, of how many.
@@ -44,8 +44,8 @@ class DeltaPlan:
         Whether new tensors that hold NaN or infinity are refused, here and by every load.
     """
 
-    version: int
-    base_version: int
+    version: str
+    base_version: str
     rank: int
     world_size: int
     publication: str

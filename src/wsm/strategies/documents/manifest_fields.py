@@ -9,6 +9,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from wsm.errors import BadInputError
+from wsm.labels import recorded_version
 from wsm.strategies.digest import DIGEST_LENGTH
 from wsm.strategies.documents.strict_json import is_count, is_text
 from wsm.strategies.errors import ManifestError
@@ -65,6 +67,13 @@ class FieldReader:
         if not is_count(value) or value > limit:
             raise self.refuse(name, f"an integer from 0 to {limit}")
         return int(value)
+
+    def version(self, name: str = "version") -> str:
+        """Return the label of a version; before versions were labels, a number stood there."""
+        try:
+            return recorded_version(self._fields.get(name))
+        except BadInputError as error:
+            raise self.refuse(name, "the label of a version") from error
 
     def text(self, name: str) -> str:
         """Return a string that can be written out again."""

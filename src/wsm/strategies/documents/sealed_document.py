@@ -58,5 +58,13 @@ class SealedDocument(abc.ABC):
             raise ManifestError(file=file, problem=f"these fields are unknown: {names}")
         return FieldReader(fields, file)
 
+    def _as_read(self, reader: FieldReader) -> None:
+        """Keep the digest of the very bytes that the document was read from.
+
+        Their seal was checked, and computing it again takes longer than all the rest; of a document that
+        says its version as a number, as older ones do, it would be another one.
+        """
+        self.__dict__["digest"] = reader.fields["digest"]
+
     def _fields(self) -> dict[str, Any]:
         return {"format": self.FORMAT, "layout": self.LAYOUT, **self._content()}

@@ -15,6 +15,8 @@ SHARED_DIRECTORY = "/shared_ipc_meta"
 VERSION_FILE = "version.yaml"
 #: Where published versions lie, one directory each.
 VERSIONS_DIRECTORY = "versions"
+#: Where deltas lie, one directory for each version that they lead to.
+DELTAS_DIRECTORY = "deltas"
 #: What ties the shards of one version together; the same for every rank.
 VERSION_MANIFEST = "model_state.manifest.json"
 #: The same for a delta.

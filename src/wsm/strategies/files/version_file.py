@@ -1,18 +1,19 @@
 """``version.yaml``: which version of a directory is the newest. FastDeploy's file, read and written.
 
-It holds one mapping with one field, ``step``, an integer or its decimal digits in quotes. The file is
-composed, not constructed: YAML's own integers (``012`` is ten, ``1:30`` is ninety) and tags never come
-into play. Knows nothing about snapshots.
+It holds one mapping with one field, ``step``, the label of a version, plain or in quotes. The file is
+composed, not constructed, so the label is what stands there: YAML's own numbers (``1_000``, ``1:30``,
+``1e3``), truth values (``yes``) and tags never come into play. Knows nothing about snapshots.
 """
 
 from __future__ import annotations
 
-import re
 from contextlib import closing
 from pathlib import Path
 
 import yaml
 
+from wsm.errors import BadInputError
+from wsm.labels import checked_version
 from wsm.strategies import errors
 from wsm.strategies.errors import NotARegularFileError, StorageError, VersionFileMissingError
 from wsm.strategies.files.atomic_file import replace_file
@@ -20,27 +21,10 @@ from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import VERSION_FILE
 from wsm.yaml_reading import YamlReadingError, compose
 
-#: The largest version: the committed-version word of a group has 38 bits for it.
-MAX_VERSION = (1 << 38) - 1
-
 _MAX_BYTES = 1 << 14
-_DIGITS = re.compile(r"0|[1-9][0-9]{0,12}")
 
 
-def check_version(value: object) -> int:
-    """Return `value` if it is a version.
-
-    Raises
-    ------
-    BadInputError
-        If it is no integer from 0 to :data:`MAX_VERSION`; True and False are none.
-    """
-    if type(value) is not int or not 0 <= value <= MAX_VERSION:
-        raise errors.bad_version_number(value=value, limit=MAX_VERSION)
-    return value
-
-
-def read_version(directory: Path | str) -> int:
+def read_version(directory: Path | str) -> str:
     """Return the version that the ``version.yaml`` of `directory` announces. Blocks (one small file).
 
     Raises
@@ -50,7 +34,7 @@ def read_version(directory: Path | str) -> int:
     wsm.strategies.errors.BadInputError
         If it is no regular file, leads out of the directory, or cannot be read.
     BadInputError
-        If it is no mapping with one ``step`` from 0 to :data:`MAX_VERSION`.
+        If it is no mapping with one ``step`` that is a label.
     """
     path = f"{directory}/{VERSION_FILE}"
     try:
@@ -67,7 +51,7 @@ def read_version(directory: Path | str) -> int:
     return parse_version(data, file=path)
 
 
-def parse_version(data: bytes, *, file: str) -> int:
+def parse_version(data: bytes, *, file: str) -> str:
     """Return the version in the bytes of a ``version.yaml``.
 
     Raises
@@ -89,14 +73,13 @@ def parse_version(data: bytes, *, file: str) -> int:
             file=file, problem=f"has {len(steps)} fields called step instead of one"
         )
     step = steps[0].value if isinstance(steps[0], yaml.ScalarNode) else None
-    if step is None or not _DIGITS.fullmatch(step) or int(step) > MAX_VERSION:
-        raise errors.bad_version_file(
-            file=file, problem=f"has a step that is no integer from 0 to {MAX_VERSION}"
-        )
-    return int(step)
+    try:
+        return checked_version(step)
+    except BadInputError as error:
+        raise errors.bad_version_file(file=file, problem=f"has a step that is no version: {error}") from error
 
 
-def write_version(directory: Path | str, version: int, *, durable: bool = True) -> None:
+def write_version(directory: Path | str, version: str | int, *, durable: bool = True) -> None:
     """Let the ``version.yaml`` of `directory` announce `version`, atomically for readers. Blocks.
 
     Raises
@@ -107,7 +90,9 @@ def write_version(directory: Path | str, version: int, *, durable: bool = True) 
         If the file cannot be written; the old one stands.
     """
     path = Path(directory) / VERSION_FILE
-    data = f"step: {check_version(version)}\n".encode("ascii")
+    label = checked_version(version)
+    # Digits stand there as FastDeploy writes them; the quotes keep all else a text for every reader of YAML.
+    data = f"step: {label if label.isdecimal() else chr(34) + label + chr(34)}\n".encode("ascii")
     try:
         replace_file(path, data, durable=durable)
     except OSError as error:

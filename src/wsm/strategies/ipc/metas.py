@@ -20,7 +20,6 @@ from wsm.strategies.documents.manifest_fields import FieldReader, is_plain_file_
 from wsm.strategies.documents.sealed_document import SealedDocument
 from wsm.strategies.documents.strict_json import is_count, is_text
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.tensor import TensorSpec, is_shape
 
 #: The device of a meta whose memory is host memory.
@@ -158,7 +157,7 @@ class IpcMetas(SealedDocument):
 
     Parameters
     ----------
-    version : int
+    version : str
         The version that the tensors are.
     rank, world_size : int
         Whose shard, of how many.
@@ -181,7 +180,7 @@ class IpcMetas(SealedDocument):
         {"version", "rank", "world_size", "publication", "group", "segments", "metas", "digests", "finite"}
     )
 
-    version: int
+    version: str
     rank: int
     world_size: int
     publication: str
@@ -228,7 +227,7 @@ class IpcMetas(SealedDocument):
         reader = cls._unsealed(data, file=file)
         rows = reader.mapping("metas")
         found = cls(
-            version=reader.count("version", MAX_VERSION),
+            version=reader.version(),
             rank=reader.count("rank"),
             world_size=reader.count("world_size"),
             publication=reader.text("publication"),

@@ -58,7 +58,7 @@ class PickledMetas:
         self._metas: dict[str, Sequence[Any]] = content
 
     @contextmanager
-    def offer(self, device_index: int | None, version: int | None) -> Iterator[Offer]:
+    def offer(self, device_index: int | None, version: str | None) -> Iterator[Offer]:
         """Yield its tensors; nothing is opened before it is read.
 
         Raises

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from wsm.labels import checked_version
 from wsm.shared_directory import ForeignPathError, read_ours, remove_ours
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.applier.finite import check_finite
@@ -29,7 +30,6 @@ from wsm.strategies.errors import StorageError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.device_id import device_id_from_environment, device_index_from_environment
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
-from wsm.strategies.files.version_file import check_version
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.abandoned import head_of
 from wsm.strategies.ipc.metas import DEVICE_SEGMENT_PREFIX, HOST, IpcMetas, TensorMeta, metas_name
@@ -104,7 +104,7 @@ class SharedDeviceTensors:
 
     def publish(
         self,
-        version: int,
+        version: str | int,
         tensors: Mapping[str, Any],
         *,
         publication: str | None = None,
@@ -115,7 +115,7 @@ class SharedDeviceTensors:
 
         Parameters
         ----------
-        version : int
+        version : str or int
             Its number.
         tensors : mapping of str to paddle.Tensor
             On the device, contiguous; not written to until they are withdrawn and not leased.
@@ -142,7 +142,7 @@ class SharedDeviceTensors:
         StorageError, RefusedError
             If the file or the segment cannot be written. Nothing became visible.
         """
-        check_version(version)
+        version = checked_version(version)
         rows = self._exported(tensors, finite=finite)
         own = shard_digest((meta.spec, digest) for meta, digest in rows)
         if group is None and self._world_size == 1:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
+from wsm.labels import checked_version
 from wsm.shared_directory import ForeignPathError, read_ours, remove_ours
 from wsm.strategies.applier.copying import copy_and_digest
 from wsm.strategies.applier.finite import check_finite
@@ -23,7 +24,6 @@ from wsm.strategies.digest import digest_of, running_digest, shard_digest
 from wsm.strategies.errors import StorageError
 from wsm.strategies.files.atomic_file import replace_file
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
-from wsm.strategies.files.version_file import check_version
 from wsm.strategies.ipc.abandoned import head_of, remove_abandoned
 from wsm.strategies.ipc.metas import SEGMENT_PREFIX, IpcMetas, TensorMeta, metas_name
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
@@ -94,7 +94,7 @@ class SharedTensors:
 
     def publish(
         self,
-        version: int,
+        version: str | int,
         shards: Mapping[int, TrainerTensors],
         *,
         finite: bool = False,
@@ -104,7 +104,7 @@ class SharedTensors:
 
         Parameters
         ----------
-        version : int
+        version : str or int
             Its number.
         shards : mapping of int to mapping
             Per rank 0..world size - 1, its state dict (:mod:`wsm.strategies.trainer.tensors`).
@@ -123,7 +123,7 @@ class SharedTensors:
             If what was handed over is no version. The version before stays published.
         """
         begun = self._clock.monotonic_ns()
-        check_version(version)
+        version = checked_version(version)
         check_ranks(version, shards)
         publication = secrets.token_hex(16)
         created = 0

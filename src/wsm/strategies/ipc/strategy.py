@@ -63,7 +63,7 @@ class Ipc(Strategy):
     def open(
         self,
         source: IpcSource,
-        version: int | None,
+        version: str | None,
         observer: LoadObserver = UNOBSERVED,  # noqa: ARG002 - of the protocol; nothing here waits
     ) -> Iterator[Offer]:
         """Find the metas of the source's rank and take a lease on its memory. Blocks on metadata only.
@@ -72,7 +72,7 @@ class Ipc(Strategy):
         ----------
         source : IpcSource
             Where to look.
-        version : int or None
+        version : str or None
             The version that must be shared; None for whichever is.
         observer : LoadObserver
             Not asked: nothing here waits.
@@ -94,7 +94,7 @@ class Ipc(Strategy):
         """Remove what dead trainers left that no rank can find any more."""
         remove_abandoned(source.memory_directory)
 
-    def preview(self, source: IpcSource, version: int | None) -> AbstractContextManager[Offer]:
+    def preview(self, source: IpcSource, version: str | None) -> AbstractContextManager[Offer]:
         """Open to look only, which the memory does not mind."""
         return self.open(source, version)
 
@@ -112,7 +112,7 @@ def rank_of_metas(path: Path, *, allow_pickle: bool = False) -> int:
     return IpcMetas.decode(data, file=str(path)).rank if isinstance(data, bytes) else 0
 
 
-def _found(source: IpcSource, version: int | None, stack: ExitStack) -> Offer:
+def _found(source: IpcSource, version: str | None, stack: ExitStack) -> Offer:
     """Return the offer of the metas that stand there while its memory is under our lease."""
     directory = _directory(source, stack)
     name = metas_name(source.resolved_device_id())
@@ -167,7 +167,7 @@ def _read(directory: SnapshotDirectory, name: str, source: IpcSource) -> bytes |
             raise UnreadableFileError(file=path, reason=str(error)) from error
 
 
-def _offer(data: bytes, file: str, source: IpcSource, version: int | None, held: ExitStack) -> Offer:
+def _offer(data: bytes, file: str, source: IpcSource, version: str | None, held: ExitStack) -> Offer:
     metas = IpcMetas.decode(data, file=file)
     _check_identity(file, metas, source, version)
     if not metas.tensors:
@@ -232,7 +232,7 @@ def _memory(segment: AttachedSegment, meta: TensorMeta) -> memoryview:
     return segment.memory()[meta.offset : meta.offset + meta.spec.nbytes]
 
 
-def _check_identity(file: str, metas: IpcMetas, source: IpcSource, version: int | None) -> None:
+def _check_identity(file: str, metas: IpcMetas, source: IpcSource, version: str | None) -> None:
     if metas.rank != source.rank:
         raise strategies_errors.shard_identity(
             file=file, field="rank", expected=source.rank, found=metas.rank

@@ -54,7 +54,7 @@ def too_many_buckets(*, rank: int, nbytes: int, bucket_bytes: int, fewest_bytes:
     )
 
 
-def sender_busy(*, address: str, version: int, wanted: str) -> RefusedError:
+def sender_busy(*, address: str, version: str, wanted: str) -> RefusedError:
     """A sender is asked for something that cannot be while it sends a version."""
     return RefusedError(
         f"the sender at {address} is sending version {version} and cannot {wanted} meanwhile; "
@@ -67,7 +67,7 @@ def sender_busy(*, address: str, version: int, wanted: str) -> RefusedError:
     )
 
 
-def sender_closed(*, address: str, version: int) -> RefusedError:
+def sender_closed(*, address: str, version: str) -> RefusedError:
     """A sender is asked to send after it was closed."""
     return RefusedError(
         f"the sender at {address} is closed and cannot send version {version}; make a new one",
@@ -145,7 +145,7 @@ class PeerFailedError(GroupError):
 class SendCancelledError(GroupError):
     """The trainer no longer wants to send."""
 
-    def __init__(self, *, address: str, version: int) -> None:
+    def __init__(self, *, address: str, version: str) -> None:
         super().__init__(
             f"sending version {version} at {address} was cancelled; ranks that were receiving it were told",
             address=address,

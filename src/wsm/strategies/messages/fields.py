@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from wsm.labels import is_label
 from wsm.strategies.digest import DIGEST_LENGTH
 from wsm.strategies.documents.manifest_fields import is_plain_file_name
 from wsm.strategies.documents.strict_json import is_count, is_text
@@ -69,6 +70,16 @@ def file_name(value: Any) -> Any:
     """Check the name of a file, which leads into no other directory."""
     fits = is_text(value) and len(value) <= _MAX_FILE_NAME and is_plain_file_name(value)
     return value if fits else WRONG
+
+
+def version(value: Any) -> Any:
+    """Check the label of a version."""
+    return value if isinstance(value, str) and is_label(value) else WRONG
+
+
+def version_or_count(value: Any) -> Any:
+    """Check the label of a version, which is a text, or a number of ranks."""
+    return value if is_count(value) and value <= MAX_COUNT else version(value)
 
 
 digest = matching(_DIGEST)

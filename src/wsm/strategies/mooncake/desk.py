@@ -34,7 +34,7 @@ class ServedPublication:
     `finite` promises that there is neither NaN nor infinity in them.
     """
 
-    version: int
+    version: str
     shards: Mapping[int, tuple[TransferLayout, str, tuple[str, ...]]]
     shard_digests: tuple[str, ...]
     finite: bool = False

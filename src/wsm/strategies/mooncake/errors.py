@@ -87,7 +87,7 @@ def transfer_failed(*, peer: str, nbytes: int, touched: bool) -> GroupError:
     )
 
 
-def lease_lost(*, peer: str, version: int, lease_s: float, touched: bool) -> GroupError:
+def lease_lost(*, peer: str, version: str, lease_s: float, touched: bool) -> GroupError:
     """The publisher no longer holds its memory still for this rank: it took longer than its lease."""
     return GroupError(
         f"{peer} no longer keeps version {version} for this rank, which did not renew its lease of "
@@ -100,7 +100,7 @@ def lease_lost(*, peer: str, version: int, lease_s: float, touched: bool) -> Gro
     )
 
 
-def publication_held(*, version: int, ranks: Sequence[int], waited_s: float) -> RefusedError:
+def publication_held(*, version: str, ranks: Sequence[int], waited_s: float) -> RefusedError:
     """A published version cannot be withdrawn yet: ranks are reading it."""
     return RefusedError(
         f"version {version} is still being read by ranks {list(ranks)} after {waited_s:.3g} s; its "

@@ -227,9 +227,9 @@ class RankLease:
             raise VersionMismatchError(requested=ask.version, found=grant.version, where=self.peer)
 
     def _refusal(self, ask: say.Ask, refuse: say.Refuse) -> WsmError:
-        if refuse.reason == "version" and ask.version is not None and refuse.found is not None:
+        if refuse.reason == "version" and ask.version is not None and isinstance(refuse.found, str):
             return VersionMismatchError(requested=ask.version, found=refuse.found, where=self.peer)
-        if refuse.reason == "world_size" and ask.world_size is not None and refuse.found is not None:
+        if refuse.reason == "world_size" and ask.world_size is not None and isinstance(refuse.found, int):
             return self._other_world(ask.world_size, refuse.found)
         return PeerFailedError(peer=self.peer, error=f"Refused ({refuse.reason})", reason=refuse.text)
 

@@ -23,7 +23,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias, get_args
 
-from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.messages import fields
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.message_types import MessageTypes
@@ -43,7 +42,7 @@ class Ask:
 
     rank: int
     world_size: int | None
-    version: int | None
+    version: str | None
     look: bool
     known_layout: str | None
 
@@ -72,7 +71,7 @@ class Grant:
         Whether it is promised that there is neither NaN nor infinity in them.
     """
 
-    version: int
+    version: str
     rank: int
     world_size: int
     publisher: str
@@ -116,7 +115,7 @@ class Refuse:
 
     reason: str
     text: str
-    found: int | None = None
+    found: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ _WORDS = MessageTypes(
     {
         "rank": fields.count(),
         "world_size": fields.or_none(fields.count(least=1)),
-        "version": fields.or_none(fields.count(MAX_VERSION)),
+        "version": fields.or_none(fields.version),
         "look": fields.flag,
         "finite": fields.flag,
         "layout": fields.or_none(_layout),
@@ -235,6 +234,6 @@ _WORDS = MessageTypes(
         "text": fields.text,
         "held": fields.flag,
         "reason": fields.one_of(REASONS),
-        "found": fields.or_none(fields.count()),
+        "found": fields.or_none(fields.version_or_count),
     },
 )

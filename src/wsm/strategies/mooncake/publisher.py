@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from wsm import log
 from wsm.clock import Clock, SystemClock
+from wsm.labels import checked_version
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.documents.sealed_json import content_digest
-from wsm.strategies.files.version_file import check_version
 from wsm.strategies.mooncake import addresses
 from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake.desk import Desk, ServedPublication
@@ -112,7 +112,7 @@ class MooncakePublisher:
         self._memory = PublishedMemory(self._engine, in_place=in_place, packed_below=packed_below)
         if in_place:
             _log.warning(log.MEMORY_WRITABLE, address=self.address, by="each process that reaches the engine")
-        self._version: int | None = None
+        self._version: str | None = None
         self._desk = Desk(
             listener,
             publisher=secrets.token_hex(16),
@@ -123,7 +123,7 @@ class MooncakePublisher:
 
     def publish(
         self,
-        version: int,
+        version: str | int,
         shards: Mapping[int, TrainerTensors],
         *,
         wait_s: float = WITHDRAW_S,
@@ -136,7 +136,7 @@ class MooncakePublisher:
 
         Parameters
         ----------
-        version : int
+        version : str or int
             Its number.
         shards : mapping of int to mapping
             Per rank 0..world size - 1, its state dict (:mod:`wsm.strategies.trainer.tensors`).
@@ -156,7 +156,7 @@ class MooncakePublisher:
             If the engine does not take the memory. Nothing is published.
         """
         begun = self._clock.monotonic_ns()
-        check_version(version)
+        version = checked_version(version)
         check_ranks(version, shards)
         check_shards(shards)
         self.withdraw(wait_s=wait_s)
@@ -183,7 +183,7 @@ class MooncakePublisher:
     @contextmanager
     def publishing(
         self,
-        version: int,
+        version: str | int,
         shards: Mapping[int, TrainerTensors],
         *,
         wait_s: float = WITHDRAW_S,
@@ -244,7 +244,7 @@ class MooncakePublisher:
         self.close()
 
 
-def manifest_digest(version: int, shard_digests: tuple[str, ...]) -> str:
+def manifest_digest(version: str, shard_digests: tuple[str, ...]) -> str:
     """Return the digest of a version of all ranks: equal content has an equal one."""
     return content_digest({"version": version, "shards": list(shard_digests)})
 

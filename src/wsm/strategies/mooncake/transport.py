@@ -59,7 +59,7 @@ class TransferCosts:
         Whether the engine had to be started or the publisher's to be found.
     """
 
-    version: int
+    version: str
     rank: int
     bytes: int
     connect_s: float
@@ -139,7 +139,7 @@ class MooncakeTransport:
 
     @contextmanager
     def open(
-        self, version: int | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
+        self, version: str | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
     ) -> Iterator[Offer]:
         """Get a lease on the version and begin to read it. Blocks until its first bytes are here.
 
@@ -184,7 +184,7 @@ class MooncakeTransport:
             _log.info(log.VERSION_TRANSFERRED, transport=self.name, **vars(self.costs))
 
     @contextmanager
-    def preview(self, version: int | None, rank: int, *, world_size: int | None = None) -> Iterator[Offer]:
+    def preview(self, version: str | None, rank: int, *, world_size: int | None = None) -> Iterator[Offer]:
         """Ask to look only: no lease, no engine."""
         with closing(RankLease(self._address, UNOBSERVED, silence_s=self._silence_s)) as lease:
             grant, known = self._ask(lease, say.Ask(rank, world_size, version, True, self._known()))

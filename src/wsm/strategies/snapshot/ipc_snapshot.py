@@ -43,7 +43,7 @@ class IpcSnapshot(Strategy):
     def open(
         self,
         source: SnapshotSource,
-        version: int | None,
+        version: str | None,
         observer: LoadObserver = UNOBSERVED,  # noqa: ARG002 - of the protocol; nothing here waits
     ) -> Iterator[Offer]:
         """Find, open and check the shard of the source's rank. Blocks on metadata only.
@@ -52,7 +52,7 @@ class IpcSnapshot(Strategy):
         ----------
         source : SnapshotSource
             Where to look.
-        version : int or None
+        version : str or None
             The version that it must hold; None for the one that ``version.yaml`` announces.
         observer : LoadObserver
             Not asked: nothing here waits.
@@ -68,12 +68,12 @@ class IpcSnapshot(Strategy):
                 raise errors.empty_snapshot(where=", ".join(offer.files))
             yield offer
 
-    def preview(self, source: SnapshotSource, version: int | None) -> AbstractContextManager[Offer]:
+    def preview(self, source: SnapshotSource, version: str | None) -> AbstractContextManager[Offer]:
         """Open to look only, which files do not mind."""
         return self.open(source, version)
 
 
-def _resliced(source: SnapshotSource, version: int | None, stack: ExitStack) -> Offer | None:
+def _resliced(source: SnapshotSource, version: str | None, stack: ExitStack) -> Offer | None:
     """Offer this rank's slices of a version for another number of ranks; None if it is for this one."""
     if source.world_size is None:
         return None
@@ -94,7 +94,7 @@ def _resliced(source: SnapshotSource, version: int | None, stack: ExitStack) -> 
     )
 
 
-def _own_shard(source: SnapshotSource, version: int | None, stack: ExitStack) -> Offer:
+def _own_shard(source: SnapshotSource, version: str | None, stack: ExitStack) -> Offer:
     located = locate(source, version, stack)
     shard = open_shard(located, source, stack)
     read_ahead(shard.files, source.readahead_bytes)

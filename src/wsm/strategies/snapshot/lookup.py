@@ -1,7 +1,8 @@
 """In which directory a rank's shard lies: a published version's own, the flat one, or the shared one.
 
 A version that is published as ``versions/{version}/`` is taken from there and nowhere else. If
-``version.yaml`` moves on while a reader is about to open what it announced, the reader follows it.
+``version.yaml`` moves on while a reader is about to open what it announced, the reader follows it. Without it
+the newest version is the one that was published last.
 Knows names and places, no contents.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from wsm.labels import is_label
 from wsm.strategies.errors import SnapshotNotFoundError, VersionFileMissingError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory, open_held
@@ -25,6 +27,7 @@ from wsm.strategies.snapshot.snapshot_files import (
     places,
 )
 from wsm.strategies.snapshot.source import SnapshotSource
+from wsm.strategies.trainer.publications import published_last
 
 # Each further attempt takes a publisher that retired a version between two of our system calls.
 _ATTEMPTS = 8
@@ -37,7 +40,7 @@ class Located:
     """The files of a shard, and the version that they must hold (None: whichever they hold)."""
 
     files: ShardFiles
-    expected: int | None
+    expected: str | None
 
 
 @dataclass(frozen=True)
@@ -45,18 +48,18 @@ class FoundVersion:
     """A directory that may hold a whole version, and the version that it must be (None: whichever it is)."""
 
     directory: SnapshotDirectory
-    expected: int | None
+    expected: str | None
 
 
-def locate(source: SnapshotSource, version: int | None, stack: ExitStack) -> Located:
+def locate(source: SnapshotSource, version: str | None, stack: ExitStack) -> Located:
     """Find the files of the source's rank.
 
     Parameters
     ----------
     source : SnapshotSource
         Where to look.
-    version : int or None
-        The version to find; None for the one that ``version.yaml`` announces, if there is one.
+    version : str or None
+        The version to find; None for the one that ``version.yaml`` announces, else the one published last.
     stack : ExitStack
         Closes the directories that are opened here.
 
@@ -74,7 +77,7 @@ def locate(source: SnapshotSource, version: int | None, stack: ExitStack) -> Loc
     return Located(found, version if found.place is Place.SHARED else wanted)
 
 
-def locate_published(source: SnapshotSource, version: int | None, stack: ExitStack) -> FoundVersion | None:
+def locate_published(source: SnapshotSource, version: str | None, stack: ExitStack) -> FoundVersion | None:
     """Find the directory in which a version lies with the shards of all its ranks, whatever their number.
 
     Parameters
@@ -97,21 +100,33 @@ def locate_published(source: SnapshotSource, version: int | None, stack: ExitSta
 
 
 def _follow(
-    source: SnapshotSource, version: int | None, find: Callable[[int | None], _Found | None]
-) -> tuple[_Found | None, int | None]:
+    source: SnapshotSource, version: str | None, find: Callable[[str | None], _Found | None]
+) -> tuple[_Found | None, str | None]:
     """Look for a version with `find`; for the announced one again, if the announcement moves meanwhile."""
     if version is not None:
         return find(version), version
     announced = None
     for _ in range(_ATTEMPTS):
-        before, announced = announced, announced_version(source.directory)
+        before, announced = announced, newest_version(source.directory)
         found = find(announced)
         if found is not None or announced == before:
             return found, announced
     return None, announced
 
 
-def announced_version(directory: Path | str) -> int | None:
+def newest_version(directory: Path | str) -> str | None:
+    """Return the version that ``version.yaml`` announces; without one, the one that was published last.
+
+    Raises
+    ------
+    BadInputError, UnreadableFileError
+        If ``version.yaml`` is there and unusable.
+    """
+    announced = announced_version(directory)
+    return published_last(directory) if announced is None else announced
+
+
+def announced_version(directory: Path | str) -> str | None:
     """Return the version that ``version.yaml`` announces; None without one.
 
     Raises
@@ -125,7 +140,7 @@ def announced_version(directory: Path | str) -> int | None:
         return None
 
 
-def _find(source: SnapshotSource, wanted: int | None, stack: ExitStack) -> ShardFiles | None:
+def _find(source: SnapshotSource, wanted: str | None, stack: ExitStack) -> ShardFiles | None:
     device_id = source.resolved_device_id()
     root = str(source.directory)
     if wanted is not None:
@@ -143,7 +158,7 @@ def _find(source: SnapshotSource, wanted: int | None, stack: ExitStack) -> Shard
     return None if shared is None else find_in_shared(shared, rank=source.rank, device_id=device_id)
 
 
-def _published(root: str, wanted: int | None, stack: ExitStack) -> SnapshotDirectory | None:
+def _published(root: str, wanted: str | None, stack: ExitStack) -> SnapshotDirectory | None:
     if wanted is not None:
         directory = open_held(_version_path(root, wanted), boundary=root, stack=stack)
         if directory is not None:
@@ -158,15 +173,16 @@ def _open(path: str, stack: ExitStack) -> SnapshotDirectory | None:
         return None
 
 
-def _version_path(root: str, version: int) -> str:
+def _version_path(root: str, version: str) -> str:
     return f"{root}/{snapshot_names.VERSIONS_DIRECTORY}/{version}"
 
 
-def _not_found(source: SnapshotSource, wanted: int | None) -> SnapshotNotFoundError:
+def _not_found(source: SnapshotSource, wanted: str | None) -> SnapshotNotFoundError:
     device_id = source.resolved_device_id()
     root = str(source.directory)
     shared = None if source.shared_directory is None else str(source.shared_directory)
-    searched = [root, f"{root}/{snapshot_names.VERSIONS_DIRECTORY}"]
+    versions = f"{root}/{snapshot_names.VERSIONS_DIRECTORY}"
+    searched = [root, versions]
     if wanted is None:
         looked_at = [f"{root}/{snapshot_names.VERSION_FILE}"]
     else:
@@ -180,9 +196,6 @@ def _not_found(source: SnapshotSource, wanted: int | None) -> SnapshotNotFoundEr
         for path in searched:
             directory = _open(path, stack)
             if directory is not None:
-                present += [directory.locate(name) for name in directory.names() if _is_telling(name)]
+                telling = is_label if path == versions else snapshot_names.is_snapshot_file
+                present += [directory.locate(name) for name in directory.names() if telling(name)]
     return SnapshotNotFoundError(rank=source.rank, device_id=device_id, looked_at=looked_at, present=present)
-
-
-def _is_telling(name: str) -> bool:
-    return snapshot_names.is_snapshot_file(name) or name.isdecimal()

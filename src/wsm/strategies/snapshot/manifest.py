@@ -16,7 +16,6 @@ from wsm.strategies.digest import shard_digest
 from wsm.strategies.documents.manifest_fields import FieldReader
 from wsm.strategies.documents.sealed_document import SealedDocument
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.files.version_file import MAX_VERSION
 from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.placement import whole_shape
 from wsm.strategies.snapshot.tensor_table import TensorEntry, decode_rows, encode_rows
@@ -36,7 +35,7 @@ class ShardManifest(SealedDocument):
 
     Parameters
     ----------
-    version : int
+    version : str
         The version that it belongs to.
     rank, world_size, device_id : int
         Whose shard it is, of how many, and the device id in its file names.
@@ -58,7 +57,7 @@ class ShardManifest(SealedDocument):
         | {"tensors", "finite"}
     )
 
-    version: int
+    version: str
     rank: int
     world_size: int
     device_id: int
@@ -84,7 +83,7 @@ class ShardManifest(SealedDocument):
         reader = cls._unsealed(data, file=file)
         parts = [(_part(row), row.count("tensors")) for row in reader.objects("parts")]
         manifest = cls(
-            version=reader.count("version", MAX_VERSION),
+            version=reader.version(),
             rank=reader.count("rank"),
             world_size=reader.count("world_size"),
             device_id=reader.count("device_id"),
@@ -96,8 +95,7 @@ class ShardManifest(SealedDocument):
         manifest._check(file)
         if reader.fields.get("content_digest") != manifest.content_digest:
             raise ManifestError(file=file, problem="its content_digest is not that of its tensors")
-        # The seal was checked over the very bytes; computing it again takes longer than all the rest.
-        manifest.__dict__["digest"] = reader.fields["digest"]
+        manifest._as_read(reader)
         return manifest
 
     def _content(self) -> dict[str, Any]:

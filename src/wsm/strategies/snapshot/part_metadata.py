@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from wsm.labels import is_label
 from wsm.strategies import errors
 
 _FIELDS = ("version", "rank", "world_size", "publication")
@@ -21,7 +22,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 class PartMetadata:
     """Version, rank, number of ranks and publication that a part was written for."""
 
-    version: int
+    version: str
     rank: int
     world_size: int
     publication: str
@@ -37,16 +38,17 @@ class PartMetadata:
         Raises
         ------
         BadInputError
-            If some are there and some are not, or a number is none.
+            If some are there and some are not, or one is not what it must be.
         """
         found = {field: metadata[_PREFIX + field] for field in _FIELDS if _PREFIX + field in metadata}
         if not found:
             return None
-        numbers = {field: found.get(field, "") for field in _FIELDS if field != "publication"}
-        if len(found) != len(_FIELDS) or not all(map(_NUMBER.fullmatch, numbers.values())):
+        numbers = (found.get(field, "") for field in ("rank", "world_size"))
+        whole = len(found) == len(_FIELDS) and all(map(_NUMBER.fullmatch, numbers))
+        if not whole or not is_label(found["version"]):
             raise errors.bad_safetensors(file=file, problem="its wsm metadata is damaged")
         return cls(
-            version=int(found["version"]),
+            version=found["version"],
             rank=int(found["rank"]),
             world_size=int(found["world_size"]),
             publication=found["publication"],

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from wsm.strategies.documents.manifest_fields import FieldReader
 from wsm.strategies.documents.sealed_document import SealedDocument
 from wsm.strategies.errors import ManifestError
-from wsm.strategies.files.version_file import MAX_VERSION
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -28,17 +27,20 @@ class PublicationManifest(SealedDocument, Generic[EntryT]):
 
     Parameters
     ----------
-    version : int
+    version : str
         The version.
     publication : str
         The publication that wrote all entries.
     shards : tuple of dataclass
         One per rank, in rank order; their number is the world size.
+    ordinal : int
+        The number of the publication among all into its directory; 0 where an older wsm gave none.
     """
 
-    version: int
+    version: str
     publication: str
     shards: tuple[EntryT, ...]
+    ordinal: int = field(default=0, kw_only=True)
 
     @property
     def world_size(self) -> int:
@@ -50,12 +52,13 @@ class PublicationManifest(SealedDocument, Generic[EntryT]):
             "version": self.version,
             "publication": self.publication,
             "shards": [dataclasses.asdict(shard) for shard in self.shards],
+            **({"ordinal": self.ordinal} if self.ordinal else {}),
         }
 
     @classmethod
     def _common(
         cls, reader: FieldReader, entry: Callable[[FieldReader], EntryT], *, file: str
-    ) -> tuple[int, str, tuple[EntryT, ...]]:
+    ) -> tuple[str, str, tuple[EntryT, ...]]:
         """Return the version, the publication and the entries, each read by `entry`.
 
         Raises
@@ -66,4 +69,4 @@ class PublicationManifest(SealedDocument, Generic[EntryT]):
         shards = tuple(entry(row) for row in reader.objects("shards"))
         if not shards:
             raise ManifestError(file=file, problem="it lists no shard")
-        return reader.count("version", MAX_VERSION), reader.text("publication"), shards
+        return reader.version(), reader.text("publication"), shards

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wsm.clock import Clock, SystemClock
+from wsm.labels import checked_version
 from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.snapshot.shard_writer import PART_BYTES
 from wsm.strategies.snapshot.staged_version import StagedVersion
@@ -23,7 +24,7 @@ class PublishReport:
 
     Parameters
     ----------
-    version : int
+    version : str
         The version.
     path : str
         Its directory.
@@ -35,23 +36,23 @@ class PublishReport:
         Size and number of all parts.
     seconds : float
         From the first byte to the announcement.
-    retired : tuple of int
+    retired : tuple of str
         Older versions that were removed.
     """
 
-    version: int
+    version: str
     path: str
     manifest_digest: str
     digests: Mapping[int, str]
     bytes: int
     files: int
     seconds: float
-    retired: tuple[int, ...]
+    retired: tuple[str, ...]
 
 
 def publish_snapshot(
     directory: Path | str,
-    version: int,
+    version: str | int,
     shards: Mapping[int, TrainerTensors],
     *,
     device_ids: Mapping[int, int] | None = None,
@@ -69,8 +70,8 @@ def publish_snapshot(
     ----------
     directory : path or str
         Created if it does not exist.
-    version : int
-        Its number.
+    version : str or int
+        Its label; 7 is ``"7"``.
     shards : mapping of int to mapping
         Per rank 0..world size - 1, its state dict (:mod:`wsm.strategies.trainer.tensors`).
     device_ids : mapping of int to int, optional
@@ -86,7 +87,7 @@ def publish_snapshot(
     retain : Retention
         Which older versions stay.
     replace : bool
-        Whether a version of this number may be replaced that has other content, or promises less.
+        Whether a version of this label may be replaced that has other content, or promises less.
     durable : bool
         Whether the version must survive a power cut once the call has returned.
     clock : Clock, optional
@@ -99,6 +100,7 @@ def publish_snapshot(
     BadInputError, TrainerTensorError, PlacementError
         If what was handed over is no version. Nothing became visible.
     """
+    version = checked_version(version)
     check_ranks(version, shards)
     clock = clock or SystemClock()
     begun = clock.monotonic_ns()

@@ -36,14 +36,14 @@ class OpenShard:
         This rank's manifest.
     version_manifest : VersionManifest or None
         The manifest of all ranks.
-    version : int or None
+    version : str or None
         The version that they prove to hold.
     """
 
     files: tuple[PartFile, ...]
     manifest: ShardManifest | None
     version_manifest: VersionManifest | None
-    version: int | None
+    version: str | None
 
 
 def open_shard(located: Located, source: SnapshotSource, stack: ExitStack) -> OpenShard:
@@ -121,7 +121,7 @@ def _check_identity(
     file: str,
     shard: ShardManifest | PartMetadata,
     source: SnapshotSource,
-    expected: int | None,
+    expected: str | None,
 ) -> None:
     if shard.rank != source.rank:
         raise errors.shard_identity(file=file, field="rank", expected=source.rank, found=shard.rank)
@@ -143,7 +143,7 @@ def _check_part_list(file: str, manifest: ShardManifest, names: Sequence[str]) -
         )
 
 
-def _proven_version(located: Located, shard: ShardManifest | PartMetadata | None) -> int | None:
+def _proven_version(located: Located, shard: ShardManifest | PartMetadata | None) -> str | None:
     if shard is not None:
         return shard.version
     directory = located.files.directory.path

@@ -9,12 +9,12 @@ from pathlib import Path
 from wsm.strategies.errors import SnapshotNotFoundError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
-from wsm.strategies.snapshot.lookup import announced_version
+from wsm.strategies.snapshot.lookup import newest_version
 
 _SHARD = re.compile(r"model_state\.tp([0-9]{1,9})\.([0-9]{1,9})\.(?:part[0-9]{1,9}\.)?pdparams")
 
 
-def shards_in(directory: Path, version: int | None) -> list[tuple[int, int]]:
+def shards_in(directory: Path, version: str | None) -> list[tuple[int, int]]:
     """Return rank and device id of every shard of a version, found by the names of files, in rank order.
 
     Raises
@@ -24,7 +24,7 @@ def shards_in(directory: Path, version: int | None) -> list[tuple[int, int]]:
     wsm.errors.BadInputError
         If the directory or its ``version.yaml`` cannot be used.
     """
-    wanted = announced_version(directory) if version is None else version
+    wanted = newest_version(directory) if version is None else version
     places = [str(directory)]
     if wanted is not None:
         places.insert(0, f"{directory}/{snapshot_names.VERSIONS_DIRECTORY}/{wanted}")

@@ -32,7 +32,7 @@ class Published:
     path: str
     manifest: VersionManifest
     shards: tuple[ShardManifest, ...]
-    retired: tuple[int, ...]
+    retired: tuple[str, ...]
 
 
 class StagedVersion(StagedDirectory):
@@ -43,7 +43,7 @@ class StagedVersion(StagedDirectory):
 
     Parameters
     ----------
-    directory, version, durable : path or str, int, bool
+    directory, version, durable : path or str, str or int, bool
         As for every publication; see the base class, also for attributes and errors.
     world_size : int
         Number of ranks that it is for.
@@ -54,7 +54,7 @@ class StagedVersion(StagedDirectory):
     def __init__(
         self,
         directory: Path | str,
-        version: int,
+        version: str | int,
         *,
         world_size: int,
         durable: bool = True,
@@ -110,7 +110,7 @@ class StagedVersion(StagedDirectory):
         Parameters
         ----------
         replace : bool
-            Whether a version of this number may be replaced that has other content, or promises less.
+            Whether a version of this label may be replaced that has other content, or promises less.
         retain : Retention
             Which older versions stay.
         before_announcing : callable, optional
@@ -167,7 +167,7 @@ class StagedVersion(StagedDirectory):
             )
             for shard in shards
         )
-        manifest = VersionManifest(self.version, self.publication, entries)
+        manifest = VersionManifest(self.version, self.publication, entries, ordinal=self._ordinal)
         write_new(self.path / snapshot_names.VERSION_MANIFEST, manifest.encode(), durable=self._durable)
         write_version(self.path, self.version, durable=self._durable)
         return manifest

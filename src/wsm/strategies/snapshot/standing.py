@@ -1,4 +1,4 @@
-"""What is published already under a version's number, and whether it may stand for a new publication of it.
+"""What is published already under a version's label, and whether it may stand for a new publication of it.
 
 The rule of all publishers: what is published promises at least what the last call was asked to promise. The
 very same tensors stay as they stand if that holds; otherwise nothing changes unless the caller said so.

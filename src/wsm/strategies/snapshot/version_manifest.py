@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from wsm.strategies.documents.manifest_fields import FieldReader
+from wsm.strategies.files.snapshot_names import VERSION_MANIFEST
 from wsm.strategies.snapshot.publication_manifest import PublicationManifest
+from wsm.strategies.trainer.publications import MANIFEST_FORMATS, ordinal_of
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class ShardEntry:
 class VersionManifest(PublicationManifest[ShardEntry]):
     """The manifest of a version that is published whole; its parameters are those of the base class."""
 
-    FORMAT: ClassVar[str] = "wsm.version-manifest"
-    FIELDS: ClassVar[frozenset[str]] = frozenset({"version", "publication", "shards"})
+    FORMAT: ClassVar[str] = MANIFEST_FORMATS[VERSION_MANIFEST]
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"version", "publication", "shards", "ordinal"})
 
     def same_content(self, other: VersionManifest) -> bool:
         """Whether both describe the same tensors with the same bytes, rank by rank."""
@@ -44,7 +46,10 @@ class VersionManifest(PublicationManifest[ShardEntry]):
         ManifestError
             If it is damaged or of an unknown layout. Any bytes give this or a manifest.
         """
-        return cls(*cls._common(cls._unsealed(data, file=file), _shard, file=file))
+        reader = cls._unsealed(data, file=file)
+        manifest = cls(*cls._common(reader, _shard, file=file), ordinal=ordinal_of(reader))
+        manifest._as_read(reader)
+        return manifest
 
 
 def _shard(reader: FieldReader) -> ShardEntry:

@@ -27,14 +27,14 @@ class VersionPins:
 
     def __init__(self, directory: Path | str | None) -> None:
         self._directory = directory
-        self._held: dict[int, SnapshotDirectory] = {}
+        self._held: dict[str, SnapshotDirectory] = {}
 
     @property
-    def held(self) -> frozenset[int]:
+    def held(self) -> frozenset[str]:
         """The versions that are pinned."""
         return frozenset(self._held)
 
-    def add(self, version: int) -> bool:
+    def add(self, version: str) -> bool:
         """Pin a version, besides what is pinned; return whether it is. Does not block.
 
         A version that does not exist, or that a publisher has begun to retire, is not pinned: its load says
@@ -55,7 +55,7 @@ class VersionPins:
             place.close()
         return False
 
-    def keep(self, versions: Collection[int | None]) -> None:
+    def keep(self, versions: Collection[str | None]) -> None:
         """Let go of every version but these. Adds none."""
         for version in self._held.keys() - set(versions):
             self._let_go(version)
@@ -64,7 +64,7 @@ class VersionPins:
         """Let go of all. Idempotent."""
         self.keep(())
 
-    def _let_go(self, version: int) -> None:
+    def _let_go(self, version: str) -> None:
         place = self._held.pop(version, None)
         if place is not None:
             place.close()

@@ -7,6 +7,7 @@ tensors                               what a trainer may hand over
 report                                what it is told afterwards
 publisher_lock                        one publisher per directory at a time
 staged_directory                      a publication that becomes visible whole, or not at all
+publications                          which versions are there, and which was published last
 retention                             retire old versions, but none that may be loaded again
 ====================================  ====================================================================
 """

@@ -12,7 +12,7 @@ class TrainerReport:
 
     Parameters
     ----------
-    version : int
+    version : str
         The version.
     manifest_digest : str
         Digest of the publication; what every rank's load reports.
@@ -24,7 +24,7 @@ class TrainerReport:
         What it took.
     """
 
-    version: int
+    version: str
     manifest_digest: str
     digests: Mapping[int, str]
     bytes: int

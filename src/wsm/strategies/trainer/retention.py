@@ -14,14 +14,15 @@ import errno
 import os
 import secrets
 import shutil
-import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from wsm import log
+from wsm.labels import recorded_version
 from wsm.strategies.files.leases import is_leased
+from wsm.strategies.trainer.publications import listed_versions
 
 # What no reader needs any more.
 _REMOVED_PREFIX = ".removed-"
@@ -46,8 +47,8 @@ class Retention:
     Parameters
     ----------
     keep : int
-        How many of the newest, by time of publication, the new one included; at least 1.
-    protect : iterable of int
+        How many of the last publications, the new one included; at least 1.
+    protect : iterable of str or int
         Versions that stay whatever their age. What a group on this host, or on a file system with locks,
         serves or is loading stays anyway: its ranks hold it (:mod:`wsm.strategies.snapshot.version_pins`).
     held : int
@@ -56,7 +57,7 @@ class Retention:
     """
 
     keep: int = 2
-    protect: Iterable[int] = ()
+    protect: Iterable[str | int] = ()
     held: int = _MOST_HELD
 
 
@@ -64,23 +65,23 @@ class Retention:
 KEEP_TWO = Retention()
 
 
-def retire(versions: Path, current: int, retention: Retention) -> tuple[int, ...]:
+def retire(versions: Path, current: str, retention: Retention) -> tuple[str, ...]:
     """Remove the versions that need not stay; return which went. Blocks, never raises OSError.
 
-    Newest is by time of publication, not by number: a trainer that went back to version 3 after 7 still
-    publishes something new. Versions that are being read stay until the next call, as far as
+    A directory goes only if its manifest names the very label that it is called by; whatever else lies there
+    stays. Versions that are being read stay until the next call, as far as
     :attr:`Retention.held` goes.
     """
-    stay = {current, *retention.protect}
-    published = sorted(_published(versions), reverse=True)
+    stay = {current, *map(recorded_version, retention.protect)}
+    published = [each for each in listed_versions(versions) if each.path.name == each.label]
     older = published[max(retention.keep, 1) :]
-    doomed = [versions / str(version) for _, version in older if version not in stay]
+    doomed = [each.path for each in older if each.label not in stay]
     read = [path for path in doomed if _is_read(path)]
     kept, beyond = read[: retention.held], read[retention.held :]
     for path in beyond:
         _log.warning(log.SNAPSHOT_REMOVED_UNDER_READERS, path=str(path), held=len(kept))
     went = (path for path in doomed if path not in kept and _remove(path, read=path in beyond))
-    return tuple(sorted(int(path.name) for path in went))
+    return tuple(sorted(path.name for path in went))
 
 
 def bring_in(staged: Path, final: Path) -> None:
@@ -125,7 +126,7 @@ def finish_removals(versions: Path) -> None:
         If a version cannot be put back.
     """
     for replaced in versions.glob(f"{_REPLACED_PREFIX}*"):
-        final = versions / replaced.name.removeprefix(_REPLACED_PREFIX).partition("-")[0]
+        final = versions / replaced.name.removeprefix(_REPLACED_PREFIX).rpartition("-")[0]
         replaced.rename(_hidden(final, _REMOVED_PREFIX) if final.exists() else final)
     leftovers = sorted(versions.glob(f"{_REMOVED_PREFIX}*"), key=_age_ns)
     read = [leftover for leftover in leftovers if not remove_unless_read(leftover)]
@@ -162,23 +163,6 @@ def _exchanged(staged: Path, final: Path) -> bool:
     if number in (errno.ENOENT, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
         return False
     raise OSError(number, os.strerror(number), str(final))
-
-
-def _published(versions: Path) -> Collection[tuple[int, int]]:
-    """Return when each version was published, and which; less what cannot be looked at."""
-    found = []
-    try:
-        numbered = [path for path in versions.iterdir() if path.name.isdecimal()]
-    except OSError as error:
-        # The new version is published all the same.
-        _log.warning(log.SNAPSHOT_NOT_REMOVED, path=str(versions), reason=str(error))
-        return ()
-    for path in numbered:
-        with suppress(OSError):
-            status = path.stat()
-            if stat.S_ISDIR(status.st_mode):
-                found.append((status.st_mtime_ns, int(path.name)))
-    return found
 
 
 def _remove(path: Path, *, read: bool) -> bool:

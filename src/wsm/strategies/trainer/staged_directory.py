@@ -1,6 +1,6 @@
 """A publication on its way to its readers: a directory that becomes visible whole, or not at all.
 
-It is written under ``.staging-…``, which readers do not look at, and renamed to its version's number once it
+It is written under ``.staging-…``, which readers do not look at, and renamed to its version's label once it
 is complete. The kernel's lock of the publishers dies with its holder, so whatever staging directory is found
 under the lock is a dead publisher's. What it holds, a whole version or a delta, who derives from it knows.
 """
@@ -14,11 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from wsm.labels import checked_version
 from wsm.shared_directory import FileLock
+from wsm.strategies import errors
 from wsm.strategies.errors import StorageError, VersionExistsError
 from wsm.strategies.files.atomic_file import sync_directory
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
-from wsm.strategies.files.version_file import check_version
+from wsm.strategies.trainer.publications import label_in, next_ordinal
 from wsm.strategies.trainer.publisher_lock import take_publisher_lock
 from wsm.strategies.trainer.retention import bring_in, finish_removals, remove_unless_read
 
@@ -37,7 +39,7 @@ class StagedDirectory:
         in its ``version.yaml``.
     place : str
         The directory in it that holds one directory per version.
-    version : int
+    version : str or int
         The version.
     durable : bool
         Whether it must survive a power cut once it is committed.
@@ -67,18 +69,18 @@ class StagedDirectory:
         self,
         directory: Path | str,
         place: str,
-        version: int,
+        version: str | int,
         *,
         durable: bool,
         within: StagedDirectory | None = None,
     ) -> None:
-        self.version = check_version(version)
+        self.version = checked_version(version)
         self.publication = secrets.token_hex(8)
         self._directory = Path(directory)
         self._place = self._directory / place
         self._durable = durable
-        self.path = self._place / f"{_STAGING_PREFIX}{version}-{self.publication}"
-        self.final = self._place / str(version)
+        self.path = self._place / f"{_STAGING_PREFIX}{self.version}-{self.publication}"
+        self.final = self._place / self.version
         self._within = within
         self._lock: FileLock = (
             take_publisher_lock(self._directory / VERSIONS_DIRECTORY, directory=self._directory)
@@ -89,6 +91,7 @@ class StagedDirectory:
             with self._storage():
                 self._place.mkdir(exist_ok=True)
                 finish_removals(self._place)
+                self._ordinal = next_ordinal(self._directory)
                 for leftover in self._place.glob(f"{_STAGING_PREFIX}*"):
                     remove_unless_read(leftover)
                 self.path.mkdir()
@@ -138,7 +141,12 @@ class StagedDirectory:
         ------
         VersionExistsError
             If it may not.
+        RefusedError
+            If the directory is that of another label, as on a file system where case does not count.
         """
+        there = label_in(self.final)
+        if there not in (None, self.version):
+            raise errors.directory_of_other(version=self.version, there=there, path=str(self.final))
         if self.final.exists() and not replace:
             raise VersionExistsError(version=self.version, path=str(self.final), lacking=lacking or ())
 

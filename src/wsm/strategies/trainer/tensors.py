@@ -42,7 +42,7 @@ _SIGNED_FORMATS = "bhilq"
 _UNSIGNED_FORMATS = "cBHILQ"
 
 
-def check_ranks(version: int, shards: Mapping[int, object]) -> None:
+def check_ranks(version: str, shards: Mapping[int, object]) -> None:
     """Refuse what was handed over for other ranks than 0 to the world size - 1.
 
     Raises

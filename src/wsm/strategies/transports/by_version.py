@@ -97,14 +97,14 @@ class ByVersion(Strategy):
 
 
 @contextmanager
-def offered(source: RsyncSource, version: int | None, observer: LoadObserver) -> Iterator[Offer]:
+def offered(source: RsyncSource, version: str | None, observer: LoadObserver) -> Iterator[Offer]:
     """Let the transport offer the version. Blocks until it is known what will come.
 
     Parameters
     ----------
     source : RsyncSource
         Where from, and whose shard.
-    version : int or None
+    version : str or None
         The version that it must be; None for the one that ``version.yaml`` or the transport announces.
     observer : LoadObserver
         Asked for cancellation during every wait.
@@ -124,14 +124,14 @@ def offered(source: RsyncSource, version: int | None, observer: LoadObserver) ->
 
 
 @contextmanager
-def seen(source: RsyncSource, version: int | None) -> Iterator[Offer]:
+def seen(source: RsyncSource, version: str | None) -> Iterator[Offer]:
     """Look at what :func:`offered` would offer."""
     wanted = wanted_version(source, version)
     with source.transport.preview(wanted, source.rank, world_size=source.world_size) as offer:
         yield _checked(offer, wanted)
 
 
-def wanted_version(source: RsyncSource, version: int | None) -> int | None:
+def wanted_version(source: RsyncSource, version: str | None) -> str | None:
     """Return the version to ask the transport for. Blocks (one small file).
 
     Raises
@@ -144,7 +144,7 @@ def wanted_version(source: RsyncSource, version: int | None) -> int | None:
     return read_version(source.directory)
 
 
-def _checked(offer: Offer, wanted: int | None) -> Offer:
+def _checked(offer: Offer, wanted: str | None) -> Offer:
     if wanted is not None and offer.version is not None and offer.version != wanted:
         where = ", ".join(offer.files)
         raise VersionMismatchError(requested=wanted, found=offer.version, where=where)

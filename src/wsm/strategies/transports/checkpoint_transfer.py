@@ -103,7 +103,7 @@ class CheckpointTransferTransport:
 
     @contextmanager
     def open(
-        self, version: int | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
+        self, version: str | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
     ) -> Iterator[Offer]:
         """Receive `version`, as ``Transport.open`` says; connect the first time.
 
@@ -138,7 +138,7 @@ class CheckpointTransferTransport:
     @contextmanager
     def preview(
         self,
-        version: int | None,
+        version: str | None,
         rank: int,  # noqa: ARG002 - of the protocol
         *,
         world_size: int | None = None,  # noqa: ARG002 - of the protocol
@@ -213,7 +213,7 @@ class CheckpointTransferTransport:
             arguments.setdefault("qsize", 2)
         return lambda: transfer(config_type(**arguments))
 
-    def _begin(self, transfer: Any, version: int) -> Any:
+    def _begin(self, transfer: Any, version: str) -> Any:
         if self._interface is Interface.STREAM:
             self._begun = transfer.receive_stream(step_id=str(version), verify_checksum=self._verify)
         else:

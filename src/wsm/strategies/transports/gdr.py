@@ -68,14 +68,14 @@ class Gdr(ByVersion):
 
     @contextmanager
     def open(
-        self, source: GdrSource, version: int | None, observer: LoadObserver = UNOBSERVED
+        self, source: GdrSource, version: str | None, observer: LoadObserver = UNOBSERVED
     ) -> Iterator[Offer]:
         """Let the transport offer the version, for loaders; else as with ``rsync``."""
         with offered(source, version, observer) as offer:
             yield replace(offer, chunk_tensors=source.chunk_tensors)
 
     @contextmanager
-    def preview(self, source: GdrSource, version: int | None) -> Iterator[Offer]:
+    def preview(self, source: GdrSource, version: str | None) -> Iterator[Offer]:
         """Look at what :meth:`open` would offer."""
         with seen(source, version) as offer:
             yield replace(offer, chunk_tensors=source.chunk_tensors)

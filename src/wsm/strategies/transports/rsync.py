@@ -35,11 +35,11 @@ class Rsync(ByVersion):
             raise errors.transfer_mode_unavailable(mode=section.transfer_mode, problem=problem, available=())
 
     def open(
-        self, source: RsyncSource, version: int | None, observer: LoadObserver = UNOBSERVED
+        self, source: RsyncSource, version: str | None, observer: LoadObserver = UNOBSERVED
     ) -> AbstractContextManager[Offer]:
         """Let the transport offer the version; see :func:`wsm.strategies.transports.by_version.offered`."""
         return offered(source, version, observer)
 
-    def preview(self, source: RsyncSource, version: int | None) -> AbstractContextManager[Offer]:
+    def preview(self, source: RsyncSource, version: str | None) -> AbstractContextManager[Offer]:
         """Look at what :meth:`open` would offer."""
         return seen(source, version)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from wsm.labels import checked_version
 from wsm.strategies import errors
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.documents import sealed_json
 from wsm.strategies.documents.sealed_document import SealedDocument
 from wsm.strategies.errors import ManifestError, TrainerTensorError
-from wsm.strategies.files.version_file import MAX_VERSION, check_version
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.transports.foreign_tensors import foreign_bytes
 
@@ -32,7 +32,7 @@ class StreamManifest(SealedDocument):
 
     Parameters
     ----------
-    version : int
+    version : str
         The version that it belongs to.
     rank, world_size : int or None
         Whose shard it is, of how many; both None where it is the whole model, which every rank's loaders cut
@@ -50,7 +50,7 @@ class StreamManifest(SealedDocument):
         {"version", "rank", "world_size", "publication", "content_digest", "tensors", "finite"}
     )
 
-    version: int
+    version: str
     rank: int | None
     world_size: int | None
     publication: str
@@ -106,7 +106,7 @@ class StreamManifest(SealedDocument):
         whole = reader.absent("rank") and reader.absent("world_size")
         rows = [(row.tensor(), row.digest("digest")) for row in reader.objects("tensors")]
         manifest = cls(
-            version=reader.count("version", MAX_VERSION),
+            version=reader.version(),
             rank=None if whole else reader.count("rank"),
             world_size=None if whole else reader.count("world_size"),
             publication=reader.text("publication"),
@@ -129,7 +129,7 @@ class StreamManifest(SealedDocument):
 def with_manifest(
     state: Mapping[str, Any],
     *,
-    version: int,
+    version: str | int,
     rank: int | None = None,
     world_size: int | None = None,
     publication: str = "",
@@ -145,7 +145,7 @@ def with_manifest(
     state : mapping of str to tensor
         One rank's shard, or the whole model: paddle tensors, numpy arrays, contiguous buffers or
         ``(TensorSpec, buffer)`` pairs.
-    version : int
+    version : str or int
         What it is.
     rank, world_size : int, optional
         Whose shard of how many; neither for the whole model.
@@ -168,6 +168,7 @@ def with_manifest(
     BadInputError
         If a shard of several comes without its publication's name.
     """
+    version = checked_version(version)
     if (rank is None) is not (world_size is None):
         raise TrainerTensorError(tensor=MANIFEST_TENSOR, problem="it is given a rank or a world size alone")
     if not state or MANIFEST_TENSOR in state:
@@ -185,7 +186,7 @@ def with_manifest(
         if finite:
             check_finite(spec, data)
         tensors[name] = (spec, digest_of(data))
-    manifest = StreamManifest(check_version(version), rank, world_size, publication, tensors, finite)
+    manifest = StreamManifest(version, rank, world_size, publication, tensors, finite)
     import numpy as np  # noqa: PLC0415 - the command line's quick questions do without
 
     return {MANIFEST_TENSOR: np.frombuffer(manifest.encode(), np.uint8), **state}

@@ -71,7 +71,7 @@ class TensorStream:
         self,
         *,
         peer: str,
-        version: int,
+        version: str,
         rank: int,
         world_size: int | None,
         verify: bool,

@@ -32,7 +32,7 @@ class Transport(Protocol):
         ...
 
     def open(
-        self, version: int | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
+        self, version: str | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
     ) -> AbstractContextManager[Offer]:
         """Connect if need be, and offer the shard of `rank`. Blocks until it is known what will come.
 
@@ -42,7 +42,7 @@ class Transport(Protocol):
 
         Parameters
         ----------
-        version : int or None
+        version : str or None
             The version that it must be; None for the newest that the transport itself can find.
         rank : int
             Global rank of the shard.
@@ -63,7 +63,7 @@ class Transport(Protocol):
         ...
 
     def preview(
-        self, version: int | None, rank: int, *, world_size: int | None = None
+        self, version: str | None, rank: int, *, world_size: int | None = None
     ) -> AbstractContextManager[Offer]:
         """Open like :meth:`open`, to look only: no byte of a tensor moves, and a load can follow.
 
@@ -112,7 +112,7 @@ class KeptTransport:
 
     @contextmanager
     def open(
-        self, version: int | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
+        self, version: str | None, rank: int, observer: LoadObserver, *, world_size: int | None = None
     ) -> Iterator[Offer]:
         """Open through the transport that is kept; as :meth:`Transport.open`."""
         with (
@@ -122,7 +122,7 @@ class KeptTransport:
             yield offer
 
     @contextmanager
-    def preview(self, version: int | None, rank: int, *, world_size: int | None = None) -> Iterator[Offer]:
+    def preview(self, version: str | None, rank: int, *, world_size: int | None = None) -> Iterator[Offer]:
         """Look through the transport that is kept; as :meth:`Transport.preview`."""
         with (
             self._dropped_after_an_error() as transport,

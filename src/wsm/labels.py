@@ -1,0 +1,130 @@
+"""What a version is called: a text without an order, told apart by nothing but its characters.
+
+A label is 1 to 128 of ``A-Z a-z 0-9 . _ + = @ : -`` and begins with a letter, a digit or an underscore, so it
+can be the name of a directory, a word of a command line and a scalar of YAML as it stands. Case counts. A
+label of digits alone is the decimal form of its number. Pure: knows no files, no words and no processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from wsm.errors import BadInputError
+
+#: Characters of the longest label.
+MAX_LENGTH = 128
+#: Bits of the number that stands for a label where there is no room for a text.
+VERSION_ID_BITS = 38
+
+#: What a caller means by it is looked up; it never is the name of a version itself.
+RESERVED = ("latest", "newest")
+_UNNAMED = "unnamed-"
+
+_LABEL = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._+=@:-]{{0,{MAX_LENGTH - 1}}}")
+_DIGITS = re.compile(r"[0-9]+")
+
+
+def bad_version(*, value: object, problem: str) -> BadInputError:
+    """What should be a version is none."""
+    return BadInputError(
+        f"{value!a} is no version: {problem}; give 1 to {MAX_LENGTH} of A-Z a-z 0-9 . _ + = @ : - "
+        "that begin with a letter, a digit or an underscore",
+        code="bad-version",
+        value=value,
+        problem=problem,
+    )
+
+
+def checked_version(value: object) -> str:
+    """Return the label that a caller gives to a version, or asks for by it.
+
+    Parameters
+    ----------
+    value : str or int
+        The label. An integer that is not negative stands for its decimal digits: 7 is ``"7"``.
+
+    Raises
+    ------
+    BadInputError
+        If it is no label, or one that nothing may be called: ``latest``, ``newest``, ``unnamed-...``.
+    """
+    label = recorded_version(value)
+    if label in RESERVED or label.startswith(_UNNAMED):
+        raise bad_version(value=value, problem="the name is reserved")
+    return label
+
+
+def recorded_version(value: object) -> str:
+    """Return the label of a version as wsm has written it down: a text, and in older records a number.
+
+    Raises
+    ------
+    BadInputError
+        If it is no label. The name that wsm gives to a version without one is allowed here.
+    """
+    if type(value) is int and value >= 0:
+        value = _decimal(value)
+    if not isinstance(value, str):
+        raise bad_version(value=value, problem="it is neither a text nor a number from 0 on")
+    if not _LABEL.fullmatch(value):
+        raise bad_version(value=value, problem="it has another form")
+    if _DIGITS.fullmatch(value) and value[0] == "0" and value != "0":
+        raise bad_version(
+            value=value, problem=f"a number begins with no zero, say {value.lstrip('0') or '0'}"
+        )
+    return str(value)
+
+
+def is_label(text: str) -> bool:
+    """Whether `text` is a label, one that wsm gives included."""
+    try:
+        recorded_version(text)
+    except BadInputError:
+        return False
+    return True
+
+
+def unnamed_version(run: int, epoch: int, sequence: int) -> str:
+    """Return the label under which a command loads weights that name no version.
+
+    Parameters
+    ----------
+    run : int
+        The run of the group's segment; no other segment has it.
+    epoch, sequence : int
+        Those of the command.
+    """
+    return f"{_UNNAMED}{run:x}.{epoch}.{sequence}"
+
+
+def is_unnamed(label: str) -> bool:
+    """Whether wsm gave the label to weights that named no version."""
+    return label.startswith(_UNNAMED)
+
+
+def version_id(label: str) -> int:
+    """Return the number of :data:`VERSION_ID_BITS` bits that stands for a label in a word.
+
+    Two labels may have the same, so it decides nothing: where two versions meet, their labels are compared.
+    """
+    digest = hashlib.blake2b(label.encode("ascii"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - VERSION_ID_BITS)
+
+
+def _decimal(value: int) -> str:
+    """Return the digits of a number; of one that is too long for a label, too many digits."""
+    return str(value) if value < 10**MAX_LENGTH else "9" * (MAX_LENGTH + 1)
+
+
+def number_of(label: str) -> int:
+    """Return the number that a label of digits stands for.
+
+    Raises
+    ------
+    BadInputError
+        If it is another label: the words of a group carry numbers as yet.
+    """
+    if not label.isdecimal():
+        raise bad_version(value=label, problem="groups take numbers as yet")
+    return int(label)

@@ -1,0 +1,119 @@
+"""Which versions a directory holds, by what the manifest of each of them says, and which was published last.
+
+Labels have no order, so every publication is numbered under the publishers' lock: its manifest says which
+one it is. Clocks, copies and moves of files change nothing about that. Of versions of an older wsm, which say
+no number, the directory's time of modification decides, then the label: a longer one comes after a shorter
+one, and of two as long the one that a dictionary has later. Reads no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from wsm.errors import WsmError
+from wsm.labels import is_label
+from wsm.strategies.documents import sealed_json
+from wsm.strategies.documents.manifest_fields import FieldReader
+from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.files.snapshot_names import (
+    DELTA_MANIFEST,
+    DELTAS_DIRECTORY,
+    VERSION_MANIFEST,
+    VERSIONS_DIRECTORY,
+)
+
+#: What the manifests of all ranks call themselves.
+MANIFEST_FORMATS = {VERSION_MANIFEST: "wsm.version-manifest", DELTA_MANIFEST: "wsm.delta-manifest"}
+
+_MAX_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class ListedVersion:
+    """A directory that says itself which version it holds.
+
+    Parameters
+    ----------
+    label : str
+        The version, as its manifest names it.
+    path : Path
+        The directory.
+    ordinal : int
+        How many publications went before it, and itself; 0: an older wsm published it.
+    modified_ns : int
+        When the directory was changed last.
+    """
+
+    label: str
+    path: Path
+    ordinal: int
+    modified_ns: int
+
+    @property
+    def _age(self) -> tuple[int, int, int, str]:
+        return (self.ordinal, self.modified_ns, len(self.label), self.label)
+
+
+def listed_versions(place: Path) -> list[ListedVersion]:
+    """Return what is published in `place`, the last publication first. Blocks; never raises OSError.
+
+    A directory without a manifest, or whose manifest cannot be read, is not listed.
+    """
+    return sorted(_listed(place), key=lambda listed: listed._age, reverse=True)
+
+
+def published_last(directory: Path | str, *, deltas: bool = False) -> str | None:
+    """Return the label of the last publication into a directory; None without any. Blocks.
+
+    Of whole versions, and of deltas if `deltas`; of those that lie under their own names.
+    """
+    places = (VERSIONS_DIRECTORY, DELTAS_DIRECTORY) if deltas else (VERSIONS_DIRECTORY,)
+    listed = (each for place in places for each in _listed(Path(directory) / place))
+    named = [each for each in listed if each.path.name == each.label]
+    return max(named, key=lambda each: each._age).label if named else None
+
+
+def next_ordinal(directory: Path | str) -> int:
+    """Return the number of the next publication into a directory. Blocks; takes the publishers' lock."""
+    places = (Path(directory) / place for place in (VERSIONS_DIRECTORY, DELTAS_DIRECTORY))
+    return 1 + max((listed.ordinal for place in places for listed in _listed(place)), default=0)
+
+
+def label_in(path: Path) -> str | None:
+    """Return the version that a directory says it holds; None if it says none. Blocks."""
+    fields = _manifest(path)
+    return None if fields is None else fields[0]
+
+
+def _listed(place: Path) -> Iterator[ListedVersion]:
+    try:
+        paths = [path for path in place.iterdir() if is_label(path.name)]
+    except OSError:
+        return
+    for path in paths:
+        found = _manifest(path)
+        if found is not None:
+            with suppress(OSError):
+                yield ListedVersion(found[0], path, found[1], path.stat().st_mtime_ns)
+
+
+def _manifest(path: Path) -> tuple[str, int] | None:
+    """Return label and ordinal of the manifest in a directory; None if there is none that can be read."""
+    with suppress(OSError, WsmError), closing(SnapshotDirectory(str(path))) as directory:
+        for name, form in MANIFEST_FORMATS.items():
+            with suppress(FileNotFoundError):
+                data = directory.read(name, _MAX_BYTES)
+                if data is None:
+                    return None
+                file = directory.locate(name)
+                reader = FieldReader(sealed_json.unseal(data, file=file, form=form, layout=1), file)
+                return reader.version(), ordinal_of(reader)
+    return None
+
+
+def ordinal_of(reader: FieldReader) -> int:
+    """Return the ordinal in the fields of a manifest; 0 where there is none."""
+    return 0 if reader.absent("ordinal") else reader.count("ordinal")
