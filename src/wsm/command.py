@@ -135,7 +135,7 @@ def checked_tags(tags: Collection[Tag]) -> frozenset[Tag]:
         If there is none, one twice, or something that is no tag: a string, for instance.
     """
     found = frozenset(tags)
-    if not found or len(found) != len(tags) or not all(isinstance(tag, Tag) for tag in found):
+    if not found or len(found) != len(tags) or not found <= ALL_TAGS:
         raise TagsError(tags=repr(tags))
     return found
 
@@ -206,7 +206,7 @@ class CommandArguments:
                 "kv_policy": self.kv_policy.value,
                 "before": None if self.before is None else self.before.name,
                 "hot_fallback": self.hot_fallback.value,
-                "tags": sorted(tag.value for tag in self.tags),
+                "tags": sorted([tag.value for tag in self.tags]),
                 "reload": self.reload,
                 "clears": self.clears,
                 "restores": self.restores,
@@ -241,7 +241,7 @@ class CommandArguments:
             raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")
         if not (deadline_s is None or type(deadline_s) in (int, float)):
             raise CommandArgumentsError(problem=f"deadline_s {deadline_s!r}")
-        if not all(type(flag) is bool for flag in flags.values()):
+        if set(map(type, flags.values())) != {bool}:
             raise CommandArgumentsError(problem=", ".join(f"{name} {flag!r}" for name, flag in flags.items()))
         return cls(
             request_id,

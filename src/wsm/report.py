@@ -114,7 +114,7 @@ class RankReport:
         """
         try:
             content = json.loads(data)
-            content["actions"] = tuple(ActionSeconds(**entry) for entry in content["actions"])
+            content["actions"] = tuple([ActionSeconds(**entry) for entry in content["actions"]])
             content["bases"] = tuple(map(int, content["bases"]))
             return cls(**content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from pathlib import Path
 
 import pytest
+from lone_rank import LoneRank, load
 
 from tests.another_user import makers, shared_place
 from wsm.clock import SystemClock
@@ -30,9 +33,25 @@ def test_a_full_disk_ends_the_file_and_nothing_else(tmp_path):
     recorder.command_seen(1, 7, "CLEAR")
     recorder.command_seen(1, 8, "UPDATE")
     assert [one.kind for one in recorder.journal] == ["started", "command_seen", "command_seen"]
+    recorder.write()
     assert len(ring.lines) == 3
     recorder.close()
     recorder.close()
+
+
+def test_an_action_stands_in_the_file_before_its_work_begins(tmp_path):
+    last = []
+
+    def looks(context, target):
+        lines = (tmp_path / "journals" / "rank0.ndjson").read_text().splitlines()
+        last.append(json.loads(lines[-1]))
+        return load(context, target)
+
+    with contextlib.closing(
+        LoneRank(tmp_path, load=looks, journal_directory=str(tmp_path / "journals"))
+    ) as lone:
+        lone.update(1)
+    assert [(line["kind"], line["facts"]) for line in last] == [("action_started", {"name": "load_weights"})]
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a link", "a directory"])

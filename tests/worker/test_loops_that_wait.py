@@ -72,7 +72,7 @@ def test_a_command_that_came_before_the_bell_was_there_rings_it(lone):
 def test_wait_sees_a_command_that_arrives_between_its_look_and_its_sleep(lone, monkeypatch):
     lone.worker.poll()
     words = lone.worker._words
-    looked = words.watches
+    looked = words.read
     pending = []
 
     def command_arrives_now():
@@ -80,7 +80,7 @@ def test_wait_sees_a_command_that_arrives_between_its_look_and_its_sleep(lone, m
         pending.append(lone.controller.begin_update(2))
         return found
 
-    monkeypatch.setattr(words, "watches", command_arrives_now)
+    monkeypatch.setattr(words, "read", command_arrives_now)
     began = time.monotonic()
     assert lone.worker.wait(30) is True
     assert time.monotonic() - began < 30

@@ -20,7 +20,7 @@ from wsm.command import CommandArguments, checked_request_id, partial_update_ref
 from wsm.config import EngineWordsConfig
 from wsm.controller import errors, outcome
 from wsm.controller._transaction import Pending, Transaction
-from wsm.controller.engine_words import leave_words, take_words
+from wsm.controller.engine_words import TakenWords, leave_words, take_words
 from wsm.controller.errors import (
     CommandRefusedError,
     CommandWithdrawnError,
@@ -348,15 +348,11 @@ class Opening:
         self, request: CommandRequest, admitted: _Admitted, given_up: threading.Event, ending: ExitStack
     ) -> Transaction:
         """Write a command that was admitted, and leave to `ending` what is to be done when it is over."""
-        before = WeightState(admitted.held.as_whole.fastdeploy_code)
-        directory = self._access.directory
-        if request.operation.is_hot:
-            taken = leave_words(self._engine_words, before=before, directory=directory)
-        else:
-            asked = WeightState.CLEARING if request.arguments.clears else WeightState.UPDATING
-            taken = take_words(self._engine_words, before=before, asked=asked, directory=directory)
         with ExitStack() as undo:
-            undo.callback(taken.give_back)
+            taken = None
+            if self._engine_words.suffixes:
+                taken = self._words_taken(request, admitted.held)
+                undo.callback(taken.give_back)
             arguments = replace(
                 request.arguments,
                 before=state_before(admitted.held, admitted.owed),
@@ -365,7 +361,7 @@ class Opening:
             word = admitted.command._replace(operation=request.operation)
             command = self._group.open(admitted.view, word, arguments)
             undo.pop_all()
-        if taken.words:
+        if taken is not None and taken.words:
             ending.callback(lambda: taken.answer(self._group.status().engine_state))
         return Transaction(
             self._group,
@@ -378,6 +374,15 @@ class Opening:
             given_up=given_up,
             fallback=request.fallback,
         )
+
+    def _words_taken(self, request: CommandRequest, held: Resident) -> TakenWords:
+        """Take FastDeploy's words, as an engine would that asks for the same; a hot update leaves them."""
+        before = WeightState(held.as_whole.fastdeploy_code)
+        directory = self._access.directory
+        if request.operation.is_hot:
+            return leave_words(self._engine_words, before=before, directory=directory)
+        asked = WeightState.CLEARING if request.arguments.clears else WeightState.UPDATING
+        return take_words(self._engine_words, before=before, asked=asked, directory=directory)
 
     def _receipt_of_no_work(self, request: CommandRequest, admitted: _Admitted) -> Receipt:
         """Return the receipt of a request whose end is reached already."""

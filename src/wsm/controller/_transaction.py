@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from wsm import log
 from wsm.clock import Clock
@@ -30,7 +30,7 @@ from wsm.states import journal as kinds
 from wsm.states.decide import resident_on_each
 from wsm.states.view import View
 from wsm.states.vocabulary import Tag
-from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode
+from wsm.states.words import CommandWord, Operation, StatusCode
 from wsm.status.blame import Situation
 
 
@@ -41,11 +41,15 @@ class Due(NamedTuple):
     ----------
     word : Operation or None
         The decision; None: none yet, or none any more.
+    agree, give_up : bool
+        What it was decided by, as :func:`wsm.states.decide.decision` takes them.
     unusable : ReportFormatError or None
         Why what the participants prepared cannot be compared, and is not committed.
     """
 
     word: Operation | None
+    agree: bool = False
+    give_up: bool = False
     unusable: ReportFormatError | None = None
 
 
@@ -63,19 +67,22 @@ def due_decision(group: GroupView, view: View, *, give_up: bool) -> Due:
         if prepared is None and unusable is None and not give_up:
             return Due(None)
     agree = prepared is not None and outcome.agree(prepared)
-    word = decide.decision(view, agree=agree, give_up=give_up)
-    if word is not None:
-        group.journal.asked("decision", view, word, agree=agree, give_up=give_up)
-    return Due(word, unusable)
+    return Due(decide.decision(view, agree=agree, give_up=give_up), agree, give_up, unusable)
 
 
-def write_decision(group: GroupView, view: View, word: Operation) -> None:
-    """Write a decision over the command of `view`, and say so."""
-    command = view.command
+def write_decision(group: GroupView, view: View, due: Due) -> bool:
+    """Write a decision, if there is one, over the command of `view`, and say so; return whether there is."""
+    if due.word is None:
+        return False
+    command, journal = decide.decided(view, due.word), group.journal
+    decided_at = journal.moment()
+    group.write_command(command)
+    journal.asked("decision", view, due.word, decided_at, agree=due.agree, give_up=due.give_up)
+    journal.note(kinds.DECISION, command, decided_at, operation=due.word.name)
     log.logger("controller").info(
-        log.COMMAND_DECIDED, epoch=command.epoch, sequence=command.sequence, decision=word.name
+        log.COMMAND_DECIDED, epoch=command.epoch, sequence=command.sequence, decision=due.word.name
     )
-    group.decide(decide.decided(view, word))
+    return True
 
 
 def commanded_version(group: GroupView, view: View, arguments: CommandArguments | None) -> int | None:
@@ -97,14 +104,16 @@ def commanded_version(group: GroupView, view: View, arguments: CommandArguments 
     return None
 
 
-def committed_word(group: GroupView, view: View, arguments: CommandArguments) -> CommittedWord | None:
-    """Return the committed-version word that a decided commit needs; None while its version is not known."""
+def complete_commit(group: GroupView, view: View, arguments: CommandArguments) -> bool:
+    """Write the committed-version word that a decided commit needs; False while its version is not known."""
     version = commanded_version(group, view, arguments)
     if version is None and Tag.WEIGHTS in arguments.tags:
-        return None
-    word = decide.committed(view, version)
-    group.journal.asked("committed", view, word, version=version)
-    return word
+        return False
+    word, at = decide.committed(view, version), group.journal.moment()
+    group.write_committed(word)
+    group.journal.asked("committed", view, word, at, version=version)
+    group.journal.write()
+    return True
 
 
 class Transaction:
@@ -130,6 +139,13 @@ class Transaction:
         Set when the caller gives up; shared by the commands of one request.
     fallback : str or None
         For the receipt: why this command is not the hot one that was asked for.
+
+    Attributes
+    ----------
+    request_id : str
+        The caller's name for the request.
+    sequence : int
+        Which command it is.
     """
 
     def __init__(
@@ -145,6 +161,8 @@ class Transaction:
         given_up: threading.Event | None = None,
         fallback: str | None = None,
     ) -> None:
+        self.request_id = arguments.request_id
+        self.sequence = command.sequence
         self._group = group
         self._command = command
         self._arguments = arguments
@@ -164,16 +182,6 @@ class Transaction:
         self._log = log.logger(
             "controller", epoch=command.epoch, sequence=command.sequence, request_id=arguments.request_id
         )
-
-    @property
-    def request_id(self) -> str:
-        """The caller's name for the request."""
-        return self._arguments.request_id
-
-    @property
-    def sequence(self) -> int:
-        """Which command it is."""
-        return self._command.sequence
 
     def give_up(self) -> None:
         """Abort the command if nothing is decided yet. Does not block; safe for threads."""
@@ -222,10 +230,13 @@ class Transaction:
                 self._decided_ns = self._clock.monotonic_ns()  # by a controller that is dead
             if decide.is_over(view):
                 break
-            self._watch.look(view)
-            if not self._write_what_follows(view):
-                self._raise_if_stuck(view)
-                self._group.wait(look, self._wait_s())
+            if self._write_what_follows(view):
+                continue
+            if self._watch.look(view) and self._decided_ns is None:
+                continue  # there is a reason to give up that was not known
+            self._raise_if_stuck(view)
+            left_s = LOOK_S if self._decided_ns else self._deadline_s - self._elapsed_s(self._began_ns)
+            self._group.wait(look, self._watch.wait_s(left_s))
         if view.command.operation.is_commit:
             return self._receipt(Outcome.UPDATED, StatusCode.DONE_COMMITTED)
         if view.command.operation is Operation.CLEAR:
@@ -235,26 +246,20 @@ class Transaction:
     def _write_what_follows(self, view: View) -> bool:
         """Write the decision, or the committed version, if it is time; return whether one was written."""
         if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
-            word = committed_word(self._group, view, self._arguments)
-            if word is not None:
-                self._group.write_committed(word)
-            return word is not None
-        due = due_decision(self._group, view, give_up=self._must_give_up())
+            return complete_commit(self._group, view, self._arguments)
+        give_up = False
+        if self._decided_ns is None:
+            self._gave_up = self._given_up.is_set()
+            late = self._elapsed_s(self._began_ns) > self._deadline_s
+            give_up = bool(self._watch.lost or self._watch.hangs) or self._gave_up or late
+        due = due_decision(self._group, view, give_up=give_up)
         self._unusable = due.unusable or self._unusable
         if due.word is None:
             return False
         if due.word.is_abort:
             self._situation = self._seen(view)
         self._decided_ns = self._clock.monotonic_ns()
-        write_decision(self._group, view, due.word)
-        return True
-
-    def _must_give_up(self) -> bool:
-        if self._decided_ns is not None:
-            return False
-        self._gave_up = self._given_up.is_set()
-        troubled = self._watch.lost or self._watch.hangs
-        return bool(troubled) or self._gave_up or self._elapsed_s(self._began_ns) > self._deadline_s
+        return write_decision(self._group, view, due)
 
     def _seen(self, view: View) -> Situation:
         """Keep what there is to be said of the ranks now, for the error that may come of it."""
@@ -303,11 +308,6 @@ class Transaction:
             waited_s=waited,
         )
 
-    def _wait_s(self) -> float:
-        undecided = self._decided_ns is None
-        left_s = self._deadline_s - self._elapsed_s(self._began_ns) if undecided else LOOK_S
-        return self._watch.wait_s(left_s)
-
     def _aborted(self) -> Exception:
         if self._unusable is not None:
             self._log.error(log.COMMAND_FAILED, error=str(self._unusable))
@@ -325,7 +325,7 @@ class Transaction:
         else:
             told = str(error)
             self._log.error(log.COMMAND_FAILED, error=told)
-        self._note(kinds.COMMAND_OVER, outcome=told)
+        self._group.journal.note(kinds.COMMAND_OVER, self._command, outcome=told)
         return error
 
     def _receipt(self, how: Outcome, code: StatusCode) -> Receipt:
@@ -356,11 +356,8 @@ class Transaction:
             restorable=outcome.restorable(found),
         )
         self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
-        self._note(kinds.COMMAND_OVER, outcome=receipt.sentence())
+        self._group.journal.note(kinds.COMMAND_OVER, self._command, outcome=receipt.sentence())
         return receipt
-
-    def _note(self, kind: str, **facts: Any) -> None:
-        self._group.journal.note(kind, self._command, **facts)
 
     def _elapsed_s(self, since_ns: int) -> float:
         return (self._clock.monotonic_ns() - since_ns) / 1e9

@@ -58,18 +58,24 @@ class CommandWatch:
         self._log = log.logger("controller", epoch=command.epoch, sequence=command.sequence)
         group.watch_deaths()
 
-    def look(self, view: View) -> None:
-        """Look at all of them; who is newly lost or overdue is logged now, whatever comes of the command."""
+    def look(self, view: View) -> bool:
+        """Look at all of them; return whether a rank is newly lost or overdue.
+
+        That is logged now, whatever comes of the command.
+        """
+        found = False
         before, self.lost = self.lost, self._group.lost()
         for rank in self.lost:
             if rank not in before:
+                found = True
                 self._log.error(log.RANK_LOST, rank=rank, pid=self._group.pid(rank))
                 self._group.journal.note(kinds.RANK_LOST, self._command, lost=rank)
-        known = {(hang.rank, hang.action) for hang in self.hangs}
-        self.hangs = self._overdue.look(view)
+        overdue, self.hangs = self.hangs, self._overdue.look(view)
         for hang in self.hangs:
-            if (hang.rank, hang.action) not in known:
+            if all((hang.rank, hang.action) != (known.rank, known.action) for known in overdue):
+                found = True
                 self._log.error(log.ACTION_OVERDUE, rank=hang.rank, action=hang.action, seconds=hang.seconds)
+        return found
 
     def wait_s(self, left_s: float) -> float:
         """Seconds until the next look is due, where the command itself has `left_s` seconds left."""
@@ -141,12 +147,13 @@ class _Overdue:
 
     def left_s(self) -> float | None:
         """Seconds until the next deadline that is known of; None if no participant was inside an action."""
-        deadlines = [
-            action.deadline_s - self._elapsed_s(rank)
-            for rank in self._since
-            if (action := self._action(rank)) is not None
-        ]
-        return min(deadlines, default=None)
+        least = None
+        for rank in self._since:
+            action = self._action(rank)
+            if action is not None:
+                left_s = action.deadline_s - self._elapsed_s(rank)
+                least = left_s if least is None else min(left_s, least)
+        return least
 
     def look(self, view: View) -> list[Hang]:
         """Return whom the others wait for because of an action that is past its deadline; mostly none."""
@@ -158,12 +165,12 @@ class _Overdue:
                 self._since.pop(rank, None)
             elif known is None or known[:2] != (presence.doing, presence.since_ns):
                 self._since[rank] = (presence.doing, presence.since_ns, now_ns)
-        late = [
-            rank
-            for rank in self._since
-            if (action := self._action(rank)) is not None and self._elapsed_s(rank) > action.deadline_s
-        ]
-        return self._culprits(late, view)
+        late = []
+        for rank in self._since:
+            action = self._action(rank)
+            if action is not None and self._elapsed_s(rank) > action.deadline_s:
+                late.append(rank)
+        return self._culprits(late, view) if late else []
 
     def _culprits(self, late: list[int], view: View) -> list[Hang]:
         """Name the ranks that hold a collective action up: none leaves it before all are in."""

@@ -135,8 +135,8 @@ class GroupView:
         """Read every word once, for a decision and for a later :meth:`wait`."""
         rings = self._alarm.rings
         self._segment.require_whole()
-        view, statuses = self._reader.read()
-        return Look(view, statuses, rings)
+        read = self._reader.read()
+        return Look(read.view, read.statuses, rings)
 
     def wait(self, look: Look, timeout_s: float) -> bool:
         """Wait until a status differs from what was seen, or it rang; blocks up to `timeout_s` seconds."""
@@ -193,8 +193,7 @@ class GroupView:
         self._segment.require_whole()
         with self._watching:
             look, every = self._liveness.look, range(self.participants)
-            dead = [index for index in every if look(index) is Life.DEAD]
-        return [self.named(index) for index in dead]
+            return [self.named(index) for index in every if look(index) is Life.DEAD]
 
     def named(self, participant: int) -> int:
         """Return a participant's number, so that errors call it what it is."""
@@ -225,15 +224,12 @@ class GroupView:
                 command = command._replace(sequence=command.sequence + 1)
             else:
                 self._arguments = data, arguments
-                self.journal.asked("next_command", view, following, operation=command.operation.name)
-                begun = self.journal.moment()
+                journal, operation = self.journal, command.operation.name
+                begun = journal.moment()
                 self.write_command(command)
-                self.journal.note(
-                    kinds.COMMAND_ISSUED,
-                    command,
-                    begun,
-                    operation=command.operation.name,
-                    request_id=arguments.request_id,
+                journal.asked("next_command", view, following, begun, operation=operation)
+                journal.note(
+                    kinds.COMMAND_ISSUED, command, begun, operation=operation, request_id=arguments.request_id
                 )
                 return command
 
@@ -242,17 +238,10 @@ class GroupView:
         self.segment.words[self._layout.command] = command.pack()
         wake(self.segment, self._layout.command)
 
-    def decide(self, command: CommandWord) -> None:
-        """Store a decision, wake all processes that wait for it, and journal it with the time before that."""
-        decided = self.journal.moment()
-        self.write_command(command)
-        self.journal.note(kinds.DECISION, command, decided, operation=command.operation.name)
-
     def write_committed(self, committed: CommittedWord) -> None:
         """Store the committed-version word."""
         self.segment.words[self._layout.committed] = committed.pack()
         wake(self.segment, self._layout.committed)
-        self.journal.write()
 
     def arguments(self, command: CommandWord) -> CommandArguments | None:
         """Read the arguments of a command; None if they are gone, or of another build."""

@@ -72,14 +72,17 @@ class ControllerJournal:
         self._keep(line, command, at)
         self.write()
 
-    def asked(self, function: str, view: View, answer: object, **known: object) -> None:
-        """Keep what the core was asked and what it answered, for the file alone; written with the next word.
+    def asked(
+        self, function: str, view: View, answer: object, at: tuple[int, int] | None = None, **known: object
+    ) -> None:
+        """Keep what the core was asked and what it answered, for the file alone; written with the next entry.
 
-        So a word waits for no file. To be called where a word follows: without one, lines would pile up.
-        Parameters as of :func:`wsm.states.rerun.asked`.
+        To be called behind the word that says the answer, with the moment before it, so that a word waits for
+        no file; without an entry that follows lines would pile up. Parameters as of
+        :func:`wsm.states.rerun.asked`.
         """
         if self._path is not None:
-            at = self.moment()
+            at = at or self.moment()
             facts = asked(function, view, answer, **known)
             self._keep(self._line(kinds.INPUT, view.command, at, facts), view.command, at)
 

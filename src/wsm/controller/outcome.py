@@ -24,8 +24,13 @@ from wsm.status.blame import Late, Situation, blame, doings, late_then
 
 def reports(group: GroupView, command: CommandWord, code: StatusCode) -> list[RankReport] | None:
     """Read every participant's report for `code`; None if one is missing still."""
-    found = [group.report(rank, command, code) for rank in range(group.participants)]
-    return None if None in found else [report for report in found if report is not None]
+    found = []
+    for rank in range(group.participants):
+        report = group.report(rank, command, code)
+        if report is None:
+            return None
+        found.append(report)
+    return found
 
 
 def found_held(error: WsmError) -> bool:

@@ -30,7 +30,7 @@ from wsm.controller._transaction import (
     Pending,
     Transaction,
     commanded_version,
-    committed_word,
+    complete_commit,
     due_decision,
     write_decision,
 )
@@ -62,10 +62,7 @@ def decide_undecided(group: GroupView) -> View:
     """
     view = group.view()
     due = due_decision(group, view, give_up=True)
-    if due.word is None:
-        return view
-    write_decision(group, view, due.word)
-    return group.view()
+    return group.view() if write_decision(group, view, due) else view
 
 
 @dataclass
@@ -204,9 +201,7 @@ class AbandonedCommands:
             view = decide_undecided(self._group)
             arguments = watched.arguments or CommandArguments("its arguments are gone")
             if decide.lacks_a_word(view) and view.command[:2] == watched.key:
-                word = committed_word(self._group, view, arguments)
-                if word is not None:
-                    self._group.write_committed(word)
+                complete_commit(self._group, view, arguments)
         self._tell(
             watched,
             log.COMMAND_ABANDONED,

@@ -406,11 +406,11 @@ class DeathWatch:
     def refresh(self) -> None:
         """Watch the processes that are there now, and have a turn. Cheap while none was replaced."""
         with self._changing:
-            found = {participant: self._liveness.identity(participant) for participant in self._participants}
-            changed = [who for who, identity in found.items() if identity != self._known.get(who)]
-            self._known = found
-            for participant in changed:
-                self._take_up(participant)
+            for participant in self._participants:
+                identity = self._liveness.identity(participant)
+                if identity != self._known.get(participant):
+                    self._known[participant] = identity
+                    self._take_up(participant)
             if (self._new or self._on_turn is not None) and not self._closing:
                 os.eventfd_write(self._bell, 1)
 

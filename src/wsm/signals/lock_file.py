@@ -128,7 +128,10 @@ class LockFile:
                 os.close(self._descriptor)
 
     def _held_here(self, start: int, length: int) -> bool:
-        return any(_overlap(start, length, *other) for other in self._held.values())
+        for held_start, held_length in self._held.values():
+            if _overlap(start, length, held_start, held_length):
+                return True
+        return False
 
     def _release(self, hold: LockHold) -> None:
         with _registry.mutex:

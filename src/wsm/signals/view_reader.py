@@ -21,11 +21,15 @@ class WordsRead(NamedTuple):
     ----------
     view : View
         What was read.
-    statuses : tuple of int
-        The status words as they stand in memory, for a later wait for a change.
+    command : int
+        The command word as it stands in memory, for a later wait for a change.
+    steps, statuses : tuple of int
+        The step words and the status words, likewise.
     """
 
     view: View
+    command: int
+    steps: tuple[int, ...]
     statuses: tuple[int, ...]
 
 
@@ -70,9 +74,10 @@ class ViewReader:
             words = tuple(unpack(word) for unpack, word in zip(self._unpack, raw, strict=True))
         else:
             known = zip(self._unpack, raw, last[0], last[1], strict=True)
-            words = tuple(same if word == before else unpack(word) for unpack, word, before, same in known)
+            words = tuple([same if word == before else unpack(word) for unpack, word, before, same in known])
         middle = self._first_status
         command, committed = words[0], words[-1]
-        found = WordsRead(View(command, words[1:middle], words[middle:-1], committed), raw[middle:-1])
+        view = View(command, words[1:middle], words[middle:-1], committed)
+        found = WordsRead(view, raw[0], raw[1:middle], raw[middle:-1])
         self._last = raw, words, found
         return found

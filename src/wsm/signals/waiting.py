@@ -109,7 +109,7 @@ def wait_any(expected: Sequence[tuple[int, int]], timeout_s: float) -> None:
         Seconds.
     """
     waiters = (_Waiter * len(expected))(
-        *(_Waiter(value, address, _FUTEX_32, 0) for address, value in expected)
+        *[_Waiter(value, address, _FUTEX_32, 0) for address, value in expected]
     )
     # This call takes a point in time, not a span.
     until = _timespec(time.monotonic() + timeout_s)

@@ -61,8 +61,8 @@ class Resident(NamedTuple):
     @property
     def missing(self) -> frozenset[Tag]:
         """What is not there, or not whole."""
-        there = {Tag.WEIGHTS: self.weights is WeightState.NORMAL, Tag.KV_CACHE: self.kv is KVState.NORMAL}
-        return frozenset(tag for tag, holds in there.items() if not holds)
+        weights = {Tag.WEIGHTS} if self.weights is not WeightState.NORMAL else set()
+        return frozenset(weights | ({Tag.KV_CACHE} if self.kv is not KVState.NORMAL else set()))
 
     @property
     def as_whole(self) -> WeightState:
@@ -103,11 +103,11 @@ def resident_for(view: View, operation: Operation, tags: frozenset[Tag]) -> Resi
     """
     found = resident_on_each(view)
     one = resident_on_all(found)
-    weights = {each.weights for each in found}
-    if one is not None and WeightState.FAULTED not in weights:
+    if one is not None and one.weights is not WeightState.FAULTED:
         return one
     if operation is not Operation.CLEAR or tags != ALL_TAGS:
         return None
+    weights = {each.weights for each in found}
     return Resident(
         WeightState.FAULTED if WeightState.FAULTED in weights else max(weights),
         KVState.CLEARED if all(each.kv is KVState.CLEARED for each in found) else KVState.NORMAL,
@@ -206,24 +206,26 @@ def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
     operation = view.command.operation
     if operation not in _ABORT_OF:
         return None
-    statuses = [view.of_command(index) for index in range(len(view.statuses))]
-    if operation is Operation.CLEAR and all(status and status.code.is_terminal for status in statuses):
+    if operation is Operation.CLEAR and not waiting_on(view):
         return None
     if operation.is_of_admission and give_up:
         return _ABORT_OF[operation]  # who asked has no receipt, and must not find the group held, or open
     if operation in _COMMIT_OF and all_prepared(view):
         return _COMMIT_OF[operation] if agree else _ABORT_OF[operation]
-    if give_up or any(status and status.code.is_failure for status in statuses):
-        return _ABORT_OF[operation]
-    return None
+    aborts = give_up
+    for index in range(len(view.statuses)):
+        status = view.of_command(index)
+        aborts = aborts or (status is not None and status.code.is_failure)
+    return _ABORT_OF[operation] if aborts else None
 
 
 def all_prepared(view: View) -> bool:
     """Whether every participant says PREPARED for the command of the view."""
-    return all(
-        (status := view.of_command(index)) is not None and status.code is StatusCode.PREPARED
-        for index in range(len(view.statuses))
-    )
+    for index in range(len(view.statuses)):
+        status = view.of_command(index)
+        if status is None or status.code is not StatusCode.PREPARED:
+            return False
+    return True
 
 
 def is_over(view: View) -> bool:

@@ -139,6 +139,9 @@ class TransitionRecord(NamedTuple):
     kv_kept: bool = True
 
 
+_ENCODE = json.JSONEncoder(default=str, separators=(",", ":")).encode  # made once: a command has sixty lines
+
+
 class JournalEntry(NamedTuple):
     """One thing that happened.
 
@@ -168,8 +171,11 @@ class JournalEntry(NamedTuple):
 
     def to_line(self) -> str:
         """Return one line of JSON, without its line feed; facts that JSON does not know become text."""
-        content = {"schema": SCHEMA, **self._asdict(), "facts": dict(self.facts)}
-        return json.dumps(content, default=str, separators=(",", ":"))
+        kind, at_ns, wall_ns, rank, epoch, sequence, facts = self
+        return (
+            f'{{"schema":{SCHEMA},"kind":"{kind}","at_ns":{at_ns},"wall_ns":{wall_ns},'
+            f'"rank":{rank},"epoch":{epoch},"sequence":{sequence},"facts":{_ENCODE(dict(facts))}}}'
+        )
 
 
 def transition_entry(record: TransitionRecord, *, rank: int, wall_ns: int) -> JournalEntry:

@@ -56,6 +56,8 @@ class Phase(enum.Enum):
     STAGING = "staging"
     STAGED = "staged"
 
+    __hash__ = object.__hash__  # an enumeration's own is a function in Python; a rank asks thousands a second
+
 
 class Todo(enum.Enum):
     """The next thing to do, and in brackets the events that can come of it."""
@@ -76,6 +78,8 @@ class Todo(enum.Enum):
     UNDO = "undo"  # stop, take back what can be taken back [STOPPED]
     KEEP = "keep"  # aborted, no rank touched its weights: as before the command [KEPT]
     DROP = "drop"  # aborted, a rank touched its weights: hold no weights [CLEARED, FAULTED]
+
+    __hash__ = object.__hash__  # as of a phase
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,7 @@ class When(enum.Enum):
     ALL_STOPPED = "all have stopped"
     ALL_STOPPED_ANY_TOUCHED = "all have stopped, some touched"
 
-    __hash__ = object.__hash__  # an enumeration's own is a function in Python; a rank asks thousands a second
+    __hash__ = object.__hash__  # as of a phase
 
 
 class Effect(enum.Enum):

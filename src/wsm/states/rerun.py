@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -60,14 +60,14 @@ class InputLog:
     """Says which inputs of one rank are to be written, and as which facts."""
 
     def __init__(self) -> None:
-        self._words: Facts = {}
+        self._read: View | None = None  # what the last look that was written had read
         self._entered: Happened | None = None
         self._told: tuple[object, ...] = ()
 
     def joined(self, move: Move, view: View) -> list[Facts]:
         """Return the facts of a join; the first look behind it is written whole."""
         rank, steps = move.state.rank, move.state.steps
-        self._words, self._entered, self._told = {}, None, ()
+        self._read, self._entered, self._told = None, None, ()
         words = {"command": _hex(view.command), "status": _hex(view.statuses[rank])}
         held = {"held": True} if move.state.held else {}
         own = {"step": _hex(view.steps[rank])} if steps else {}
@@ -82,9 +82,8 @@ class InputLog:
         if move.state is before and move.step is None and move.status is None and quiet:
             return []
         self._told = told
-        words = _words(view)
-        new = {name: word for name, word in words.items() if self._words.get(name) != word}
-        self._words = words
+        new = _words(view, since=self._read)
+        self._read = view
         return [*self._steps(), {"look": new, "answer": _answer(move)}]
 
     def happened(self, happened: Happened, move: Move) -> list[Facts]:
@@ -317,18 +316,23 @@ def _of_happened(happened: Happened) -> Facts:
     return told
 
 
-def _words(view: View) -> Facts:
-    """Return every word of a view, in hexadecimal digits: JSON readers keep 53 bits of a number."""
-    return {
-        "command": _hex(view.command),
-        "committed": _hex(view.committed),
-        **_numbered("step", view.steps),
-        **_numbered("status", view.statuses),
-    }
+def _words(view: View, since: View | None = None) -> Facts:
+    """Return the words of a view, those alone that differ from an earlier one where it is given.
 
-
-def _numbered(name: str, words: Iterable[StepWord | StatusWord]) -> Facts:
-    return {f"{name}{index}": _hex(word) for index, word in enumerate(words)}
+    In hexadecimal digits: JSON readers keep 53 bits of a number.
+    """
+    found: Facts = {}
+    if since is None or view.command != since.command:
+        found["command"] = _hex(view.command)
+    if since is None or view.committed != since.committed:
+        found["committed"] = _hex(view.committed)
+    for index, step in enumerate(view.steps):
+        if since is None or step != since.steps[index]:
+            found[f"step{index}"] = _hex(step)
+    for index, status in enumerate(view.statuses):
+        if since is None or status != since.statuses[index]:
+            found[f"status{index}"] = _hex(status)
+    return found
 
 
 def _view(words: Mapping[str, str]) -> View:

@@ -196,7 +196,10 @@ class Chart:
         wsm.errors.BadInputError
             If `kept` is not a bool and a guard depends on it.
         """
-        return next((row for row in self.rows_for(state, event) if row.admits(kept=kept)), None)
+        for row in self._index.get((state, event), ()):
+            if row.admits(kept=kept):
+                return row
+        return None
 
     def legal(self, state: State) -> tuple[Event, ...]:
         """Return the events that are not refused in a state, in the order in which they are shown."""

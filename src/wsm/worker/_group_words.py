@@ -14,7 +14,7 @@ from wsm.report import FailureReport, RankReport
 from wsm.signals.presence import PresenceWords
 from wsm.signals.segment import Segment
 from wsm.signals.slot import PayloadSlot
-from wsm.signals.view_reader import ViewReader
+from wsm.signals.view_reader import ViewReader, WordsRead
 from wsm.signals.waiting import Watch, wait, wake
 from wsm.states.phases import Move, RankState
 from wsm.states.view import View
@@ -50,13 +50,18 @@ class GroupWords:
         self.status = layout.status[rank]
         self.presence = PresenceWords(segment.words, layout.heartbeat[rank])
         self._clock = clock or SystemClock()
+        self._said: StatusWord | None = None  # the status that was written last
         self._reader = ViewReader(segment)
         self.steps = layout.step[: segment.world_size]
         self.statuses = layout.status
         self.peer_steps = tuple(index for index in self.steps if index != self.step)
 
-    def view(self) -> View:
+    def read(self) -> WordsRead:
         """Read every word once, one after the other."""
+        return self._reader.read()
+
+    def view(self) -> View:
+        """Read every word once, for the rules alone."""
         return self._reader.read().view
 
     def called_off(self, epoch: int) -> bool:
@@ -64,19 +69,27 @@ class GroupWords:
         command = CommandWord.unpack(self.words[self.command])
         return command.operation.is_abort or command.epoch != epoch
 
-    def watches(self) -> list[Watch]:
-        """Say what the words are now, for a later :meth:`wait`; to be taken before the view is read."""
-        words = self.words
-        found = [Watch(self.command, high=False, seen=words[self.command])]
-        found += [Watch(index, high=True, seen=words[index]) for index in self.peer_steps]
-        found += [
-            Watch(index, high=False, seen=words[index]) for index in self.statuses if index != self.status
-        ]
-        return found
+    def wait(self, read: WordsRead, timeout_s: float) -> bool:
+        """Wait until a word of the controller or a peer differs from what was read.
 
-    def wait(self, watches: list[Watch], timeout_s: float) -> bool:
-        """Wait until a watched word differs from what was seen; blocks up to `timeout_s` seconds."""
+        Blocks up to `timeout_s` seconds.
+        """
+        watches = [Watch(self.command, high=False, seen=read.command)]
+        watches += [
+            Watch(index, high=True, seen=word)
+            for index, word in zip(self.steps, read.steps, strict=True)
+            if index != self.step
+        ]
+        watches += [
+            Watch(index, high=False, seen=word)
+            for index, word in zip(self.statuses, read.statuses, strict=True)
+            if index != self.status
+        ]
         return wait(self.segment, watches, timeout_s)
+
+    def pause(self, timeout_s: float) -> None:
+        """Sleep where there is no word to wait for."""
+        wait(self.segment, [], timeout_s)
 
     def write(self, move: Move) -> None:
         """Store the words of a move, the step word first, and wake those who wait for what they say.
@@ -86,15 +99,14 @@ class GroupWords:
         """
         words, step, status = self.words, move.step, move.status
         step_word = None if step is None else step.pack()
-        status_word, known = None, 0
-        if status is not None:
-            before = StatusWord.unpack(words[self.status])
-            known = before.ready if before[:2] == status[:2] else 0
-            status_word = status.pack()
+        status_word = None if status is None else status.pack()
+        known = 0  # votes that were given already
+        if status is not None and self._said is not None and self._said[:2] == status[:2]:
+            known = self._said.ready
         if step_word is not None:
             words[self.step] = step_word
         if status_word is not None:
-            words[self.status] = status_word
+            words[self.status], self._said = status_word, status
         with contextlib.suppress(MemoryError, OSError):
             if step is not None and step.kind is not StepKind.RUNNING:
                 wake(self.segment, self.step, high=True)

@@ -19,6 +19,7 @@ from wsm.errors import InternalError
 from wsm.report import STEP, FailureReport, RankReport
 from wsm.shortage import shortage_of
 from wsm.signals.segment import Segment
+from wsm.signals.view_reader import WordsRead
 from wsm.states import phases
 from wsm.states import rank as protocol
 from wsm.states.machine import LifeCycle
@@ -124,7 +125,6 @@ class RankLoop:
         self._doing: Todo | None = None
         self._work: dict[Todo, Callable[[View], None]] = {
             Todo.REJOIN: self._rejoin,
-            Todo.BEGIN: self._begin,
             Todo.ACCEPT: self._accept,
             Todo.RUN: self._act,
             Todo.LEAVE_VOTE: self._leave_vote,
@@ -134,7 +134,7 @@ class RankLoop:
             Todo.KEEP: lambda _view: self._settle(Run.keep),
             Todo.DROP: lambda _view: self._settle(Run.drop),
         }
-        self._beside = {Todo.DRAIN: self._drain, Todo.STAGE: self._stage}
+        self._beside = {Todo.BEGIN: self._begin, Todo.DRAIN: self._drain, Todo.STAGE: self._stage}
 
     @property
     def version(self) -> int | None:
@@ -172,8 +172,11 @@ class RankLoop:
             if self._doing in phases.FAILS_WHEN_CUT_SHORT:
                 self._broke_off(error)
             self.recorder.cut_short(error)
+            self.recorder.write()
             time.sleep(IDLE_WAIT_S)  # there is no word to wait for
             todo = Todo.WAIT
+        finally:
+            self.recorder.write()
         self._may_enter = todo is not Todo.WAIT
         return todo
 
@@ -185,6 +188,7 @@ class RankLoop:
         move = protocol.join(rank, view.command, step, view.statuses[rank], steps=steps)
         self._reports.attached(move.state.epoch, view.committed.sequence)
         self._take(move, view)
+        self.recorder.write()
 
     def close(self) -> None:
         """Stop what runs beside the loop; the rank leaves its group. Blocks a second at most."""
@@ -238,6 +242,7 @@ class RankLoop:
         self.recorder.step_broken(self.state.epoch, self.state.step, error)
         if self.state.phase is not Phase.IDLE and protocol.may_fail(self.state):
             self._fail(STEP, error)
+        self.recorder.write()
 
     # -- a look, and what takes effect -------------------------------------------------------------
 
@@ -247,27 +252,44 @@ class RankLoop:
             self._expire_command()
         for _ in range(_LOOKS_PER_TURN):
             self._doing = None
-            watches = self.words.watches()
-            view = self.words.view()
+            read = self.words.read()
+            view = read.view
             move = protocol.advance(self.state, view)
             self._take(move, view)
             self._doing = move.todo
-            todo = self._beside[move.todo](view) if move.todo in self._beside else move.todo
-            if todo is Todo.JOIN:
-                todo = self._look_after(protocol.before_joining(self.state, idle=idle), view)
+            todo = self._done_beside(move.todo, view, idle=idle)
+            if todo is Todo.LOOK:
+                continue
             if todo in (Todo.SERVE, Todo.JOIN):
                 if idle and todo is Todo.SERVE and self.state.phase is not Phase.IDLE:
-                    self.words.wait(watches, IDLE_WAIT_S)  # else an idle loop would turn as fast as it can
+                    self._wait(read)  # else an idle loop would turn as fast as it can
                 return todo
             if todo is Todo.WAIT:
                 self._expire(view)
-                self.words.wait(watches, IDLE_WAIT_S)
+                self._wait(read)
                 return Todo.WAIT
-            if todo is not Todo.LOOK:
-                self._work[todo](view)
-                if todo is not Todo.COMMIT:
-                    return Todo.WAIT
+            self._work[todo](view)
+            if todo is not Todo.COMMIT:
+                return Todo.WAIT
         return Todo.WAIT
+
+    def _done_beside(self, todo: Todo, view: View, *, idle: bool) -> Todo:
+        """Do what goes on beside steps, where that is to be done, and before a step is joined.
+
+        Returns what is to be done then; LOOK: it has come further.
+        """
+        joins = todo is Todo.JOIN
+        if joins:
+            todo = protocol.before_joining(self.state, idle=idle)
+        if todo in self._beside:
+            todo = self._beside[todo](view)
+            if joins and todo is not Todo.LOOK:
+                return Todo.JOIN
+        return todo
+
+    def _wait(self, read: WordsRead) -> None:
+        self.recorder.write()
+        self.words.wait(read, IDLE_WAIT_S)
 
     def _take(self, move: Move, source: View | Happened) -> None:
         """Write a move's words, and remember its state; `source` is the input that it answers.
@@ -328,24 +350,24 @@ class RankLoop:
 
     # -- the good path of a command ----------------------------------------------------------------
 
-    def _begin(self, view: View) -> None:
+    def _begin(self, _view: View) -> Todo:
+        """Read what is asked, and check that it is legal here."""
         state = self.state
         data = self.reader.arguments(state)
         if data is None:
             if self._begins_late != state.sequence:
                 self._begins_late = state.sequence
                 self.watch.wake()  # no plan was taken up, and the command may be abandoned already
-            self._expire(view)
-            self.words.wait([], IDLE_WAIT_S)
-            return
+            return Todo.WAIT
         self.recorder.command_seen(state.epoch, state.sequence, state.operation.name)
         try:
             self.run = self.reader.commanded(state, data)
             collective = self.run.begin()
         except Exception as error:  # noqa: BLE001 - whatever it is: the command is refused, with its cause
             self._refuse(error)
-            return
-        self._tell(Event.BEGAN, collective=collective)
+        else:
+            self._tell(Event.BEGAN, collective=collective)
+        return Todo.LOOK
 
     def _drain(self, view: View) -> Todo:
         """Serve on until the in-flight policy is satisfied, then park."""
@@ -375,12 +397,6 @@ class RankLoop:
             self._tell(Event.STAGED, report=self._at_work.report())
             return Todo.LOOK
         return protocol.meanwhile(self.state, view)
-
-    def _look_after(self, todo: Todo, view: View) -> Todo:
-        """Go on with a staging before a step is joined; return what is to be done then."""
-        if todo is not Todo.STAGE:
-            return todo
-        return Todo.LOOK if self._stage(view) is Todo.LOOK else Todo.JOIN
 
     def _accept(self, _view: View) -> None:
         try:
@@ -431,18 +447,15 @@ class RankLoop:
             raise
         report, serves = run.report(), self.life.serving
         self.reader.committed(report)
-        self._tell(Event.COMMITTED, serves=serves, report=replace(report, pause_s=self._paused_s()))
+        since_ns = self._paused_since_ns  # None: the rank never could serve
+        pause_s = 0.0 if since_ns is None else (self._clock.monotonic_ns() - since_ns) / 1e9
+        self._tell(Event.COMMITTED, serves=serves, report=replace(report, pause_s=pause_s))
         self.run = None
         if serves:
             self._paused_since_ns = None
         if serves and self.version is not None:
             self.recorder.served(self.state.epoch, self.state.done, self.version)
         self.reader.keep_pinned(report.version, *report.bases)
-
-    def _paused_s(self) -> float:
-        """Return the seconds since the rank last could serve; 0 if it can, or never could."""
-        since_ns = self._paused_since_ns
-        return 0.0 if since_ns is None else (self._clock.monotonic_ns() - since_ns) / 1e9
 
     # -- the ways out ------------------------------------------------------------------------------
 
@@ -574,7 +587,11 @@ class RankLoop:
     def _expire(self, view: View) -> None:
         """Report a wait that has passed its deadline, once per phase; fail the command where that may be."""
         state = self.state
-        limit_s = self._limit_s()
+        if state.phase is Phase.VOTING:
+            limit_s = None if self.run is None else self.run.plan.actions[state.action].deadline_s
+        else:
+            name = phases.DEADLINES.get(state.phase)
+            limit_s = None if name is None else float(getattr(self._deadlines, name))
         waited_s = (self._clock.monotonic_ns() - self._phase_since_ns) / 1e9
         if self._told_late or limit_s is None or waited_s < limit_s:
             return
@@ -588,13 +605,6 @@ class RankLoop:
         self.recorder.wait_expired(state.epoch, state.sequence, error)
         if protocol.may_fail(state):
             self._fail(state.phase.value, error)
-
-    def _limit_s(self) -> float | None:
-        """Return how long the present phase may last; None: as long as it takes."""
-        if self.state.phase is Phase.VOTING:
-            return None if self.run is None else self.run.plan.actions[self.state.action].deadline_s
-        name = phases.DEADLINES.get(self.state.phase)
-        return None if name is None else float(getattr(self._deadlines, name))
 
     def _expire_command(self) -> None:
         """Fail a command whose controller is stopped and whose deadline has passed, if that may be."""

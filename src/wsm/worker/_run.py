@@ -105,7 +105,8 @@ class Run:
     ) -> None:
         keeps_kv = arguments.kv_policy is not KVPolicy.DROP
         self._asked = Asked(request, arguments.tags, life.joint, keeps_kv=keeps_kv)
-        self.plan = _NOTHING if self._asked.plan is None else plans.named(self._asked.plan)
+        serves = self._asked.plan
+        self.plan = _NOTHING if serves is None else plans.named(serves)
         self._plans = plans
         self._life = life
         self._context = context
@@ -123,13 +124,13 @@ class Run:
         # of a hot update
         self._thread = thread
         self._before = before
-        self._staging = Staging(self.plan.staging, context, clock)
+        self._staging = None if thread is None else Staging(self.plan.staging, context, clock)
         self._staging_begun = self._admission_ended = False
         self._moments: list[Moment] = []
         self._staged: Action | None = None  # the action that the thread is inside of
         self._staging_over = False  # whether it has failed, or was stopped
         self._staged_since_ns = 0
-        self._flips = list(self.plan.flip)
+        self._flips = [] if thread is None else list(self.plan.flip)
         self._flipped = thread is None
 
     @property
@@ -182,7 +183,7 @@ class Run:
             Whatever an action raised in the staging thread, with its traceback.
         """
         thread = self._thread
-        if thread is None:
+        if thread is None or self._staging is None:
             raise InternalError(f"{self._asked.request.value} stages nothing beside the serving loop")
         if self._staging_over:
             cause = "memory ran out as its failure was taken in"
@@ -306,6 +307,7 @@ class Run:
             self._context.weights_touched = True
         if self._context.weights_touched:
             return True
+        self._recorder.write()
         for action in reversed(self._began):
             try:
                 action.undo(self._context)
@@ -433,6 +435,7 @@ class Run:
             self.doing = action.name
         self._inside = None
         began_ns = self._started(action)
+        self._recorder.write()  # an action that hangs, or ends the process, stands in the journal
         try:
             self._inside = action
             action.run(self._context)
@@ -483,7 +486,7 @@ class Run:
 
         Nothing once it was stopped: what it was inside of has failed, however it ends.
         """
-        if self._staging_over:
+        if self._staging is None or self._staging_over:
             return
         self._moments += self._staging.news()  # here: a shortage between the two would lose them
         while self._moments:

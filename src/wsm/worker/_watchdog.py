@@ -239,6 +239,7 @@ class Watchdog:
         self._abandoned = abandoned
         self._log = log.logger("worker.watchdog", rank=words.rank)
         self._asks_at_s = 0.0  # the role; 0: nothing was due at the last look
+        self._slept = True
         self._reported: Running | None = None
         # Ranks alone: a participant without steps is in no communicator.
         self._peers = tuple(peer for peer in range(words.segment.world_size) if peer != words.rank)
@@ -265,13 +266,20 @@ class Watchdog:
             self._interrupt(f"the process of rank {', '.join(map(str, dead))} is gone")
 
     def _turn(self) -> float | None:
-        """Look at the action at hand; return when to look again, None: only when woken."""
+        """Look at the action at hand; return when to look again, None: only when woken.
+
+        What has just begun is looked at a little later: a thread that works now costs the loop time.
+        """
+        if self._slept:
+            self._slept = False
+            return LOOK_S
         running = self._watch.running
         if running is not None:
             self._look_at(running)
         lacks_a_word = self._look_at_command()
         idle = running is None and self._state().phase is Phase.IDLE
-        return None if idle and not lacks_a_word else LOOK_S
+        self._slept = idle and not lacks_a_word
+        return None if self._slept else LOOK_S
 
     def _look_at_command(self) -> bool:
         """Do what is owed to a command whose controller does not come back; return whether it needs one."""

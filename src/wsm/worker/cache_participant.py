@@ -144,7 +144,7 @@ class CacheParticipant:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a word of the group to change, up to `timeout_s` seconds. Returns whether one did."""
-        return self._words.wait(self._words.watches(), timeout_s)
+        return self._words.wait(self._words.read(), timeout_s)
 
     def close(self) -> None:
         """Leave the group's segment. Idempotent. The group can be commanded no more without this process."""

@@ -3,6 +3,9 @@
 Knows the shapes of journal and log, and decides nothing. The last lines, words aside, stand in the group's
 segment too: there they survive this process even where no file was configured. A file that cannot be
 written any more, or lacks a line for want of memory, ends there: the worker goes on.
+
+An entry is kept when it happens, with its time, and written as a line by :meth:`Recorder.write`: before the
+rank waits, enters work of the engine, or goes back to its loop. So no word waits for a line.
 """
 
 from __future__ import annotations
@@ -33,6 +36,9 @@ from wsm.states.vocabulary import KVState, WeightState
 
 #: Characters of an error's message; an engine's own errors may quote whole tensors.
 _MAX_MESSAGE = 2 * 1024
+
+#: What the segment has no line of: the words stand there themselves, and inputs are for a replay.
+_FILE_ALONE = frozenset({kinds.WORD_WRITTEN, kinds.INPUT})
 
 #: No line of a journal is longer, in bytes.
 _MAX_LINE_BYTES = 64 * 1024
@@ -80,7 +86,8 @@ class Recorder:
         self._ring: LineRing | None = None
         self._closed, self._last = False, ""
         self._told_short: tuple[int, int, type[BaseException]] | None = None
-        self._writing = threading.Lock()  # the watchdog's thread reports what it cannot end
+        self._writing = threading.RLock()  # the watchdog's thread reports what it cannot end
+        self._unwritten: list[JournalEntry] = []
         if directory is not None:
             Path(directory).mkdir(parents=True, exist_ok=True)
             path = Path(directory) / f"rank{rank}.ndjson"
@@ -90,6 +97,7 @@ class Recorder:
         self._inputs = None if self._file is None else InputLog()
         self.journal = Journal()
         self._note(kinds.STARTED, pid=os.getpid(), version=wsm.__version__, tables=own_tables())
+        self.write()
 
     def keep_in(self, ring: LineRing) -> None:
         """From now on keep the last entries in the segment, those of this process so far included."""
@@ -171,6 +179,7 @@ class Recorder:
         """A wait has passed its deadline."""
         self._epoch, self._sequence = epoch, sequence
         self._note(kinds.WAIT_EXPIRED, message=str(error))
+        self.write()  # the loop may be blocked
         self._log.warning(log.DEADLINE_EXPIRED, epoch=epoch, sequence=sequence, error=str(error))
 
     @_never_raises
@@ -180,6 +189,7 @@ class Recorder:
         Called by another thread, so it leaves alone what the loop's own entries belong to.
         """
         self._keep(self._entry(kinds.INTERRUPTED, epoch, sequence, {"message": why}))
+        self.write()
         self._log.warning(log.GROUPS_INTERRUPTED, epoch=epoch, sequence=sequence, why=why)
 
     @_never_raises
@@ -215,30 +225,26 @@ class Recorder:
         """The rank has entered an epoch."""
         inputs = self._inputs  # another thread may end the file
         if inputs is not None:
-            self._write_inputs(move.state, inputs.joined(move, view))
+            self._keep_inputs(move.state, inputs.joined(move, view))
 
     @_never_raises
     def looked(self, before: RankState, view: View, move: Move) -> None:
         """The rank has read the words of its group."""
         inputs = self._inputs  # another thread may end the file
         if inputs is not None:
-            self._write_inputs(before, inputs.looked(before, view, move))
+            self._keep_inputs(before, inputs.looked(before, view, move))
 
     @_never_raises
     def happened(self, before: RankState, happened: Happened, move: Move) -> None:
         """Something was done, or a step was entered, and the rank has taken it in."""
         inputs = self._inputs  # another thread may end the file
         if inputs is not None:
-            self._write_inputs(before, inputs.happened(happened, move))
+            self._keep_inputs(before, inputs.happened(happened, move))
 
-    def _write_inputs(self, state: RankState, found: list[dict[str, Any]]) -> None:
-        """Write inputs to the file alone; the last entries in memory and segment are for people."""
-        if not found:
-            return
-        with self._writing:
-            for facts in found:
-                sequence = state.sequence or self._sequence
-                self._write_line(self._entry(kinds.INPUT, state.epoch, sequence, facts).to_line())
+    def _keep_inputs(self, state: RankState, found: list[dict[str, Any]]) -> None:
+        """Keep inputs for the file alone; the last entries in memory and segment are for people."""
+        for facts in found:
+            self._keep(self._entry(kinds.INPUT, state.epoch, state.sequence or self._sequence, facts))
 
     @_never_raises
     def cut_short(self, error: BaseException) -> None:
@@ -252,7 +258,7 @@ class Recorder:
 
     def lost(self, error: BaseException) -> None:
         """A line could not be written: the journal ends with the one before it, and begins anew in memory."""
-        self.journal = Journal()
+        self.journal, self._unwritten = Journal(), []
         if self._file is not None:
             with contextlib.suppress(MemoryError, OSError):
                 self._log.error(log.JOURNAL_ENDED, error=described(error))
@@ -262,6 +268,7 @@ class Recorder:
         """Say that the process leaves, and close the file; the journal in memory stays. Idempotent."""
         if self._closed:
             return
+        self.write()
         self._closed, self._ring = True, None
         self._say_the_end()
         self._end_file()
@@ -269,6 +276,7 @@ class Recorder:
     @_never_raises
     def _say_the_end(self) -> None:
         self._note(kinds.ENDED)
+        self.write()
 
     def _end_file(self) -> None:
         """Close the file. What it could not take lies in its buffer still, and would be refused once more."""
@@ -281,35 +289,41 @@ class Recorder:
         self._keep(self._entry(kind, self._epoch, self._sequence, facts))
 
     def _entry(self, kind: str, epoch: int, sequence: int, facts: dict[str, Any]) -> JournalEntry:
-        return JournalEntry(
-            kind=kind,
-            at_ns=self._clock.monotonic_ns(),
-            wall_ns=self._clock.wall_ns(),
-            rank=self._rank,
-            epoch=epoch,
-            sequence=sequence,
-            facts=facts,
-        )
+        clock = self._clock
+        return JournalEntry(kind, clock.monotonic_ns(), clock.wall_ns(), self._rank, epoch, sequence, facts)
 
     def _keep(self, new: JournalEntry) -> None:
         with self._writing:
-            self.journal.append(new)
-            self._last = new.kind
-            if self._file is None and self._ring is None:
-                return
-            line = new.to_line()  # once: what is written here is written while the rank does not serve
-            self._write_line(line)
-            if self._ring is not None and new.kind != kinds.WORD_WRITTEN:
-                self._ring.append(line)
+            if new.kind != kinds.INPUT:
+                self.journal.append(new)
+                self._last = new.kind
+            self._unwritten.append(new)
 
-    def _write_line(self, line: str) -> None:
-        if self._file is None:
+    @_never_raises
+    def write(self) -> None:
+        """Write the lines of what was kept since the last call; costs nothing where there is none."""
+        if not self._unwritten:
             return
-        try:
-            self._file.write(line + "\n")
-        except OSError as error:
-            self._log.error(log.JOURNAL_ENDED, error=str(error))
-            self._end_file()
+        with self._writing:
+            entries, self._unwritten = self._unwritten, []
+            written: list[str] = []
+            told: list[str] = []
+            for entry in entries:
+                if self._file is None and entry.kind in _FILE_ALONE:
+                    continue
+                line = entry.to_line()
+                written.append(line)
+                if entry.kind not in _FILE_ALONE:
+                    told.append(line)
+            if self._file is not None:
+                try:
+                    self._file.write("\n".join([*written, ""]))  # one call of the kernel
+                except OSError as error:
+                    self._log.error(log.JOURNAL_ENDED, error=str(error))
+                    self._end_file()
+            if self._ring is not None:
+                for line in told:
+                    self._ring.append(line)
 
 
 def _cut_torn_line(path: Path) -> None:

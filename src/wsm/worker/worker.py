@@ -255,14 +255,15 @@ class Worker:
             no peer, so a rank that follows others should poll every millisecond or so. While a hot update is
             staged it returns within a millisecond.
         """
-        watches = self._words.watches()  # first: a command that arrives now must not be taken for an old one
+        read = self._words.read()  # first: a command that arrives now must not be taken for an old one
         if self._memory[self._command] != self._quiet:
             if self._loop.state.phase not in _BESIDE:
                 return True
             # Not on the words: peers that step change them, and a loop that comes straight back lets the
             # interpreter go only for moments that the staging thread misses on a busy machine.
-            return self._words.wait([], min(timeout_s, IDLE_WAIT_S))
-        return self._words.wait(watches, timeout_s)
+            self._words.pause(min(timeout_s, IDLE_WAIT_S))
+            return False
+        return self._words.wait(read, timeout_s)
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when a command arrives, for selectors, asyncio and ZMQ.
@@ -313,26 +314,24 @@ class Worker:
     def _turn(self) -> Turn:
         """Leave the quiet path; find out whether it may be taken again. A shortage is a turn without work."""
         try:
-            return self._slow_turn()
+            rang = self._bell is not None and self._bell.clear()
+            self._leave_quiet_path()
+            seen = self._memory[self._command]
+            todo = self._loop.turn()
+            idle = self._loop.state.phase is Phase.IDLE
+            if idle and todo is Todo.SERVE:
+                self._permit.word = self._memory[self._own_step]
+                self._quiet = seen if self._permit.word & MAX_STEP < _LAST_QUIET_STEP else _NEVER
+                if self._bell is not None and self._bell.is_ringing():
+                    self._quiet = _NEVER
+            if rang or (idle and todo is Todo.WAIT):
+                self._attachment.check(self._loop.state.sequence, now=rang)
+            return _TURNS.get(todo, HOLD)
         except (MemoryError, OSError, RuntimeError) as error:
             if shortage_of(error) is None:
                 raise
             time.sleep(IDLE_WAIT_S)  # the driver has said so already, or nothing was done yet
             return HOLD
-
-    def _slow_turn(self) -> Turn:
-        rang = self._bell is not None and self._bell.clear()
-        self._leave_quiet_path()
-        seen = self._memory[self._command]
-        todo = self._loop.turn()
-        if todo is Todo.SERVE and self._loop.state.phase is Phase.IDLE:
-            self._permit.word = self._memory[self._own_step]
-            self._quiet = seen if self._permit.word & MAX_STEP < _LAST_QUIET_STEP else _NEVER
-            if self._bell is not None and self._bell.is_ringing():
-                self._quiet = _NEVER
-        if rang or todo is Todo.WAIT:
-            self._attachment.check(self._loop.state.sequence, now=rang)
-        return _TURNS.get(todo, HOLD)
 
     def _rung(self) -> None:
         """Let the next poll() look, and silence the bell; called by the bell's thread after it rang."""
