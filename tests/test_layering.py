@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config_reading": FOUNDATION | {"yaml_reading"},
     "yaml_reading": set(),
     "printable": set(),
-    "command": CORE,
+    "command": CORE | {"states.holding"},
     "report": FOUNDATION,
     "commit_report": FOUNDATION | {"states.words", "signals", "report"},
     "declared_plans": FOUNDATION,

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from wsm.errors import BadInputError, RefusedError
+from wsm.states.holding import Hold
 from wsm.states.vocabulary import (
     ALL_TAGS,
+    After,
     HotFallback,
     InFlightPolicy,
     KVPolicy,
@@ -26,6 +28,8 @@ MAX_REQUEST_ID = 200
 
 #: Kind under which arguments stand in their payload slot.
 ARGUMENTS_KIND = 1
+
+_FLAGS = ("reload", "clears", "restores", "partial", "of_admission")
 
 #: Codes that other processes look for in a rank's report.
 VERSION_HELD: Final = "version-held"
@@ -126,8 +130,8 @@ def parse_tags(text: str) -> frozenset[Tag]:
         raise TagsError(tags=repr(text)) from None
 
 
-def checked_tags(tags: Collection[Tag]) -> frozenset[Tag]:
-    """Return tags as a set.
+def checked_tags(tags: Collection[Tag], *, none: bool = False) -> frozenset[Tag]:
+    """Return tags as a set; `none`: there may, and must, be none.
 
     Raises
     ------
@@ -135,7 +139,7 @@ def checked_tags(tags: Collection[Tag]) -> frozenset[Tag]:
         If there is none, one twice, or something that is no tag: a string, for instance.
     """
     found = frozenset(tags)
-    if not found or len(found) != len(tags) or not found <= ALL_TAGS:
+    if bool(found) is none or len(found) != len(tags) or not found <= ALL_TAGS:
         raise TagsError(tags=repr(tags))
     return found
 
@@ -180,6 +184,13 @@ class CommandArguments:
     deadline_s : float or None
         Seconds after which an undecided command is aborted. Its controller counts them; the group itself does
         where that is stopped. None: not known.
+    after : After
+        What it leaves of the group's admission once it is committed.
+    hold : Hold or None
+        The hold that the group stands under then, where it is held; None: the one that it stands under.
+    of_admission : bool
+        Whether this is a hold or a release, which are about neither half. The command word says so too, until
+        a decision stands there.
     """
 
     request_id: str
@@ -195,6 +206,9 @@ class CommandArguments:
     partial: bool = False
     transfer_mode: TransferMode | None = None
     deadline_s: float | None = None
+    after: After = After.AS_BEFORE
+    hold: Hold | None = None
+    of_admission: bool = False
 
     def to_bytes(self) -> bytes:
         """Return the JSON text that goes into the slot."""
@@ -213,6 +227,9 @@ class CommandArguments:
                 "partial": self.partial,
                 "transfer_mode": None if self.transfer_mode is None else self.transfer_mode.value,
                 "deadline_s": self.deadline_s,
+                "after": self.after.value,
+                "hold": None if self.hold is None else self.hold.facts(),
+                "of_admission": self.of_admission,
             }
         ).encode()
 
@@ -231,10 +248,12 @@ class CommandArguments:
             in_flight, kv_policy = InFlightPolicy(content["in_flight"]), KVPolicy(content["kv_policy"])
             before = None if content["before"] is None else WeightState[content["before"]]
             hot_fallback = HotFallback(content["hot_fallback"])
-            tags = checked_tags([Tag(value) for value in content["tags"]])
+            tags = checked_tags([Tag(value) for value in content["tags"]], none=content["of_admission"])
             mode = None if content["transfer_mode"] is None else TransferMode(content["transfer_mode"])
             deadline_s = content["deadline_s"]
-            flags = {name: content[name] for name in ("reload", "clears", "restores", "partial")}
+            flags = {name: content[name] for name in _FLAGS}
+            after = After(content["after"])
+            hold = None if content["hold"] is None else Hold.of(content["hold"])
         except (ValueError, KeyError, TypeError, RecursionError, TagsError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
         if not isinstance(request_id, str) or not (version is None or type(version) is int):
@@ -254,4 +273,6 @@ class CommandArguments:
             **flags,
             transfer_mode=mode,
             deadline_s=deadline_s,
+            after=after,
+            hold=hold,
         )

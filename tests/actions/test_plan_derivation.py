@@ -61,6 +61,7 @@ def test_what_a_configuration_does_not_have_is_in_no_plan():
         names.DECLARE_STAGED,
         names.FLIP_WEIGHTS,
         names.RESUME_ADMITTING,
+        names.END_SET_ASIDE,
     }
 
 

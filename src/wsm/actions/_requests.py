@@ -15,6 +15,7 @@ from wsm.actions.surfaces import (
     FreezingRequestSurface,
     HoldingRequestSurface,
     KnownAdmission,
+    KnownSetAside,
     LosableRequests,
     RoutingReplaySurface,
     require,
@@ -97,7 +98,7 @@ class SettleRequests(Action):
             else:  # plans derived from this scheduler refuse the policy before anything is touched
                 raise errors.surface_missing(action=self.name, surface="requests.freeze()")
         elif context.in_flight is InFlightPolicy.ABORT or self._break_off_drain:
-            context.facts["requests_aborted"] = requests.abort_all()
+            context.facts["requests_aborted"] = requests.abort_all() + _end_set_aside(context)
 
     def probe(self, context: ActionContext) -> None:
         """Count the slots that are still held.
@@ -110,6 +111,26 @@ class SettleRequests(Action):
         left = context.runner.requests.in_flight()
         if left:
             raise PostconditionError(action=self.name, expected="no request in flight", found=f"{left}")
+
+
+class EndSetAside(Action):
+    """Under a hold, end the requests that it has set aside: what a command that says ABORT is about.
+
+    In plans under which nothing runs that would have to be settled first.
+    """
+
+    name = names.END_SET_ASIDE
+    purpose = "end what a hold has set aside"
+
+    def run(self, context: ActionContext) -> None:
+        """End them. Local; reports ``requests_aborted``."""
+        context.facts["requests_aborted"] = _end_set_aside(context)
+
+
+def _end_set_aside(context: ActionContext) -> int:
+    """End what a hold has set aside; a command is refused where that is needed and cannot be had."""
+    requests = context.runner.requests
+    return requests.abort_set_aside() if context.held and isinstance(requests, KnownSetAside) else 0
 
 
 class LoseRequests(Action):

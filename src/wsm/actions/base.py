@@ -162,6 +162,8 @@ class ActionContext:
     held : bool
         Whether the group was held when the command began: nothing but a release, or an update that says so,
         admits requests again.
+    set_aside : bool
+        Whether that hold has set requests aside, as far as it is known without asking the scheduler.
     boots : bool
         Whether no weights were committed in this epoch yet: a member of a communicator may be a new process.
     kept_digest : str or None
@@ -205,6 +207,7 @@ class ActionContext:
     kv_policy: KVPolicy = KVPolicy.DROP
     from_normal: bool = True
     held: bool = False
+    set_aside: bool = False
     boots: bool = False
     kept_digest: str | None = None
     partial: bool = False

@@ -80,6 +80,11 @@ def policy_refused(*, plan: str, policy: str, supported: Sequence[str]) -> Refus
     )
 
 
+def policy_impossible(*, why: str) -> RefusedError:
+    """A policy of the command is about requests that a hold has set aside, and cannot be honoured."""
+    return RefusedError(f"{why}; nothing was changed", code="policy-refused", why=why)
+
+
 def staging_unsupported(*, weights: str) -> NoRoomError:
     """The engine's weights cannot hold a second version beside the served one."""
     return NoRoomError(

@@ -14,6 +14,7 @@ STOP_ADMITTING: Final = "stop_admitting"
 SETTLE_REQUESTS: Final = "settle_requests"
 RESUME_ADMITTING: Final = "resume_admitting"
 LOSE_REQUESTS: Final = "lose_requests"
+END_SET_ASIDE: Final = "end_set_aside"
 RESET_INPUTS: Final = "reset_inputs"
 
 FORGET_ROUTING_REPLAY: Final = "forget_routing_replay"

@@ -33,6 +33,7 @@ from wsm.actions._groups import (
     ShutDownGroup,
 )
 from wsm.actions._requests import (
+    EndSetAside,
     ForgetRoutingReplay,
     LoseRequests,
     ResetInputs,
@@ -123,6 +124,8 @@ def compose(key: PlanKey, options: PlanOptions, proof: MemoryProof) -> Plan:
             key, options, actions, options.kv_policies, resumes, admission=admission, staged=len(staging)
         )
     actions = _clear(options, key, proof) if key.gives_back else _update(options, key)
+    if not (key.gives_back or key.weights is Half.REPLACED or options.cache_only):
+        resumes = (EndSetAside(), *resumes)
     kv_policies = frozenset({KVPolicy.DROP})
     if key.kv is Half.STAYS:
         # Requests that are held with their blocks go on at once, so not where the weights only go.

@@ -367,6 +367,22 @@ class HoldingRequestSurface(FreezingRequestSurface, Protocol):
 
 
 @runtime_checkable
+class KnownSetAside(FreezingRequestSurface, Protocol):
+    """A scheduler that knows which requests it has set aside, while the group is held.
+
+    Needed to end them under a hold (``InFlightPolicy.ABORT``), which is refused where it is not there.
+    """
+
+    def set_aside(self) -> int:
+        """Count the requests that :meth:`freeze` or :meth:`hold` has set aside, and that wait still."""
+        ...
+
+    def abort_set_aside(self) -> int:
+        """End each of them now, answer it with what it has so far; return how many."""
+        ...
+
+
+@runtime_checkable
 class KnownAdmission(RequestSurface, Protocol):
     """A scheduler that can say whether it admits requests. Of one that cannot, it is believed."""
 

@@ -60,6 +60,7 @@ class Scheduler:
         self._waiting: deque[GenerationRequest] = deque()
         self._running: list[GenerationRequest] = []
         self._held: list[GenerationRequest] = []
+        self._frozen: set[str] = set()  # those of the waiting that were set aside
         self._step: list[GenerationRequest] = []
         self._finished: list[Generation] = []
         self._lost: list[str] = []
@@ -76,7 +77,7 @@ class Scheduler:
         """Admit requests again, and let held ones run on. Idempotent."""
         self._admitting = True
         self._running = self._held + self._running
-        self._held = []
+        self._held, self._frozen = [], set()
 
     def is_admitting(self) -> bool:
         """Whether new requests are admitted."""
@@ -99,6 +100,7 @@ class Scheduler:
         for request in lost:
             self._residence.leave(request)
         self._running, self._held, self._step = [], [], []
+        self._frozen = set()
         self._lost += [request.request_id for request in lost]
         return len(lost)
 
@@ -106,6 +108,7 @@ class Scheduler:
         """Put every running request back to the head of the queue, without blocks; return how many."""
         frozen = list(self._running)
         self._requeue(frozen)
+        self._frozen |= {request.request_id for request in frozen}
         return len(frozen)
 
     def hold(self) -> int:
@@ -114,6 +117,18 @@ class Scheduler:
         self._held += self._running
         self._running = []
         return held
+
+    def set_aside(self) -> int:
+        """Count the requests that were frozen or held, and wait still."""
+        return len(self._held) + len(self._frozen_waiting())
+
+    def abort_set_aside(self) -> int:
+        """End each of them with what it has so far; return how many."""
+        ended = [*self._held, *self._frozen_waiting()]
+        for request in ended:
+            self._finish(request, FinishReason.ABORTED)
+        self._frozen = set()
+        return len(ended)
 
     def reset_inputs(self) -> None:
         """Forget the inputs of the last step. Idempotent."""
@@ -249,6 +264,9 @@ class Scheduler:
             tables[row, : len(held)] = held
         return StepPlan(tokens, starts, counts, tables)
 
+    def _frozen_waiting(self) -> list[GenerationRequest]:
+        return [request for request in self._waiting if request.request_id in self._frozen]
+
     def _requeue(self, requests: list[GenerationRequest]) -> None:
         for request in reversed(requests):
             self._residence.leave(request)
@@ -269,5 +287,6 @@ class Scheduler:
             routing,
         )
         self._residence.leave(request)
-        self._running.remove(request)
+        queues = (self._running, self._held, self._waiting)
+        next(queue for queue in queues if request in queue).remove(request)
         self._finished.append(answer)

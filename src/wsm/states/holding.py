@@ -22,8 +22,9 @@ Pure: functions of words, of the committed record and of a clock's reading.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from wsm.states.vocabulary import (
     Admission,
@@ -65,6 +66,46 @@ class Hold:
     lease_s: float | None = None
     on_lease: OnLease = OnLease.STAY
     renewed_ns: int = 0
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "id": self.hold_id,
+            "owner": self.owner,
+            "in_flight": self.in_flight.value,
+            "kv_policy": self.kv_policy.value,
+            "lease_s": self.lease_s,
+            "on_lease": self.on_lease.value,
+            "renewed_ns": self.renewed_ns,
+        }
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Hold:
+        """Return what :meth:`facts` has described.
+
+        Raises
+        ------
+        ValueError
+            If the values describe none.
+        """
+        try:
+            hold_id, owner, lease_s = facts["id"], facts["owner"], facts["lease_s"]
+            renewed_ns = facts["renewed_ns"]
+            hold = cls(
+                hold_id,
+                owner,
+                InFlightPolicy(facts["in_flight"]),
+                KVPolicy(facts["kv_policy"]),
+                lease_s,
+                OnLease(facts["on_lease"]),
+                renewed_ns,
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        texts = isinstance(hold_id, str) and isinstance(owner, str) and type(renewed_ns) is int
+        if not (texts and (lease_s is None or type(lease_s) in (int, float))):
+            raise ValueError(f"{facts}")
+        return hold
 
     def left_s(self, now_ns: int) -> float | None:
         """Return the seconds until its lease runs out, negative if that is past; None: it has none."""
@@ -143,7 +184,9 @@ def in_flight_under(hold: Hold | None, asked: InFlightPolicy | None, usual: InFl
     return asked or (usual if hold is None else hold.in_flight)
 
 
-def in_flight_objection(policy: InFlightPolicy, *, held: bool, set_aside: int | None) -> str | None:
+def in_flight_objection(
+    policy: InFlightPolicy, *, held: bool, set_aside: int | None, can_end: bool = True
+) -> str | None:
     """Say why a rank cannot honour a command's in-flight policy under a hold; None if it can.
 
     Parameters
@@ -154,10 +197,16 @@ def in_flight_objection(policy: InFlightPolicy, *, held: bool, set_aside: int | 
         Whether the rank is held.
     set_aside : int or None
         How many requests the hold has set aside; None: the scheduler cannot tell.
+    can_end : bool
+        Whether the scheduler can end what it has set aside.
     """
-    if not held or policy is not InFlightPolicy.DRAIN or set_aside == 0:
+    if not held or policy is InFlightPolicy.KEEP or set_aside == 0:
         return None
     some = "requests" if set_aside is None else f"{set_aside} request(s)"
+    if policy is InFlightPolicy.ABORT:
+        return (
+            None if can_end else f"the hold has set {some} aside, which this scheduler cannot end; keep them"
+        )
     return f"the hold has set {some} aside, and what stands still cannot be drained; keep or abort them"
 
 

@@ -83,6 +83,16 @@ class InMemoryRequests:
         """Set the requests that run aside; to this engine that is all there is to it."""
         return self.freeze()
 
+    def set_aside(self) -> int:
+        """Count the requests that were set aside."""
+        return len(self.frozen)
+
+    def abort_set_aside(self) -> int:
+        """End them."""
+        ended, self.frozen = len(self.frozen), []
+        self.aborted += ended
+        return ended
+
     def reset_inputs(self) -> None:
         """Forget nothing: there are no cached inputs."""
 

@@ -31,7 +31,7 @@ from wsm.states import command_events
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import RankState
 from wsm.states.plan_key import Request
-from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
+from wsm.states.vocabulary import ALL_TAGS, Admission, After, KVState, Tag, WeightState
 from wsm.states.words import StatusCode
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
@@ -80,11 +80,14 @@ class ResidentFacts:
         ``bases`` and ``restorable`` where they are a part that was put on others.
     kept_digest : str or None
         Digest of the weights that computed the blocks in a KV cache that outlived them.
+    set_aside : bool
+        Whether the group is held and requests were set aside for that.
     """
 
     def __init__(self, *, compares_blocks: bool = True) -> None:
         self.weights: Mapping[str, Any] = {}
         self.kept_digest: str | None = None
+        self.set_aside = False
         self._compares_blocks = compares_blocks
         self._absent: Mapping[int, frozenset[str]] = {}  # what each part that is held did not bring
 
@@ -308,6 +311,8 @@ class CommandReader:
             asked = None
         if asked is None:
             return self._make(state, Request.CLEAR, CommandArguments("unreadable", tags=frozenset()))
+        if asked.of_admission:
+            return self._make(state, Request.HOLD, replace(asked, after=After.AS_BEFORE))
         tags = asked.tags if asked.clears else ALL_TAGS
         return self._make(state, Request.CLEAR, replace(asked, version=None, tags=tags))
 
@@ -317,14 +322,15 @@ class CommandReader:
 
     # -- what came of it ---------------------------------------------------------------------------
 
-    def committed(self, report: RankReport) -> None:
-        """Take in what a commit has brought."""
+    def committed(self, report: RankReport, *, set_aside: bool) -> None:
+        """Take in what a commit has brought; `set_aside`: whether requests wait for the end of a hold."""
         self.booted |= self._life.weights is WeightState.NORMAL
         self.resident.committed(report)
+        self.resident.set_aside = set_aside
 
     def lost(self) -> None:
         """Take in that a new epoch begins, with nothing."""
-        self.booted = False
+        self.booted = self.resident.set_aside = False
         self.resident.settled(self._life)
         self.keep_committed()
 
@@ -437,7 +443,9 @@ class CommandReader:
             in_flight=arguments.in_flight,
             kv_policy=arguments.kv_policy,
             transfer_mode=arguments.transfer_mode,
-            from_normal=self._life.serving,
+            from_normal=self._life.whole,
+            held=self._life.admission is Admission.HELD,
+            set_aside=self.resident.set_aside,
             boots=not self.booted,
             kept_digest=self.resident.kept_digest,
             partial=arguments.partial,

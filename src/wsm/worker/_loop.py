@@ -22,10 +22,11 @@ from wsm.signals.segment import Segment
 from wsm.signals.view_reader import WordsRead
 from wsm.states import phases
 from wsm.states import rank as protocol
+from wsm.states.holding import event_to
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import Event, Happened, Move, Phase, RankState, Todo
 from wsm.states.view import View, never_ready
-from wsm.states.vocabulary import KVPolicy
+from wsm.states.vocabulary import Admission, KVPolicy
 from wsm.states.words import Operation, StatusCode, StepKind, StepWord, step_in_word
 from wsm.status.facts import named
 from wsm.status.rules import not_parked, not_ready
@@ -185,9 +186,17 @@ class RankLoop:
         view, rank = self.words.view(), self.words.rank
         steps = rank < len(view.steps)
         step = view.steps[rank] if steps else StepWord.unpack(0)
-        move = protocol.join(rank, view.command, step, view.statuses[rank], steps=steps)
+        held = view.committed.held
+        move = protocol.join(rank, view.command, step, view.statuses[rank], steps=steps, held=held)
         self._reports.attached(move.state.epoch, view.committed.sequence)
         self._take(move, view)
+        event = event_to(self.life.admission, held=held)
+        if event is not None:
+            cause = "its epoch begins as the group was decided to be"
+            at_ns = self._clock.monotonic_ns()
+            self.recorder.transition(
+                self.life.fire(event, at_ns=at_ns, epoch=move.state.epoch, sequence=0, cause=cause)
+            )
         self.recorder.write()
 
     def close(self) -> None:
@@ -216,7 +225,8 @@ class RankLoop:
         if state.broken:
             raise NotServingError(rank=state.rank, why=f"step {state.step} raised")
         if not life.serving or version is None or state.accepted or not state.holds:
-            why = f"weights {life.weights.name}, KV cache {life.kv.name}, {state.phase.value}"
+            held = ", held" if life.admission is Admission.HELD else ""
+            why = f"weights {life.weights.name}, KV cache {life.kv.name}, {state.phase.value}{held}"
             raise NotServingError(rank=state.rank, why=why)
         if not (self._may_enter or said_so):
             # A rank that stands for a command and steps all the same would step beside ranks that accept it.
@@ -319,6 +329,7 @@ class RankLoop:
         collective: tuple[bool, ...] = (),
         touched: bool = False,
         serves: bool = True,
+        held: bool | None = None,
         step: int = 0,
         report: RankReport | None = None,
     ) -> None:
@@ -328,7 +339,14 @@ class RankLoop:
         """
         weights, kv = int(self.life.weights), int(self.life.kv)
         happened = Happened(
-            event, weights, kv, collective=collective, touched=touched, serves=serves, step=step
+            event,
+            weights,
+            kv,
+            collective=collective,
+            touched=touched,
+            serves=serves,
+            step=step,
+            held=held,
         )
         move = protocol.take_in(self.state, happened)
         if report is not None and move.status is not None:
@@ -446,16 +464,19 @@ class RankLoop:
                 self._broke_in_flip(error)
             raise
         report, serves = run.report(), self.life.serving
-        self.reader.committed(report)
+        self.reader.committed(report, set_aside=run.sets_aside)
         since_ns = self._paused_since_ns  # None: the rank never could serve
         pause_s = 0.0 if since_ns is None else (self._clock.monotonic_ns() - since_ns) / 1e9
-        self._tell(Event.COMMITTED, serves=serves, report=replace(report, pause_s=pause_s))
+        said = replace(report, pause_s=pause_s)
+        of_admission = self.state.operation.is_of_admission
+        self._tell(Event.COMMITTED, serves=self.life.whole, held=run.held, report=said)
         self.run = None
         if serves:
             self._paused_since_ns = None
         if serves and self.version is not None:
             self.recorder.served(self.state.epoch, self.state.done, self.version)
-        self.reader.keep_pinned(report.version, *report.bases)
+        if not of_admission:  # what is pinned is pinned: a held group may be owed more than it has
+            self.reader.keep_pinned(report.version, *report.bases)
 
     # -- the ways out ------------------------------------------------------------------------------
 

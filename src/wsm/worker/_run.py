@@ -18,6 +18,8 @@ from dataclasses import replace
 
 from wsm.actions import names
 from wsm.actions.base import Action, ActionContext, Plan, Plans
+from wsm.actions.errors import policy_impossible
+from wsm.actions.surfaces import KnownSetAside
 from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.errors import InternalError
@@ -25,11 +27,12 @@ from wsm.report import ActionSeconds, RankReport
 from wsm.shortage import shortage_of
 from wsm.states import command_events
 from wsm.states.command_events import Asked, CacheChange, Course, WayOut
+from wsm.states.holding import event_to, held_after, in_flight_objection
 from wsm.states.joint import JointState
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import Event
 from wsm.states.plan_key import Request
-from wsm.states.vocabulary import KVPolicy, Tag, WeightState
+from wsm.states.vocabulary import Admission, InFlightPolicy, KVPolicy, Tag, WeightState
 from wsm.worker._staging import Moment, Staging, StagingThread
 from wsm.worker._watchdog import ActionWatch
 from wsm.worker.errors import (
@@ -113,6 +116,7 @@ class Run:
         self._clock = clock
         self._recorder = recorder
         self._watch = watch
+        self._held = held_after(arguments.after, held=life.admission is Admission.HELD)
         self._cause = f"{request.value} {arguments.request_id}"
         self._began: list[Action] = []  # for undoing
         self._seconds: list[ActionSeconds] = []
@@ -132,6 +136,18 @@ class Run:
         self._staged_since_ns = 0
         self._flips = [] if thread is None else list(self.plan.flip)
         self._flipped = thread is None
+
+    @property
+    def held(self) -> bool:
+        """Whether the group is held once this command is committed."""
+        return self._held
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether requests wait then for the end of the hold, as far as is known."""
+        context = self._context
+        keeps = context.in_flight is InFlightPolicy.KEEP
+        return self._held and keeps and (context.set_aside or not context.held)
 
     @property
     def touched(self) -> bool:
@@ -162,6 +178,7 @@ class Run:
                 why=why,
             )
         self.plan.admit(self._context)
+        self._require_settled()
         loads = self._asked.request is not Request.CLEAR and Tag.WEIGHTS in self._asked.tags
         self._recorder.command_admitted(self.plan.name, self._context.version if loads else None)
         hot = self._thread is not None
@@ -261,7 +278,9 @@ class Run:
         self.doing = "commit"
         self._follow(command_events.commit(self._life.joint))
         for action in self.plan.commit:
-            self._run(action, named=False)
+            if self._is_wanted(action):
+                self._run(action, named=False)
+        self._follow_admission()
         self._let_go()
 
     @property
@@ -373,6 +392,41 @@ class Run:
             self._thread.rest(wait_s)
 
     # -- parts of these ----------------------------------------------------------------------------
+
+    def _require_settled(self) -> None:
+        """Refuse an in-flight policy about requests that a hold has set aside, if it cannot be honoured."""
+        context, requests = self._context, self._context.runner.requests
+        if self._asked.request is Request.RELEASE:
+            return
+        known = isinstance(requests, KnownSetAside)
+        set_aside = requests.set_aside() if isinstance(requests, KnownSetAside) else None
+        if set_aside is None and not context.set_aside:
+            return
+        why = in_flight_objection(context.in_flight, held=context.held, set_aside=set_aside, can_end=known)
+        if why is not None:
+            raise policy_impossible(why=why)
+
+    def _is_wanted(self, action: Action) -> bool:
+        """Whether admission, as it was and as it was decided, asks for an action behind the decision."""
+        if action.name == names.RESUME_ADMITTING:
+            return not self._held
+        ends = self._context.held and self._context.in_flight is InFlightPolicy.ABORT
+        return ends or action.name != names.END_SET_ASIDE
+
+    def _follow_admission(self) -> None:
+        """Let admission become what was decided; a call that was cut short finds it so already."""
+        event = event_to(self._life.admission, held=self._held)
+        if event is not None:
+            context = self._context
+            self._recorder.transition(
+                self._life.fire(
+                    event,
+                    at_ns=self._clock.monotonic_ns(),
+                    epoch=context.epoch,
+                    sequence=context.sequence,
+                    cause=self._cause,
+                )
+            )
 
     def _go(
         self, way_out: Callable[[Asked, JointState], WayOut], end: Event, *, tries_again: bool = False

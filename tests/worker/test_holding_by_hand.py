@@ -1,0 +1,193 @@
+"""What a rank makes of a hold: it stands with all that it has, whatever comes, until it is released."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from wsm import HOLD, SERVE
+from wsm.command import ARGUMENTS_KIND, CommandArguments
+from wsm.controller.group_view import GroupView
+from wsm.states import journal as kinds
+from wsm.states.holding import Hold
+from wsm.states.replay import replay
+from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode
+from wsm.worker.errors import NotServingError
+
+Ask = Callable[..., CommandWord]
+
+HOLDS = CommandArguments(
+    "hold",
+    in_flight=InFlightPolicy.KEEP,
+    kv_policy=KVPolicy.KEEP,
+    tags=frozenset(),
+    after=After.HELD,
+    hold=Hold("h1", "trainer"),
+    of_admission=True,
+)
+RELEASES = replace(HOLDS, request_id="release", after=After.SERVE, hold=None)
+
+
+@pytest.fixture
+def ask(lone) -> Iterator[Ask]:
+    """`ask(operation, arguments, code)`: write a command, and poll until the rank says `code` of it."""
+    group = GroupView(lone.segment)
+
+    def command(operation: Operation, asked: CommandArguments, code: StatusCode) -> CommandWord:
+        before = group.view().command
+        word = CommandWord(before.epoch, before.sequence + 1, operation)
+        slot = lone.segment.arguments(word.sequence)
+        slot.write(word.epoch, word.sequence, ARGUMENTS_KIND, asked.to_bytes())
+        group.write_command(word)
+        poll_until(lone, group, code)
+        return word
+
+    with group.role.acquire(0):  # or the group would end the command by itself
+        yield command
+    group.close()
+
+
+def poll_until(lone, group: GroupView, code: StatusCode) -> None:
+    for _ in range(3000):
+        lone.worker.poll()
+        if group.view().statuses[0].code is code:
+            return
+    pytest.fail(f"the rank never said {code.name}, but {group.view().statuses[0]}")
+
+
+def decide(lone, word: CommandWord, operation: Operation, code: StatusCode) -> None:
+    group = GroupView(lone.segment)
+    group.write_command(word._replace(operation=operation))
+    poll_until(lone, group, code)
+    group.close()
+
+
+def commit(lone, word: CommandWord) -> None:
+    decide(lone, word, Operation.COMMIT, StatusCode.DONE_COMMITTED)
+
+
+def hold(lone, ask: Ask, asked: CommandArguments = HOLDS) -> None:
+    commit(lone, ask(Operation.HOLD, asked, StatusCode.PREPARED))
+
+
+def release(lone, ask: Ask) -> None:
+    commit(lone, ask(Operation.RELEASE, RELEASES, StatusCode.PREPARED))
+
+
+def stands(lone) -> bool:
+    with pytest.raises(NotServingError, match="held"), lone.worker.step():
+        pytest.fail("a step began in a held group")
+    return all(lone.worker.poll() is HOLD for _ in range(5))
+
+
+def serves(lone) -> bool:
+    if lone.worker.poll() is not SERVE:
+        return False
+    with lone.worker.step():
+        lone.runner.requests.advance()
+    return True
+
+
+def test_no_step_begins_between_a_hold_and_its_release_and_all_memory_stays(lone, ask: Ask) -> None:
+    before = bytes(lone.runner.weights.readable("weight"))
+    lone.runner.requests.submit(50)
+    assert serves(lone)
+    hold(lone, ask)
+    assert stands(lone)
+    assert (lone.worker.version, bytes(lone.runner.weights.readable("weight"))) == (1, before)
+    assert not lone.runner.requests.is_admitting()
+    release(lone, ask)
+    assert serves(lone)
+    assert lone.runner.requests.in_flight() == 1, "the request that was set aside goes on"
+    entries = list(lone.worker.journal)
+    assert replay(entries).impossible is None
+    moved = [entry.facts["event"] for entry in entries if entry.facts.get("machine") == "admission"]
+    assert (moved, entries[-1].kind) == (["hold", "release"], entries[-1].kind)
+
+
+@pytest.mark.parametrize("code", [StatusCode.PREPARED, StatusCode.DRAINING])
+def test_a_hold_that_is_aborted_leaves_cache_and_admission_as_they_were(
+    lone, ask: Ask, code: StatusCode
+) -> None:
+    forgotten = lone.runner.kv_cache.forgotten
+    if code is StatusCode.DRAINING:
+        lone.runner.requests.submit(10_000)
+        assert serves(lone)
+        asked = replace(HOLDS, in_flight=InFlightPolicy.DRAIN)
+    else:
+        asked = replace(HOLDS, kv_policy=KVPolicy.DROP)
+    word = ask(Operation.HOLD, asked, code)
+    decide(lone, word, Operation.ABORT, StatusCode.DONE_KEPT)
+    assert serves(lone)
+    assert lone.runner.requests.is_admitting()
+    assert lone.runner.kv_cache.forgotten == forgotten
+
+
+def test_a_hold_forgets_blocks_behind_its_decision_and_only_if_it_says_drop(lone, ask: Ask) -> None:
+    forgotten = lone.runner.kv_cache.forgotten
+    hold(lone, ask)
+    assert lone.runner.kv_cache.forgotten == forgotten
+    release(lone, ask)
+    word = ask(Operation.HOLD, replace(HOLDS, kv_policy=KVPolicy.DROP), StatusCode.PREPARED)
+    assert lone.runner.kv_cache.forgotten == forgotten
+    commit(lone, word)
+    assert lone.runner.kv_cache.forgotten == forgotten + 1
+
+
+@pytest.mark.parametrize("after", [After.AS_BEFORE, After.SERVE])
+def test_an_update_under_a_hold_stays_under_it_unless_it_is_to_serve(lone, ask: Ask, after: After) -> None:
+    hold(lone, ask)
+    asked = CommandArguments("update", 2, in_flight=InFlightPolicy.KEEP, after=after)
+    commit(lone, ask(Operation.UPDATE, asked, StatusCode.PREPARED))
+    assert lone.worker.version == 2
+    assert stands(lone) if after is After.AS_BEFORE else serves(lone)
+    assert lone.runner.requests.is_admitting() is (after is After.SERVE)
+    assert replay(list(lone.worker.journal)).impossible is None
+
+
+def test_an_update_may_hold_an_open_group_and_one_that_fails_under_a_hold_ends_nothing(
+    lone, ask: Ask
+) -> None:
+    held = CommandArguments("update", 2, after=After.HELD, hold=Hold("h1", "trainer"))
+    commit(lone, ask(Operation.UPDATE, held, StatusCode.PREPARED))
+    assert stands(lone)
+    hot = CommandArguments("hot", 1, in_flight=InFlightPolicy.KEEP, after=After.SERVE)
+    word = ask(Operation.HOT_UPDATE, hot, StatusCode.PREPARED)
+    assert stands(lone), "what is staged beside a held group lets no step begin"
+    decide(lone, word, Operation.HOT_ABORT, StatusCode.DONE_KEPT)
+    assert stands(lone)
+    assert not lone.runner.requests.is_admitting()
+
+
+def test_under_a_hold_requests_are_kept_or_ended_and_never_drained(lone, ask: Ask) -> None:
+    lone.runner.requests.submit(50)
+    assert serves(lone)
+    hold(lone, ask)
+    drains = CommandArguments("drain", 2, in_flight=InFlightPolicy.DRAIN)
+    word = ask(Operation.UPDATE, drains, StatusCode.REFUSED)
+    decide(lone, word, Operation.ABORT, StatusCode.DONE_KEPT)
+    assert (lone.runner.requests.set_aside(), lone.worker.version) == (1, 1)
+    ends = CommandArguments("end", 2, in_flight=InFlightPolicy.ABORT)
+    commit(lone, ask(Operation.UPDATE, ends, StatusCode.PREPARED))
+    assert (lone.runner.requests.set_aside(), lone.runner.requests.aborted) == (0, 1)
+    assert stands(lone)
+
+
+def test_a_rank_that_enters_an_epoch_stands_as_the_committed_word_says(lone, ask: Ask) -> None:
+    hold(lone, ask)
+    group = GroupView(lone.segment)
+    view = group.view()
+    group.write_committed(CommittedWord(view.command.sequence, view.committed.version, held=True))
+    group.write_command(CommandWord(2, view.command.sequence, Operation.NONE))
+    poll_until(lone, group, StatusCode.ATTACHED)
+    asked = CommandArguments("restore", 1, in_flight=InFlightPolicy.KEEP, restores=True)
+    commit(lone, ask(Operation.UPDATE, asked, StatusCode.PREPARED))
+    assert (lone.worker.version, stands(lone)) == (1, True)
+    release(lone, ask)
+    assert serves(lone)
+    served = [entry for entry in list(lone.worker.journal) if entry.kind == kinds.SERVED_VERSION]
+    assert served[-1].facts["version"] == 1
+    group.close()
