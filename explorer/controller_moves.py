@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from explorer import invariants
+from explorer import held_moves, invariants
 from explorer.errors import broken_by
+from explorer.held_moves import DECIDERS, NOTHING_PENDING, NOTHING_SAID, controller_killed
 from explorer.invariants import ATTEMPTS, all_ended, serves
 from explorer.scope import Budget, Scope
 from explorer.world import (
@@ -40,7 +41,7 @@ from wsm.states.epochs import Attempt
 from wsm.states.errors import CommandOpenError
 from wsm.states.holding import Answer, LeaseEnd
 from wsm.states.vocabulary import After, KVState, OnLease, WeightState
-from wsm.states.words import CommandWord, CommittedWord, Operation
+from wsm.states.words import CommandWord, CommittedWord, Decider, Operation
 
 #: The kernel's lock makes this false; a seeded fault lets a successor believe a timeout instead.
 takes_over_from_the_living = False
@@ -66,6 +67,10 @@ class Arguments:
         Whether it restores what the group served before it lost a rank, or repairs a rank for that.
     after : After
         What it leaves of admission.
+    decider : Decider
+        Who decides it.
+    leased : bool
+        Whether a lease holds that decision.
     """
 
     version: int | None
@@ -73,6 +78,8 @@ class Arguments:
     tags: int = BOTH
     restores: bool = False
     after: After = After.AS_BEFORE
+    decider: Decider = Decider.CONTROLLER
+    leased: bool = False
 
 
 class ControllerMoves:
@@ -124,6 +131,7 @@ class ControllerMoves:
     def _steps(self) -> Iterator[Callable[[], None]]:
         """Iterate over what there is to look after."""
         now = self._now
+        yield self._hear_who_decides
         if now.frozen:
             yield lambda: self._stand_in(Role.STALLED)
         elif now.left and not now.alive:
@@ -204,7 +212,7 @@ class ControllerMoves:
             tags=now.pending_tags,
             restores=now.pending_restores,
             after=now.pending_after,
-            **_NOTHING_PENDING,
+            **NOTHING_PENDING,
         )
         self._add("stores the command word", lambda: self._stored(after, now.pending, now.pending_version))
 
@@ -224,6 +232,8 @@ class ControllerMoves:
 
     def _stored(self, after: ControllerState, word: int, version: int) -> ControllerState:
         invariants.check_command(self._now, word)
+        excused = bool(self._lost) or not self._agree()
+        invariants.check_decider(self._now, word, excused=excused)
         after = after._replace(command=word, version=version)
         operation = read_command(word).operation
         if not operation.is_decision:
@@ -262,13 +272,17 @@ class ControllerMoves:
             if operation.is_of_admission:
                 self._open_of_admission(operation, after, owed)
                 continue
+            deciders = DECIDERS if operation is not Operation.CLEAR else DECIDERS[:1]
             about = (BOTH, WEIGHTS, KV_CACHE) if self._scope.halves and not operation.is_hot else (BOTH,)
             for tags in about:
                 held = decide.resident_for(self._view, operation, TAGS[tags])
                 if held is not None:
                     before = decide.state_before(held, owed) is WeightState.NORMAL
                     says = Arguments(None, before, tags)
-                    self._open_with("opens", operation, says, (Budget.COMMANDS,), after=after)
+                    for number, decider, leased in deciders:
+                        if number & self._scope.deciders or operation is Operation.CLEAR:
+                            held_by = replace(says, decider=decider, leased=leased)
+                            self._open_with("opens", operation, held_by, (Budget.COMMANDS,), after=after)
                     if self._scope.afters and operation is not Operation.CLEAR:
                         leaves = After.SERVE if self._view.committed.held else After.HELD
                         other = replace(says, after=leaves)
@@ -366,12 +380,21 @@ class ControllerMoves:
             word = word._replace(sequence=word.sequence + 1)
         if says.version is None:
             says = replace(says, version=self._brings(word, says.tags))
+        word = word._replace(decider=says.decider)
         driving = (after or self._now)._replace(
-            driving=True, spoiled=False, recovering=False, orphaned=False, owed=self._owed()
+            driving=True,
+            spoiled=False,
+            recovering=False,
+            orphaned=False,
+            owed=self._owed(),
+            leased=says.leased,
+            **NOTHING_SAID,
         )
         named = ""
+        if says.decider is not Decider.CONTROLLER:
+            named = f", decided by {'a lease' if says.leased else says.decider.name}"
         if operation is not Operation.CLEAR and says.tags & WEIGHTS:
-            named = f" of version {says.version}"
+            named = f" of version {says.version}{named}"
         named += {NOTHING: "", BOTH: "", WEIGHTS: ", weights only", KV_CACHE: ", KV cache only"}[says.tags]
         if says.tags and says.after is not After.AS_BEFORE:
             named += f", then {says.after.value}"
@@ -385,8 +408,10 @@ class ControllerMoves:
 
     def _drive(self) -> None:
         view, now = self._view, self._now
-        due = decide.decision(view, agree=self._agree(), give_up=now.gives_up or bool(self._lost))
-        given_up = decide.decision(view, agree=self._agree(), give_up=True)
+        # A successor that found a command undecided looks again: a lease may hold it since.
+        gives_up = (now.gives_up or now.lease_over) and not decide.is_held(view, leased=self._leased)
+        due = self._decision(give_up=gives_up or bool(self._lost))
+        given_up = due if decide.is_held(view, leased=self._leased) else self._decision(give_up=True)
         for word, spends in ((due, ()), (given_up, (Budget.GIVE_UPS,))):
             if word is not None and (not spends or word is not due):
                 label = f"decides {word.name}" + (", because its deadline passed" if spends else "")
@@ -399,6 +424,21 @@ class ControllerMoves:
             )
         if decide.is_over(view):
             self._add("sees that the command is over", self._over)
+
+    @property
+    def _leased(self) -> bool:
+        return self._now.leased and not self._now.lease_over
+
+    def _decision(self, *, give_up: bool) -> Operation | None:
+        now, agree = self._now, self._agree()
+        if self._view.command.decider is Decider.CONTROLLER:
+            return decide.decision(self._view, agree=agree, give_up=give_up)
+        verdict = True if now.says_commit else False if now.says_abort else None
+        return decide.decision(self._view, agree=agree, give_up=give_up, verdict=verdict)
+
+    def _hear_who_decides(self) -> None:
+        for label, act in held_moves.of(self._now, self._view, agree=self._agree()):
+            self._add(label, act)
 
     def _over(self) -> ControllerState:
         """Return what is remembered; only an attempt that fails though no rank is gone counts."""
@@ -427,7 +467,10 @@ class ControllerMoves:
 
     def _take_over(self) -> None:
         """The kernel's lock proves that the one before is dead."""
-        found = decide.inherited(self._view)
+        found = decide.inherited(self._view, leased=True) if self._leased else decide.inherited(self._view)
+        if found is Inheritance.HELD and self._leased:
+            self._add("is started anew and told Busy", lambda: self._now._replace(left=True))
+            return
         nothing = found is Inheritance.NOTHING or self._view.command.operation is Operation.NONE
         gives_up = not nothing and found is Inheritance.DECIDE
         self._add(
@@ -451,7 +494,7 @@ class ControllerMoves:
             yield lambda: self._add(
                 "is gone; the owner of the group takes the role", lambda: now._replace(alive=True)
             )
-        elif decide.duty(self._view, Role.FREE, expired=False) is Duty.TAKE_ROLE:
+        elif self._duty_without_a_controller() is Duty.TAKE_ROLE:
             yield lambda: self._add(
                 "is gone; a process of the group takes the role", lambda: now._replace(ending=True)
             )
@@ -459,10 +502,19 @@ class ControllerMoves:
             dead = controller_killed(now)
             self._add("that ends a command dies, with the role", lambda: dead, (Budget.CONTROLLER_CRASHES,))
 
+    def _duty_without_a_controller(self) -> Duty:
+        if self._leased:
+            return decide.duty(self._view, Role.FREE, expired=False, leased=True)
+        return decide.duty(self._view, Role.FREE, expired=False)
+
     def _end_with_the_role(self) -> None:
         view, now = self._view, self._now
-        due = decide.decision(view, agree=self._agree(), give_up=True)
-        if due is not None:
+        due = self._decision(give_up=True)
+        if decide.is_held(view, leased=self._leased):
+            self._add(
+                "is gone; a process of the group finds a decision held", lambda: now._replace(ending=False)
+            )
+        elif due is not None:
             after = now._replace(version=self._version(due))
             label = f"is gone; a process of the group decides {due.name}"
             self._write(label, decide.decided(view, due), after=after)
@@ -499,8 +551,11 @@ class ControllerMoves:
     def _raise_epoch(self) -> None:
         """Decide what is open, store what the group must hold again, then begin the epoch."""
         view, now = self._view, self._now
-        self._add("gives the group up", lambda: now._replace(gave_up=True), (Budget.GIVE_UPS,))
-        open_still = decide.decision(view, agree=self._agree(), give_up=True)
+        gives_up = now._replace(gave_up=True, alive=now.driving or not now.left)
+        self._add("gives the group up", lambda: gives_up, (Budget.GIVE_UPS,))
+        open_still = self._decision(give_up=True)
+        if not epochs.may_end(view) and open_still is None:
+            return
         if open_still is not None:
             label = f"decides {open_still.name} before the epoch ends"
             after = now._replace(version=self._version(open_still))
@@ -614,32 +669,3 @@ class ControllerMoves:
         self._add("dies", lambda: gone, crash)
         if takes_over_from_the_living and now.pending:
             self._add("is stopped", lambda: gone._replace(stopped=now.pending), crash)
-
-
-_NOTHING_PENDING = {
-    name: ControllerState._field_defaults[name]
-    for name in (
-        "pending",
-        "pending_version",
-        "pending_before",
-        "pending_tags",
-        "pending_restores",
-        "pending_after",
-    )
-}
-
-
-def controller_killed(controller: ControllerState) -> ControllerState:
-    """Return what is left of a controller whose process died: the words, and what the owner remembers."""
-    return controller._replace(
-        alive=False,
-        orphaned=True,
-        driving=False,
-        gives_up=False,
-        recovering=False,
-        ending=False,
-        frozen=False,
-        repairs=False,
-        seen=Seen(),
-        **_NOTHING_PENDING,
-    )

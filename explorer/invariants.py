@@ -30,7 +30,7 @@ from wsm.states.joint import stands_beside
 from wsm.states.phases import Phase, RankState
 from wsm.states.view import View
 from wsm.states.vocabulary import After, KVState, WeightState
-from wsm.states.words import CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.words import CommittedWord, Decider, Operation, StatusCode, StatusWord, StepKind, StepWord
 
 #: How many attempts to restore a group, or to repair a rank, may fail in one epoch; a supervisor reads it
 #: from its configuration.
@@ -211,6 +211,33 @@ def check_command(controller: ControllerState, after: int) -> None:
             seen=f"{old.operation.name} of version {controller.version} is followed by {new.operation.name}, "
             f"and version {word.version} counts as committed",
         )
+
+
+def check_decider(controller: ControllerState, after: int, *, excused: bool) -> None:
+    """What is held is decided by who holds it; `excused`: reports that differ, or a rank that is gone."""
+    old, new = read_command(controller.command), read_command(after)
+    if old.decider is Decider.CONTROLLER or old.operation not in (Operation.UPDATE, Operation.HOT_UPDATE):
+        return
+    seen = f"{old.operation.name} of {old.decider.name} is followed by {new.operation.name}"
+    outside = old.decider is Decider.OUTSIDE and controller.voted
+    if (new.epoch, new.sequence) != (old.epoch, old.sequence):
+        if outside:
+            raise RuleBrokenError(rule="no epoch begins before what is decided outside is known", seen=seen)
+        return
+    if new.operation.is_commit and not controller.says_commit:
+        raise RuleBrokenError(rule="COMMIT needs the word of who decides", seen=seen)
+    if not new.operation.is_abort or controller.says_abort:
+        return
+    if outside:
+        raise RuleBrokenError(rule="what is decided outside is decided by no process here", seen=seen)
+    if controller.leased and controller.voted and not (controller.lease_over or excused):
+        raise RuleBrokenError(rule="what a lease holds is its caller's until it is over", seen=seen)
+
+
+def check_lease(*, prepared: bool) -> None:
+    """A lease counts from the moment all are PREPARED."""
+    if not prepared:
+        raise RuleBrokenError(rule="a lease counts from all PREPARED", seen="it is over before that")
 
 
 def check_goal(goal: int | None, owed: int) -> None:

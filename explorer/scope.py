@@ -42,6 +42,9 @@ class Start(enum.Enum):
 MAX_PARTICIPANTS = 6
 MAX_BUDGET = 9
 
+#: Who decides, as :class:`Scope` numbers it.
+DECIDERS = BY_CONTROLLER, BY_CALLER, BY_OUTSIDE, BY_LEASE = 1, 2, 4, 8
+
 _OPERATIONS = {
     "clear": Operation.CLEAR,
     "update": Operation.UPDATE,
@@ -72,6 +75,9 @@ class Scope:
         Whether commands are also about the weights alone, or the KV cache alone.
     long_plans : bool
         Whether a clear has a collective action too (communicators are shut down).
+    deciders : int
+        Who decides updates: 1 the controller, 2 its caller, 4 one outside, 8 a caller by its lease, while
+        no process has the role; sums mean any of them.
     fine : bool
         Whether reading the words, writing each of one's own, and working are moves of their own, so that
         others move (and the rank dies) in between. Otherwise one poll is one move.
@@ -102,6 +108,7 @@ class Scope:
     afters: bool = False
     halves: bool = False
     long_plans: bool = False
+    deciders: int = 1
     fine: bool = False
     symmetric: bool = True
 
@@ -123,6 +130,8 @@ class Scope:
                 value=str([each.name for each in self.operations]),
                 fix=f"name some of {', '.join(_OPERATIONS)}",
             )
+        if not 1 <= self.deciders <= sum(DECIDERS):
+            raise ScopeError(bound="deciders", value=str(self.deciders), fix="give 1 to 15")
         if not self.starts:
             raise ScopeError(
                 bound="starts", value="none", fix=f"name some of {', '.join(each.value for each in Start)}"
@@ -257,6 +266,8 @@ _DAILY = _scopes(
     "controller_losses=1 controller_stops=2 failures=1",
     "controller_losses=1 controller_crashes=1 controller_stops=2 fine=True steps=0",
     "failures=6 steps=0 operations=clear starts=serving",
+    "deciders=14 rank_crashes=1 give_ups=1 steps=0 operations=hot_update starts=serving",
+    "deciders=14 controller_crashes=1 controller_losses=1 controller_stops=2 steps=0 operations=hot_update",
     "failures=4 rank_crashes=1 steps=0 operations=clear,update starts=serving",
     "commands=2 steps=2 failures=1 rank_crashes=1 operations=hold,release starts=serving",
     "commands=2 steps=1 controller_crashes=1 rank_crashes=1 operations=hold,release",
@@ -284,6 +295,9 @@ _DEEP = (
         "controller_losses=1 controller_crashes=1 rank_crashes=1 failures=1 commands=2",
         "controller_losses=1 controller_stops=2 stale_reads=1 failures=1",
         "ranks=3 controller_losses=1 controller_stops=2 failures=1",
+        "deciders=15 commands=2 rank_crashes=1 controller_losses=1 operations=update,hot_update",
+        "deciders=14 stale_reads=1 controller_losses=1 rank_crashes=1 operations=update,hot_update",
+        "deciders=14 fine=True controller_crashes=1 controller_stops=2 operations=update,hot_update",
         "helpers=1 controller_losses=1 controller_stops=2 fine=True steps=0 failures=1",
         "commands=3 steps=1 afters=True rank_crashes=1 failures=1 leases=1 operations=hold,release,update",
         "commands=2 steps=1 rank_crashes=2 controller_crashes=1 leases=1 operations=hold,release,clear",

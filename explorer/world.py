@@ -472,6 +472,13 @@ class ControllerState(NamedTuple):
         What no process knows either: whether who gave the open command is gone.
     lapsed : bool
         Whether the lease of the hold has run out.
+    says_commit, says_abort : bool
+        What was said by who decides the command, where its controller does not. A caller says it to its own
+        process, and with that it is gone; what is said outside stays.
+    voted : bool
+        Whether who decides outside, or by a lease, was told that all are PREPARED.
+    leased, lease_over : bool
+        Whether the arguments say that a lease holds the decision; whether that is over.
     seen : Seen
         A status word that it goes on seeing as it was.
     """
@@ -508,6 +515,11 @@ class ControllerState(NamedTuple):
     closed: bool = False
     orphaned: bool = False
     lapsed: bool = False
+    says_commit: bool = False
+    says_abort: bool = False
+    voted: bool = False
+    leased: bool = False
+    lease_over: bool = False
     seen: Seen = Seen()
 
 
@@ -537,6 +549,11 @@ _FLAGS = (
     "closed",
     "orphaned",
     "lapsed",
+    "says_commit",
+    "says_abort",
+    "voted",
+    "leased",
+    "lease_over",
 )
 
 

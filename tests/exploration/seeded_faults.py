@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
-from explorer import controller_moves, rank_moves, rank_work
+from explorer import controller_moves, held_moves, rank_moves, rank_work
 from explorer.rank_work import check_refusals
 from explorer.scope import Scope
 from explorer.search import Findings, explore
@@ -25,7 +25,7 @@ from wsm.states.plan_key import Request
 from wsm.states.table import Row
 from wsm.states.view import View
 from wsm.states.vocabulary import After, KVEvent, KVState, WeightState
-from wsm.states.words import CommandWord, Operation, StatusCode, StepKind, StepWord
+from wsm.states.words import CommandWord, Decider, Operation, StatusCode, StepKind, StepWord
 
 #: A seed puts other functions in the place of real ones: (module, name) -> what stands there instead.
 Seed = Callable[[], dict[tuple[ModuleType, str], Any]]
@@ -256,6 +256,116 @@ def hot_flip_at_once():
 def running_no_seq():
     """A running rank does not say which command it finished last."""
     return {(view, "_has_finished"): lambda _peer, _sequence: False}
+
+
+# -- decisions that are held, as the model has them ------------------------------------------------
+
+
+def with_decision(instead: Callable[..., Operation | None]) -> dict[tuple[ModuleType, str], Any]:
+    """Decide commands that their controller does not decide in another way."""
+    real = decide.decision
+
+    def decision(view: View, *, agree: bool, give_up: bool, verdict: bool | None = None) -> Operation | None:
+        if view.command.decider is Decider.CONTROLLER:
+            return real(view, agree=agree, give_up=give_up)
+        return instead(real, view, agree=agree, give_up=give_up, verdict=verdict)
+
+    return {(decide, "decision"): decision}
+
+
+def as_controllers(view: View) -> View:
+    return replace(view, command=view.command._replace(decider=Decider.CONTROLLER))
+
+
+def with_held(instead: Callable[..., bool]) -> dict[tuple[ModuleType, str], Any]:
+    """Ask something else whether a decision is held."""
+    return {(decide, "is_held"): instead, (epochs, "is_held"): instead}
+
+
+HELD = "operations=hot_update steps=0 starts=serving"
+
+
+@fault(f"{HELD} deciders=2", of_model=True)
+def caller_is_not_asked():
+    """COMMIT is written once all are PREPARED, whoever decides."""
+
+    def decision(real: Any, view: View, *, verdict: bool | None, **known: bool) -> Operation | None:
+        return real(as_controllers(view) if decide.all_prepared(view) else view, **known)
+
+    return with_decision(decision)
+
+
+@fault(f"{HELD} deciders=2 controller_losses=1", of_model=True)
+def successor_commits_for_caller():
+    """Who ends a command in its caller's place commits it if all are PREPARED."""
+
+    def decision(real: Any, view: View, *, verdict: bool | None, **known: bool) -> Operation | None:
+        asked = as_controllers(view) if known["give_up"] and verdict is None else view
+        return real(asked, **known) if asked is not view else real(view, verdict=verdict, **known)
+
+    return with_decision(decision)
+
+
+@fault(f"{HELD} deciders=4 controller_losses=1", of_model=True)
+def successor_decides_outside():
+    """Who finds a decision that is made outside makes it."""
+
+    def decision(real: Any, view: View, *, verdict: bool | None, **known: bool) -> Operation | None:
+        mine = known["give_up"] and verdict is None and decide.all_prepared(view)
+        return Operation.HOT_ABORT if mine else real(view, verdict=verdict, **known)
+
+    return with_decision(decision) | with_held(lambda _view, *, leased=False: leased)
+
+
+@fault(f"{HELD} deciders=4 rank_crashes=1", of_model=True)
+def death_decides_outside():
+    """A rank that is gone is reason enough to abort what is decided outside."""
+
+    def decision(real: Any, view: View, *, verdict: bool | None, **known: bool) -> Operation | None:
+        dies = known["give_up"] and view.command.operation is Operation.HOT_UPDATE
+        return Operation.HOT_ABORT if dies else real(view, verdict=verdict, **known)
+
+    return with_decision(decision)
+
+
+@fault(f"{HELD} deciders=4 rank_crashes=1", of_model=True)
+def epoch_leaves_outside():
+    """An epoch begins while a decision that is made outside is open."""
+    return {(epochs, "may_end"): lambda _view: True}
+
+
+@fault(f"{HELD} deciders=8", of_model=True)
+def lease_counts_from_the_start():
+    """A lease counts from the command's beginning."""
+    return {(held_moves, "leases_count_from_the_start"): True}
+
+
+@fault(f"{HELD} deciders=8", of_model=True)
+def lease_has_no_end():
+    """What a lease holds is held for ever."""
+    real = decide.is_held
+    return with_held(lambda view, *, leased=False: real(view, leased=True))
+
+
+@fault(f"{HELD} deciders=8 controller_crashes=1", of_model=True)
+def next_controller_ends_a_lease():
+    """A controller that finds a command held by a lease takes it over."""
+    real = decide.inherited
+    return {(decide, "inherited"): lambda view, **_leased: real(view)} | with_held(
+        lambda view, *, leased=False: view.command.decider is Decider.OUTSIDE and decide.all_prepared(view)
+    )
+
+
+@fault(f"{HELD} deciders=2 controller_stops=2 fine=True", of_model=True)
+def stopped_holder_is_overruled():
+    """A caller's decision is made in its place although its process is only stopped."""
+    real = decide.duty
+
+    def duty(view: View, role: Role, *, expired: bool, leased: bool = False) -> Duty:
+        found = real(view, role, expired=expired, leased=leased)
+        return Duty.ABORT if found is Duty.NAME else found
+
+    return {(decide, "duty"): duty}
 
 
 # -- our own -------------------------------------------------------------------------------------------

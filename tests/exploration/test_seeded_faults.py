@@ -63,6 +63,6 @@ def test_nothing_is_caught_where_nothing_is_seeded(scope: str) -> None:
     assert found.complete
 
 
-def test_the_sixteen_faults_of_the_model_are_here_and_more_than_a_dozen_of_our_own() -> None:
-    assert sum(fault.of_model for fault in FAULTS) == 16
+def test_the_faults_of_the_model_are_here_and_more_than_a_dozen_of_our_own() -> None:
+    assert sum(fault.of_model for fault in FAULTS) >= 25
     assert sum(not fault.of_model for fault in FAULTS) >= 12

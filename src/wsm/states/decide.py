@@ -20,6 +20,12 @@ that is, is known once a participant has failed: no participant that failed is P
 decision left is ABORT, and a rank that writes it first writes what the controller would write itself. While
 all are PREPARED it may be about to write COMMIT, and nothing is decided in its place.
 
+**A decision that is not the controller's** is marked in the command word (:class:`.words.Decider`). A
+caller's COMMIT needs that caller's word, and every successor says ABORT: the caller may have aborted
+elsewhere already. A caller may hold it by a lease, with no process in the role (:func:`is_held`). What is
+decided outside is decided by no process here once all are PREPARED, since that was told outside, and may be
+COMMIT there.
+
 Pure: functions of a view and of what is asked.
 """
 
@@ -33,7 +39,7 @@ from wsm.states.errors import CommandOpenError
 from wsm.states.joint import serving
 from wsm.states.view import View
 from wsm.states.vocabulary import ALL_TAGS, KVState, Tag, WeightState
-from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord
+from wsm.states.words import CommandWord, CommittedWord, Decider, Operation, StatusCode, StatusWord
 
 
 class Resident(NamedTuple):
@@ -184,7 +190,7 @@ _COMMIT_OF = {
 }
 
 
-def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
+def decision(view: View, *, agree: bool, give_up: bool, verdict: bool | None = None) -> Operation | None:
     """Decide the open command, if it can be decided now.
 
     Parameters
@@ -195,7 +201,10 @@ def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
         Whether the reports of all PREPARED participants name the same version and manifest; looked at
         only when all are PREPARED.
     give_up : bool
-        Whether a deadline has passed, a participant died, or the caller gave up.
+        Whether a deadline or a lease has passed, a participant died, or the caller gave up.
+    verdict : bool or None
+        What was said by who decides, of a command that its controller does not decide: whether it is to be
+        committed; None: nothing yet, or it is not known, as a successor of a caller's process never knows it.
 
     Returns
     -------
@@ -211,12 +220,38 @@ def decision(view: View, *, agree: bool, give_up: bool) -> Operation | None:
     if operation.is_of_admission and give_up:
         return _ABORT_OF[operation]  # who asked has no receipt, and must not find the group held, or open
     if operation in _COMMIT_OF and all_prepared(view):
-        return _COMMIT_OF[operation] if agree else _ABORT_OF[operation]
-    aborts = give_up
+        commits = _commits(view.command.decider, agree=agree, give_up=give_up, verdict=verdict)
+        return None if commits is None else _COMMIT_OF[operation] if commits else _ABORT_OF[operation]
+    aborts = give_up or verdict is False
     for index in range(len(view.statuses)):
         status = view.of_command(index)
         aborts = aborts or (status is not None and status.code.is_failure)
     return _ABORT_OF[operation] if aborts else None
+
+
+def _commits(decider: Decider, *, agree: bool, give_up: bool, verdict: bool | None) -> bool | None:
+    """Whether a command is committed for which all are PREPARED; None: that is not decided yet."""
+    if decider is Decider.OUTSIDE:
+        return verdict  # that all agree was looked at before it was told outside
+    if decider is Decider.CONTROLLER or not agree:
+        return agree
+    return False if give_up and verdict is None else verdict
+
+
+def is_held(view: View, *, leased: bool = False) -> bool:
+    """Whether the open command waits for a decision that no other process may make now.
+
+    Parameters
+    ----------
+    view : View
+        What was read.
+    leased : bool
+        Whether its caller holds it by a lease that is not over. It counts from the moment all are PREPARED.
+    """
+    if view.command.operation not in _COMMIT_OF or not all_prepared(view):
+        return False
+    decider = view.command.decider
+    return decider is Decider.OUTSIDE or (decider is Decider.CALLER and leased)
 
 
 def all_prepared(view: View) -> bool:
@@ -299,7 +334,8 @@ class Inheritance(enum.Enum):
 
     NOTHING = "nothing"  # the last command is over
     COMPLETE = "complete"  # decided: write the committed version if it is missing, wait until it is over
-    DECIDE = "decide"  # undecided: an update that all have PREPARED is committed, all else aborted
+    DECIDE = "decide"  # undecided: an update of its own that all have PREPARED is committed, all else aborted
+    HELD = "held"  # undecided, and not to be decided by a successor
 
 
 class Role(enum.Enum):
@@ -320,12 +356,14 @@ class Duty(enum.Enum):
     NAME = "name"  # all are PREPARED, or it is decided: say who must be ended, and decide nothing
 
 
-def inherited(view: View) -> Inheritance:
-    """Say what must be done before a new command may be written."""
+def inherited(view: View, *, leased: bool = False) -> Inheritance:
+    """Say what must be done before a new command may be written; `leased` as :func:`is_held`."""
     if is_over(view):
         return Inheritance.NOTHING
     if view.command.operation.is_decision:
         return Inheritance.COMPLETE
+    if is_held(view, leased=leased):
+        return Inheritance.HELD
     return Inheritance.DECIDE if decision(view, agree=True, give_up=True) else Inheritance.COMPLETE
 
 
@@ -334,10 +372,13 @@ def lacks_a_word(view: View) -> bool:
     command = view.command
     if command.operation.is_commit:
         return view.committed.sequence != command.sequence
-    return command.operation is not Operation.NONE and inherited(view) is Inheritance.DECIDE
+    return command.operation is not Operation.NONE and inherited(view) in _UNDECIDED
 
 
-def duty(view: View, role: Role, *, expired: bool) -> Duty:
+_UNDECIDED = (Inheritance.DECIDE, Inheritance.HELD)
+
+
+def duty(view: View, role: Role, *, expired: bool, leased: bool = False) -> Duty:
     """Say what a group's keeper, or one of its ranks, must do about its command now.
 
     Parameters
@@ -348,12 +389,15 @@ def duty(view: View, role: Role, *, expired: bool) -> Duty:
         What was found out about the controller role, after the view was read.
     expired : bool
         Whether the deadline of the command has passed.
+    leased : bool
+        As :func:`is_held`. It is to be asked again with the role: all may be PREPARED since.
     """
     if role is Role.KEPT or not lacks_a_word(view):
         return Duty.NOTHING
     if role is Role.FREE:
-        return Duty.TAKE_ROLE
-    if view.command.operation.is_decision:
+        return Duty.NOTHING if is_held(view, leased=leased) else Duty.TAKE_ROLE
+    operation = view.command.operation
+    if operation.is_decision or (operation in _COMMIT_OF and all_prepared(view)):
         return Duty.NAME
     due = decision(view, agree=True, give_up=False)
     if due is None:

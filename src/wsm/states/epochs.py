@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 Only the controller raises the epoch, once per death, after the old process is killed and reaped. The
-new epoch begins with no command; what restores the group is an ordinary first command in it.
+new epoch begins with no command; what restores the group is an ordinary first command in it. While a decision
+that is made outside is open, none begins (:func:`may_end`): what the group must serve afterwards follows it.
 
 **The version to restore** has to outlive the process that raises the epoch, and a second death before the
 group is restored. So the committed word names it: a version if the group is to serve it again, none if the
@@ -29,7 +30,7 @@ import enum
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from wsm.states.decide import committed, is_over, waiting_on
+from wsm.states.decide import committed, is_held, is_over, waiting_on
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StepKind, StepWord
@@ -61,6 +62,11 @@ def ended_by(view: View, dead: Collection[int]) -> list[int]:
         if (index in dead and epoch in (status.epoch, _step(view, index).epoch))
         or (_step(view, index).epoch == epoch and _step(view, index).kind is StepKind.BROKEN)
     ]
+
+
+def may_end(view: View) -> bool:
+    """Whether the epoch may end as its command stands now: not before what is decided outside is known."""
+    return not is_held(view)
 
 
 def completed_commit(view: View, version: int | None, *, held: bool | None = None) -> CommittedWord | None:

@@ -120,8 +120,10 @@ def asked(function: str, view: View, answer: object, **known: object) -> Facts:
 #: What a controller asks the core, by name.
 JUDGEMENTS: Final[Mapping[str, Callable[[View, Mapping[str, Any]], object]]] = {
     "next_command": lambda view, known: decide.next_command(view, Operation[known["operation"]]),
-    "decision": lambda view, known: decide.decision(view, agree=known["agree"], give_up=known["give_up"]),
     "committed": lambda view, known: decide.committed(view, known["version"], held=known.get("held")),
+    "decision": lambda view, known: decide.decision(
+        view, agree=known["agree"], give_up=known["give_up"], verdict=known.get("verdict")
+    ),
     "next_epoch": lambda view, _known: epochs.next_epoch(view),
     "goal": lambda view, known: epochs.goal(
         view,
@@ -133,7 +135,9 @@ JUDGEMENTS: Final[Mapping[str, Callable[[View, Mapping[str, Any]], object]]] = {
     "completed_commit": lambda view, known: epochs.completed_commit(
         view, known["goal"], held=known.get("held")
     ),
-    "duty": lambda view, known: decide.duty(view, Role[known["role"]], expired=known["expired"]),
+    "duty": lambda view, known: decide.duty(
+        view, Role[known["role"]], expired=known["expired"], leased=known.get("leased", False)
+    ),
     "goal_word": lambda view, known: epochs.goal_word(view, known["goal"]),
 }
 
