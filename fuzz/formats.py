@@ -18,7 +18,7 @@ from wsm.strategies.delta.codec import BlockError
 from wsm.strategies.delta.codec import decode as unfold
 from wsm.strategies.delta.codec import encode as fold
 from wsm.strategies.digest import digest_of
-from wsm.strategies.files.safetensors_header import (
+from wsm.strategies.files.safetensors import (
     PREFIX_BYTES,
     SafetensorsHeader,
     build_header,
@@ -26,8 +26,8 @@ from wsm.strategies.files.safetensors_header import (
     parse_header,
 )
 from wsm.strategies.files.version_file import parse_version
-from wsm.strategies.messages import frames as bucket_frames
-from wsm.strategies.messages.frames import Frame
+from wsm.strategies.messages import message_types as bucket_frames
+from wsm.strategies.messages.message_types import Frame
 from wsm.strategies.mooncake import messages as mooncake_messages
 from wsm.strategies.mooncake.plan import MemoryRegion, Placed, TransferLayout
 from wsm.strategies.snapshot.part_metadata import PartMetadata

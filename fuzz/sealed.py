@@ -18,7 +18,7 @@ from wsm.strategies.delta.blocks import Block, BlockKind
 from wsm.strategies.delta.manifest import DeltaManifest
 from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.documents import seal
 from wsm.strategies.ipc.metas import IpcMetas, TensorMeta
 from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest
 from wsm.strategies.snapshot.placement import AxisSegment, Member, Placement, Replicated, Split

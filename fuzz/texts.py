@@ -12,7 +12,7 @@ from wsm.rollout.config import rollout_config_from_mapping
 from wsm.states.journal import read_ndjson, transition_entry
 from wsm.states.machine import LifeCycle
 from wsm.states.vocabulary import WeightEvent
-from wsm.strategies.messages import zmtp
+from wsm.strategies.messages import connection
 from wsm.yaml_reading import YamlReadingError, plain_values
 
 _MOST_BYTES = 1 << 10
@@ -92,18 +92,18 @@ def _journal() -> Format:
 
 def _wire() -> Format:
     def decode(data: bytes) -> list[bytes]:
-        incoming, found = zmtp.Incoming(_MOST_BYTES), []
+        incoming, found = connection.Incoming(_MOST_BYTES), []
         incoming.feed(data)
         while (message := incoming.next()) is not None:
             found.append(message)
         return found
 
     def encode(messages: list[bytes]) -> bytes:
-        return zmtp.opening("DEALER") + b"".join(zmtp.head(len(each)) + each for each in messages)
+        return connection.opening("DEALER") + b"".join(connection.head(len(each)) + each for each in messages)
 
     return Format(
         name="zmtp",
-        reader=zmtp.Incoming.next,
+        reader=connection.Incoming.next,
         decode=decode,
         encode=encode,
         samples=(encode([b"hello", b"", bytes(300)]),),

@@ -62,16 +62,15 @@ MAY_IMPORT: dict[str, set[str]] = {
 #: those that put strategies together.
 STRATEGIES: dict[str, set[str]] = {
     "applier": {"files"},
-    "documents": set(),
-    "files": {"documents"},
-    "trainer": {"documents", "files"},
-    "messages": {"documents"},
-    "snapshot": {"applier", "documents", "files", "trainer"},
-    "ipc": {"applier", "documents", "files", "snapshot", "trainer"},
-    "buckets": {"applier", "documents", "files", "ipc", "messages", "trainer"},
-    "transports": {"applier", "documents", "files", "messages", "trainer"},
-    "mooncake": {"applier", "documents", "files", "messages", "trainer", "transports"},
-    "delta": {"applier", "documents", "files", "snapshot", "trainer"},
+    "files": set(),
+    "trainer": {"files"},
+    "messages": set(),
+    "snapshot": {"applier", "files", "trainer"},
+    "ipc": {"applier", "files", "snapshot", "trainer"},
+    "buckets": {"applier", "files", "ipc", "messages", "trainer"},
+    "transports": {"applier", "files", "messages", "trainer"},
+    "mooncake": {"applier", "files", "messages", "trainer", "transports"},
+    "delta": {"applier", "files", "snapshot", "trainer"},
 }
 #: They put strategies together; no strategy may know them.
 STRATEGIES_TOGETHER = {"registry", "load", "memory_plan", "own_sections", "inventory"}

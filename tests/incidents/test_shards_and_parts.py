@@ -21,7 +21,7 @@ from snapshots_of_incidents import (
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors
 from wsm.strategies import load as load_snapshot
-from wsm.strategies.files.device_id import device_id_from_environment
+from wsm.strategies.files.shard_source import device_id_from_environment
 
 # -- whose shard ------------------------------------------------------------------------------------
 

@@ -25,14 +25,14 @@ from wsm.strategies import errors as strategies_errors
 from wsm.strategies.buckets import messages as bucket_words
 from wsm.strategies.delta.shard import DeltaShard
 from wsm.strategies.delta.source import DeltaSource
-from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.documents import seal
 from wsm.strategies.errors import UnreadableFileError
-from wsm.strategies.files.safetensors_header import parse_header
+from wsm.strategies.files.safetensors import parse_header
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, AttachedSegment, OwnedSegment
 from wsm.strategies.ipc.source import IpcSource
-from wsm.strategies.messages.frames import Frame, encode
+from wsm.strategies.messages.message_types import Frame, encode
 from wsm.strategies.mooncake import messages as mooncake_words
 from wsm.strategies.mooncake.plan import MemoryRegion, ReadPlan, Span
 from wsm.strategies.snapshot.manifest import ShardManifest

@@ -10,7 +10,7 @@ import pytest
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, load, publish_snapshot
 from wsm.strategies.applier.copying import CHUNK_BYTES
 from wsm.strategies.applier.finite import first_not_finite
-from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.documents import seal
 from wsm.strategies.snapshot.manifest import ShardManifest
 
 BAD = {

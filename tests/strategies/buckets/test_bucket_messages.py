@@ -16,7 +16,7 @@ from tests.labels import labels
 from wsm.strategies.buckets import messages as say
 from wsm.strategies.buckets.plan import ALIGNMENT, plan_buckets
 from wsm.strategies.digest import digest_of
-from wsm.strategies.messages import frames
+from wsm.strategies.messages import message_types
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
@@ -104,12 +104,14 @@ _json = st.recursive(
 
 @given(messages, _json, st.data())
 def test_a_wrong_field_in_a_right_envelope_is_an_error_or_a_message(message, value, data):
-    frame = frames.decode(say.to_bytes(message, 7), peer="p")
+    frame = message_types.decode(say.to_bytes(message, 7), peer="p")
     fields = dict(frame.fields)
     if fields:
         fields[data.draw(st.sampled_from(sorted(fields)))] = value
     with contextlib.suppress(PeerMessageError):
-        assert isinstance(heard(frames.encode(frames.Frame(frame.kind, 7, fields)))[1], type(message))
+        assert isinstance(
+            heard(message_types.encode(message_types.Frame(frame.kind, 7, fields)))[1], type(message)
+        )
 
 
 def init(**changes: object) -> say.Init:
@@ -158,7 +160,7 @@ def test_a_message_that_nobody_could_follow_is_refused(message, problem):
     ("change", "problem"),
     [
         ({"magic": b"HTTP"}, "begins with b'HTTP'"),
-        ({"protocol": 9}, f"speaks protocol 9, we speak {frames.PROTOCOL}"),
+        ({"protocol": 9}, f"speaks protocol 9, we speak {message_types.PROTOCOL}"),
         ({"kind": 99}, "its kind is 99"),
         ({"reserved": 1}, "damaged"),
     ],
@@ -166,8 +168,14 @@ def test_a_message_that_nobody_could_follow_is_refused(message, problem):
 )
 def test_the_envelope_says_what_is_wrong_with_it(monkeypatch, change, problem):
     body = json.dumps({"index": 3}).encode()
-    parts = {"magic": frames.MAGIC, "protocol": frames.PROTOCOL, "kind": 5, "reserved": 0, **change}
-    head = frames._HEAD.pack(*parts.values(), len(body), 1)
+    parts = {
+        "magic": message_types.MAGIC,
+        "protocol": message_types.PROTOCOL,
+        "kind": 5,
+        "reserved": 0,
+        **change,
+    }
+    head = message_types._HEAD.pack(*parts.values(), len(body), 1)
     with pytest.raises(PeerMessageError, match=problem):
         heard(head + bytes.fromhex(digest_of(head + body)) + body)
 
@@ -175,7 +183,7 @@ def test_the_envelope_says_what_is_wrong_with_it(monkeypatch, change, problem):
 def test_fields_that_are_unknown_or_missing_are_named():
     for fields in ({}, {"index": 1, "more": 2}):
         with pytest.raises(PeerMessageError, match=r"a Ack has the fields \['index'\]"):
-            heard(frames.encode(frames.Frame(5, 1, fields)))
+            heard(message_types.encode(message_types.Frame(5, 1, fields)))
 
 
 def test_every_message_has_a_test_and_a_number():

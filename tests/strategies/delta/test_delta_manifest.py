@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from wsm.strategies.delta.manifest import DeltaManifest
 from wsm.strategies.delta.shard import DeltaShard
-from wsm.strategies.documents import sealed_json
+from wsm.strategies.documents import seal
 from wsm.strategies.errors import ManifestError
 
 _PLAIN = st.recursive(
@@ -66,7 +66,7 @@ def test_any_sealed_document_is_a_manifest_or_a_typed_error(documents, kind, cho
             break
         place = below
     try:
-        found = kind.decode(sealed_json.seal(fields), file="manifest")
+        found = kind.decode(seal(fields), file="manifest")
     except ManifestError:
         return
     assert kind.decode(found.encode(), file="manifest") == found

@@ -4,7 +4,7 @@ import pytest
 
 from tests.raising import raising
 from wsm.strategies import errors
-from wsm.strategies.files.device_id import device_id_from_environment
+from wsm.strategies.files.shard_source import device_id_from_environment
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, TensorSpec, errors, inspect, load
-from wsm.strategies.files.safetensors_header import build_header
+from wsm.strategies.files.safetensors import build_header
 from wsm.strategies.snapshot.convert import convert
 
 NAME = "model_state.tp0.0.pdparams"

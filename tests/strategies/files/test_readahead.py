@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bench.page_cache import drop_page_cache
 from wsm.config import ConfigurationError, config_from_mapping
 from wsm.strategies import load
-from wsm.strategies.files.readahead import Readahead
+from wsm.strategies.files.safetensors import Readahead
 from wsm.worker.loading import Sources
 
 

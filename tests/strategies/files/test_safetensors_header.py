@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.raising import raising
 from wsm.errors import BadInputError
 from wsm.strategies import TensorSpec, errors
-from wsm.strategies.files.safetensors_header import (
+from wsm.strategies.files.safetensors import (
     MAX_HEADER_BYTES,
     PREFIX_BYTES,
     build_header,

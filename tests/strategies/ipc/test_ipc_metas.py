@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from wsm.strategies import TensorSpec
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.documents import seal
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.ipc.metas import HOST, IpcMetas, TensorMeta
 from wsm.strategies.tensor import ITEM_BYTES

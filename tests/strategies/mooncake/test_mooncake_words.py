@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.raising import raising
 from wsm.clock import SystemClock
 from wsm.strategies.digest import digest_of
-from wsm.strategies.messages import frames as bucket_frames
+from wsm.strategies.messages import message_types as bucket_frames
 from wsm.strategies.messages.caller import Caller
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.mooncake import addresses

@@ -15,7 +15,7 @@ import pytest
 from tests.raising import raising
 from wsm.labels import bad_version
 from wsm.strategies import MemoryTarget, ShardManifest, TensorSpec, errors, inspect, load
-from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.documents import seal
 
 PART0 = "model_state.tp0.0.part0.pdparams"
 PART1 = "model_state.tp0.0.part1.pdparams"

@@ -10,7 +10,7 @@ from wsm.strategies import ShardManifest, TensorSpec, VersionManifest, errors
 from wsm.strategies.delta.manifest import DeltaManifest
 from wsm.strategies.delta.shard import DeltaShard, DeltaTensor
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.documents.sealed_json import seal, unseal
+from wsm.strategies.documents import seal, unseal
 from wsm.strategies.ipc.metas import IpcMetas
 from wsm.strategies.snapshot.manifest import PartEntry
 from wsm.strategies.snapshot.placement import AxisSegment, Member, Replicated, Split

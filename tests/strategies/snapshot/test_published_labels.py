@@ -8,7 +8,7 @@ import shutil
 
 from tests.raising import raising
 from wsm.strategies import Retention, errors, load, read_version
-from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.documents import seal
 
 
 def versions(root):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.raising import raising
 from wsm.strategies import MemoryTarget, SnapshotSource, TensorSpec, errors, inspect, load, publish_snapshot
-from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.documents import seal
 from wsm.strategies.inventory import take_inventory
 from wsm.strategies.snapshot import errors as snapshot_errors
 from wsm.strategies.snapshot.errors import PlacementError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.raising import raising
 from wsm.strategies import TensorSpec, errors, with_manifest
-from wsm.strategies.documents.sealed_json import seal
+from wsm.strategies.documents import seal
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
 
 STATE = {

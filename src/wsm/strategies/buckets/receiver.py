@@ -19,7 +19,7 @@ from wsm.strategies.buckets.incoming import IncomingWindow
 from wsm.strategies.buckets.plan import Piece, plan_buckets, segment_bytes, step_bytes, stream_bytes
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.digest import RunningDigest, digest_of, shard_digest
-from wsm.strategies.documents.sealed_json import content_digest
+from wsm.strategies.documents import content_digest
 from wsm.strategies.errors import DigestMismatchError, VersionMismatchError
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor

@@ -21,7 +21,7 @@ from wsm.strategies.buckets import bucket_socket
 from wsm.strategies.buckets.plan import ALIGNMENT, SEGMENT_PREFIX, segment_bytes
 from wsm.strategies.buckets.sending import Early, SendingLoop
 from wsm.strategies.buckets.stream import RankStream
-from wsm.strategies.documents.sealed_json import content_digest
+from wsm.strategies.documents import content_digest
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY, OwnedSegment, sweep
 from wsm.strategies.messages import errors as message_errors
 from wsm.strategies.observer import never_cancelled

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from wsm.strategies.delta.names import DELTA_MANIFEST
 from wsm.strategies.delta.shard import DeltaShard
-from wsm.strategies.documents.manifest_fields import FieldReader
+from wsm.strategies.documents import FieldReader
 from wsm.strategies.snapshot.publication_manifest import PublicationManifest
 from wsm.strategies.trainer.publications import MANIFEST_FORMATS, ordinal_of
 

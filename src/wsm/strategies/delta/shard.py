@@ -14,9 +14,7 @@ from typing import Any, ClassVar
 
 from wsm.strategies.delta.blocks import MAX_BLOCK_BYTES, MIN_BLOCK_BYTES, Block, BlockKind, table_problem
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.documents.manifest_fields import FieldReader
-from wsm.strategies.documents.sealed_document import SealedDocument
-from wsm.strategies.documents.strict_json import is_count
+from wsm.strategies.documents import FieldReader, SealedDocument, is_count
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 

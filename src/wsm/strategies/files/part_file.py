@@ -2,21 +2,116 @@
 
 The format is told from the content, not from the place or the name: FastDeploy reads some places in one
 format and some in the other, and its old files can be read in neither (a pickle under a safetensors name).
+A pickle is read with paddle, which is imported only then: the process has decided to trust the file, since
+reading it runs what its writer put into it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from wsm.strategies import errors
-from wsm.strategies.errors import UnreadableFileError
-from wsm.strategies.files.pickle_file import PickleFile
-from wsm.strategies.files.safetensors_file import SafetensorsFile
-from wsm.strategies.files.safetensors_header import PREFIX_BYTES, SafetensorsHeader
+from wsm.strategies.byte_copy import copy_bytes
+from wsm.strategies.errors import PaddleMissingError, UnreadableFileError
+from wsm.strategies.files.safetensors import PREFIX_BYTES, SafetensorsFile, SafetensorsHeader
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
+from wsm.strategies.paddle_dtypes import PADDLE_DTYPES, paddle_name
 from wsm.strategies.tensor import TensorSpec
+
+
+def read_state(descriptor: int, *, file: str) -> dict[str, tuple[TensorSpec, memoryview]]:
+    """Return the tensors of a pickled state dict, each with its spec and its bytes. Blocks; runs pickle.
+
+    Parameters
+    ----------
+    descriptor : int
+        The open file; it is read by its descriptor, so that what was checked is what is read.
+    file : str
+        Its name, for messages.
+
+    Raises
+    ------
+    PaddleMissingError
+        If paddle is not installed.
+    BadInputError
+        If the file cannot be read, or holds something else than a flat map of names to tensors.
+    """
+    try:
+        import paddle  # noqa: PLC0415 - two thirds of a second, and not installed everywhere
+    except ImportError as error:
+        raise PaddleMissingError(file=file) from error
+    try:
+        state = paddle.load(f"/proc/self/fd/{descriptor}")
+    except Exception as error:  # unpickling may raise anything
+        raise errors.bad_pickle(file=file, problem=f"paddle cannot read it: {error}") from error
+    if not isinstance(state, dict) or not state:
+        raise errors.bad_pickle(file=file, problem=f"it holds a {type(state).__name__}, or nothing")
+    return {name: _tensor(name, value, file) for name, value in state.items()}
+
+
+def _tensor(name: object, value: Any, file: str) -> tuple[TensorSpec, memoryview]:
+    if not isinstance(name, str) or not hasattr(value, "numpy") or not hasattr(value, "dtype"):
+        raise errors.bad_pickle(file=file, problem=f"{name!r} is a {type(value).__name__}, not a tensor")
+    dtype = paddle_name(value)
+    if dtype not in PADDLE_DTYPES:
+        raise errors.bad_pickle(file=file, problem=f"{name!r} has the unsupported dtype {dtype}")
+    spec = TensorSpec(name, PADDLE_DTYPES[dtype], tuple(value.shape))
+    array = value.numpy()
+    data = memoryview(array.reshape(-1).view("u1")) if array.size else memoryview(b"")
+    return spec, data
+
+
+class PickleFile:
+    """A pickle file, read whole.
+
+    Parameters
+    ----------
+    descriptor : int
+        Open for reading; closed by the constructor.
+    path : str
+        Its name, for messages.
+
+    Raises
+    ------
+    PaddleMissingError, BadInputError
+        If it cannot be read.
+    """
+
+    metadata: Mapping[str, str] = {}
+
+    def __init__(self, descriptor: int, path: str) -> None:
+        self.path = path
+        try:
+            self.nbytes = os.fstat(descriptor).st_size
+            self._tensors = read_state(descriptor, file=path)
+        finally:
+            os.close(descriptor)
+        self.memory_bytes = sum(spec.nbytes for spec, _ in self._tensors.values())
+
+    def specs(self) -> Iterator[TensorSpec]:
+        """Iterate over its tensors."""
+        return (spec for spec, _ in self._tensors.values())
+
+    def readers(self) -> Iterator[tuple[TensorSpec, Callable[[int, memoryview], None]]]:
+        """Iterate over its tensors, each with ``read_into(offset in the tensor, destination)``."""
+        for spec, data in self._tensors.values():
+            yield spec, partial(_copy, data)
+
+    def data(self, name: str) -> memoryview:
+        """Return the bytes of one tensor."""
+        return self._tensors[name][1]
+
+    def close(self) -> None:
+        """Let the tensors go. Idempotent."""
+        self._tensors = {}
+
+
+def _copy(data: memoryview, offset: int, destination: memoryview) -> None:
+    copy_bytes(data[offset : offset + len(destination)], destination)
+
 
 _SNIFF_BYTES = PREFIX_BYTES + 1
 _PICKLE_PROTOCOLS = range(2, 6)
@@ -77,7 +172,7 @@ def open_part(
         Whether a pickle may be read.
     expected : tuple of (bytes, Header), optional
         The header that it has if all is well; see
-        :class:`wsm.strategies.files.safetensors_file.SafetensorsFile`.
+        :class:`wsm.strategies.files.safetensors.SafetensorsFile`.
 
     Raises
     ------

@@ -14,11 +14,9 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, ClassVar
 
+from wsm.strategies import documents
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.documents import sealed_json
-from wsm.strategies.documents.manifest_fields import FieldReader, is_plain_file_name
-from wsm.strategies.documents.sealed_document import SealedDocument
-from wsm.strategies.documents.strict_json import is_count, is_text
+from wsm.strategies.documents import FieldReader, SealedDocument, is_count, is_plain_file_name, is_text
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.tensor import TensorSpec, is_shape
 
@@ -198,7 +196,7 @@ class IpcMetas(SealedDocument):
     @cached_property
     def group_digest(self) -> str:
         """Digest of the publication: equal on all of its ranks."""
-        return sealed_json.content_digest(
+        return documents.content_digest(
             {"version": self.version, "publication": self.publication, "group": list(self.group)}
         )
 

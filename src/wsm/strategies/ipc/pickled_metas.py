@@ -17,7 +17,7 @@ from typing import Any
 from wsm.strategies import errors as strategies_errors
 from wsm.strategies.byte_copy import copy_bytes
 from wsm.strategies.errors import PaddleMissingError, VersionMismatchError
-from wsm.strategies.files.device_id import device_index_from_environment
+from wsm.strategies.files.shard_source import device_index_from_environment
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.metas import HOST, TensorMeta
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor

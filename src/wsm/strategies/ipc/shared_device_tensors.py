@@ -28,7 +28,7 @@ from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.errors import StorageError
 from wsm.strategies.files.atomic_file import replace_file
-from wsm.strategies.files.device_id import device_id_from_environment, device_index_from_environment
+from wsm.strategies.files.shard_source import device_id_from_environment, device_index_from_environment
 from wsm.strategies.files.snapshot_names import SHARED_DIRECTORY
 from wsm.strategies.ipc import errors as ipc_errors
 from wsm.strategies.ipc.abandoned import head_of
@@ -52,7 +52,7 @@ class SharedDeviceTensors:
         Whose shard this process trains, and of how many ranks.
     device_id : int, optional
         Physical device id in the file's name; from the environment if not given
-        (:mod:`wsm.strategies.files.device_id`).
+        (:mod:`wsm.strategies.files.shard_source`).
     device_index : int, optional
         The index of its device among those that this process sees, as the seventh field says it;
         ``FLAGS_selected_gpus`` if not given. A worker opens the handle on the device of its own.

@@ -3,10 +3,8 @@
 ====================================  ====================================================================
 modules                               responsible for
 ====================================  ====================================================================
-frames                                the envelope: magic, kind, length, digest, and JSON within
-message_types, fields                 dataclasses to frames and back, with a check of every field
-zmtp                                  ZMQ's wire protocol, as far as whole messages need it
-connection                            one connection that messages go through
+message_types, fields                 dataclasses to framed JSON and back, with a check of every field
+connection                            one connection that messages go through, in ZMQ's wire protocol
 listener, caller                      the side that listens, with bounds on all that comes; the one that calls
 errors                                the errors of every peer that streams
 ====================================  ====================================================================

@@ -19,7 +19,7 @@ from wsm.own_descriptor import not_inherited
 from wsm.shared_directory import require
 from wsm.strategies.messages.connection import Connection, Place
 from wsm.strategies.messages.errors import PeerMessageError
-from wsm.strategies.messages.frames import HEADER_BYTES, MAX_BODY_BYTES
+from wsm.strategies.messages.message_types import HEADER_BYTES, MAX_BODY_BYTES
 
 # How long to wait before an address without a listener is tried again.
 _AGAIN_S = 0.05

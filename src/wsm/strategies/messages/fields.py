@@ -13,8 +13,7 @@ from typing import Any, TypeAlias
 
 from wsm.labels import is_label
 from wsm.strategies.digest import DIGEST_LENGTH
-from wsm.strategies.documents.manifest_fields import is_plain_file_name
-from wsm.strategies.documents.strict_json import is_count, is_text
+from wsm.strategies.documents import is_count, is_plain_file_name, is_text
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec, is_shape
 
 Check: TypeAlias = Callable[[Any], Any]

@@ -14,7 +14,7 @@ Revoked    publisher    the lease is over at once, and why
 =========  ===========  ======================================================================
 
 A connection is one lease: a rank that closes it has let go. The envelope is that of
-:mod:`wsm.strategies.messages.frames`; a Grant leaves out a layout whose digest the rank said it knows.
+:mod:`wsm.strategies.messages.message_types`; a Grant leaves out a layout whose digest the rank said it knows.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import overload
 
-from wsm.strategies.documents.sealed_json import content_digest
+from wsm.strategies.documents import content_digest
 from wsm.strategies.tensor import TensorSpec
 
 

@@ -17,7 +17,7 @@ from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.labels import checked_version
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.documents.sealed_json import content_digest
+from wsm.strategies.documents import content_digest
 from wsm.strategies.mooncake import addresses
 from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake.desk import Desk, ServedPublication

@@ -16,9 +16,8 @@ from pathlib import Path
 from wsm.strategies import errors
 from wsm.strategies.errors import StorageError, UnreadableFileError
 from wsm.strategies.files.atomic_file import sync_directory
-from wsm.strategies.files.part_file import is_pickle
-from wsm.strategies.files.pickle_file import PickleFile
-from wsm.strategies.files.safetensors_writer import file_order, write_safetensors
+from wsm.strategies.files.part_file import PickleFile, is_pickle
+from wsm.strategies.files.safetensors import file_order, write_safetensors
 from wsm.strategies.files.snapshot_names import is_snapshot_file
 
 

@@ -13,8 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from wsm.strategies.digest import shard_digest
-from wsm.strategies.documents.manifest_fields import FieldReader
-from wsm.strategies.documents.sealed_document import SealedDocument
+from wsm.strategies.documents import FieldReader, SealedDocument
 from wsm.strategies.errors import ManifestError
 from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.placement import whole_shape

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from wsm.strategies.documents.manifest_fields import FieldReader
-from wsm.strategies.documents.sealed_document import SealedDocument
+from wsm.strategies.documents import FieldReader, SealedDocument
 from wsm.strategies.errors import ManifestError
 
 if TYPE_CHECKING:

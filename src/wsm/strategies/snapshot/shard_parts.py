@@ -12,9 +12,7 @@ from pathlib import Path
 
 from wsm.strategies import errors
 from wsm.strategies.files.part_file import PartFile, open_part
-from wsm.strategies.files.readahead import Readahead
-from wsm.strategies.files.safetensors_file import SafetensorsFile
-from wsm.strategies.files.safetensors_header import SafetensorsHeader, lay_out
+from wsm.strategies.files.safetensors import Readahead, SafetensorsFile, SafetensorsHeader, lay_out
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.part_metadata import PartMetadata

@@ -15,7 +15,7 @@ from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.errors import StorageError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_new
-from wsm.strategies.files.safetensors_writer import file_order, write_safetensors
+from wsm.strategies.files.safetensors import file_order, write_safetensors
 from wsm.strategies.snapshot.errors import PlacementError
 from wsm.strategies.snapshot.manifest import PartEntry, ShardManifest
 from wsm.strategies.snapshot.part_metadata import PartMetadata

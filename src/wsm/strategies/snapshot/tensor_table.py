@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
-from wsm.strategies.documents.manifest_fields import FieldReader, are_digests
-from wsm.strategies.documents.strict_json import are_texts
+from wsm.strategies.documents import FieldReader, are_digests, are_texts
 from wsm.strategies.snapshot.placement import AxisSegment, Member, Placement, Replicated, Split
 from wsm.strategies.tensor import TensorSpec
 

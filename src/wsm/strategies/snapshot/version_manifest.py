@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from wsm.strategies.documents.manifest_fields import FieldReader
+from wsm.strategies.documents import FieldReader
 from wsm.strategies.files.snapshot_names import VERSION_MANIFEST
 from wsm.strategies.snapshot.publication_manifest import PublicationManifest
 from wsm.strategies.trainer.publications import MANIFEST_FORMATS, ordinal_of

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from wsm.errors import WsmError
 from wsm.labels import is_label
-from wsm.strategies.documents import sealed_json
-from wsm.strategies.documents.manifest_fields import FieldReader
+from wsm.strategies import documents
+from wsm.strategies.documents import FieldReader
 from wsm.strategies.files.snapshot_directory import SnapshotDirectory
 from wsm.strategies.files.snapshot_names import (
     DELTA_MANIFEST,
@@ -109,7 +109,7 @@ def _manifest(path: Path) -> tuple[str, int] | None:
                 if data is None:
                     return None
                 file = directory.locate(name)
-                reader = FieldReader(sealed_json.unseal(data, file=file, form=form, layout=1), file)
+                reader = FieldReader(documents.unseal(data, file=file, form=form, layout=1), file)
                 return reader.version(), ordinal_of(reader)
     return None
 

@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from wsm.strategies import errors
-from wsm.strategies.documents.strict_json import is_text
+from wsm.strategies.documents import is_text
 from wsm.strategies.errors import TrainerTensorError
-from wsm.strategies.files.safetensors_header import METADATA_KEY
+from wsm.strategies.files.safetensors import METADATA_KEY
 from wsm.strategies.tensor import ITEM_BYTES, TensorSpec
 
 #: A state dict: names to tensors in any of the accepted forms.

@@ -13,11 +13,10 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from wsm.labels import checked_version
-from wsm.strategies import errors
+from wsm.strategies import documents, errors
 from wsm.strategies.applier.finite import check_finite
 from wsm.strategies.digest import digest_of, shard_digest
-from wsm.strategies.documents import sealed_json
-from wsm.strategies.documents.sealed_document import SealedDocument
+from wsm.strategies.documents import SealedDocument
 from wsm.strategies.errors import ManifestError, TrainerTensorError
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.transports.foreign_tensors import foreign_bytes
@@ -65,10 +64,10 @@ class StreamManifest(SealedDocument):
         a trainer that came back may have sent something else as the same version to another rank.
         """
         if self.rank is None or self.world_size == 1:
-            return sealed_json.content_digest({"version": self.version, "content": self.content_digest})
+            return documents.content_digest({"version": self.version, "content": self.content_digest})
         if not self.publication:
             return None
-        return sealed_json.content_digest(
+        return documents.content_digest(
             {"version": self.version, "publication": self.publication, "world_size": self.world_size}
         )
 
