@@ -58,6 +58,7 @@ _COUNTS = (
     ("controller-losses", 0, "controllers that die for good"),
     ("controller-stops", 0, "controllers stopped, or going on"),
     ("broken-steps", 0, "steps that raise"),
+    ("hangs", 0, "processes that never look again"),
     ("stale-reads", 0, "words read late"),
 )
 

@@ -412,9 +412,11 @@ class ControllerMoves:
         gives_up = (now.gives_up or now.lease_over) and not decide.is_held(view, leased=self._leased)
         due = self._decision(give_up=gives_up or bool(self._lost))
         given_up = due if decide.is_held(view, leased=self._leased) else self._decision(give_up=True)
-        for word, spends in ((due, ()), (given_up, (Budget.GIVE_UPS,))):
-            if word is not None and (not spends or word is not due):
-                label = f"decides {word.name}" + (", because its deadline passed" if spends else "")
+        hangs = any(other.hung for other in self._others)  # then the deadline passes, if nothing else happens
+        late: tuple[Budget, ...] = () if hangs else (Budget.GIVE_UPS,)
+        for word, spends, why in ((due, (), ""), (given_up, late, ", because its deadline passed")):
+            if word is not None and (not why or word is not due):
+                label = f"decides {word.name}{why}"
                 after = now._replace(version=self._version(word))
                 self._write(label, decide.decided(view, word), spends, after=after)
         if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:

@@ -26,6 +26,8 @@ from explorer.world import (
     read_step,
     view_of,
 )
+from wsm.states import decide
+from wsm.states.decide import Duty, Role
 from wsm.states.joint import stands_beside
 from wsm.states.phases import Phase, RankState
 from wsm.states.view import View
@@ -351,6 +353,9 @@ def _waits_for_stopped(people: list[ParticipantState], view: View) -> str:
     prepared = all(word is not None and word.code in _PREPARED for word in words)
     if prepared or _is_hurt(people, view) or view.command.operation is Operation.NONE:
         return ""  # whom to end is said; what was lost is recovered then
+    hangs = any(each.hung for each in people)
+    if hangs and decide.duty(view, Role.STALLED, expired=True) in (Duty.FAIL, Duty.NAME):
+        return ""  # as is who hangs: no other participant may still fail, or it would
     return f"{view.command.operation.name} {view.command.sequence} waits for a stopped controller for ever"
 
 
@@ -391,7 +396,11 @@ def _given_up(people: list[ParticipantState], view: View) -> str:
     opened = view.command.operation is not Operation.NONE and not view.command.operation.is_decision
     if opened and not all_ended(view):
         return f"{view.command.operation.name} {view.command.sequence} is never decided"
-    inside = (f"rank {i} {_stuck(each)} for ever" for i, each in enumerate(people) if each.position)
+    inside = (
+        f"rank {i} {_stuck(each)} for ever"
+        for i, each in enumerate(people)
+        if each.position and not each.hung
+    )
     return next(inside, "")
 
 
@@ -400,8 +409,8 @@ def _is_faulted(me: ParticipantState) -> bool:
 
 
 def _stuck(me: ParticipantState) -> str:
-    if not me.alive:
-        return "is not started anew"
+    if not me.alive or me.hung:
+        return "" if me.alive else "is not started anew"  # the command that waits for it says who hangs
     if me.position is Position.IN_STEP:
         return f"stays in step {me.state.step}, which not all have entered,"
     if me.position is Position.IN_ACTION:

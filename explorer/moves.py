@@ -52,13 +52,13 @@ from explorer.world import (
     view_of,
     word_name,
 )
-from wsm.states import decide
+from wsm.states import decide, epochs
 from wsm.states.decide import Duty, Role
 from wsm.states.words import CommittedWord
 
 CONTROLLER = -1
 
-_OF_RANKS = frozenset((Budget.STEPS, Budget.FAILURES, Budget.RANK_CRASHES, Budget.BROKEN_STEPS))
+_OF_RANKS = frozenset((Budget.STEPS, Budget.FAILURES, Budget.RANK_CRASHES, Budget.BROKEN_STEPS, Budget.HANGS))
 _OF_CONTROLLER = frozenset(
     (
         Budget.COMMANDS,
@@ -171,14 +171,15 @@ class Moves:
     ) -> list[Alternative]:
         packed = world[FIRST + index]
         me = unpack(packed, index)
-        free = me.alive and me.position is Position.FREE and me.intent == NO_INTENT
+        free = me.alive and not me.hung and me.position is Position.FREE and me.intent == NO_INTENT
         told = self._tell(world, index, packed, me, controller.command) if free else None
         others = self._others(world, me, told)
         overdue = self._is_overdue(world, controller)
         held = CommittedWord.unpack(controller.committed).held
         admission = (controller.after, held, controller.closed)
+        late = me.hung and self._is_late(world, controller, index)
         asked = (controller.version, controller.tags, controller.clears_half, overdue, controller.replaces)
-        key = (index, packed, controller.command, asked, admission, wallet, id(told), others)
+        key = (index, packed, late, controller.command, asked, admission, wallet, id(told), others)
         found = self._of_rank.get(key)
         if found is None:
             around = Surroundings(
@@ -196,6 +197,7 @@ class Moves:
                 long_plans=self._scope.long_plans,
                 affordable=wallet,
                 overdue=overdue,
+                late=late,
                 replaces=controller.replaces,
             )
             found = self._of_rank[key] = _moves_of_rank(me, told, around)
@@ -222,6 +224,14 @@ class Moves:
         others = [read_public(each[:PUBLIC_BYTES]) for each in world[FIRST:]]
         view = view_of(controller._replace(seen=Seen()), others, self._scope.ranks)
         return decide.duty(view, Role.STALLED, expired=True) is Duty.FAIL
+
+    def _is_late(self, world: World, controller: ControllerState, index: int) -> bool:
+        """Whether the owner of the group ends a process that hangs: the group waits for it too long."""
+        others = [read_public(each[:PUBLIC_BYTES]) for each in world[FIRST:]]
+        view = view_of(controller._replace(seen=Seen()), others, self._scope.ranks)
+        joined = view.statuses[index].epoch == view.command.epoch
+        hung = epochs.hung(view, (), waited_s=1.0, limit_s=0.0, drain_s=0.0)
+        return not controller.gave_up and (not joined or index in hung)
 
     def _others(self, world: World, me: ParticipantState, told: Answer | None) -> tuple[bytes, ...]:
         """Return the part of the others that matters for what a participant can do."""
@@ -261,7 +271,9 @@ def _moves_of_rank(me: ParticipantState, told: Answer | None, around: Surroundin
     """Return the moves, and what is raised instead of one: it may be a value that grows without end."""
     moves = RankMoves(me, around)
     try:
-        if told is not None:
+        if me.hung:
+            pass
+        elif told is not None:
             moves.after_looking(told)
         elif not me.alive:
             moves.start()

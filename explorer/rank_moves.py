@@ -224,6 +224,8 @@ class Surroundings:
         What may still go wrong.
     overdue : bool
         Whether the command's controller is stopped, and its deadline has passed.
+    late : bool
+        Whether the owner of the group ends it, since it hangs.
     replaces : bool
         Whether the owner of the group ends FAULTED ranks: clearing them again has failed too often.
     """
@@ -242,6 +244,7 @@ class Surroundings:
     long_plans: bool
     affordable: frozenset[Budget]
     overdue: bool = False
+    late: bool = False
     replaces: bool = False
 
 
@@ -292,10 +295,15 @@ class RankMoves:
         self.found.append(Alternative(label, pack(after), paid, "", tuple(changed)))
 
     def add_strikes(self) -> None:
-        """Add that it sees a hidden word at last, and that its process dies."""
+        """Add that it sees a hidden word at last, that its process hangs, dies, or is ended."""
         me = self._before
         if not me.alive:
             return
+        if me.hung:
+            if self._around.late:
+                self.add("is ended, since it hangs", lambda: killed(me))
+            return
+        self.add("hangs", lambda: me._replace(hung=True), Budget.HANGS)
         if me.seen.word:
             self.add(f"sees {word_name(me.seen.word)} as it is", lambda: me._replace(seen=Seen()))
         self.add("dies", lambda: killed(me), Budget.RANK_CRASHES)
@@ -379,10 +387,14 @@ class RankMoves:
             )
 
     def _one_is_gone(self) -> bool:
-        """Whether what needs all of the epoch will never be whole: a death, a broken step, a new epoch."""
+        """Whether what needs all of the epoch will never be whole: a death, a broken step, a new epoch.
+
+        So it is beside one that hangs: the deadline of the action, or of the engine's step, finds that out.
+        """
         epoch = self._before.state.epoch
         return read_command(self._around.command).epoch > epoch or any(
-            (other.epoch == epoch and not other.alive) or invariants.is_broken(other.step, epoch)
+            (other.epoch == epoch and (other.hung or not other.alive))
+            or invariants.is_broken(other.step, epoch)
             for other in self._around.others[: self._around.ranks]
         )
 

@@ -28,6 +28,7 @@ class Budget(enum.IntEnum):
     CONTROLLER_LOSSES = 8  # controllers that die, and none follows
     CONTROLLER_STOPS = 9  # controllers that are stopped with the role, and such that go on again
     LEASES = 10  # leases of holds that run out
+    HANGS = 11  # processes that live, and never look again
 
 
 class Start(enum.Enum):
@@ -63,7 +64,7 @@ class Scope:
     ranks, helpers : int
         The group: 1 rank or more.
     commands, steps, failures, give_ups, rank_crashes, controller_crashes, broken_steps : int
-    stale_reads, controller_losses, controller_stops, leases : int
+    stale_reads, controller_losses, controller_stops, leases, hangs : int
         How often each thing may happen, in all; see :class:`Budget`.
     operations : tuple of Operation
         What the commands ask for.
@@ -103,6 +104,7 @@ class Scope:
     controller_losses: int = 0
     controller_stops: int = 0
     leases: int = 0
+    hangs: int = 0
     operations: tuple[Operation, ...] = (Operation.CLEAR, Operation.UPDATE, Operation.HOT_UPDATE)
     starts: tuple[Start, ...] = (Start.SERVING, Start.CLEARED)
     afters: bool = False
@@ -265,6 +267,7 @@ _DAILY = _scopes(
     "rank_crashes=1 failures=2 give_ups=1 steps=0 operations=clear,update starts=serving",
     "controller_losses=1 controller_stops=2 failures=1",
     "controller_losses=1 controller_crashes=1 controller_stops=2 fine=True steps=0",
+    "hangs=1 controller_stops=1 steps=1 operations=clear,update",
     "failures=6 steps=0 operations=clear starts=serving",
     "deciders=14 rank_crashes=1 give_ups=1 steps=0 operations=hot_update starts=serving",
     "deciders=14 controller_crashes=1 controller_losses=1 controller_stops=2 steps=0 operations=hot_update",
@@ -299,6 +302,8 @@ _DEEP = (
         "deciders=14 stale_reads=1 controller_losses=1 rank_crashes=1 operations=update,hot_update",
         "deciders=14 fine=True controller_crashes=1 controller_stops=2 operations=update,hot_update",
         "helpers=1 controller_losses=1 controller_stops=2 fine=True steps=0 failures=1",
+        "helpers=1 hangs=1 controller_stops=2 failures=1 long_plans=True",
+        "ranks=3 hangs=2 controller_losses=1 steps=0 operations=update,hot_update",
         "commands=3 steps=1 afters=True rank_crashes=1 failures=1 leases=1 operations=hold,release,update",
         "commands=2 steps=1 rank_crashes=2 controller_crashes=1 leases=1 operations=hold,release,clear",
         "commands=2 helpers=1 stale_reads=1 steps=1 operations=hold,release",

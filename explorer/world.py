@@ -192,6 +192,7 @@ class PublicState(NamedTuple):
     phase: Phase
     entered_action: int  # 1 + number of the last collective action that it entered for that sequence
     loaded: int  # the version that it says it has prepared
+    hung: bool  # it lives, and never looks again
 
 
 class ParticipantState(NamedTuple):
@@ -201,8 +202,8 @@ class ParticipantState(NamedTuple):
     ----------
     step, status : int
         Packed words in shared memory; they outlive the process.
-    alive : bool
-        Whether there is a process.
+    alive, hung : bool
+        Whether there is a process; whether it never looks again.
     position : Position
         Where the process is.
     state : RankState
@@ -252,6 +253,7 @@ class ParticipantState(NamedTuple):
     step_version: int = 0
     ran: int = 0
     entered_action: int = 0
+    hung: bool = False
     intent: Intent = Intent()
     seen: Seen = Seen()
 
@@ -297,7 +299,7 @@ def pack(me: ParticipantState) -> bytes:
     public = _PUBLIC.pack(
         me.step,
         me.status,
-        me.alive,
+        me.alive | me.hung << 1,
         me.position,
         state.epoch,
         state.step,
@@ -357,6 +359,7 @@ def unpack(data: bytes, index: int) -> ParticipantState:
         step_version=public.step_version,
         ran=public.ran,
         entered_action=public.entered_action,
+        hung=public.hung,
         intent=Intent(_TODOS[todo], step, status),
         seen=Seen(word, value),
     )
@@ -369,7 +372,7 @@ def read_public(data: bytes) -> PublicState:
     return PublicState(
         step,
         status,
-        bool(alive),
+        bool(alive & 1),
         Position(position),
         epoch,
         entered,
@@ -378,6 +381,7 @@ def read_public(data: bytes) -> PublicState:
         _PHASES[phase],
         action,
         loaded,
+        bool(alive & 2),
     )
 
 

@@ -126,6 +126,19 @@ def test_a_rank_that_hangs_in_each_of_its_starts_is_given_up_like_one_that_dies_
         kept.kill(0)
 
 
+def test_a_rank_that_hangs_as_it_gives_back_what_an_aborted_update_touched_is_replaced(tmp_path):
+    with kept_group(tmp_path, hung_s=0.3) as kept:
+        kept.group.order(0, "write", "raise once")
+        kept.group.order(1, "release", "hold")
+        with pytest.raises(RankFailedError, match="rank 0"):
+            kept.controller.update(2, settle_s=0.1)
+        kept.group.await_held(1, "release")
+        assert "it did not end a decided command" in kept.until_told("rank 1 (process")
+        kept.group.revoke(1, "release")
+        kept.until_told("serves version 1 again")
+        kept.until_whole()
+
+
 # -- a restore that fails ---------------------------------------------------------------------------
 
 

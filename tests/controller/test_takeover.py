@@ -235,6 +235,29 @@ def test_the_deadline_of_a_command_counts_although_its_controller_is_stopped(gro
         assert controller.update(2).version == 2
 
 
+def test_a_rank_that_hangs_beside_a_stopped_controller_is_named_and_the_end_of_both_is_enough(
+    make_group, dying
+):
+    group = make_group(config={"deadlines": {"action_s": {"load_weights": 0.3}}}, load=0.5)
+    group.publish(2)
+    with group.boot() as controller:
+        group.order(1, "write", "hold")
+        program = dying(group, "update", 2, "never", deadline_s=0.5)
+        group.await_held(1, "write")
+        program.freeze()
+        eventually(lambda: codes(controller)[0] == "PREPARED")
+        eventually(lambda: "rank 1, which is past the deadline of load_weights" in explained(group))
+        with pytest.raises(RoleBusyError) as caught:
+            controller.clear(wait_s=0.1)
+        assert (caught.value.pid, caught.value.stopped) == (program.pid, True)
+        assert controller.status().operation == "UPDATE"  # only rank 1 could fail it, and it hangs
+        program.kill()
+        eventually(lambda: controller.status().operation == "ABORT")
+        assert "rank 1, which is past the deadline of load_weights" in explained(group)
+        group.revoke(1, "write")
+        eventually(lambda: controller.status().over)
+
+
 def test_a_stopped_controller_of_a_command_that_all_ranks_prepared_is_named_and_its_end_is_enough(
     group, dying
 ):

@@ -728,6 +728,30 @@ def a_failure_waits_for_who_is_stopped():
     return with_duty(lambda _view, _role, due: Duty.NOTHING if due is Duty.ABORT else due)
 
 
+@fault("operations=update steps=0 hangs=1 controller_stops=1 starts=cleared")
+def a_deadline_waits_for_who_is_stopped():
+    """A command's deadline does not count while its controller is stopped, though a rank hangs."""
+    return with_duty(lambda _view, _role, due: Duty.NOTHING if due is Duty.FAIL else due)
+
+
+@fault("operations=update steps=0 hangs=1 starts=serving")
+def a_hung_process_is_left_in_a_decided_command():
+    """The process that keeps a decided command from its end is not ended."""
+    return {(epochs, "hung"): lambda _view, _stopped, **_seconds: {}}
+
+
+@fault("operations=clear steps=0 hangs=1 failures=1 starts=serving")
+def who_hangs_as_it_settles_is_taken_for_one_that_waits():
+    """A participant that has stopped after an abort is never late, though all have stopped."""
+    real, stopped = epochs.late, (StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED)
+
+    def late(view: View) -> list[int]:
+        words = {rank: view.of_command(rank) for rank in real(view)}
+        return [rank for rank, word in words.items() if word is None or word.code not in stopped]
+
+    return {(epochs, "late"): late}
+
+
 @fault("operations=update steps=0 rank_crashes=1 starts=serving")
 def a_rank_joins_with_what_it_held():
     """A rank joins the new epoch before it has given back what it held in the old one."""

@@ -32,3 +32,4 @@ def test_the_surveys_mix_everything_that_can_happen() -> None:
         assert any(scope.stale_reads for scope in scopes)
         assert any(scope.rank_crashes and scope.controller_crashes for scope in scopes)
         assert any(scope.broken_steps for scope in scopes)
+        assert any(scope.hangs and scope.controller_stops for scope in scopes)

@@ -56,6 +56,8 @@ def test_only_a_rank_that_keeps_a_decided_command_from_its_end_is_late():
     assert late(view(Operation.COMMIT, (working, done))) == [0]
     stopped = view(Operation.ABORT, (StatusCode.STOPPED_UNTOUCHED, StatusCode.RUNNING))
     assert late(stopped) == [1]
+    settling = view(Operation.ABORT, (StatusCode.STOPPED_UNTOUCHED, StatusCode.DONE_KEPT))
+    assert late(settling) == [0]  # nothing keeps it from its end but itself
 
 
 @pytest.mark.parametrize(("waited_s", "found"), [(9, {}), (10, {0: Cause.HUNG})])

@@ -327,12 +327,13 @@ def whom_to_replace(
 def late(view: View) -> list[int]:
     """Return the participants that keep a decided command from its end.
 
-    One that has stopped after an abort waits for others itself.
+    One that has stopped after an abort waits for others itself; once all have, it is to end alone.
     """
     if not view.command.operation.is_decision:
         return []
     waiting = waiting_on(view)
-    return [rank for rank, status in waiting.items() if status is None or status.code not in _STOPPED]
+    working = [rank for rank, status in waiting.items() if status is None or status.code not in _STOPPED]
+    return working or list(waiting)
 
 
 def hung(
