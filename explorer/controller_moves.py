@@ -30,11 +30,14 @@ from explorer.world import (
     ControllerState,
     PublicState,
     Seen,
+    Slot,
+    committed_version,
     pack_controller,
     read_command,
     view_of,
     word_name,
 )
+from wsm import committed_record
 from wsm.states import decide, epochs, holding
 from wsm.states.decide import Duty, Inheritance, Role
 from wsm.states.epochs import Attempt
@@ -49,6 +52,9 @@ takes_over_from_the_living = False
 #: Nor is a decision written in the place of a stopped controller while a next command can be; a seeded fault
 #: lets it come late.
 stands_in_without_waiting = False
+
+#: A seeded fault stores the word before the record that it names.
+record_before_word = True
 
 
 @dataclass(frozen=True)
@@ -141,19 +147,25 @@ class ControllerMoves:
         elif now.pending:
             yield lambda: self._stand_in(Role.KEPT)
             yield self._write_pending
+        elif not record_before_word and self._lacks_its_record():
+            yield self._write_late_record
         else:
-            if now.driving:
-                yield self._drive
-            if self._lost and not now.gave_up:
-                yield self._raise_epoch
-            elif not now.driving and not self._lost and not now.replaces:
-                yield self._repair
-                yield self._restore
-                yield self._end_lease
-                if not now.recovering and not now.left:
-                    yield self._open
+            yield from self._steps_of_the_living()
         if now.stopped:
             yield self._go_on_after_being_stopped
+
+    def _steps_of_the_living(self) -> Iterator[Callable[[], None]]:
+        now = self._now
+        if now.driving:
+            yield self._drive
+        if self._lost and not now.gave_up:
+            yield self._raise_epoch
+        elif not now.driving and not self._lost and not now.replaces:
+            yield self._repair
+            yield self._restore
+            yield self._end_lease
+            if not now.recovering and not now.left:
+                yield self._open
 
     # -- storing words -----------------------------------------------------------------------------
 
@@ -227,8 +239,32 @@ class ControllerMoves:
     def _held_after(self) -> bool:
         return holding.held_after(AFTERS[self._now.after], held=self._view.committed.held)
 
-    def _commits(self, word: CommittedWord) -> ControllerState:
-        return self._now._replace(committed=word.pack())
+    def _commit(self, label: str, word: CommittedWord, version: int) -> None:
+        """Write the record of what is committed, and in the next move the word that names it."""
+        now = self._now
+        slot = Slot(word.sequence, version, word.held)
+        if record_before_word and slot not in now.records:
+            self._add(f"{label}: the record", lambda: self._recorded(slot))
+        else:
+            self._add(label, lambda: now._replace(committed=word.pack()))
+
+    def _recorded(self, slot: Slot) -> ControllerState:
+        """Return what is there once a record was written."""
+        now = self._now
+        word, slots = CommittedWord.unpack(now.committed), list(now.records)
+        slots[committed_record.place_to_write(word, [each.record for each in slots])] = slot
+        return now._replace(records=(slots[0], slots[1]))
+
+    def _lacks_its_record(self) -> bool:
+        word = CommittedWord.unpack(self._now.committed)
+        there = committed_record.named_by(word, [slot.record for slot in self._now.records])
+        return word.version_id is not None and there is None
+
+    def _write_late_record(self) -> None:
+        """Write the record after its word, as a seeded fault has it."""
+        word = CommittedWord.unpack(self._now.committed)
+        slot = Slot(word.sequence, self._now.version, word.held)
+        self._add("writes the record", lambda: self._recorded(slot))
 
     def _stored(self, after: ControllerState, word: int, version: int) -> ControllerState:
         invariants.check_command(self._now, word)
@@ -261,7 +297,7 @@ class ControllerMoves:
         same_as_before = view.command.operation is Operation.NONE or not now.tags
         if same_as_before or restoring_still or not all_ended(view):
             return now.owed
-        return (view.committed.version or 0) if serves(view) else 0
+        return (committed_version(now) or 0) if serves(view) else 0
 
     # -- a command ---------------------------------------------------------------------------------
 
@@ -277,7 +313,7 @@ class ControllerMoves:
             for tags in about:
                 held = decide.resident_for(self._view, operation, TAGS[tags])
                 if held is not None:
-                    before = decide.state_before(held, owed) is WeightState.NORMAL
+                    before = decide.state_before(held, owed=owed) is WeightState.NORMAL
                     says = Arguments(None, before, tags)
                     for number, decider, leased in deciders:
                         if number & self._scope.deciders or operation is Operation.CLEAR:
@@ -294,14 +330,14 @@ class ControllerMoves:
                         and tags == BOTH
                         and lacks_kv_only
                     ):
-                        again = replace(says, version=self._view.committed.version)
+                        again = replace(says, version=committed_version(self._now))
                         self._open_with("opens", operation, again, (Budget.COMMANDS,), after=after)
 
     def _open_of_admission(
         self,
         operation: Operation,
         after: ControllerState,
-        owed: int | None,
+        owed: bool,
         *,
         verb: str = "opens",
         spends: tuple[Budget, ...] = (Budget.COMMANDS,),
@@ -319,9 +355,9 @@ class ControllerMoves:
             self._add("renews the lease of the hold", lambda: now._replace(lapsed=False), spends)
         if answer is not Answer.COMMAND:
             return
-        before, waits = decide.before_admission(each, owed)
+        before, waits = decide.before_admission(each, owed=owed)
         says = Arguments(
-            view.committed.version or 0,
+            committed_version(now) or 0,
             before is WeightState.NORMAL,
             NOTHING,
             restores=waits,
@@ -341,7 +377,7 @@ class ControllerMoves:
             held=view.committed.held,
             is_over=decide.is_over(view),
             whole=all(resident.serving for resident in each),
-            owed=decide.before_admission(each, self._unrestored())[1],
+            owed=decide.before_admission(each, owed=self._unrestored())[1],
         )
 
     def _end_lease(self) -> None:
@@ -351,15 +387,15 @@ class ControllerMoves:
             expired = now._replace(lapsed=True)
             self._add("lets the lease of the hold run out", lambda: expired, (Budget.LEASES,))
         if self._lease_end() is LeaseEnd.RELEASE:
-            self._open_of_admission(Operation.RELEASE, now, None, verb="ends the lease by", spends=())
+            self._open_of_admission(Operation.RELEASE, now, False, verb="ends the lease by", spends=())
 
-    def _unrestored(self) -> int | None:
+    def _unrestored(self) -> bool:
         return epochs.unrestored(self._view, restores=self._now.restores, of_admission=not self._now.tags)
 
     def _brings(self, word: CommandWord, tags: int) -> int:
         """Return the version that a command names; a half that is not loaded keeps what was committed."""
         if word.operation is not Operation.CLEAR and not tags & WEIGHTS:
-            return self._view.committed.version or 0
+            return committed_version(self._now) or 0
         return 2 * word.sequence + 100 * ((word.epoch - 1) % 2)  # no other command brings it, or the next one
 
     def _open_with(
@@ -420,10 +456,8 @@ class ControllerMoves:
                 after = now._replace(version=self._version(word))
                 self._write(label, decide.decided(view, word), spends, after=after)
         if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
-            self._add(
-                "stores the committed version",
-                lambda: self._commits(decide.committed(view, now.version or None, held=self._held_after())),
-            )
+            following = decide.committed(view, now.version or None, held=self._held_after())
+            self._commit("stores the committed version", following, now.version)
         if decide.is_over(view):
             self._add("sees that the command is over", self._over)
 
@@ -521,9 +555,10 @@ class ControllerMoves:
             label = f"is gone; a process of the group decides {due.name}"
             self._write(label, decide.decided(view, due), after=after)
         elif decide.lacks_a_word(view):
-            word = decide.committed(view, now.version or None, held=self._held_after())
-            self._add(
-                "is gone; a process of the group stores the committed version", lambda: self._commits(word)
+            self._commit(
+                "is gone; a process of the group stores the committed version",
+                decide.committed(view, now.version or None, held=self._held_after()),
+                now.version,
             )
         else:
             self._add(
@@ -566,6 +601,7 @@ class ControllerMoves:
         goal = epochs.goal(
             view,
             asked=now.version,
+            committed=committed_version(now),
             served=now.before,
             restores=now.restores,
             of_admission=not now.tags,
@@ -574,7 +610,7 @@ class ControllerMoves:
         word = completed or epochs.goal_word(view, goal)
         if word is not None:
             said = "nothing" if goal is None else f"version {goal}"
-            self._add(f"stores that the group must serve {said} again", lambda: self._commits(word))
+            self._commit(f"stores that the group must serve {said} again", word, goal or 0)
             return
         owed, label = self._owed(), f"raises the epoch: {self._lost} gone or broken"
 
@@ -598,19 +634,16 @@ class ControllerMoves:
 
     def _owes(self) -> bool:
         """Whether a restore is to be made once more: that is the owner's, whichever controller commanded."""
-        view = self._view
-        version = None if serves(view) else self._unrestored()
-        due = self._next_attempt()
-        return decide.is_over(view) and version is not None and due is Attempt.MAKE
+        owes = not serves(self._view) and self._unrestored()
+        return decide.is_over(self._view) and owes and self._next_attempt() is Attempt.MAKE
 
     def _restore(self) -> None:
         """Load what the group must serve again, once all have joined the new epoch."""
         view, now = self._view, self._now
-        version = None if serves(view) else self._unrestored()
-        due = self._next_attempt()
-        if due is Attempt.MAKE and version is not None:
+        owes = not serves(view) and self._unrestored()
+        if self._next_attempt() is Attempt.MAKE and owes:
             self._add("restores once more", lambda: self._checked(now.failed))
-            says = Arguments(version, before=True, restores=True)
+            says = Arguments(committed_version(now), before=True, restores=True)
             self._open_with("restores", Operation.UPDATE, says)
         elif now.recovering and decide.is_over(view):
             self._add("has nothing to restore", lambda: now._replace(recovering=False))
@@ -635,7 +668,7 @@ class ControllerMoves:
             self._add("ends the ranks whose teardown fails", self._replacing)
         if due is not Attempt.MAKE or now.gave_up:
             return
-        owed = self._unrestored() is not None
+        owed = self._unrestored()
         self._add("repairs once more", lambda: self._checked(now.repaired))
         self._open_with(
             "repairs by",

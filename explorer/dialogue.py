@@ -43,6 +43,7 @@ from explorer.world import (
     read_status,
     read_step,
 )
+from wsm.committed_record import named_by
 from wsm.states.words import CommittedWord
 
 WIDTH = 80
@@ -89,6 +90,9 @@ def changes(before: World, after: World) -> Iterator[str]:
     old, new = controller_of(before), controller_of(after)
     if old.command != new.command:
         yield _command(new)
+    for kept, record in zip(old.records, new.records, strict=True):
+        if kept != record:
+            yield f"record: version {record.version or 'none'} (sequence {record.sequence})"
     if old.committed != new.committed:
         yield _committed(new)
     for was, now in zip(everybody(before), everybody(after), strict=True):
@@ -116,7 +120,10 @@ def _command(controller: ControllerState) -> str:
 
 def _committed(controller: ControllerState) -> str:
     word = CommittedWord.unpack(controller.committed)
-    return f"committed: version {word.version or 'none'} (sequence {word.sequence})"
+    records = [slot.record for slot in controller.records]
+    place = named_by(word, records)
+    version = records[place].version if place is not None else None if word.version_id is None else "unknown"
+    return f"committed: version {version or 'none'} (sequence {word.sequence})"
 
 
 def _step(me: ParticipantState) -> str:

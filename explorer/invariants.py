@@ -19,6 +19,7 @@ from explorer.world import (
     PublicState,
     Seen,
     World,
+    committed_version,
     controller_of,
     everybody,
     read_command,
@@ -206,12 +207,13 @@ def check_command(controller: ControllerState, after: int) -> None:
             seen=f"{old.operation.name} is followed by {new.operation.name}, and the word says "
             f"{'held' if word.held else 'open'}",
         )
-    stored = (word.sequence, word.version) == (old.sequence, controller.version)
+    version = committed_version(controller)
+    stored = (word.sequence, version) == (old.sequence, controller.version)
     if old.operation.is_commit and controller.owed and not stored:
         raise RuleBrokenError(
             rule="the committed version is stored before the sequence is over",
             seen=f"{old.operation.name} of version {controller.version} is followed by {new.operation.name}, "
-            f"and version {word.version} counts as committed",
+            f"and version {version} counts as committed",
         )
 
 
@@ -326,7 +328,8 @@ def objection(world: World, ranks: int) -> str:
         stuck.append("the controller never finishes")
     if stuck:
         return stuck[0]
-    mistaken = [f"rank {i} {why}" for i, each in enumerate(people) if (why := _mistaken(each, view))]
+    version = committed_version(controller)
+    mistaken = [f"rank {i} {why}" for i, each in enumerate(people) if (why := _mistaken(each, view, version))]
     if mistaken:
         return mistaken[0]
     misled = _misheld(controller, people, view)
@@ -382,7 +385,7 @@ def _disagreement(people: list[ParticipantState]) -> str:
 
 def _never_restored(controller: ControllerState, people: list[ParticipantState], view: View) -> str:
     """Say that a group stays CLEARED in its new epoch, although its restore may be tried still."""
-    version, operation = view.committed.version, view.command.operation
+    version, operation = committed_version(controller), view.command.operation
     leaves_it = operation in (Operation.ABORT, Operation.CLEAR) or not controller.tags
     tried = controller.restores and leaves_it
     waits = operation is Operation.NONE or (tried and controller.failed < ATTEMPTS)
@@ -422,15 +425,15 @@ def _stuck(me: ParticipantState) -> str:
     return ""
 
 
-def _mistaken(me: ParticipantState, view: View) -> str:
+def _mistaken(me: ParticipantState, view: View, version: int | None) -> str:
     """Say in what a rank's idea of itself differs from what is in its memory."""
     serving = holds_all(me)
     if me.state.held is not view.committed.held:
         return f"rests with held={me.state.held}, and the committed word says {view.committed.held}"
     if serving != me.state.holds or me.version != me.content or (serving and not me.content):
         return f"rests in {me.joint}, holds={me.state.holds}, and has version {me.content} in memory"
-    if me.content and me.content != view.committed.version:
-        return f"serves version {me.content}, and the committed version is {view.committed.version}"
+    if me.content and me.content != version:
+        return f"serves version {me.content}, and the committed version is {version}"
     if not me.content and me.joint.weights not in (WeightState.CLEARED, WeightState.FAULTED):
         return f"holds nothing and rests in {me.joint}"
     return ""

@@ -18,8 +18,9 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 import xxhash
 
-from explorer.errors import UnpackableError
+from explorer.errors import RuleBrokenError, UnpackableError
 from explorer.scope import Budget, Scope, Start
+from wsm.committed_record import CommittedRecord, named_by
 from wsm.states.epochs import first_epoch
 from wsm.states.joint import START, JointState
 from wsm.states.phases import Phase, RankState, Todo
@@ -282,7 +283,7 @@ STATE_BYTES = slice(_PUBLIC.size + _PRIVATE.size, None)
 
 #: Where a packed participant, and a packed controller, say which word is hidden from them.
 SEEN_BYTE = _PUBLIC.size + struct.calcsize("<2BH5BQQ")
-CONTROLLER_SEEN_BYTE = struct.calcsize("<QQBIQBBBQ")
+CONTROLLER_SEEN_BYTE = struct.calcsize("<QQBIQBBBQ6B")
 
 _PHASES = list(Phase)
 _TODOS = list(Todo)
@@ -413,6 +414,28 @@ def read_status(word: int) -> StatusWord:
 # -- the controller --------------------------------------------------------------------------------
 
 
+class Slot(NamedTuple):
+    """A record of what was committed: with which sequence, which version (0: none), and whether held."""
+
+    sequence: int = 0
+    version: int = 0
+    held: bool = False
+
+    @property
+    def record(self) -> CommittedRecord:
+        """The record."""
+        return _record(*self)
+
+
+@lru_cache(maxsize=1 << 16)
+def _record(sequence: int, version: int, held: bool) -> CommittedRecord:
+    return CommittedRecord(sequence, str(version) if version else None, hold={} if held else None)
+
+
+def _slot(sequence: int, version: int, held: int) -> Slot:
+    return Slot(sequence, version, bool(held))
+
+
 class ControllerState(NamedTuple):
     """The controller's words, its process, and what the owner of the group remembers.
 
@@ -420,6 +443,8 @@ class ControllerState(NamedTuple):
     ----------
     command, committed : int
         Packed words in shared memory.
+    records : tuple of Slot
+        The two slots for what was committed, in their order.
     version : int
         What the command's arguments name; stored before the word.
     alive : bool
@@ -524,10 +549,11 @@ class ControllerState(NamedTuple):
     voted: bool = False
     leased: bool = False
     lease_over: bool = False
+    records: tuple[Slot, Slot] = (Slot(), Slot())
     seen: Seen = Seen()
 
 
-_CONTROLLER = struct.Struct("<QQBIQBBBQBQ")
+_CONTROLLER = struct.Struct("<QQBIQBBBQ6BBQ")
 
 #: How many bits count the attempts to restore that failed.
 _FAILED_BITS = 4
@@ -580,6 +606,8 @@ def pack_controller(controller: ControllerState) -> bytes:
         | controller.after << 4
         | controller.pending_after << 6,
         controller.stopped,
+        *controller.records[0],
+        *controller.records[1],
         *controller.seen,
     )
 
@@ -588,7 +616,7 @@ def pack_controller(controller: ControllerState) -> bytes:
 def unpack_controller(data: bytes) -> ControllerState:
     """Return the controller of what :func:`pack_controller` returned."""
     command, committed, version, flags, pending, pending_version, owed, *rest = _CONTROLLER.unpack(data)
-    tags, stopped, word, value = rest
+    tags, stopped, *slots, word, value = rest
     return ControllerState(
         command,
         committed,
@@ -603,6 +631,7 @@ def unpack_controller(data: bytes) -> ControllerState:
         pending_after=tags >> 6,
         owed=owed,
         stopped=stopped,
+        records=(_slot(*slots[:3]), _slot(*slots[3:])),
         seen=Seen(word, value),
         **{name: bool(flags >> bit & 1) for bit, name in enumerate(_FLAGS)},
     )
@@ -641,8 +670,14 @@ def first_worlds(scope: Scope) -> Iterator[World]:
     for start in scope.starts:
         serving = start is Start.SERVING
         command = first_epoch() if not serving else CommandWord(1, 0, Operation.NONE)
-        committed = CommittedWord(0, 1 if serving else None)
-        controller = ControllerState(command.pack(), committed.pack(), int(serving), owed=int(serving))
+        record = CommittedRecord(0, "1" if serving else None)
+        controller = ControllerState(
+            command.pack(),
+            record.word.pack(),
+            int(serving),
+            owed=int(serving),
+            records=(Slot(0, int(serving)), Slot()),
+        )
         people = [_at_first(index, scope, start) for index in range(scope.participants)]
         yield (pack_controller(controller), budgets, *(pack(each) for each in people))
 
@@ -702,6 +737,27 @@ def view_of(
             for index, other in enumerate(others)
         ],
         CommittedWord.unpack(controller.committed),
+    )
+
+
+def committed_version(controller: ControllerState) -> int | None:
+    """Return the version that the group has committed, as word and records say; None: none.
+
+    Raises
+    ------
+    RuleBrokenError
+        If the word names a record that is not there.
+    """
+    word = CommittedWord.unpack(controller.committed)
+    place = named_by(word, [slot.record for slot in controller.records])
+    if place is not None:
+        return controller.records[place].version or None
+    if word.version_id is None:
+        return None
+    raise RuleBrokenError(
+        rule="what a group has committed is known, whenever a process dies",
+        seen=f"its committed word names a record of sequence {word.sequence}, and the slots hold "
+        f"{controller.records}",
     )
 
 

@@ -35,13 +35,12 @@ CORE = FOUNDATION | {"states.vocabulary"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": {"printable"},
     "clock": set(),
-    "labels": {"errors"},
     "log": {"printable"},
     "shortage": set(),
     "own_descriptor": {"errors"},
     "shared_directory": {"errors", "own_descriptor"},
     "ending": set(),
-    "states": FOUNDATION,
+    "states": FOUNDATION | {"labels"},
     "signals": FOUNDATION | {"states"},
     "strategies": CORE | {"config_reading", "yaml_reading"},
     "actions": CORE
@@ -53,9 +52,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "printable": set(),
     "command": CORE | {"states.holding"},
     "report": FOUNDATION,
-    "commit_report": FOUNDATION | {"states.words", "signals", "report"},
+    "labels": {"errors"},
+    "committed_record": FOUNDATION | {"labels", "states.words", "signals", "report"},
     "declared_plans": FOUNDATION,
-    "status": FOUNDATION | {"states", "signals", "report", "command", "declared_plans"},
+    "status": FOUNDATION | {"states", "signals", "report", "command", "declared_plans", "committed_record"},
     "receipt": CORE | {"report"},
 }
 #: What each package of strategies may import from the others; the modules beside them are open to all but
@@ -85,7 +85,8 @@ EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "yaml_reading",
     "command",
     "report",
-    "commit_report",
+    "committed_record",
+    "labels",
     "declared_plans",
     "status",
     "receipt",

@@ -19,7 +19,9 @@ cli, rollout, demo      the command line, a reference engine, and a training loo
 testing                 what tests of an engine need
 config, config_reading  what a group is told, and how options are checked
 command, declared_plans what travels with a command; what a rank says that it can do
-report, commit_report   what a rank reports; what it says of what it committed
+report                  what a rank reports
+committed_record        what a group has committed, and what its ranks said of that
+labels                  what a version is called
 receipt                 what a command returns
 errors                  the errors that a caller can branch on
 labels                  what a version is called

@@ -13,8 +13,11 @@ import signal
 import sys
 
 import wsm
+from wsm.committed_record import CommittedRecord
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
+from wsm.signals.slot import PayloadSlot
+from wsm.states.view import View
 from wsm.states.words import CommandWord, CommittedWord
 
 
@@ -22,9 +25,17 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def store_half(slot: PayloadSlot, epoch: int, sequence: int, kind: int, data: bytes) -> None:
+    """Die while the bytes of a payload are stored, and their head is that of what stood there before."""
+    begin = slot._offset + 24
+    slot._memory.bytes[begin : begin + len(data) // 2] = data[: len(data) // 2]
+    die()
+
+
 def die_at(point: str) -> None:
-    """Make the two writers of the controller's words end the process before or after they write."""
+    """Make the writers of the controller's words and of its record end the process before or after that."""
     write_command, write_committed = GroupView.write_command, GroupView.write_committed
+    write_record = GroupView.write_record
 
     def command(group: GroupView, word: CommandWord) -> None:
         what = "decision" if word.operation.is_decision else "command"
@@ -41,7 +52,17 @@ def die_at(point: str) -> None:
         if point == "after committed":
             die()
 
+    def record(group: GroupView, view: View, written: CommittedRecord) -> None:
+        if point == "before record":
+            die()
+        if point == "within record":
+            PayloadSlot._store = store_half
+        write_record(group, view, written)
+        if point == "after record":
+            die()
+
     GroupView.write_command, GroupView.write_committed = command, committed
+    GroupView.write_record = record
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ def test_a_clear_is_no_command_without_work_but_the_one_that_counts(lone):
     """Answered as "already cleared", the next recovery would load what its memory was taken from."""
     assert lone.clear().outcome is Outcome.CLEARED
     view = GroupView(lone.segment).view()
-    assert restored_version(view, asked=None, served=None) is None
+    assert restored_version(view, asked=None, committed=1, served=None) is None
     assert lone.clear().outcome is Outcome.ALREADY_CLEARED
 
 

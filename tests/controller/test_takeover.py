@@ -85,7 +85,15 @@ def test_a_death_between_arguments_and_word_costs_one_sequence_and_no_more(group
 
 @pytest.mark.parametrize("command", ["update", "hot"])
 @pytest.mark.parametrize(
-    "point", ["before decision", "after decision", "before committed", "after committed"]
+    "point",
+    [
+        "before decision",
+        "after decision",
+        "before record",
+        "within record",
+        "before committed",
+        "after committed",
+    ],
 )
 def test_an_update_that_all_ranks_prepared_is_committed_although_nobody_commands_any_more(
     make_group, dying, point, command

@@ -34,6 +34,7 @@ from wsm.signals.segment import Segment
 from wsm.states import rank as protocol
 from wsm.states.phases import Todo
 from wsm.states.plan_key import CLEAR, DISCARD, HOT, REJOIN, UPDATE, UPDATE_IN_PLACE, PlanKey
+from wsm.states.view import View
 from wsm.states.words import CommandWord, CommittedWord, Operation
 from wsm.testing import InMemoryRunner
 from wsm.worker._command import Work
@@ -279,6 +280,9 @@ class MirroredGroup:
             # A clear with nothing to do has nothing to drain and nothing to undo.
             state = self._me(move.actor).state
             return state.operation is not Operation.CLEAR or bool(state.collective)
+        if move.label == "has work beside the staging":
+            # A world lets a rank begin a step that it has looked for; a real turn looks and begins at once.
+            return protocol.meanwhile(self._me(move.actor).state, self._view()) is Todo.SERVE
         return move.label not in UNLED
 
     def _me(self, rank: int) -> ParticipantState:
@@ -357,9 +361,11 @@ class MirroredGroup:
 
     def _told(self, rank: int) -> Todo:
         """Ask what a rank is told in the world; within a turn the real words lag behind it."""
+        return protocol.advance(self._me(rank).state, self._view()).todo
+
+    def _view(self) -> View:
         words = [(each.step, each.status) for each in everybody(self.world)]
-        view = view_as_read(controller_of(self.world).command, words, self.scope.ranks, Seen())
-        return protocol.advance(self._me(rank).state, view).todo
+        return view_as_read(controller_of(self.world).command, words, self.scope.ranks, Seen())
 
     def _by(self, rank: int, label: str = "") -> Iterator[GroupMove]:
         """Iterate over what a rank does next by itself."""

@@ -18,6 +18,7 @@ from explorer.rank_work import check_refusals
 from explorer.scope import Scope
 from explorer.search import Findings, explore
 from explorer.world import BOTH, ParticipantState
+from wsm import committed_record
 from wsm.states import command_events, decide, epochs, holding, joint, rank, view
 from wsm.states.decide import Duty, Role
 from wsm.states.phases import Effect, Event, Happened, LookRow, Move, OutcomeRow, Phase, RankState, Todo, When
@@ -781,6 +782,19 @@ def a_decision_in_its_place_comes_late():
     return {(controller_moves, "stands_in_without_waiting"): True}
 
 
+@fault("operations=update steps=0 controller_crashes=1 starts=serving")
+def a_committed_word_is_stored_before_its_record():
+    """Whoever dies in between leaves a word that names nothing."""
+    return {(controller_moves, "record_before_word"): False}
+
+
+@fault("operations=update steps=0 rank_crashes=1 controller_crashes=1 starts=serving")
+def a_record_is_written_over_the_one_that_is_needed():
+    """Until its own word is stored, no process knows what is committed."""
+    real = committed_record.named_by
+    return {(committed_record, "place_to_write"): lambda word, records: real(word, records) or 0}
+
+
 @fault("operations=update steps=0 rank_crashes=1 starts=serving")
 def a_new_epoch_forgets_what_the_group_served():
     """Recovery begins with empty hands, and stays so."""
@@ -790,7 +804,7 @@ def a_new_epoch_forgets_what_the_group_served():
 @fault("operations=clear steps=0 rank_crashes=1 starts=serving")
 def a_new_epoch_restores_what_was_cleared():
     """Recovery loads the committed version, although its memory belongs to whoever cleared it."""
-    return {(epochs, "restored_version"): lambda view, **_named: view.committed.version}
+    return {(epochs, "restored_version"): lambda _view, *, committed, **_named: committed}
 
 
 @fault("operations=clear steps=0 rank_crashes=2 starts=serving")
@@ -805,10 +819,10 @@ def the_dead_are_asked_what_they_hold():
     real = epochs.restored_version
 
     def restored_version(
-        view: View, *, asked: int | None, served: bool | None, of_admission: bool
+        view: View, *, asked: int | None, committed: int | None, served: bool | None, of_admission: bool
     ) -> int | None:
         del served
-        return real(view, asked=asked, served=False, of_admission=of_admission)
+        return real(view, asked=asked, committed=committed, served=False, of_admission=of_admission)
 
     return {(epochs, "restored_version"): restored_version}
 
@@ -816,7 +830,7 @@ def the_dead_are_asked_what_they_hold():
 @fault("operations=update steps=0 rank_crashes=2 controller_crashes=1 starts=serving")
 def nobody_is_owed_anything_before_the_restore():
     """A command in an epoch that was not restored yet counts as given to a cleared group."""
-    return {(epochs, "unrestored"): lambda _view, **_named: None}
+    return {(epochs, "unrestored"): lambda _view, **_named: False}
 
 
 @fault("operations=update commands=0 steps=0 rank_crashes=1 failures=1 starts=serving")
@@ -839,8 +853,8 @@ def a_restore_is_tried_for_ever():
 def a_death_between_two_attempts_ends_the_debt():
     """What an aborted restore was to bring back is not looked at when the next epoch begins."""
 
-    def goal(view: View, *, asked: int | None, **_said: Any) -> int | None:
-        return epochs.restored_version(view, asked=asked, served=False)
+    def goal(view: View, *, asked: int | None, committed: int | None, **_said: Any) -> int | None:
+        return epochs.restored_version(view, asked=asked, committed=committed, served=False)
 
     return {(epochs, "goal"): goal}
 
@@ -850,7 +864,7 @@ def a_command_between_two_attempts_is_undone():
     """A restore is tried again although somebody has commanded the group since."""
     real = epochs.unrestored
 
-    def unrestored(view: View, *, of_admission: bool, **_said: bool) -> int | None:
+    def unrestored(view: View, *, of_admission: bool, **_said: bool) -> bool:
         return real(view, restores=True, of_admission=of_admission)
 
     return {(epochs, "unrestored"): unrestored}
@@ -881,7 +895,7 @@ def a_repair_ends_the_debt():
     """The clear that repairs a rank counts as a command of the group: what it served is not restored."""
     real = epochs.unrestored
 
-    def unrestored(view: View, *, restores: bool, of_admission: bool) -> int | None:
+    def unrestored(view: View, *, restores: bool, of_admission: bool) -> bool:
         owes = restores and view.command.operation is not Operation.CLEAR
         return real(view, restores=owes, of_admission=of_admission)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from wsm.labels import version_id
 from wsm.states import epochs
 from wsm.states.view import View
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StatusWord, StepKind, StepWord
@@ -60,7 +61,13 @@ def left(operation: Operation, *ranks: tuple[StatusCode, int], committed: Commit
     return View(CommandWord(EPOCH, 5, operation), [at(EPOCH) for _ in ranks], statuses, committed)
 
 
-SEVEN = CommittedWord(4, 7)
+def version_of(view: View) -> int | None:
+    """The version that the record of the committed word would name."""
+    return {version_id(str(number)): number for number in (7, 8)}.get(view.committed.version_id)
+
+
+SEVEN = CommittedWord(4, version_id("7"))
+EIGHT = CommittedWord(5, version_id("8"))
 STAYS_CLEARED = CommittedWord(4, None)
 
 
@@ -71,16 +78,14 @@ STAYS_CLEARED = CommittedWord(4, None)
         pytest.param(Operation.NONE, [(OPEN, -2)], STAYS_CLEARED, None, None, id="no command since cleared"),
         pytest.param(Operation.NONE, [(OPEN, -2)], CommittedWord(0, None), None, None, id="never served"),
         pytest.param(Operation.COMMIT, [(OPEN, 2), (OPEN, 2)], SEVEN, True, 8, id="decided, not stored"),
-        pytest.param(Operation.COMMIT, [(COMMITTED, 0)], CommittedWord(5, 8), True, 8, id="decided, stored"),
-        pytest.param(Operation.COMMIT, [(COMMITTED, 0)], CommittedWord(5, 8), False, 8, id="from cleared"),
+        pytest.param(Operation.COMMIT, [(COMMITTED, 0)], EIGHT, True, 8, id="decided, stored"),
+        pytest.param(Operation.COMMIT, [(COMMITTED, 0)], EIGHT, False, 8, id="from cleared"),
         pytest.param(Operation.HOT_COMMIT, [(OPEN, 0)], SEVEN, True, 8, id="hot, decided"),
-        pytest.param(
-            Operation.COMMIT, [(COMMITTED, 0, -2)], CommittedWord(5, 8), False, None, id="weights alone came"
-        ),
+        pytest.param(Operation.COMMIT, [(COMMITTED, 0, -2)], EIGHT, False, None, id="weights alone came"),
         pytest.param(
             Operation.COMMIT,
             [(COMMITTED, -2, 0)],
-            CommittedWord(5, 7),
+            CommittedWord(5, version_id("7")),
             False,
             None,
             id="the cache alone came",
@@ -120,7 +125,7 @@ def test_the_last_commanded_state_is_what_the_next_epoch_restores(
     operation, ranks, committed, served, goal
 ) -> None:
     view = left(operation, *ranks, committed=committed)
-    assert epochs.restored_version(view, asked=8, served=served) == goal
+    assert epochs.restored_version(view, asked=8, committed=version_of(view), served=served) == goal
 
 
 @pytest.mark.parametrize("served", [True, False, None])
@@ -128,11 +133,11 @@ def test_the_last_commanded_state_is_what_the_next_epoch_restores(
 def test_a_successor_of_who_stored_the_goal_finds_the_same_goal(operation, served) -> None:
     for ranks in ([(OPEN, 1), (CLEARED, -2)], [(KEPT, 0), (KEPT, 0)], [(CLEARED, -2), (CLEARED, -2)]):
         view = left(operation, *ranks, committed=SEVEN)
-        goal = epochs.restored_version(view, asked=8, served=served)
+        goal = epochs.restored_version(view, asked=8, committed=version_of(view), served=served)
         word = (epochs.completed_commit(view, goal) if goal is not None else None) or epochs.goal_word(
             view, goal
         )
         stored = view if word is None else left(operation, *ranks, committed=word)
-        assert epochs.restored_version(stored, asked=8, served=served) == goal
+        assert epochs.restored_version(stored, asked=8, committed=version_of(stored), served=served) == goal
         begun = View(epochs.next_epoch(stored), stored.steps, stored.statuses, stored.committed)
-        assert epochs.restored_version(begun, asked=None, served=None) == goal
+        assert epochs.restored_version(begun, asked=None, committed=version_of(begun), served=None) == goal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from words import says, view
 
+from wsm.labels import version_id
 from wsm.states.decide import Inheritance, inherited
 from wsm.states.epochs import completed_commit, first_epoch, next_epoch
 from wsm.states.errors import EpochUsedError
@@ -44,8 +45,8 @@ def test_what_nobody_decided_is_decided_by_the_successor(operation):
 
 def test_a_commit_is_stored_before_its_epoch_ends():
     """Else recovery would load the version before it."""
-    assert completed_commit(view(COMMIT, says(DONE), sequence=5), 8) == CommittedWord(5, 8)
-    stored = view(COMMIT, says(DONE), sequence=5, committed=CommittedWord(5, 8))
+    assert completed_commit(view(COMMIT, says(DONE), sequence=5), 8) == CommittedWord(5, version_id("8"))
+    stored = view(COMMIT, says(DONE), sequence=5, committed=CommittedWord(5, version_id("8")))
     assert completed_commit(stored, 8) is None
     assert completed_commit(view(ABORT, says(KEPT), sequence=5), 8) is None
 

@@ -21,5 +21,5 @@ def test_every_word_is_read_anew_and_only_what_changed_is_another_object(segment
     assert found.view.steps[1] == StepWord(1, 3, StepKind.PARKED, 7)
     assert found.view.steps[0] is first.view.steps[0]
     assert found.view.of_command(2) == status
-    assert found.view.committed.version == 6
+    assert found.view.committed.version_id == 6
     assert found.statuses == (0, 0, status.pack())

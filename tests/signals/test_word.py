@@ -11,7 +11,7 @@ from wsm.states.words import (
     MAX_EPOCH,
     MAX_SEQUENCE,
     MAX_STEP,
-    MAX_VERSION,
+    MAX_VERSION_ID,
     CommandWord,
     CommittedWord,
     Decider,
@@ -27,7 +27,7 @@ sequences = st.integers(0, MAX_SEQUENCE)
 words_64 = st.integers(0, 2**64 - 1)
 
 commands = st.builds(CommandWord, epochs, sequences, st.sampled_from(Operation), st.sampled_from(Decider))
-committed = st.builds(CommittedWord, sequences, st.none() | st.integers(0, MAX_VERSION), st.booleans())
+committed = st.builds(CommittedWord, sequences, st.none() | st.integers(0, MAX_VERSION_ID), st.booleans())
 statuses = st.builds(
     StatusWord,
     epochs,
@@ -86,7 +86,7 @@ def test_version_zero_is_another_thing_than_no_version():
         (CommandWord(1, MAX_SEQUENCE + 1, Operation.CLEAR), "sequence"),
         (CommandWord(-1, 0, Operation.CLEAR), "epoch"),
         (CommittedWord(MAX_SEQUENCE + 1, None), "sequence"),
-        (CommittedWord(0, MAX_VERSION + 1), "version"),
+        (CommittedWord(0, MAX_VERSION_ID + 1), "version id"),
         (StatusWord(MAX_EPOCH + 1, 0, StatusCode.ATTACHED), "epoch"),
         (StatusWord(1, MAX_SEQUENCE + 1, StatusCode.ATTACHED), "sequence"),
         (StatusWord(1, 0, StatusCode.RUNNING, action=MAX_ACTION + 1), "action"),

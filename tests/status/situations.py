@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from wsm.command import CommandArguments
+from wsm.committed_record import CommittedRecord
 from wsm.report import FailureReport
 from wsm.states.journal import ACTION_STARTED, COMMAND_ISSUED, TRANSITION, JournalEntry
 from wsm.states.vocabulary import Tag
 from wsm.states.words import (
     CommandWord,
-    CommittedWord,
     Operation,
     StatusCode,
     StatusWord,
@@ -35,12 +35,16 @@ def serving_rank(number: int, *, code: StatusCode = StatusCode.DONE_COMMITTED, *
     return rank(number, code, weights="NORMAL", kv="NORMAL", **facts)
 
 
+def record(sequence: int, version: int | None) -> CommittedRecord:
+    return CommittedRecord(sequence, None if version is None else str(version), load_sequence=sequence)
+
+
 def group(*ranks: RankFacts, operation: Operation = Operation.UPDATE, **facts) -> GroupFacts:
     return GroupFacts(
         "policy",
         run_id="r",
         command=CommandWord(2, facts.pop("sequence", 7), operation),
-        committed=CommittedWord(facts.pop("committed", 6), facts.pop("version", 3)),
+        committed=record(facts.pop("committed", 6), facts.pop("version", 3)),
         arguments=facts.pop("arguments", ASKED),
         asked_version=facts.pop("asked_version", 4),
         controller_pid=facts.pop("controller_pid", 900),

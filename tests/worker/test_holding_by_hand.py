@@ -14,7 +14,7 @@ from wsm.states import journal as kinds
 from wsm.states.holding import Hold
 from wsm.states.replay import replay
 from wsm.states.vocabulary import After, InFlightPolicy, KVPolicy
-from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode
+from wsm.states.words import CommandWord, Operation, StatusCode
 from wsm.worker.errors import NotServingError
 
 Ask = Callable[..., CommandWord]
@@ -180,7 +180,7 @@ def test_a_rank_that_enters_an_epoch_stands_as_the_committed_word_says(lone, ask
     hold(lone, ask)
     group = GroupView(lone.segment)
     view = group.view()
-    group.write_committed(CommittedWord(view.command.sequence, view.committed.version, held=True))
+    group.commit(view, replace(group.committed(view), sequence=view.command.sequence, hold={}))
     group.write_command(CommandWord(2, view.command.sequence, Operation.NONE))
     poll_until(lone, group, StatusCode.ATTACHED)
     asked = CommandArguments("restore", 1, in_flight=InFlightPolicy.KEEP, restores=True)

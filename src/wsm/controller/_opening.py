@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeVar
 
 from wsm.clock import Clock
 from wsm.command import CommandArguments, checked_request_id, partial_update_refused
+from wsm.committed_record import CommittedRecord, CommittedRecordError
 from wsm.config import EngineWordsConfig
 from wsm.controller import errors, outcome
 from wsm.controller._transaction import Pending, Transaction
@@ -220,14 +221,17 @@ class _Admitted(NamedTuple):
         The word that opens it.
     held : Resident
         What all participants hold.
-    owed : int or None
-        The version that the group waits to be restored to.
+    owed : bool
+        Whether the group waits to be restored to its committed version.
+    committed : CommittedRecord
+        What it has committed.
     """
 
     view: View
     command: CommandWord
     held: Resident
-    owed: int | None
+    owed: bool
+    committed: CommittedRecord
 
 
 class Opening:
@@ -266,7 +270,7 @@ class Opening:
                 request.operation,
                 asked.tags,
                 version=None if asked.reload else asked.version,
-                committed=view.committed.version,
+                committed=admitted.committed.number,
                 owed=admitted.owed,
             ):
                 return Pending.ended(self._receipt_of_no_work(request, admitted))
@@ -328,7 +332,7 @@ class Opening:
             deadline_s=settle_s,
             settle_s=settle_s,
             clock=self._clock,
-            previous=view.committed.version,
+            previous=self._group.known_version(view),
         ).complete()
         return self._group.view()
 
@@ -342,7 +346,13 @@ class Opening:
             raise MixedGroupError(states={rank: str(resident) for rank, resident in each})
         if request.arguments.partial and not held.serving:
             raise partial_update_refused(why=f"every rank is {held.as_whole.name}")
-        return _Admitted(view, command, held, self._group.unrestored(view))
+        try:
+            committed = self._group.committed(view)
+        except CommittedRecordError:
+            if not (request.arguments.clears or Tag.WEIGHTS in tags):
+                raise  # what it leaves would be committed anew under a name that is not known
+            committed = CommittedRecord(view.committed.sequence)
+        return _Admitted(view, command, held, self._group.unrestored(view), committed)
 
     def _write(
         self, request: CommandRequest, admitted: _Admitted, given_up: threading.Event, ending: ExitStack
@@ -355,7 +365,7 @@ class Opening:
                 undo.callback(taken.give_back)
             arguments = replace(
                 request.arguments,
-                before=state_before(admitted.held, admitted.owed),
+                before=state_before(admitted.held, owed=admitted.owed),
                 deadline_s=request.deadline_s,
             )
             word = admitted.command._replace(operation=request.operation)
@@ -370,7 +380,7 @@ class Opening:
             deadline_s=request.deadline_s,
             settle_s=request.settle_s,
             clock=self._clock,
-            previous=admitted.view.committed.version,
+            previous=admitted.committed.number,
             given_up=given_up,
             fallback=request.fallback,
         )
@@ -386,9 +396,9 @@ class Opening:
 
     def _receipt_of_no_work(self, request: CommandRequest, admitted: _Admitted) -> Receipt:
         """Return the receipt of a request whose end is reached already."""
-        group, view, held = self._group, admitted.view, admitted.held
+        group, view, held, committed = self._group, admitted.view, admitted.held, admitted.committed
         there = request.operation is not Operation.CLEAR
-        origin = view.command._replace(sequence=view.committed.sequence)
+        origin = view.command._replace(sequence=committed.load_sequence)
         found = [group.report(rank, origin, StatusCode.DONE_COMMITTED) for rank in range(group.participants)]
         reports = tuple(report for report in found if report is not None) if there else ()
         digests = {report.manifest_digest for report in reports if report.manifest_digest is not None}
@@ -397,9 +407,9 @@ class Opening:
             request_id=request.arguments.request_id,
             outcome=kept if there else Outcome.ALREADY_CLEARED,
             epoch=view.command.epoch,
-            sequence=view.committed.sequence if there else view.command.sequence,
-            version=view.committed.version if held.weights is WeightState.NORMAL else None,
-            previous_version=view.committed.version,
+            sequence=committed.load_sequence if there else view.command.sequence,
+            version=committed.number if held.weights is WeightState.NORMAL else None,
+            previous_version=committed.number,
             manifest_digest=digests.pop() if len(digests) == 1 else None,
             loaded=False,
             seconds=0.0,

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from wsm import log
 from wsm.clock import Clock
 from wsm.command import CommandArguments
+from wsm.committed_record import CommittedRecord, CommittedRecordError
 from wsm.controller import outcome
 from wsm.controller._watch import LOOK_S, CommandWatch
 from wsm.controller.errors import EpochEndedError, UnsettledError
@@ -25,7 +26,7 @@ from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
 from wsm.receipt import Outcome, Receipt, named
 from wsm.report import ReportFormatError
-from wsm.states import decide
+from wsm.states import decide, holding
 from wsm.states import journal as kinds
 from wsm.states.decide import resident_on_each
 from wsm.states.view import View
@@ -85,14 +86,19 @@ def write_decision(group: GroupView, view: View, due: Due) -> bool:
     return True
 
 
+def loads(arguments: CommandArguments) -> bool:
+    """Whether a commit of the command brings weights."""
+    return Tag.WEIGHTS in arguments.tags and not arguments.of_admission
+
+
 def commanded_version(group: GroupView, view: View, arguments: CommandArguments | None) -> int | None:
     """Return the version that a decided commit brings; None while neither arguments nor a report says it.
 
     That is the one that was asked for, or else the one that the ranks found and agreed on. A rank that has
     committed already has written its last report over the one that it prepared with.
     """
-    if arguments is not None and Tag.WEIGHTS not in arguments.tags:
-        return view.committed.version  # what was committed stays; it may be none that is held now
+    if arguments is not None and not loads(arguments):
+        return group.committed(view).number  # what was committed stays; it may be none that is held now
     if arguments is not None and arguments.version is not None:
         return arguments.version
     for rank in range(group.participants):
@@ -105,15 +111,48 @@ def commanded_version(group: GroupView, view: View, arguments: CommandArguments 
 
 
 def complete_commit(group: GroupView, view: View, arguments: CommandArguments) -> bool:
-    """Write the committed-version word that a decided commit needs; False while its version is not known."""
-    version = commanded_version(group, view, arguments)
-    if version is None and Tag.WEIGHTS in arguments.tags:
-        return False
-    word, at = decide.committed(view, version), group.journal.moment()
-    group.write_committed(word)
-    group.journal.asked("committed", view, word, at, version=version)
+    """Write the record and the word that a decided commit needs; return whether its version is known.
+
+    Where a commit brings no version, and the record of the one that stays cannot be read, the word alone goes
+    on: the command must come to its end, and what was not known is known no better.
+    """
+    try:
+        version = commanded_version(group, view, arguments)
+        if version is None and loads(arguments):
+            return False
+        record = committed_by(group, view, version, arguments)
+    except CommittedRecordError as error:
+        log.logger("controller").error(log.RECORD_MISSING, error=str(error))
+        held = holding.held_after(arguments.after, held=view.committed.held)
+        group.write_committed(view.committed._replace(sequence=view.command.sequence, held=held))
+        return True
+    at, held = group.journal.moment(), record.word.held
+    word = decide.committed(view, version, held=held)
+    group.commit(view, record)
+    group.journal.asked("committed", view, word, at, version=version, held=held)
     group.journal.write()
     return True
+
+
+def committed_by(
+    group: GroupView, view: View, version: int | None, arguments: CommandArguments
+) -> CommittedRecord:
+    """Return the record of a decided commit; one that loads nothing keeps what was loaded before."""
+    sequence, named = view.command.sequence, None if version is None else str(version)
+    hold = None
+    if holding.held_after(arguments.after, held=view.committed.held):
+        hold = (group.hold(view) or {}) if arguments.hold is None else arguments.hold.facts()
+    if not loads(arguments):
+        return replace(group.committed(view), sequence=sequence, version=named, hold=hold)
+    digests = set()
+    for rank in range(group.participants):
+        for code in (StatusCode.PREPARED, StatusCode.DONE_COMMITTED):
+            with suppress(ReportFormatError):
+                report = group.report(rank, view.command, code)
+                if report is not None and report.manifest_digest is not None:
+                    digests.add(report.manifest_digest)
+    digest = digests.pop() if len(digests) == 1 else None
+    return CommittedRecord(sequence, named, digest, sequence, hold)
 
 
 class Transaction:
@@ -340,7 +379,7 @@ class Transaction:
             outcome=how,
             epoch=self._command.epoch,
             sequence=self._command.sequence,
-            version=None if Tag.WEIGHTS in missing else view.committed.version,
+            version=None if Tag.WEIGHTS in missing else self._group.known_version(view),
             previous_version=self._previous,
             manifest_digest=digests.pop() if len(digests) == 1 else None,
             loaded=how is Outcome.UPDATED and (not found or any(report.tensors for report in found)),

@@ -9,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from wsm import log
 from wsm.command import ARGUMENTS_KIND, CommandArguments, CommandArgumentsError
+from wsm.committed_record import CommittedRecord, CommittedRecordError, record_of, write_record
 from wsm.controller.journal import ControllerJournal
 from wsm.declared_plans import PLANS_KIND, DeclaredPlans
 from wsm.group_segment import journal_directory_of
@@ -238,8 +241,42 @@ class GroupView:
         self.segment.words[self._layout.command] = command.pack()
         wake(self.segment, self._layout.command)
 
+    def committed(self, view: View) -> CommittedRecord:
+        """Read what the group has committed, as the committed word of `view` says.
+
+        Raises
+        ------
+        wsm.committed_record.CommittedRecordError
+            If that record is not there.
+        """
+        return record_of(self.segment, view.committed)
+
+    def known_version(self, view: View) -> int | None:
+        """Return the committed version; None also where its record is not there, which is logged."""
+        try:
+            return self.committed(view).number
+        except CommittedRecordError as error:
+            log.logger("controller").error(log.RECORD_MISSING, error=str(error))
+            return None
+
+    def hold(self, view: View) -> Mapping[str, Any] | None:
+        """Return the hold that the group stands under; empty where only the word says that there is one."""
+        try:
+            return self.committed(view).hold
+        except CommittedRecordError:
+            return {} if view.committed.held else None
+
+    def commit(self, view: View, record: CommittedRecord) -> None:
+        """Say that the group has committed something else: the record first, then the word that names it."""
+        self.write_record(view, record)
+        self.write_committed(record.word)
+
+    def write_record(self, view: View, record: CommittedRecord) -> None:
+        """Write a record of what the group has committed, where its present word needs none."""
+        write_record(self.segment, view.command.epoch, record)
+
     def write_committed(self, committed: CommittedWord) -> None:
-        """Store the committed-version word."""
+        """Store the committed word; its record stands there already."""
         self.segment.words[self._layout.committed] = committed.pack()
         wake(self.segment, self._layout.committed)
 
@@ -255,10 +292,10 @@ class GroupView:
                 return None
         return self._arguments[1]
 
-    def unrestored(self, view: View) -> int | None:
-        """Return the version that the group is owed since it lost a rank; None if it is owed nothing."""
-        decided_otherwise = view.command.operation not in epochs.OWING
-        return None if decided_otherwise else epochs.unrestored(view, restores=self.restores(view))
+    def unrestored(self, view: View) -> bool:
+        """Whether the group is owed its committed version since it lost a rank."""
+        owing = view.command.operation in epochs.OWING
+        return owing and epochs.unrestored(view, restores=self.restores(view))
 
     def restores(self, view: View) -> bool:
         """Whether the last command is one that restores the group after it lost a rank."""
@@ -297,12 +334,15 @@ class GroupView:
     def report(self, rank: int, command: CommandWord, code: StatusCode) -> RankReport | None:
         """Read what a rank reported when it reached `code`; None if it is not there."""
         segment = self.segment
-        slot = segment.last_commit(rank) if code is StatusCode.DONE_COMMITTED else segment.report(rank)
-        data = slot.read(command.epoch, command.sequence, code)
-        return None if data is None else RankReport.from_bytes(rank, data)
+        loaded = code is StatusCode.DONE_COMMITTED  # a commit that loads nothing is reported like the rest
+        for slot in (*([segment.last_commit(rank)] * loaded), segment.report(rank)):
+            data = slot.read(command.epoch, command.sequence, code)
+            if data is not None:
+                return RankReport.from_bytes(rank, data)
+        return None
 
     def last_commit(self, rank: int) -> RankReport | None:
-        """Read what a rank reported of its last commit in this epoch, whatever was commanded since.
+        """Read what a rank reported of its last load in this epoch, whatever was commanded since.
 
         None if there was none; so, too, for the moment in which the rank writes the report of another one.
         """

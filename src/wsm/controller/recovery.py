@@ -23,13 +23,14 @@ from pathlib import Path
 from wsm import log
 from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments
-from wsm.commit_report import commit_report
+from wsm.committed_record import CommittedRecord, CommittedRecordError, commit_report
 from wsm.controller import errors
 from wsm.controller._opening import SETTLE_S, require_able
 from wsm.controller._transaction import (
     Pending,
     Transaction,
     commanded_version,
+    committed_by,
     complete_commit,
     due_decision,
     write_decision,
@@ -41,7 +42,7 @@ from wsm.signals.errors import RoleBusyError, SegmentReplacedError, go_on_or_end
 from wsm.signals.liveness import Life
 from wsm.signals.lock_file import LockHold
 from wsm.signals.segment import Segment
-from wsm.states import decide, epochs
+from wsm.states import decide, epochs, holding
 from wsm.states.decide import Duty, Role
 from wsm.states.epochs import Attempt
 from wsm.states.view import View
@@ -280,6 +281,7 @@ class Recovery:
         self._abandoned = AbandonedCommands(segment, who="the owner of the group", clock=clock)
         self._clock = clock or SystemClock()
         self._hold: LockHold | None = None
+        self._committed = CommittedRecord(0)  # as it was read last
         self._bases: tuple[int, frozenset[int]] = (0, frozenset())
         self._log = log.logger("controller.recovery", group=segment.name)
 
@@ -309,7 +311,8 @@ class Recovery:
 
         An update that was to restore it and failed leaves the debt; any other command takes it away.
         """
-        return self._group.unrestored(self._group.view())
+        view = self._group.view()
+        return self._group.committed(view).number if self._group.unrestored(view) else None
 
     def next_attempt(self, *, failed: int, limit: int) -> Attempt:
         """Say what follows after `failed` attempts to restore the group, of which `limit` may fail."""
@@ -333,14 +336,16 @@ class Recovery:
         No publisher may take them away.
         """
         view = self._group.view()
-        found = {view.committed.version, *self._bases_of(view.committed.sequence)}
+        with contextlib.suppress(CommittedRecordError):  # then what was known before must be kept
+            self._committed = self._group.committed(view)
+        found = {self._committed.number, *self._bases_of(self._committed.load_sequence)}
         if not decide.is_over(view):
             arguments = self._group.arguments(view.command)
             found.add(None if arguments is None else arguments.version)
         return {version for version in found if version is not None}
 
     def _bases_of(self, sequence: int) -> frozenset[int]:
-        """Return what the version of a commit was put on, on any rank; read once for each commit."""
+        """Return what the version of a load was put on, on any rank; read once for each load."""
         if self._bases[0] != sequence:
             segment = self._group.segment
             try:
@@ -455,10 +460,14 @@ class Recovery:
         if self._hold is None:
             raise InternalError("a group is restored only in an epoch that was begun here")
         view = self._group.view()
-        version = self._group.unrestored(view)
-        if version is None:
+        if not self._group.unrestored(view):
             self.release()
             return None
+        try:
+            version = self._group.committed(view).number
+        except CommittedRecordError:
+            self.release()  # no process can restore it: any may update it
+            raise
         command = require_able(self._group, view, Operation.UPDATE)
         # A rank that dies in this command must find the group's goal, not the empty hands it begins with.
         arguments = CommandArguments(
@@ -485,7 +494,7 @@ class Recovery:
             raise InternalError("a group is cleared again only with the controller role")
         view = self._group.view()
         command = require_able(self._group, view, Operation.CLEAR)
-        owed = self._group.unrestored(view) is not None
+        owed = self._group.unrestored(view)
         arguments = CommandArguments(
             f"repair-epoch-{command.epoch}-sequence-{command.sequence}",
             before=WeightState.NORMAL if owed else WeightState.CLEARED,
@@ -513,7 +522,7 @@ class Recovery:
             deadline_s=deadline_s,
             settle_s=settle_s,
             clock=self._clock,
-            previous=view.committed.version,
+            previous=self._group.known_version(view),
         )
         ending = contextlib.ExitStack()
         hold, self._hold = self._hold, None  # until here this object gives the role back
@@ -539,6 +548,13 @@ class Recovery:
         if not self._segment.is_closed and not self._segment.is_truncated():
             self._segment.supervise(begins=False)
 
+    def _completed(self, view: View, goal: int | None, arguments: CommandArguments) -> CommittedRecord:
+        """Return the record of a decided commit, whose epoch ends before its word was stored."""
+        with contextlib.suppress(CommittedRecordError):
+            return committed_by(self._group, view, goal, arguments)
+        held = holding.held_after(arguments.after, held=view.committed.held)
+        return CommittedRecord(view.command.sequence, hold={} if held else None)
+
     def _write_goal(self, view: View) -> int | None:
         """Store what the group must hold again, so that it is known after the next death, too."""
         command, arguments = view.command, self._group.arguments(view.command)
@@ -546,14 +562,37 @@ class Recovery:
         served = None
         if arguments is not None and arguments.before is not None:
             served = arguments.before is WeightState.NORMAL
-        restores = arguments is not None and arguments.restores
-        goal = epochs.goal(view, asked=asked, served=served, restores=restores)
-        self._group.journal.asked("goal", view, goal, asked=asked, served=served, restores=restores)
-        completed = epochs.completed_commit(view, goal) if goal is not None else None
-        word = completed or epochs.goal_word(view, goal)
-        self._group.journal.asked(
-            "goal_word" if completed is None else "completed_commit", view, word, goal=goal
+        committed = self._group.known_version(view)
+        given = arguments or CommandArguments("its arguments are gone")
+        restores, of_admission = given.restores, given.of_admission
+        goal = epochs.goal(
+            view,
+            asked=asked,
+            committed=committed,
+            served=served,
+            restores=restores,
+            of_admission=of_admission,
         )
-        if word is not None:
-            self._group.write_committed(word)
+        self._group.journal.asked(
+            "goal",
+            view,
+            goal,
+            asked=asked,
+            committed=committed,
+            served=served,
+            restores=restores,
+            of_admission=of_admission,
+        )
+        held = holding.held_after(given.after, held=view.committed.held)
+        completed = epochs.completed_commit(view, goal, held=held)
+        word = completed or epochs.goal_word(view, goal)
+        journal = self._group.journal
+        if completed is None:
+            journal.asked("goal_word", view, word, goal=goal)
+        else:
+            journal.asked("completed_commit", view, word, goal=goal, held=held)
+        if completed is not None:
+            self._group.commit(view, self._completed(view, goal, given))
+        elif word is not None:
+            self._group.commit(view, CommittedRecord(word.sequence, hold=self._group.hold(view)))
         return goal

@@ -7,8 +7,9 @@ bytes              content
 256 .. 319         who owns the segment, and who replaces its ranks (:mod:`wsm.signals.identity`)
 320 ..             one 64-byte line per word: command, committed, then per participant who it is
                    and its status, step and heartbeat words
-next page ..       payload slots of 16 KiB: two for arguments, one for the owner's settings, then per
-                   participant a report, what it committed last, an error and its plans
+next page ..       payload slots of 16 KiB: two for arguments, one for the owner's settings, two for what the
+                   group has committed, then per participant a report, what it loaded last, an
+                   error and its plans
 behind them        rings of 64 KiB for the last journal lines: one per participant, one for controllers
 =================  =============================================================================
 
@@ -49,7 +50,8 @@ MAX_WORLD_SIZE = 1024
 MAX_HELPERS = 64
 
 _ARGUMENT_SLOTS = 2
-_GROUP_SLOTS = _ARGUMENT_SLOTS + 1
+_RECORD_SLOTS = 2
+_GROUP_SLOTS = _ARGUMENT_SLOTS + 1 + _RECORD_SLOTS
 _SUPERVISOR_OFFSET = 4  # words behind the owner's record, in the same line
 _LINES_PER_PARTICIPANT = 4
 _SLOTS_PER_PARTICIPANT = 4
@@ -71,6 +73,8 @@ class Layout:
         Byte offsets of the two slots for command arguments.
     settings : int
         Byte offset of the slot for what the owner says of the whole group.
+    records : tuple of int
+        Byte offsets of the two slots for what the group has committed.
     report, last_commit, error, plans : tuple of int
         Byte offsets of the slots of each participant.
     journal : tuple of int
@@ -92,6 +96,7 @@ class Layout:
     heartbeat: tuple[int, ...]
     arguments: tuple[int, ...]
     settings: int
+    records: tuple[int, ...]
     report: tuple[int, ...]
     last_commit: tuple[int, ...]
     error: tuple[int, ...]
@@ -144,6 +149,7 @@ def layout_of(world_size: int, helpers: int = 0) -> Layout:
         heartbeat=heartbeat,
         arguments=slots[:_ARGUMENT_SLOTS],
         settings=slots[_ARGUMENT_SLOTS],
+        records=slots[_GROUP_SLOTS - _RECORD_SLOTS : _GROUP_SLOTS],
         report=report,
         last_commit=last_commit,
         error=error,

@@ -57,6 +57,8 @@ class Segment:
         The byte locks of the group.
     settings : PayloadSlot
         What the owner says of the whole group; written by the owner alone.
+    records : tuple of PayloadSlot
+        The two slots for what the group has committed (:mod:`wsm.committed_record`).
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Segment:
             tuple(PayloadSlot(memory, offset) for offset in offsets) for offsets in slots
         )
         self.settings = PayloadSlot(memory, layout.settings)
+        self.records = tuple(PayloadSlot(memory, offset) for offset in layout.records)
         self._rings = tuple(LineRing(memory, offset) for offset in self.layout.journal)
 
     @classmethod
@@ -255,7 +258,7 @@ class Segment:
         return self._reports[self.check_participant(participant)]
 
     def last_commit(self, participant: int) -> PayloadSlot:
-        """Slot for what `participant` reports of a commit; no other command writes over it."""
+        """Slot for what `participant` reports of a load; only the next load that commits writes over it."""
         return self._commits[self.check_participant(participant)]
 
     def error(self, participant: int) -> PayloadSlot:
@@ -457,6 +460,11 @@ class SegmentImage:
         """Which process replaced ranks that were lost; None if none did."""
         occupant = read_occupant(self.words, self.layout.supervisor)
         return occupant.identity if occupant is not None and occupant.present else None
+
+    @property
+    def records(self) -> tuple[PayloadSlot, ...]:
+        """Slots for what the group has committed; only to be read."""
+        return tuple(PayloadSlot(self._copy, offset) for offset in self.layout.records)
 
     def arguments(self, sequence: int) -> PayloadSlot:
         """Slot for the arguments of a command; only to be read."""

@@ -35,6 +35,7 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from wsm.labels import version_id
 from wsm.states.errors import CommandOpenError
 from wsm.states.joint import serving
 from wsm.states.view import View
@@ -127,7 +128,7 @@ def needs_no_work(
     *,
     version: int | None,
     committed: int | None,
-    owed: int | None,
+    owed: bool,
 ) -> bool:
     """Whether the end of a command is reached before it begins.
 
@@ -141,27 +142,27 @@ def needs_no_work(
         The version that need not be loaded again where it is committed; None: any has to be.
     committed : int or None
         The committed version.
-    owed : int or None
-        The version that the group waits to be restored to: a clear of it is a command like any other, since
-        it ends the waiting.
+    owed : bool
+        Whether the group waits to be restored: a clear of it is a command like any other, since it ends the
+        waiting.
     """
     if operation is Operation.CLEAR:
-        return held.weights is not WeightState.FAULTED and owed is None and tags <= held.missing
+        return held.weights is not WeightState.FAULTED and not owed and tags <= held.missing
     if tags & held.missing:
         return False
     return Tag.WEIGHTS not in tags or (version is not None and version == committed)
 
 
-def state_before(held: Resident, owed: int | None) -> WeightState:
+def state_before(held: Resident, *, owed: bool) -> WeightState:
     """Return what the group is to be again if a rank is lost in the command that is admitted now.
 
     That is NORMAL if it serves, or, in an epoch that was not restored yet, if it served before.
     """
-    waits = held.weights is WeightState.CLEARED and owed is not None
+    waits = held.weights is WeightState.CLEARED and owed
     return WeightState.NORMAL if waits else held.as_whole
 
 
-def before_admission(each: Iterable[Resident], owed: int | None) -> tuple[WeightState, bool]:
+def before_admission(each: Iterable[Resident], *, owed: bool) -> tuple[WeightState, bool]:
     """Return :func:`state_before` for a hold or a release, and whether the group is owed its version.
 
     Such a command is legal whatever the participants hold, and takes nothing of that away: what they are owed
@@ -169,7 +170,7 @@ def before_admission(each: Iterable[Resident], owed: int | None) -> tuple[Weight
     """
     found = list(each)
     one = resident_on_all(found)
-    waits = owed is not None and not any(resident.serving for resident in found)
+    waits = owed and not any(resident.serving for resident in found)
     if waits:
         return WeightState.NORMAL, True
     return (WeightState.CLEARED if one is None else one.as_whole), False
@@ -321,12 +322,13 @@ def decided(view: View, operation: Operation) -> CommandWord:
 
 
 def committed(view: View, version: int | None, *, held: bool | None = None) -> CommittedWord:
-    """Return the committed-version word that belongs to a decided commit; to be written before it is over.
+    """Return the committed word that belongs to a decided commit; to be written before it is over.
 
     `version` is None only where no version was ever committed, and the commit brings none. `held`: whether
     the group is held behind it (:func:`wsm.states.holding.held_after`); None: as before.
     """
-    return CommittedWord(view.command.sequence, version, view.committed.held if held is None else held)
+    named = None if version is None else version_id(str(version))
+    return CommittedWord(view.command.sequence, named, view.committed.held if held is None else held)
 
 
 class Inheritance(enum.Enum):

@@ -30,7 +30,8 @@ import enum
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from wsm.states.decide import committed, is_held, is_over, waiting_on
+from wsm.states import decide
+from wsm.states.decide import is_held, is_over, waiting_on
 from wsm.states.view import View
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode, StepKind, StepWord
@@ -70,19 +71,24 @@ def may_end(view: View) -> bool:
 
 
 def completed_commit(view: View, version: int | None, *, held: bool | None = None) -> CommittedWord | None:
-    """Return the committed-version word that must be written before the epoch may be raised.
+    """Return the committed word that must be written before the epoch may be raised.
 
     A commit that was decided is final even if the deciding epoch ends: without this the recovery
     would load the version before it, or begin open a group that was held. `held`: as for
     :func:`wsm.states.decide.committed`.
     """
     if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
-        return committed(view, version, held=held)
+        return decide.committed(view, version, held=held)
     return None
 
 
 def restored_version(
-    view: View, *, asked: int | None, served: bool | None, of_admission: bool = False
+    view: View,
+    *,
+    asked: int | None,
+    committed: int | None,
+    served: bool | None,
+    of_admission: bool = False,
 ) -> int | None:
     """Return the version that the group must serve again once the epoch of `view` has ended.
 
@@ -95,6 +101,8 @@ def restored_version(
         What was read; what was undecided has been decided, as a successor does it (:mod:`.decide`).
     asked : int or None
         The version that the last command brings; looked at if that is decided and not stored yet.
+    committed : int or None
+        The committed version.
     served : bool or None
         Whether all ranks served when the last command was admitted; None if its arguments are gone, and then
         a rank that still holds weights says so.
@@ -107,21 +115,21 @@ def restored_version(
         None: the group stays CLEARED. The caller that cleared it uses its memory; so it does where only one
         half of the group was cleared.
     """
-    command, last = view.command, view.committed
+    command = view.command
     if command.operation is Operation.NONE:
-        return last.version
+        return committed
     holds = any(
         status.weights == WeightState.NORMAL and status.kv != KVState.CLEARED for status in view.statuses
     )
     if of_admission:
-        return last.version if (holds if served is None else served) else None
+        return committed if (holds if served is None else served) else None
     if command.operation.is_commit:
         if not _commit_serves(view):
             return None
-        return last.version if last.sequence == command.sequence else asked
+        return committed if view.committed.sequence == command.sequence else asked
     if command.operation is Operation.CLEAR:
         return None
-    return last.version if (holds if is_over(view) or served is None else served) else None
+    return committed if (holds if is_over(view) or served is None else served) else None
 
 
 def _commit_serves(view: View) -> bool:
@@ -137,8 +145,8 @@ def goal_word(view: View, goal: int | None) -> CommittedWord | None:
     Written after :func:`completed_commit` and before the epoch is raised; a successor finds the
     same goal again if the controller dies in between.
     """
-    if goal is None and view.committed.version is not None:
-        return CommittedWord(view.command.sequence, None, view.committed.held)
+    if goal is None and view.committed.version_id is not None:
+        return decide.committed(view, None)
     return None
 
 
@@ -146,8 +154,8 @@ def goal_word(view: View, goal: int | None) -> CommittedWord | None:
 OWING = (Operation.NONE, Operation.ABORT, Operation.CLEAR)
 
 
-def unrestored(view: View, *, restores: bool = False, of_admission: bool = False) -> int | None:
-    """Return the version that the epoch of `view` is to restore, while no other command has been given in it.
+def unrestored(view: View, *, restores: bool = False, of_admission: bool = False) -> bool:
+    """Whether the epoch of `view` is to restore the committed version, and no other command was given in it.
 
     The process that raised the epoch keeps the controller role until the group is restored, or could not be.
     Other controllers may then command a group that holds nothing and waits for its version; so they may if
@@ -166,7 +174,8 @@ def unrestored(view: View, *, restores: bool = False, of_admission: bool = False
     """
     owing = OWING if restores else (Operation.NONE,)
     stays = restores and of_admission and view.command.operation is Operation.COMMIT
-    return view.committed.version if stays or view.command.operation in owing else None
+    owes = stays or view.command.operation in owing
+    return owes and view.committed.version_id is not None
 
 
 def next_epoch(view: View) -> CommandWord:
@@ -235,7 +244,7 @@ def next_attempt(
     of_admission : bool
         As for :func:`unrestored`.
     """
-    if failed and unrestored(view, restores=restores, of_admission=of_admission) is None:
+    if failed and not unrestored(view, restores=restores, of_admission=of_admission):
         return Attempt.OVERTAKEN
     return Attempt.GIVE_UP if failed >= limit else Attempt.MAKE
 
@@ -244,6 +253,7 @@ def goal(
     view: View,
     *,
     asked: int | None,
+    committed: int | None,
     served: bool | None,
     restores: bool,
     of_admission: bool = False,
@@ -254,15 +264,14 @@ def goal(
 
     Parameters
     ----------
-    view, asked, served
+    view, asked, committed, served
         As for :func:`restored_version`.
     restores, of_admission : bool
         As for :func:`unrestored`.
     """
-    owed = unrestored(view, restores=restores, of_admission=of_admission)
-    if owed is not None:
-        return owed
-    return restored_version(view, asked=asked, served=served, of_admission=of_admission)
+    if unrestored(view, restores=restores, of_admission=of_admission):
+        return committed
+    return restored_version(view, asked=asked, committed=committed, served=served, of_admission=of_admission)
 
 
 _STOPPED = (StatusCode.STOPPED_UNTOUCHED, StatusCode.STOPPED_TOUCHED)

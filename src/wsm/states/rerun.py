@@ -128,6 +128,7 @@ JUDGEMENTS: Final[Mapping[str, Callable[[View, Mapping[str, Any]], object]]] = {
     "goal": lambda view, known: epochs.goal(
         view,
         asked=known["asked"],
+        committed=known["committed"],
         served=known["served"],
         restores=known["restores"],
         of_admission=known.get("of_admission", False),

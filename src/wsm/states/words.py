@@ -9,7 +9,7 @@ means "never written", which is why epochs start at 1.
 word       fields, from the most significant bit                                   written by
 =========  ======================================================================  ================
 command    spare 22, epoch 11, sequence 24, decider 2, operation 5                 controller
-committed  sequence 24, held 1, version 38, present 1                              controller
+committed  sequence 24, held 1, version id 38, present 1                           controller
 status     spare 2, epoch 11, sequence 24, weights 3, kv 3, ready 8, action 8,     that participant
            code 5
 step       sequence 24, kind 2, epoch mod 64 6, | epoch div 64 5, step 27          that rank
@@ -28,18 +28,18 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+from wsm.labels import VERSION_ID_BITS
 from wsm.states.errors import FieldOverflowError, WordFormatError
 
 EPOCH_BITS = 11
 SEQUENCE_BITS = 24
 STEP_BITS = 27
-VERSION_BITS = 38
 
 MAX_EPOCH = (1 << EPOCH_BITS) - 1
 MAX_SEQUENCE = (1 << SEQUENCE_BITS) - 1
 #: The largest number of a step in a word; the one behind it is 0 again.
 MAX_STEP = (1 << STEP_BITS) - 1
-MAX_VERSION = (1 << VERSION_BITS) - 1
+MAX_VERSION_ID = (1 << VERSION_ID_BITS) - 1
 MAX_ACTION = 254
 #: The codes of ``WeightState`` and ``KVState`` in :mod:`wsm.states`, which this package does not import.
 WEIGHT_CODES = range(-3, 3)
@@ -190,23 +190,25 @@ class CommandWord(NamedTuple):
 
 
 class CommittedWord(NamedTuple):
-    """``(sequence, version, held)``: the last version that the whole group committed; version None: none yet.
+    """``(sequence, version_id, held)``: what the whole group committed last; version_id None: no version.
 
-    ``held``: whether the group is to stand still although it has what a step needs.
+    The id stands for the version's label (:func:`wsm.labels.version_id`); the label itself is in the record
+    that the word names (:mod:`wsm.committed_record`). ``held``: whether the group is to stand still although
+    it has what a step needs.
     """
 
     sequence: int
-    version: int | None
+    version_id: int | None
     held: bool = False
 
     def pack(self) -> int:
         """Return the 64-bit value."""
         _check("sequence", self.sequence, MAX_SEQUENCE)
         said = self.sequence << 40 | self.held << 39
-        if self.version is None:
+        if self.version_id is None:
             return said
-        _check("version", self.version, MAX_VERSION)
-        return said | self.version << 1 | 1
+        _check("version id", self.version_id, MAX_VERSION_ID)
+        return said | self.version_id << 1 | 1
 
     @classmethod
     def unpack(cls, word: int) -> CommittedWord:
@@ -217,8 +219,8 @@ class CommittedWord(NamedTuple):
         WordFormatError
             If bits are set that this build never sets.
         """
-        version = (word >> 1) & MAX_VERSION if word & 1 else None
-        committed = cls(word >> 40, version, bool(word >> 39 & 1))
+        version_id = (word >> 1) & MAX_VERSION_ID if word & 1 else None
+        committed = cls(word >> 40, version_id, bool(word >> 39 & 1))
         if committed.pack() != word:
             raise WordFormatError(kind="committed", word=word)
         return committed

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from wsm.command import VERSION_HELD, CommandArguments
+from wsm.committed_record import NOTHING_COMMITTED, CommittedRecord
 from wsm.report import FailureReport
 from wsm.states.decide import Resident, resident_on_all
 from wsm.states.journal import JournalEntry
 from wsm.states.vocabulary import KVState, Tag, WeightState
-from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepKind, StepWord
+from wsm.states.words import CommandWord, StatusCode, StatusWord, StepKind, StepWord
 
 #: What can be known of a process.
 ALIVE, STOPPED, DEAD, NEVER, UNKNOWN = "alive", "stopped", "dead", "never", "unknown"
@@ -164,8 +165,10 @@ class GroupFacts:
         Of the last command, where they can still be read.
     asked_version : int or None
         The version that the last command brings, also where rank 0 looked for it.
-    committed : CommittedWord
-        The version that the whole group committed last.
+    committed : CommittedRecord
+        What the whole group committed last.
+    record_lost : str
+        Why that is not known; empty if it is.
     served_version : int or None
         The version that served last, where it can be known.
     served_bases : tuple of int
@@ -197,7 +200,8 @@ class GroupFacts:
     command: CommandWord | None = None
     arguments: CommandArguments | None = None
     asked_version: int | None = None
-    committed: CommittedWord = field(default_factory=lambda: CommittedWord(0, None))
+    committed: CommittedRecord = NOTHING_COMMITTED
+    record_lost: str = ""
     served_version: int | None = None
     served_bases: tuple[int, ...] = ()
     role_known: bool = True

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from wsm.command import ARGUMENTS_KIND, CommandArguments
+from wsm.committed_record import CommittedRecord, CommittedRecordError, committed_record
 from wsm.declared_plans import PLANS_KIND, DeclaredAction, DeclaredPlan, DeclaredPlans
 from wsm.errors import WsmError
 from wsm.report import FailureReport, RankReport
@@ -68,6 +69,10 @@ class Source(Protocol):
     def supervisor(self) -> ProcessIdentity | None:
         """The process that replaces ranks."""
 
+    @property
+    def records(self) -> tuple[PayloadSlot, ...]:
+        """Slots for what the group has committed."""
+
     def arguments(self, sequence: int) -> PayloadSlot:
         """Slot for the arguments of a command."""
 
@@ -123,14 +128,12 @@ def read_facts(
     reader = _Reader(source, lock_file, tuple(_journal(source)) if with_journal else ())
     layout = source.layout
     command = reader.word("command word", CommandWord, layout.command)
-    committed = reader.word("committed-version word", CommittedWord, layout.committed) or CommittedWord(
-        0, None
-    )
+    committed, record_lost = reader.committed()
     ranks = tuple(reader.rank(rank) for rank in range(source.participants))
     arguments = None if command is None else _arguments(source, command)
     owner, supervisor = source.owner, source.supervisor
     controller_pid = None if lock_file is None else lock_file.holder(CONTROLLER_BYTE)
-    served = committed.version
+    served = committed.number
     if served is None and _some_cleared(ranks):
         if (
             known is not None
@@ -148,6 +151,7 @@ def read_facts(
         arguments=arguments,
         asked_version=None if command is None else _asked_version(source, command, arguments),
         committed=committed,
+        record_lost=record_lost,
         served_version=served,
         served_bases=_bases(source, served, committed),
         role_known=lock_file is not None,
@@ -179,6 +183,16 @@ class _Reader:
         except WordFormatError:
             self.damaged.append(f"the {what} is {word:#018x}, which it cannot be")
             return None
+
+    def committed(self) -> tuple[CommittedRecord, str]:
+        """Read what the group has committed; and why that is not known, if it is not."""
+        word = self.word("committed word", CommittedWord, self._source.layout.committed)
+        if word is None:
+            return CommittedRecord(0), ""
+        try:
+            return committed_record(self._source), ""
+        except CommittedRecordError as error:
+            return CommittedRecord(word.sequence), str(error)
 
     def rank(self, rank: int) -> RankFacts:
         source, layout = self._source, self._source.layout
@@ -314,12 +328,12 @@ def _some_cleared(ranks: tuple[RankFacts, ...]) -> bool:
     return any(rank.weights == "CLEARED" for rank in ranks)
 
 
-def _bases(source: Source, version: int | None, committed: CommittedWord) -> tuple[int, ...]:
+def _bases(source: Source, version: int | None, committed: CommittedRecord) -> tuple[int, ...]:
     """Return what some rank put `version` on: as it reported it, or prepared it and died before it did."""
     for rank in range(source.participants):
         prepared = source.report(rank).last()
         slots = [source.last_commit(rank).last()]
-        if prepared is not None and prepared[0][1:] == (committed.sequence, StatusCode.PREPARED):
+        if prepared is not None and prepared[0][1:] == (committed.load_sequence, StatusCode.PREPARED):
             slots.append(prepared)
         for last in slots:
             held, bases = (None, ()) if last is None else _reported(last[1])

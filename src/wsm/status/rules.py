@@ -18,7 +18,6 @@ from wsm.states.words import (
     StepKind,
     StepWord,
     code_name,
-    step_in_word,
     steps_ahead,
 )
 from wsm.status.facts import (
@@ -185,8 +184,9 @@ def is_wait(error: str) -> bool:
 
 def not_parked(steps: Sequence[StepWord], *, sequence: int, step: int) -> list[int]:
     """Return the ranks that are not parked behind `step` for command `sequence`."""
-    here = (StepKind.PARKED, sequence, step_in_word(step))
-    return [rank for rank, word in enumerate(steps) if (word.kind, word.sequence, word.step) != here]
+    here = (StepKind.PARKED, sequence, 0)
+    found = [(word.kind, word.sequence, steps_ahead(word.step, step)) for word in steps]
+    return [rank for rank, stands in enumerate(found) if stands != here]
 
 
 def not_ready(statuses: Sequence[StatusWord], *, action: int) -> list[int]:
@@ -224,7 +224,7 @@ def asked(group: GroupFacts) -> str:
 
 def version_before(group: GroupFacts) -> int | None:
     """Return the version that is known to be good: that was committed last, or served last."""
-    return group.committed.version if group.committed.version is not None else group.served_version
+    return group.committed.number if group.committed.number is not None else group.served_version
 
 
 def controller_in_words(group: GroupFacts) -> str:
@@ -394,7 +394,7 @@ def _under_way(group: GroupFacts) -> Finding | None:
         return None
     operation, what = command.operation, asked(group)
     late = waited_for(group)
-    meanwhile = f"serves version {group.committed.version}, and " if group.serving else ""
+    meanwhile = f"serves version {group.committed.number}, and " if group.serving else ""
     by = f" of process {group.controller_pid}" if group.controller_pid else ""
     does = f"carries out the {what}{by}"
     if operation.is_commit:
@@ -471,14 +471,16 @@ def _faulted(group: GroupFacts) -> Finding | None:
     )
 
 
+def _record_lost(group: GroupFacts) -> Finding | None:
+    advice = Advice(f"'wsm update {group.name} --version VERSION --force' writes its record anew.")
+    told = "does not know any more which version it has committed"
+    return Finding("record-lost", told, group.record_lost, advice=(advice,)) if group.record_lost else None
+
+
 def _serving(group: GroupFacts) -> Finding | None:
     if not group.serving:
         return None
-    return Finding(
-        "serving",
-        f"serves version {group.committed.version}",
-        _kept(group),
-    )
+    return Finding("serving", f"serves version {group.committed.number}", _kept(group))
 
 
 def _half(group: GroupFacts) -> Finding | None:
@@ -487,7 +489,7 @@ def _half(group: GroupFacts) -> Finding | None:
         command = f"wsm update {group.name} --tags kv_cache"
         return Finding(
             "without-kv-cache",
-            f"holds version {group.committed.version}, and does not serve without a KV cache",
+            f"holds version {group.committed.number}, and does not serve without a KV cache",
             _ended(group),
             advice=(Advice(f"'{command}' rebuilds the KV cache, and then it serves.", (command,)),),
         )
@@ -538,6 +540,7 @@ _RULES: Sequence[Callable[[GroupFacts], Finding | None]] = (
     _joining,
     _under_way,
     _uncommitted,
+    _record_lost,
     _serving,
     _faulted,
     _half,
@@ -605,7 +608,7 @@ def _is_lost(group: GroupFacts) -> bool:
 def _is_owed(group: GroupFacts) -> bool:
     """Whether the group lost a rank and has not been given another command than its restore since."""
     command, arguments = group.command, group.arguments
-    if command is None or command.epoch == 1 or group.committed.version is None:
+    if command is None or command.epoch == 1 or group.committed.number is None:
         return False
     restores = arguments is not None and arguments.restores
     return command.operation is Operation.NONE or (restores and not command.operation.is_commit)
@@ -619,7 +622,7 @@ def _ended(group: GroupFacts) -> str:
     if command.operation is Operation.NONE:
         if command.epoch == 1:
             return "nothing was loaded yet"
-        owed = group.committed.version
+        owed = group.committed.number
         lost = f"epoch {command.epoch} began when a rank was lost"
         return lost if owed is None else f"{lost}, and version {owed} is not loaded again yet"
     if command.operation.is_abort:

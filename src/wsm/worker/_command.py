@@ -25,7 +25,7 @@ from wsm.command import (
     partial_update_refused,
     version_held,
 )
-from wsm.commit_report import commit_report
+from wsm.committed_record import CommittedRecordError, commit_report, committed_record
 from wsm.report import RankReport
 from wsm.states import command_events
 from wsm.states.machine import LifeCycle
@@ -238,6 +238,7 @@ class CommandReader:
     ) -> None:
         self.resident = work.resident
         self.booted = False
+        self.loads = False
         self._words = words
         self._work = work
         self._life = life
@@ -278,6 +279,7 @@ class CommandReader:
             If the announced one is resident, and nothing else is asked for that is missing.
         """
         arguments = CommandArguments.from_bytes(data)
+        self.loads = Tag.WEIGHTS in arguments.tags and not state.operation.is_of_admission
         if state.broken:
             raise StepBrokenError(rank=state.rank, step=state.step)
         request = command_events.REQUESTS[state.operation]
@@ -340,9 +342,12 @@ class CommandReader:
 
     def keep_committed(self) -> None:
         """Pin what the group has committed, and what that was put on, and nothing else."""
-        committed = self._words.view().committed
-        report = commit_report(self._words.segment, self._words.rank, committed.sequence)
-        self.keep_pinned(committed.version, *(() if report is None else report.bases))
+        try:
+            committed = committed_record(self._words.segment)
+        except CommittedRecordError:
+            return  # what may have to be loaded again is not known: nothing is let go
+        report = commit_report(self._words.segment, self._words.rank, committed.load_sequence)
+        self.keep_pinned(committed.number, *(() if report is None else report.bases))
 
     # -- parts of these ----------------------------------------------------------------------------
 
@@ -375,8 +380,8 @@ class CommandReader:
 
     def _to_restore(self, state: RankState, version: int | None) -> RankReport | None:
         """Return what was reported of the part that is to be restored; None where it is no part."""
-        committed = self._words.view().committed
-        report = commit_report(self._words.segment, state.rank, committed.sequence)
+        committed = committed_record(self._words.segment)
+        report = commit_report(self._words.segment, state.rank, committed.load_sequence)
         if report is None or not report.bases or report.version != version:
             return None
         if not report.facts.get("restorable"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 
 from wsm.clock import Clock, SystemClock
-from wsm.commit_report import keep_commit
+from wsm.committed_record import keep_commit
 from wsm.declared_plans import PLANS_KIND, DeclaredPlans
 from wsm.report import FailureReport, RankReport
 from wsm.signals.presence import PresenceWords
@@ -145,24 +145,24 @@ class Reports:
         """Let the payload that was written last be written once more: its word may not have been stored."""
         self._unsaid = self._last
 
-    def attached(self, epoch: int, committed: int) -> None:
+    def attached(self, epoch: int) -> None:
         """Write this rank's plans: ranks with other plans would wait for each other in other collectives.
 
-        And keep what a predecessor has left of the commit with the sequence `committed`.
+        And keep what a predecessor has left of the load that the group has committed.
 
         Before this rank's first word of the epoch, so no peer has read what a predecessor that died just
         here may have left there.
         """
-        keep_commit(self._segment, self._rank, committed)
+        keep_commit(self._segment, self._rank)
         self._segment.plans(self._rank).write_over(epoch, 0, PLANS_KIND, self._plans.to_bytes())
 
-    def reached(self, state: RankState, code: StatusCode, report: RankReport) -> None:
+    def reached(self, state: RankState, code: StatusCode, report: RankReport, *, loads: bool = False) -> None:
         """Write what was done for the command of `state`.
 
-        A commit has a slot of its own: what it brought is held, and can be asked for, until the next commit,
-        whatever is prepared, fails or is given back in between.
+        A load that was committed has a slot of its own: what it brought can be asked for until the next such
+        load, whatever is held, released, prepared, fails or is given back in between.
         """
-        committed = code is StatusCode.DONE_COMMITTED
+        committed = loads and code is StatusCode.DONE_COMMITTED
         segment = self._segment
         slot = segment.last_commit(self._rank) if committed else segment.report(self._rank)
         self._write(slot, state, code, report.to_bytes())

@@ -188,7 +188,7 @@ class RankLoop:
         step = view.steps[rank] if steps else StepWord.unpack(0)
         held = view.committed.held
         move = protocol.join(rank, view.command, step, view.statuses[rank], steps=steps, held=held)
-        self._reports.attached(move.state.epoch, view.committed.sequence)
+        self._reports.attached(move.state.epoch)
         self._take(move, view)
         event = event_to(self.life.admission, held=held)
         if event is not None:
@@ -332,6 +332,7 @@ class RankLoop:
         held: bool | None = None,
         step: int = 0,
         report: RankReport | None = None,
+        loads: bool = False,
     ) -> None:
         """Tell the protocol what happened, with the machines' present codes, and take what follows.
 
@@ -350,7 +351,7 @@ class RankLoop:
         )
         move = protocol.take_in(self.state, happened)
         if report is not None and move.status is not None:
-            self._reports.reached(self.state, move.status.code, report)
+            self._reports.reached(self.state, move.status.code, report, loads=loads)
         self._take(move, happened)
 
     @property
@@ -469,7 +470,9 @@ class RankLoop:
         pause_s = 0.0 if since_ns is None else (self._clock.monotonic_ns() - since_ns) / 1e9
         said = replace(report, pause_s=pause_s)
         of_admission = self.state.operation.is_of_admission
-        self._tell(Event.COMMITTED, serves=self.life.whole, held=run.held, report=said)
+        self._tell(
+            Event.COMMITTED, serves=self.life.whole, held=run.held, report=said, loads=self.reader.loads
+        )
         self.run = None
         if serves:
             self._paused_since_ns = None
