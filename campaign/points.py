@@ -29,7 +29,7 @@ from wsm.controller.group_view import GroupView
 from wsm.states import journal as kinds
 from wsm.states.journal import Journal, JournalEntry
 from wsm.states.words import CommandWord, CommittedWord
-from wsm.strategies.applier.staged_memory import StagedMemory
+from wsm.strategies.applier.memory_target import StagedMemory
 from wsm.strategies.tensor import WeightTarget
 
 _STRANGE = "the campaign ordered this failure: 失败"

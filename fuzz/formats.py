@@ -12,7 +12,7 @@ from fuzz.invariant import Format
 from fuzz.sealed import sealed_formats
 from fuzz.texts import text_formats
 from wsm.errors import BadInputError, GroupError
-from wsm.strategies.buckets import messages as bucket_messages
+from wsm.strategies.buckets import bucket_messages
 from wsm.strategies.delta.blocks import Block, BlockKind, table_problem
 from wsm.strategies.delta.codec import BlockError
 from wsm.strategies.delta.codec import decode as unfold
@@ -28,8 +28,8 @@ from wsm.strategies.files.safetensors import (
 from wsm.strategies.files.version_file import parse_version
 from wsm.strategies.messages import message_types as bucket_frames
 from wsm.strategies.messages.message_types import Frame
-from wsm.strategies.mooncake import messages as mooncake_messages
-from wsm.strategies.mooncake.plan import MemoryRegion, Placed, TransferLayout
+from wsm.strategies.mooncake import lease_messages as mooncake_messages
+from wsm.strategies.mooncake.read_plan import MemoryRegion, Placed, TransferLayout
 from wsm.strategies.snapshot.part_metadata import PartMetadata
 from wsm.strategies.tensor import TensorSpec
 

@@ -73,7 +73,7 @@ STRATEGIES: dict[str, set[str]] = {
     "delta": {"applier", "files", "snapshot", "trainer"},
 }
 #: They put strategies together; no strategy may know them.
-STRATEGIES_TOGETHER = {"registry", "load", "memory_plan", "own_sections", "inventory"}
+STRATEGIES_TOGETHER = {"registry", "load", "own_sections", "inventory"}
 SHELLS = {"worker", "controller", "group_segment", "testing"}
 EVERYTHING_BELOW_THE_SHELLS = FOUNDATION | {
     "states",

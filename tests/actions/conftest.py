@@ -17,7 +17,7 @@ from wsm.actions.base import ActionContext, Plan
 from wsm.actions.measuring import resident_digest
 from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import GroupKind
-from wsm.strategies.applier.staged_memory import StagedMemory
+from wsm.strategies.applier.memory_target import StagedMemory
 from wsm.strategies.tensor import TensorReleasedError, TensorSpec
 
 KIB = 1024

@@ -13,8 +13,7 @@ from tests.raising import raising
 from wsm.printable import size_text
 from wsm.strategies.applier import admission
 from wsm.strategies.applier.admission import LoadWay
-from wsm.strategies.load import Preview
-from wsm.strategies.memory_plan import admit, plan_memory
+from wsm.strategies.load import Preview, admit, plan_memory
 from wsm.strategies.offer import ManifestScope
 
 BYTES = sum(spec.nbytes for spec in SPECS)

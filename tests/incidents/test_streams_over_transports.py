@@ -14,10 +14,10 @@ from checkpoint_transfer.stream import FakeCheckpointTransfer
 from checkpoint_transfer.transfer import FakeUnifiedTransfer
 
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load, with_manifest
-from wsm.strategies.applier.auxiliary_names import AuxiliaryNames
+from wsm.strategies.applier.loaders import AuxiliaryNames
+from wsm.strategies.transports.by_version import GdrSource
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport, Interface
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.transports.gdr import GdrSource
 from wsm.strategies.transports.transport import KeptTransport
 
 pytestmark = pytest.mark.processes

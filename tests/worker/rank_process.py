@@ -29,8 +29,7 @@ from wsm.actions.surfaces import GroupKind
 from wsm.config import config_from_mapping
 from wsm.signals.liveness import Life, Liveness
 from wsm.states.words import StepWord, steps_ahead
-from wsm.strategies.applier.memory_target import MemoryTarget
-from wsm.strategies.applier.staged_memory import StagedMemory
+from wsm.strategies.applier.memory_target import MemoryTarget, StagedMemory
 from wsm.strategies.tensor import TensorSpec
 from wsm.testing import InMemoryKVCache, InMemoryMemory, InMemoryRequests, InMemoryRunner
 from wsm.worker.errors import NotServingError

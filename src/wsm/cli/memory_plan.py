@@ -21,9 +21,8 @@ from wsm.cli._base import (
 from wsm.cli.configuration import read_config
 from wsm.printable import size_text
 from wsm.strategies.applier.admission import LoadWay
-from wsm.strategies.load import Preview
+from wsm.strategies.load import MemoryPhase, Preview, admit, plan_memory
 from wsm.strategies.load import inspect as inspect_source
-from wsm.strategies.memory_plan import MemoryPhase, admit, plan_memory
 from wsm.worker.loading import Sources
 
 _Plans = Mapping[LoadWay, Sequence[MemoryPhase] | None]

@@ -9,10 +9,10 @@ packages and modules                  responsible for
 tensor, digest, transposing           what a tensor is, the one digest, memory with its axes turned
 offer, observer, errors               what a strategy yields, who follows it, what goes wrong
 strategy, sections                    what a strategy is; what it reads of a configuration
-registry, entry_points                the strategies by name; those that other packages announce
+registry                              the strategies by name, and those that other packages announce
 own_sections                          what sections wsm's own strategies read
-load                                  the worker's entry
-memory_plan, inventory                what a load would need; what files and shared memory really hold
+load                                  the worker's entry, and the memory that a load would take
+inventory                             what files and shared memory really hold
 applier                               the one place where bytes reach a model, and what is checked before
 snapshot                              ``ipc_snapshot``: files, each rank its shard or a slice of others'
 ipc                                   ``ipc``: memory that a trainer on this host shares
@@ -41,8 +41,8 @@ from wsm.strategies.ipc.shared_tensors import SharedReport, SharedTensors
 from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.load import LoadReport, Preview, inspect, load
 from wsm.strategies.mooncake.engine import EngineSettings
+from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport
 from wsm.strategies.mooncake.publisher import MooncakePublisher, MooncakeReport
-from wsm.strategies.mooncake.transport import MooncakeTransport
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.registry import STRATEGIES, register_strategy
 from wsm.strategies.sections import Sections
@@ -54,8 +54,7 @@ from wsm.strategies.snapshot.version_manifest import VersionManifest
 from wsm.strategies.strategy import Strategy
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 from wsm.strategies.trainer.retention import Retention
-from wsm.strategies.transports.by_version import RsyncSource
-from wsm.strategies.transports.gdr import GdrSource
+from wsm.strategies.transports.by_version import GdrSource, RsyncSource
 from wsm.strategies.transports.stream_manifest import with_manifest
 
 __all__ = [

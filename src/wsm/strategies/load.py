@@ -1,31 +1,70 @@
-"""Loading a version into a target, and looking at one without loading it.
+"""Loading a version into a target, looking at one without loading it, and the memory that a load would take.
 
 The only entry to strategies: boot, update and wake-up call :func:`load`; a command that wants to refuse
 early calls :func:`inspect`. Knows no states and no words; what a failed load means is the caller's matter.
+
+What describes ten thousand tensors is a hundred thousand objects without a cycle among them. Python's cycle
+collector would walk them again and again, and with them all that the process held before: with paddle loaded
+40 to 60 ms each time. It is made rare, not stopped, and only while a version is opened, not while its bytes
+come: the collector is the whole process', which may serve meanwhile, and some sources are waited for when
+they are opened. What the cycles that others leave can hold until then is bounded by :data:`RARELY`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import gc
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 from wsm.clock import Clock, SystemClock
 from wsm.labels import checked_version
 from wsm.strategies import errors
-from wsm.strategies.applier.admission import Admit, memory_need
+from wsm.strategies.applier import admission
+from wsm.strategies.applier.admission import Admit, LoadWay, memory_need
 from wsm.strategies.applier.apply import Applied, apply_tensors
+from wsm.strategies.applier.coverage import check_tied_coverage
 from wsm.strategies.applier.feeding import feed_loaders
 from wsm.strategies.applier.loaders import ModelLoader
 from wsm.strategies.applier.parallel_copy import default_threads
-from wsm.strategies.applier.rare_collections import rare_collections
-from wsm.strategies.applier.ties import check_tied_coverage
 from wsm.strategies.errors import LoadCancelledError
 from wsm.strategies.observer import LoadObserver, Taint, never_cancelled, no_progress, no_taint
 from wsm.strategies.offer import ManifestScope, Offer
 from wsm.strategies.registry import strategy_for
 from wsm.strategies.strategy import OverTarget, Strategy
 from wsm.strategies.tensor import WeightTarget, tied_names
+
+#: So many more containers must exist than at the last collection before the next one begins. Ten thousand
+#: tensors make about as many; ten times the bound gains nothing more.
+RARELY = 100_000
+
+_lock = threading.Lock()
+_inside = 0
+_before = (0, 0, 0)
+
+
+@contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let the collector of the process run rarely inside; any number of threads may be inside at once.
+
+    Thresholds that other code sets meanwhile stay as it has set them.
+    """
+    global _inside, _before  # noqa: PLW0603 - the collector is one per process, and so is who changed it
+    with _lock:
+        _inside += 1
+        if _inside == 1:
+            _before = gc.get_threshold()
+            if 0 < _before[0] < RARELY:
+                gc.set_threshold(RARELY, *_before[1:])
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0 and gc.get_threshold() == (RARELY, *_before[1:]):
+                gc.set_threshold(*_before)
+
 
 _NANOSECONDS = 1_000_000_000
 
@@ -317,3 +356,73 @@ def inspect(
             ignored=offer.ignored,
             peak_extra_bytes=offer.peak_extra_bytes,
         )
+
+
+@dataclass(frozen=True)
+class MemoryPhase:
+    """One phase of one rank's load; all numbers are bytes of tensors.
+
+    Parameters
+    ----------
+    name : str
+        What happens in it.
+    held : int
+        What the rank holds of the model when it begins.
+    read : int
+        What it reads from the source.
+    taken : int
+        What it takes besides what is held, at most.
+    """
+
+    name: str
+    held: int
+    read: int
+    taken: int
+
+    @property
+    def peak(self) -> int:
+        """The most that is held at any time."""
+        return self.held + self.taken
+
+
+def plan_memory(preview: Preview, way: LoadWay) -> tuple[MemoryPhase, ...] | None:
+    """Return the phases of one rank's load; None if the source says only as it comes what it brings.
+
+    Parameters
+    ----------
+    preview : Preview
+        What :func:`wsm.strategies.load.inspect` has found; the model has its tensors.
+    way : LoadWay
+        Over what it is loaded.
+    """
+    model, beside = preview.bytes, preview.peak_extra_bytes
+    if model is None:
+        return None
+    if way is LoadWay.IN_PLACE:
+        return (MemoryPhase("overwrite", model, model, beside),)
+    if way is LoadWay.AFTER_A_CLEAR:
+        return (MemoryPhase("fill", 0, model, model + beside),)
+    return (
+        MemoryPhase("stage", model, model, model + beside),
+        MemoryPhase("flip", 2 * model, 0, 0),
+        MemoryPhase("let go", 2 * model, 0, 0),
+    )
+
+
+def admit(phases: Sequence[MemoryPhase], way: LoadWay, *, available: int | None, ranks: int) -> None:
+    """See that every phase fits into memory that `ranks` ranks share, all of them loading at once.
+
+    Where it is not known how much is `available`, nothing is refused.
+
+    Raises
+    ------
+    NoRoomError
+        If one does not.
+    """
+    begun = phases[0].held
+    for phase in phases:
+        needed = ranks * (phase.peak - begun)
+        if available is not None and needed > available:
+            raise admission.load_memory(
+                way=way, phase=phase.name, needed=needed, available=available, ranks=ranks
+            )

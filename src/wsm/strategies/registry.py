@@ -2,28 +2,89 @@
 
 FastDeploy keeps one map for updates and one for reloads, and they drifted apart. A new strategy of wsm is one
 module plus one entry here; one from outside is announced by its package
-(:mod:`wsm.strategies.entry_points`), or registered by the process that embeds wsm.
+(:mod:`wsm.strategies.registry`), or registered by the process that embeds wsm.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from wsm.strategies import errors
 from wsm.strategies.buckets.ipc_async import IpcAsync
 from wsm.strategies.delta.strategy import Delta
-from wsm.strategies.entry_points import announced_names, announced_strategy
 from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.ipc.strategy import Ipc
 from wsm.strategies.mooncake.configured import MOONCAKE
 from wsm.strategies.own_sections import OWN_SECTIONS
 from wsm.strategies.snapshot.ipc_snapshot import IpcSnapshot
 from wsm.strategies.strategy import Strategy
+from wsm.strategies.transports.by_version import Gdr, Rsync
 from wsm.strategies.transports.configured import CHECKPOINT_TRANSFER
-from wsm.strategies.transports.gdr import Gdr
-from wsm.strategies.transports.rsync import Rsync
 from wsm.strategies.transports.transport import TransportKind
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint, EntryPoints
+
+
+#: The group of entry points; each names an object, or a class that is called without arguments.
+ENTRY_POINTS = "wsm.strategies"
+
+
+class Announced(NamedTuple):
+    """What an entry point gives, not checked, and who announces it, for messages."""
+
+    strategy: object
+    origin: str
+
+
+def announced_names() -> set[str]:
+    """Return the names of all that are announced. Imports none."""
+    return {point.name for point in _entry_points()}
+
+
+def announced_strategy(name: str) -> Announced | None:
+    """Import what is announced under this name; None if nothing is.
+
+    Raises
+    ------
+    RefusedError
+        If packages announce different things.
+    RefusedError
+        If it cannot be imported, or is a class that cannot be called.
+    """
+    points = {point.value: point for point in _entry_points() if point.name == name}
+    if not points:
+        return None
+    if len(points) > 1:
+        raise errors.strategy_taken(name=name, holders=[_origin(point) for point in points.values()])
+    (point,) = points.values()
+    try:
+        found = point.load()
+        if isinstance(found, type):
+            found = found()
+    except Exception as error:  # what a package does when it is imported is its own
+        reason = f"{type(error).__name__}: {error}"
+        raise errors.strategy_import(
+            name=name, entry_point=point.value, package=_package(point), reason=reason
+        ) from error
+    return Announced(found, _origin(point))
+
+
+def _package(point: EntryPoint) -> str:
+    return "an unnamed one" if point.dist is None else str(point.dist.name)
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"the package {_package(point)} ({point.value})"
+
+
+def _entry_points() -> EntryPoints:
+    from importlib import metadata  # noqa: PLC0415 - see above
+
+    return metadata.entry_points(group=ENTRY_POINTS)
+
 
 #: What ``rsync: {transport: ...}`` may name.
 TRANSPORTS: Mapping[str, TransportKind] = {"checkpoint_transfer": CHECKPOINT_TRANSFER, "mooncake": MOONCAKE}

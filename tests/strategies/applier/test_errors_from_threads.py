@@ -12,7 +12,7 @@ from wsm.clock import SystemClock
 from wsm.strategies.buckets.sender import Sending
 from wsm.strategies.observer import UNOBSERVED
 from wsm.strategies.transports.batches import Batches
-from wsm.strategies.transports.foreign_thread import ForeignThread
+from wsm.strategies.transports.foreign import ForeignThread
 from wsm.worker._staging import StagingThread
 
 

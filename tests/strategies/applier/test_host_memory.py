@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from wsm.strategies.applier.host_memory import host_memory
+from wsm.strategies.applier.memory_target import host_memory
 
 LARGE = 8 << 20
 

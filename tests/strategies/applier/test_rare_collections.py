@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from wsm.strategies.applier.rare_collections import RARELY, rare_collections
+from wsm.strategies.load import RARELY, rare_collections
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.raising import matches
 from wsm.errors import WsmError
 from wsm.strategies import BucketSender, IpcAsyncSource, LoadReport, MemoryTarget, TensorSpec, errors, load
-from wsm.strategies.buckets.plan import plan_buckets, window_at
+from wsm.strategies.buckets.bucket_plan import plan_buckets, window_at
 from wsm.strategies.digest import digest_of, shard_digest
 from wsm.strategies.ipc.shared_segment import MEMORY_DIRECTORY
 from wsm.strategies.messages import errors as stream_errors

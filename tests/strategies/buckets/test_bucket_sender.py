@@ -18,10 +18,9 @@ from receiving_rank import SPECS
 from tests.raising import raising
 from wsm.errors import WsmError
 from wsm.strategies import MemoryTarget, TensorSpec, errors, load
-from wsm.strategies.buckets import messages as say
+from wsm.strategies.buckets import bucket_messages as say
+from wsm.strategies.buckets.bucket_plan import Marks, segment_bytes
 from wsm.strategies.buckets.bucket_socket import connect
-from wsm.strategies.buckets.marks import Marks
-from wsm.strategies.buckets.plan import segment_bytes
 from wsm.strategies.buckets.sender import BucketSender
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.buckets.stream import RankStream

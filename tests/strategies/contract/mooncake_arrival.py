@@ -14,31 +14,29 @@ from wrongs import Expected, State, Wrong
 from wsm.strategies import errors
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.messages import errors as stream_errors
-from wsm.strategies.mooncake import addresses
 from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake import messages as say
+from wsm.strategies.mooncake import lease_messages
+from wsm.strategies.mooncake import lease_messages as say
 from wsm.strategies.mooncake.engine import Engine, EngineSettings
-from wsm.strategies.mooncake.memory import PublishedMemory
-from wsm.strategies.mooncake.plan import TransferLayout
-from wsm.strategies.mooncake.publisher import MooncakePublisher
-from wsm.strategies.mooncake.transport import MooncakeTransport
-from wsm.strategies.transports.by_version import RsyncSource
-from wsm.strategies.transports.gdr import GdrSource
+from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport
+from wsm.strategies.mooncake.publisher import MooncakePublisher, PublishedMemory
+from wsm.strategies.mooncake.read_plan import TransferLayout
+from wsm.strategies.transports.by_version import GdrSource, RsyncSource
 from wsm.strategies.transports.transport import KeptTransport
 
 # A trainer that is killed when the rank says that it has applied everything.
 _DYING_PUBLISHER = """
 import os, signal, sys
 from wsm.strategies.mooncake import messages as say
-from wsm.strategies.mooncake.desk import Desk
+from wsm.strategies.mooncake.lease_server import LeaseServer
 from wsm.strategies.mooncake.publisher import MooncakePublisher
 from wrongs import make_state
-answer = Desk._answer
-def dying(desk, visit, message):
+answer = LeaseServer._answer
+def dying(server, visit, message):
     if isinstance(message, say.Release):
         os.kill(os.getpid(), signal.SIGKILL)
-    return answer(desk, visit, message)
-Desk._answer = dying
+    return answer(server, visit, message)
+LeaseServer._answer = dying
 with MooncakePublisher(sys.argv[1]) as publisher:
     publisher.publish(3, {0: make_state(seed=1), 1: make_state(seed=2)})
     print("listening", flush=True)
@@ -46,11 +44,11 @@ with MooncakePublisher(sys.argv[1]) as publisher:
 """
 
 
-class RawDesk:
+class RawLeaseServer:
     """Listens in a publisher's place, and answers each message with whatever bytes a test wants."""
 
     def __init__(self, address: str, answer: Callable[[say.Message], Iterable[bytes]]) -> None:
-        self._listener = addresses.listen(address)
+        self._listener = lease_messages.listen(address)
         self._answer = answer
         self._stopped = False
         self._thread = threading.Thread(target=self._run)
@@ -83,7 +81,7 @@ class MooncakeArrival(AddressArrival):
         self.place = self._address
         self._transport = KeptTransport("mooncake", self._make)
         self._publisher: MooncakePublisher | None = None
-        self._desk: RawDesk | None = None
+        self._leases: RawLeaseServer | None = None
         self._engine: Engine | None = None
 
     def source(self) -> RsyncSource:
@@ -108,9 +106,9 @@ class MooncakeArrival(AddressArrival):
         self._publisher.publish(version, shards, finite=finite)
 
     def _end_wrongs(self) -> None:
-        if self._desk is not None:
-            self._desk.close()
-            self._desk = None
+        if self._leases is not None:
+            self._leases.close()
+            self._leases = None
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -137,7 +135,7 @@ class MooncakeArrival(AddressArrival):
 
     def _answer(self, *data: bytes) -> None:
         """Answer everything a rank says with `data`."""
-        self._desk = RawDesk(self._address, lambda _message: data)
+        self._leases = RawLeaseServer(self._address, lambda _message: data)
 
     def _peer_silent(self, version: int, state: State) -> Expected:
         self._connect_s = 0.3

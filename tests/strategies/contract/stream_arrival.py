@@ -16,10 +16,16 @@ from wrongs import Expected, State, Wrong
 
 from wsm.errors import BadInputError
 from wsm.strategies import errors
+from wsm.strategies.buckets import bucket_messages as say
 from wsm.strategies.buckets import bucket_socket
-from wsm.strategies.buckets import messages as say
-from wsm.strategies.buckets.marks import Marks
-from wsm.strategies.buckets.plan import SEGMENT_PREFIX, plan_buckets, segment_bytes, step_bytes, window_at
+from wsm.strategies.buckets.bucket_plan import (
+    SEGMENT_PREFIX,
+    Marks,
+    plan_buckets,
+    segment_bytes,
+    step_bytes,
+    window_at,
+)
 from wsm.strategies.buckets.sender import BucketSender, Sending
 from wsm.strategies.buckets.source import IpcAsyncSource
 from wsm.strategies.buckets.stream import RankStream

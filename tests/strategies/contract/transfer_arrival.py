@@ -16,10 +16,9 @@ from wrongs import Expected, State, Wrong
 
 from wsm.strategies import errors, with_manifest, write_version
 from wsm.strategies.messages import errors as stream_errors
-from wsm.strategies.transports.by_version import RsyncSource
+from wsm.strategies.transports.by_version import GdrSource, RsyncSource
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.transports.gdr import GdrSource
 from wsm.strategies.transports.stream_manifest import MANIFEST_TENSOR, StreamManifest
 from wsm.strategies.transports.transport import KeptTransport
 

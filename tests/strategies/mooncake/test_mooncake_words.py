@@ -16,15 +16,14 @@ from wsm.strategies.digest import digest_of
 from wsm.strategies.messages import message_types as bucket_frames
 from wsm.strategies.messages.caller import Caller
 from wsm.strategies.messages.errors import PeerMessageError
-from wsm.strategies.mooncake import addresses
 from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake import messages as say
-from wsm.strategies.mooncake.addresses import parse_address
-from wsm.strategies.mooncake.desk import Desk, ServedPublication
+from wsm.strategies.mooncake import lease_messages
+from wsm.strategies.mooncake import lease_messages as say
 from wsm.strategies.mooncake.engine import EngineSettings
-from wsm.strategies.mooncake.leases import Leases
-from wsm.strategies.mooncake.memory import merged
-from wsm.strategies.mooncake.plan import MemoryRegion, Placed, ReadPlan, TransferLayout
+from wsm.strategies.mooncake.lease_messages import parse_address
+from wsm.strategies.mooncake.lease_server import Leases, LeaseServer, ServedPublication
+from wsm.strategies.mooncake.publisher import merged
+from wsm.strategies.mooncake.read_plan import MemoryRegion, Placed, ReadPlan, TransferLayout
 from wsm.strategies.tensor import TensorSpec
 
 DIGEST = "0123456789abcdef" * 2
@@ -161,23 +160,23 @@ def test_revoking_waits_for_no_rank_even_if_none_of_them_reads(tmp_path):
     specs = [TensorSpec(f"{number}.{'w' * 100}", "U8", (1,)) for number in range(20_000)]
     layout = TransferLayout((MemoryRegion(0, len(specs)),), tuple(Placed(spec, 0, 0) for spec in specs))
     digests = (digest_of(b""),) * len(specs)
-    listener = addresses.listen(f"ipc://{tmp_path}/p")
-    desk = Desk(
+    listener = lease_messages.listen(f"ipc://{tmp_path}/p")
+    server = LeaseServer(
         listener, publisher="0" * 32, session="127.0.0.1:15000", leases=Leases(60.0), clock=SystemClock()
     )
     with contextlib.ExitStack() as stack:
-        stack.callback(desk.close)
-        desk.put(ServedPublication("1", {0: (layout, layout.digest(), digests)}, digests[:1]))
+        stack.callback(server.close)
+        server.put(ServedPublication("1", {0: (layout, layout.digest(), digests)}, digests[:1]))
         for _ in range(3):
             rank = Caller(parse_address(listener.address), "the publisher")
             stack.callback(rank.close, flush=False)
             rank.send(say.to_bytes(say.Ask(0, 1, "1", look=False, known_layout=None)))
-        while len(desk._readers) < 3:
+        while len(server._readers) < 3:
             time.sleep(0.001)
         begun_s = time.monotonic()
-        desk.revoke("the trainer needs its memory")
+        server.revoke("the trainer needs its memory")
         assert time.monotonic() - begun_s < 5
-        assert desk.wait_until_free(0) == []
+        assert server.wait_until_free(0) == []
         heard = []
         while say.Revoked not in map(type, heard):
             assert rank.poll(60)

@@ -35,7 +35,7 @@ from wsm.strategies.transports import batches
 from wsm.strategies.transports import errors as transport_errors
 from wsm.strategies.transports.checkpoint_transfer import CheckpointTransferTransport, Interface
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.transports.foreign_thread import ForeignThread
+from wsm.strategies.transports.foreign import ForeignThread
 from wsm.strategies.transports.transport import KeptTransport
 
 pytestmark = pytest.mark.processes

@@ -14,9 +14,8 @@ import pytest
 from checkpoint_transfer.sender import FakeSender
 
 from wsm.strategies import TensorSpec, with_manifest
-from wsm.strategies.transports.batches import BATCH_BYTES
+from wsm.strategies.transports.batches import BATCH_BYTES, PackageBuffers
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
-from wsm.strategies.transports.package_buffers import PackageBuffers
 from wsm.strategies.transports.stream_manifest import StreamManifest
 
 pytestmark = pytest.mark.processes

@@ -4,14 +4,12 @@
 modules                               responsible for
 ====================================  ====================================================================
 apply                                 an offer written into a target: checks first, then bytes
-coverage, partial, ties               which tensors must come, which may be missing, which are one
+coverage                              which tensors must come, which may be missing, which are one
 admission                             whether there is memory for it
 copying, tensor_copy, parallel_copy   bytes and digest in one pass; one tensor; several threads
 finite                                refusing NaN and infinity
-memory_target, staged_memory          a target in plain memory; versions beside one another in it
-host_memory                           memory for one tensor, in large pages where it is large
-feeding, loaders, auxiliary_names     a checkpoint fed to models' own loaders; which names are MTP's
-tensor_ledger                         what a rank found in its memory, for who compares groups
-rare_collections                      Python's cycle collector, kept away from a hundred thousand objects
+memory_target                         a target in plain memory, with versions beside one another in it
+feeding, loaders                      a checkpoint fed to models' own loaders; which names are MTP's
+tensor_ledger                         what a rank found in its memory, for comparing groups
 ====================================  ====================================================================
 """

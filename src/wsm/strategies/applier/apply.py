@@ -15,9 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from wsm.strategies import errors
-from wsm.strategies.applier.coverage import RunningCoverage, promised_by
+from wsm.strategies.applier.coverage import (
+    RunningCoverage,
+    Ties,
+    check_kept,
+    check_tied_coverage,
+    digests_of_kept,
+    promised_by,
+)
 from wsm.strategies.applier.parallel_copy import CopyJob, copy_on_threads
-from wsm.strategies.applier.partial import check_kept, digests_of_kept
 from wsm.strategies.applier.tensor_copy import (
     Steps,
     check_promised,
@@ -26,7 +32,6 @@ from wsm.strategies.applier.tensor_copy import (
     digest_source,
     digest_tensor,
 )
-from wsm.strategies.applier.ties import Ties, check_tied_coverage
 from wsm.strategies.digest import shard_digest
 from wsm.strategies.errors import LoadCancelledError, TiedTensorsDifferError
 from wsm.strategies.observer import LoadObserver

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable
 
 from wsm.strategies.applier.copying import copy_and_digest
-from wsm.strategies.buckets import messages as say
-from wsm.strategies.buckets.marks import Marks
-from wsm.strategies.buckets.plan import (
+from wsm.strategies.buckets import bucket_messages as say
+from wsm.strategies.buckets.bucket_plan import (
+    Marks,
     fewest_bytes,
     plan_buckets,
     step_bytes,

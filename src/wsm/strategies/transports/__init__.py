@@ -4,16 +4,14 @@
 modules                               responsible for
 ====================================  ====================================================================
 transport                             what a transport is
-by_version                            what strategies over one share
-rsync                                 the strategy for a rank's shard
-gdr, transfer_modes                   the same for a whole checkpoint; by which way it travels
+by_version                            the strategies for a rank's shard, and for a whole checkpoint
+transfer_modes                        by which way a version travels
 checkpoint_transfer                   FastDeploy's closed package as a transport
 checkpoint_transfer_options           its options
 configured                            what a configuration says of all this
-tensor_stream, stream_manifest        tensors that come one by one, and the promise that travels first
-package_buffers                       what a package holds of them meanwhile
-batches                               small ones of them taken several at a time
-foreign_thread, foreign_tensors       what a package that wsm does not know runs in, and hands over
+stream_manifest                       the promise that travels before tensors that come one by one
+batches                               small ones of them taken several at a time, and the memory of that
+foreign                               what a package that wsm does not know runs in, and hands over
 errors                                what can go wrong in it
 ====================================  ====================================================================
 """

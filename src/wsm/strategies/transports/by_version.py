@@ -1,25 +1,31 @@
-"""What ``rsync`` and ``gdr`` share: versions by their number, over a transport that a configuration names.
+"""The strategies ``rsync`` and ``gdr``: versions by their names, over a transport that a configuration names.
 
-It finds out which version is meant, lets the transport offer it, and holds the offer against what was asked
-for. Knows no particular transport, and applies nothing.
+What both share finds out which version is meant, lets the transport offer it, and holds the offer against
+what was asked for. ``rsync`` brings one rank's shard. ``gdr`` feeds a version to the loaders of the models
+while it comes, which FastDeploy calls GPU-direct: nothing is collected first, each tensor goes from the
+transport's buffer into the parameter. The model's own loaders fuse, split and transpose; a model without
+loaders gets the tensors by name, as with ``rsync``. Knows no particular transport, and applies nothing.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from wsm.strategies import errors
 from wsm.strategies.errors import VersionMismatchError
 from wsm.strategies.files.version_file import read_version
-from wsm.strategies.observer import LoadObserver
+from wsm.strategies.observer import UNOBSERVED, LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.sections import Sections
 from wsm.strategies.strategy import Strategy
 from wsm.strategies.transports import errors as transport_errors
+from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
 from wsm.strategies.transports.configured import RsyncConfig
+from wsm.strategies.transports.transfer_modes import check_transfer_mode
 from wsm.strategies.transports.transport import KeptTransport, Transport, TransportKind
 
 
@@ -149,3 +155,97 @@ def _checked(offer: Offer, wanted: str | None) -> Offer:
         where = ", ".join(offer.files)
         raise VersionMismatchError(requested=wanted, found=offer.version, where=where)
     return offer
+
+
+@dataclass(frozen=True)
+class GdrSource(RsyncSource):
+    """One rank's way to the versions of a trainer, for models with loaders.
+
+    Parameters
+    ----------
+    transport, rank, world_size, directory
+        As for :class:`wsm.strategies.RsyncSource`.
+    chunk_tensors : int
+        How many tensors an auxiliary model gets at once (FastDeploy: ``gdr_mtp_chunk_size``).
+    """
+
+    chunk_tensors: int = 16
+
+
+class Gdr(ByVersion):
+    """Load by version, over a transport, through the models' loaders."""
+
+    source_type = GdrSource
+
+    def source(self, sections: Sections, rank: int, ranks: int) -> GdrSource:
+        """Return one rank's way to the versions, and the size of an auxiliary model's chunks."""
+        section = sections.of(RsyncConfig)
+        chunk = CheckpointTransferOptions.of(section.rsync_config).mtp_chunk_size
+        return GdrSource(self.transport(sections), rank, ranks, section.directory, chunk_tensors=chunk)
+
+    def check_mode(self, section: RsyncConfig) -> None:
+        """Refuse a transfer mode that is not open here.
+
+        Raises
+        ------
+        RefusedError
+            With those that are.
+        """
+        check_transfer_mode(section.transfer_mode, section.transport)
+
+    def default_mode(self, sections: Sections) -> str:
+        """Return the mode that is configured."""
+        return sections.of(RsyncConfig).transfer_mode
+
+    def in_mode(self, sections: Sections, mode: str) -> Sections:
+        """Return the sections with this mode instead of the configured one; refuse one that is not open."""
+        section = replace(sections.of(RsyncConfig), transfer_mode=mode)
+        self.check_mode(section)
+        return sections.replaced(RsyncConfig, section)
+
+    @contextmanager
+    def open(
+        self, source: GdrSource, version: str | None, observer: LoadObserver = UNOBSERVED
+    ) -> Iterator[Offer]:
+        """Let the transport offer the version, for loaders; else as with ``rsync``."""
+        with offered(source, version, observer) as offer:
+            yield replace(offer, chunk_tensors=source.chunk_tensors)
+
+    @contextmanager
+    def preview(self, source: GdrSource, version: str | None) -> Iterator[Offer]:
+        """Look at what :meth:`open` would offer."""
+        with seen(source, version) as offer:
+            yield replace(offer, chunk_tensors=source.chunk_tensors)
+
+
+class Rsync(ByVersion):
+    """Load by version, over a transport."""
+
+    source_type = RsyncSource
+
+    def source(self, sections: Sections, rank: int, ranks: int) -> RsyncSource:
+        """Return one rank's way to the versions."""
+        directory = sections.of(RsyncConfig).directory
+        return RsyncSource(self.transport(sections), rank, ranks, directory)
+
+    def check_mode(self, section: RsyncConfig) -> None:
+        """Refuse every transfer mode but the host's, which is what there is without modes.
+
+        Raises
+        ------
+        RefusedError
+            If another one is configured.
+        """
+        if section.transfer_mode != "host":
+            problem = "the strategy rsync has no transfer modes"
+            raise errors.transfer_mode_unavailable(mode=section.transfer_mode, problem=problem, available=())
+
+    def open(
+        self, source: RsyncSource, version: str | None, observer: LoadObserver = UNOBSERVED
+    ) -> AbstractContextManager[Offer]:
+        """Let the transport offer the version; see :func:`wsm.strategies.transports.by_version.offered`."""
+        return offered(source, version, observer)
+
+    def preview(self, source: RsyncSource, version: str | None) -> AbstractContextManager[Offer]:
+        """Look at what :meth:`open` would offer."""
+        return seen(source, version)

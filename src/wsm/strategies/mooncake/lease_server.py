@@ -15,9 +15,67 @@ from wsm.clock import Clock
 from wsm.strategies.messages.connection import Connection
 from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.messages.listener import Listener
-from wsm.strategies.mooncake import messages as say
-from wsm.strategies.mooncake.leases import Leases
-from wsm.strategies.mooncake.plan import TransferLayout
+from wsm.strategies.mooncake import lease_messages as say
+from wsm.strategies.mooncake.read_plan import TransferLayout
+
+
+@dataclass
+class _Lease:
+    rank: int
+    until_s: float
+
+
+class Leases:
+    """The leases of one publisher.
+
+    Parameters
+    ----------
+    lease_s : float
+        How long one holds without being renewed.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self._leases: dict[int, _Lease] = {}
+        self._last = 0
+
+    def grant(self, rank: int, now_s: float) -> int:
+        """Return a new lease."""
+        self._last += 1
+        self._leases[self._last] = _Lease(rank, now_s + self.lease_s)
+        return self._last
+
+    def renew(self, lease: int, now_s: float) -> bool:
+        """Prolong a lease; False if it is over, which it stays."""
+        if not self.holds(lease, now_s):
+            return False
+        self._leases[lease].until_s = now_s + self.lease_s
+        return True
+
+    def holds(self, lease: int, now_s: float) -> bool:
+        """Whether a lease holds; one that ran out is forgotten."""
+        found = self._leases.get(lease)
+        if found is None:
+            return False
+        if found.until_s < now_s:
+            del self._leases[lease]
+            return False
+        return True
+
+    def release(self, lease: int) -> None:
+        """End a lease. Idempotent."""
+        self._leases.pop(lease, None)
+
+    def revoke(self) -> list[int]:
+        """End all leases; returns them."""
+        ended = list(self._leases)
+        self._leases.clear()
+        return ended
+
+    def ranks(self, now_s: float) -> list[int]:
+        """Ranks that read now."""
+        return sorted({self._leases[lease].rank for lease in list(self._leases) if self.holds(lease, now_s)})
+
 
 # How long the thread waits for a word, or to be woken.
 _GLANCE_S = 1.0
@@ -40,13 +98,13 @@ class ServedPublication:
     finite: bool = False
 
 
-class Desk:
+class LeaseServer:
     """Answers ranks for as long as it is open.
 
     Parameters
     ----------
     listener : Listener
-        Where they come; belongs to the desk from now on.
+        Where they come; belongs to the server from now on.
     publisher, session : str
         Who publishes, and its engine.
     leases : Leases
@@ -71,7 +129,7 @@ class Desk:
         # What was granted, as bytes: the same for every process that asks for a rank's shard.
         self._grants: dict[tuple[int, bool], bytes] = {}
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="wsm-mooncake-desk", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="wsm-mooncake-leases", daemon=True)
         self._thread.start()
 
     def put(self, publication: ServedPublication) -> None:
@@ -111,7 +169,7 @@ class Desk:
         self._thread.join()
 
     def _run(self) -> None:
-        """Answer until the desk is closed."""
+        """Answer until this is closed."""
         try:
             while not self._closed:
                 if self._listener.poll(_GLANCE_S):

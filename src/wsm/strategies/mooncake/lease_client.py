@@ -14,8 +14,8 @@ from wsm.strategies.errors import LoadCancelledError, VersionMismatchError
 from wsm.strategies.messages.caller import Caller, PeerPresence
 from wsm.strategies.messages.errors import PeerDiedError, PeerFailedError, PeerMessageError, PeerSilentError
 from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake import messages as say
-from wsm.strategies.mooncake.addresses import parse_address
+from wsm.strategies.mooncake import lease_messages as say
+from wsm.strategies.mooncake.lease_messages import parse_address
 from wsm.strategies.observer import LoadObserver
 
 # How long a wait lasts before cancellation and deadlines are looked at again.
