@@ -104,6 +104,8 @@ def pause_rows(sizes: Sequence[tuple[int, int]]) -> Iterator[Row]:
         yield _row(f"pause of a hot update, {size}", "ms", found.hot, aim=AIM_HOT_PAUSE_MS)
         yield _row(f"staged before it, {size}", "ms", found.staging, note="while serving")
         yield _row(f"pause of the same in place, {size}", "ms", found.in_place, note=note)
+        if mib == sizes[0][0]:
+            yield _row("pause of a hold, released at once", "ms", found.held, aim=found.hot.p50)
     for size, p50 in hot[1:]:
         yield Row(f"pause, {size} to {hot[0][0]}", "x", p50 / hot[0][1])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.group import measured_group
 from bench.measure import Distribution
+from wsm import InFlightPolicy
 
 _RANKS = 2
 _HELD_TWICE = 2.2  # the served version, the staged one, and what else a process needs
@@ -23,11 +24,14 @@ class Pauses:
         As the receipts say: the longest of all ranks.
     staging : Distribution
         How long the hot updates staged, all of it while serving.
+    held : Distribution
+        As the receipt of a release says that follows its hold at once.
     """
 
     hot: Distribution
     in_place: Distribution
     staging: Distribution
+    held: Distribution
 
 
 def measure_pauses(group_bytes: int, updates: int) -> Pauses | None:
@@ -47,7 +51,7 @@ def measure_pauses(group_bytes: int, updates: int) -> Pauses | None:
     """
     if available_bytes() < group_bytes * _HELD_TWICE:
         return None
-    hot, in_place, staging = [], [], []
+    hot, in_place, staging, held = [], [], [], []
     name, nbytes = f"bench-{os.getpid()}-hot", str(group_bytes // _RANKS)
     with measured_group(name, _RANKS, nbytes, module="bench.hot_rank") as (controller, _):
         for version in range(2, 2 * updates + 2, 2):
@@ -55,7 +59,9 @@ def measure_pauses(group_bytes: int, updates: int) -> Pauses | None:
             hot.append(receipt.pause_s * 1e3)
             staging.append(receipt.staging_s * 1e3)
             in_place.append(controller.update(version + 1).pause_s * 1e3)
-    return Pauses(Distribution.of(hot), Distribution.of(in_place), Distribution.of(staging))
+            controller.hold(in_flight=InFlightPolicy.KEEP)
+            held.append(controller.release().pause_s * 1e3)
+    return Pauses(*map(Distribution.of, (hot, in_place, staging, held)))
 
 
 def available_bytes() -> int:

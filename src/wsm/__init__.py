@@ -74,10 +74,12 @@ from wsm.signals.errors import RoleBusyError, SegmentMissingError, SegmentTrunca
 from wsm.states.errors import CommandOpenError, EpochUsedError
 from wsm.states.vocabulary import (
     ALL_TAGS,
+    After,
     HotFallback,
     InFlightPolicy,
     KVPolicy,
     KVState,
+    OnLease,
     Tag,
     TransferMode,
     WeightState,
@@ -106,6 +108,7 @@ __all__ = [
     "JOIN",
     "SERVE",
     "ActionOverdueError",
+    "After",
     "BadInputError",
     "CacheParticipant",
     "CommandOpenError",
@@ -137,6 +140,7 @@ __all__ = [
     "MixedGroupError",
     "NoRoomError",
     "NotServingError",
+    "OnLease",
     "Outcome",
     "PeerDiedError",
     "PeerFailedError",

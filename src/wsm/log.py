@@ -48,6 +48,8 @@ SEGMENT_RECREATED: Final = "segment.recreated"
 DECISION_COMPLETED: Final = "decision.completed"
 RECORD_MISSING: Final = "record.missing"
 COMMAND_ABANDONED: Final = "command.abandoned"
+LEASE_RAN_OUT: Final = "lease.ran_out"
+LEASE_ENDED: Final = "lease.ended"
 CONTROLLER_STALLED: Final = "controller.stalled"
 EPOCH_BEGUN: Final = "epoch.begun"
 

@@ -24,6 +24,18 @@ class Outcome(enum.Enum):
     ALREADY_SERVED = "already served"
     ALREADY_CLEARED = "already cleared"
     ALREADY_HELD = "already held"
+    HELD = "held"
+    HOLD_RENEWED = "hold renewed"
+    RELEASED = "released"
+    ALREADY_OPEN = "already open"
+
+
+_OF_ADMISSION = {
+    Outcome.HELD: "is held",
+    Outcome.HOLD_RENEWED: "was held already, and is",
+    Outcome.RELEASED: "is released",
+    Outcome.ALREADY_OPEN: "was open already",
+}
 
 
 @dataclass(frozen=True)
@@ -60,13 +72,18 @@ class Receipt:
     tags : tuple of str
         What the command was about.
     missing : tuple of str
-        What the group lacks for serving now, by tags; empty: it serves.
+        What the group lacks for serving now, by tags; empty: it has all, and serves unless it is held.
     partial : bool
         Whether tensors were allowed to be missing in the version; the fact ``not_loaded`` of each rank's
         report names those that were, and kept what they held.
     restorable : bool
         Whether a group that loses a rank now can serve this again. Not so after a partial update over weights
         that are kept nowhere (:attr:`wsm.report.RankReport.bases`), until a whole version is loaded.
+    serving : bool
+        Whether the group serves behind the command: nothing is missing, and it is not held.
+    hold : mapping or None
+        The hold that the group stands under: ``id``, ``owner``, ``in_flight``, ``kv_policy``, ``lease_s``,
+        ``on_lease`` and ``renewed_ns`` (of the host's monotonic clock); None: it is open.
     """
 
     request_id: str
@@ -87,6 +104,8 @@ class Receipt:
     missing: tuple[str, ...] = ()
     partial: bool = False
     restorable: bool = True
+    serving: bool = False
+    hold: Mapping[str, Any] | None = None
 
     def to_mapping(self) -> Mapping[str, Any]:
         """Return plain values, ready for JSON."""
@@ -105,6 +124,14 @@ class Receipt:
         held = kept if Tag.WEIGHTS in missing else f"{still}holds version {self.version}"
         return f"{done}; {held}, and does not serve without {sentence_of(missing)}"
 
+    def _sentence_of_admission(self, does: str) -> str:
+        owner = None if self.hold is None else self.hold.get("owner")
+        lacks = sentence_of(Tag(tag) for tag in self.missing)
+        has = f"has version {self.version}" if not self.missing else f"does not serve without {lacks}"
+        if self.hold is not None:
+            return f"{does} by {owner}, {has}"
+        return f"{does}, {f'serves version {self.version}' if self.serving else has}"
+
     def sentence(self) -> str:
         """Say in one line what happened."""
         what = {
@@ -112,10 +139,13 @@ class Receipt:
             Outcome.UPDATED: f"serves version {self.version}",
             Outcome.ALREADY_SERVED: f"already serves version {self.version}; nothing was loaded",
             Outcome.ALREADY_CLEARED: "was cleared already; nothing was done",
-            Outcome.ALREADY_HELD: "",
-        }[self.outcome]
-        if len(self.missing) == 1 or self.outcome is Outcome.ALREADY_HELD:
+        }.get(self.outcome, "")
+        if self.outcome in _OF_ADMISSION:
+            what = self._sentence_of_admission(_OF_ADMISSION[self.outcome])
+        elif len(self.missing) == 1 or self.outcome is Outcome.ALREADY_HELD:
             what = self._sentence_of_a_half()
+        elif self.hold is not None:
+            what = f"{what.replace('serves', 'holds')}, and is held by {self.hold.get('owner')}"
         loaded = sum(report.bytes for report in self.ranks)
         kept = sum(int(report.facts.get("kept_tensors", 0)) for report in self.ranks)
         rest = f", {kept} tensors kept as they were" if self.partial else ""

@@ -37,6 +37,7 @@ def test_the_plans_of_ones_own_engine_are_drawn(
     assert {path.name for path in (tmp_path / "drawn").iterdir()} == {
         "weights.mmd",
         "kv_cache.mmd",
+        "admission.mmd",
         "command.mmd",
         "plans.md",
     }

@@ -13,6 +13,8 @@ COMMANDS = (
     "explain",
     "clear",
     "update",
+    "hold",
+    "release",
     "demo",
     "inspect",
     "memory",

@@ -73,6 +73,10 @@ def main() -> None:
         try:
             if command == "clear":
                 controller.clear(deadline_s=deadline)
+            elif command == "hold":
+                controller.hold(owner="trainer", deadline_s=deadline)
+            elif command == "release":
+                controller.release(owner="trainer", deadline_s=deadline)
             else:
                 number = None if version == "newest" else int(version)
                 controller.update(number, hot=command == "hot", deadline_s=deadline)

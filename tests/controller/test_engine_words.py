@@ -415,3 +415,26 @@ def test_an_update_that_falls_back_to_in_place_takes_the_words(make_engine):
     engine.group.revoke(1, "write")
     assert pending.result(60).fallback is not None
     assert engine.reads() == [NORMAL]
+
+
+def test_while_the_group_is_held_no_word_of_the_weights_says_normal(make_engine):
+    engine = make_engine()
+    bridge = engine.bridge()
+    controller = engine.group.controller(engine_words=engine.config)
+    controller.hold(owner="trainer")
+    assert engine.reads() == [CLEARED]
+    assert (status(engine).serving, status(engine).state) == (False, "NORMAL")
+    engine.group.publish(2)
+    engine.asks(UPDATING)
+    engine.asks(UPDATING, kind=KV)
+    bridge.turn()
+    assert (engine.reads(), status(engine).version) == ([CLEARED], 2)
+    assert engine.reads(KV) == [NORMAL], "the KV word follows memory"
+    engine.asks(CLEARING)
+    bridge.turn()
+    assert (engine.reads(), status(engine).state) == ([CLEARED], "CLEARED")
+    engine.asks(UPDATING)
+    bridge.turn()
+    assert (engine.reads(), status(engine).serving) == ([CLEARED], False)
+    assert controller.release(owner="trainer").serving
+    assert engine.reads() == [NORMAL]

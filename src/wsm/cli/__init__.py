@@ -5,7 +5,7 @@ module                    responsible for
 ========================  =============================================================================
 :mod:`.main`              the entry point: which commands there are, and how the process ends
 :mod:`._base`            what all share: loading on demand, help, options, printing, how a command fails
-:mod:`.commanding`        ``wsm clear``, ``wsm update``
+:mod:`.commanding`        ``wsm clear``, ``wsm update``, ``wsm hold``, ``wsm release``
 :mod:`.interruption`      Ctrl-C, SIGTERM and SIGHUP while a group is being commanded
 :mod:`.status`            ``wsm status``, with :mod:`.screen`
 :mod:`.rollout`           ``wsm rollout``

@@ -24,26 +24,68 @@ from wsm.cli._base import (
 from wsm.cli.configuration import read_group_config
 from wsm.cli.groups import known_group
 from wsm.cli.interruption import receipt_of
-from wsm.controller import Controller, Pending
+from wsm.controller import ANY_OWNER, Controller, Pending
 from wsm.labels import number_of
 from wsm.printable import printable
 from wsm.receipt import Receipt
-from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, TransferMode
+from wsm.states.vocabulary import (
+    ALL_TAGS,
+    After,
+    HotFallback,
+    InFlightPolicy,
+    KVPolicy,
+    OnLease,
+    TransferMode,
+)
+
+
+def _option_of_running_requests(
+    default: str,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option(
+        "--in-flight",
+        type=click.Choice([policy.value for policy in InFlightPolicy]),
+        show_default=default,
+        help="Running requests: end them with what they have (abort), let them finish first (drain), "
+        "or set them aside and continue them (keep).",
+    )
+
+
+def _decorating(
+    *options: Callable[[Callable[..., None]], Callable[..., None]],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        return functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
+
+    return decorate
 
 
 def _command_options(
     deadline_s: float, *, in_flight: str = "abort"
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return what both commands take besides their own options; `in_flight` names that one's default."""
-    options = (
+    """Return what clear and update take besides their own options; `in_flight` names that one's default."""
+    return _decorating(
         click.argument("name"),
+        _option_of_running_requests(f"{in_flight}; under a hold as that said"),
         click.option(
-            "--in-flight",
-            type=click.Choice([policy.value for policy in InFlightPolicy]),
-            show_default=in_flight,
-            help="Running requests: end them with what they have (abort), let them finish first (drain), "
-            "or set them aside and continue them (keep).",
+            "--tags",
+            type=Tags(),
+            default=",".join(sorted(tag.value for tag in ALL_TAGS)),
+            show_default=True,
+            help="What it is about: weights, kv_cache, or both. The group serves only with both.",
         ),
+        click.option(
+            "--hold",
+            metavar="ID",
+            help="Refuse the command unless this hold is in force. Default: any, or none.",
+        ),
+        _timing_options(deadline_s, waits="0"),
+    )
+
+
+def _timing_options(deadline_s: float, *, waits: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return what every command takes; `waits` names how long it waits for its turn by default."""
+    return _decorating(
         click.option(
             "--deadline",
             "deadline_s",
@@ -56,16 +98,9 @@ def _command_options(
             "--wait",
             "wait_s",
             type=Seconds(zero=True),
-            default=0.0,
-            show_default=True,
+            default=0.0 if waits == "0" else None,
+            show_default=True if waits == "0" else waits,
             help="How long to wait while another controller commands the group; 0 is refused at once.",
-        ),
-        click.option(
-            "--tags",
-            type=Tags(),
-            default=",".join(sorted(tag.value for tag in ALL_TAGS)),
-            show_default=True,
-            help="What it is about: weights, kv_cache, or both. The group serves only with both.",
         ),
         click.option(
             "--request-id",
@@ -75,11 +110,6 @@ def _command_options(
         config_option("The group's configuration, for FastDeploy's words; without it they are left alone."),
         json_option("Print the receipt as JSON."),
     )
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        return functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
-
-    return decorate
 
 
 @click.command(
@@ -164,6 +194,14 @@ def clear(name: str, kv_policy: str, **options: Any) -> None:
     type=click.Choice([mode.value for mode in TransferMode]),
     help="By which way the version travels, for the strategy gdr. Default: as the ranks are configured.",
 )
+@click.option(
+    "--after",
+    type=click.Choice([after.value for after in After]),
+    default=After.AS_BEFORE.value,
+    show_default=True,
+    help="Whether the group is held behind it: as it was before, held, or serving, which ends a hold.",
+)
+@click.option("--owner", default=ANY_OWNER, show_default=True, help="Whose hold it begins, or ends.")
 @_command_options(deadline_s=300.0, in_flight="abort; keep for a hot update")
 def update(
     name: str,
@@ -196,6 +234,70 @@ def update(
         )
 
     _command(name, begin, **options)
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm hold policy --owner trainer", "stand still with all that is in memory"),
+        ("wsm hold policy --in-flight keep --lease 60 --on-lease serve", "for a minute at most, then go on"),
+    ),
+)
+@click.argument("name")
+@_option_of_running_requests("abort")
+@click.option(
+    "--kv",
+    "--kv-policy",
+    "kv_policy",
+    type=click.Choice([KVPolicy.DROP.value, KVPolicy.KEEP.value]),
+    default=KVPolicy.KEEP.value,
+    show_default=True,
+    help="Forget the blocks in the KV cache once all ranks stand, or keep them. Its memory stays.",
+)
+@click.option("--owner", default=ANY_OWNER, show_default=True, help="Who may release it: a name.")
+@click.option("--lease", "lease_s", type=Seconds(), help="Seconds after which it runs out. Default: never.")
+@click.option(
+    "--on-lease",
+    type=click.Choice([each.value for each in OnLease]),
+    default=OnLease.STAY.value,
+    show_default=True,
+    help="Then stay held and say so, or serve again what is whole in memory.",
+)
+@_timing_options(60.0, waits="as long as the deadline")
+def hold(name: str, kv_policy: str, **options: Any) -> None:
+    """Let every rank of the group NAME stand at one step, with all that it has, until 'wsm release'.
+
+    Clears and updates stay under the hold. By its owner it is renewed; to any other it is refused.
+    """
+
+    def begin(controller: Controller, shared: dict[str, Any]) -> Pending:
+        return controller.begin_hold(kv_policy=KVPolicy(kv_policy), **shared)
+
+    _command(name, begin, **options)
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm release policy --owner trainer", "let it step again"),
+        ("wsm release policy --force", "by force, if it is held by another"),
+    ),
+)
+@click.argument("name")
+@click.option("--owner", default=ANY_OWNER, show_default=True, help="Whose hold it is.")
+@click.option("--hold", metavar="ID", help="Refuse it unless this hold is in force. Default: any.")
+@click.option("--force", is_flag=True, help="Release another owner's hold, too.")
+@_timing_options(60.0, waits="as long as the deadline")
+def release(name: str, **options: Any) -> None:
+    """Let the ranks of the held group NAME step again; an open group stays as it is.
+
+    Refused where the group could not serve: the message says what is missing, and it stays held.
+    """
+
+    def begin(controller: Controller, shared: dict[str, Any]) -> Pending:
+        return controller.begin_release(**shared)
+
+    _command(name, begin, in_flight=None, **options)
 
 
 def _command(

@@ -17,6 +17,7 @@ from wsm.errors import WsmError
         ("wsm demo", "the reward rises from chance to almost 1"),
         ("wsm demo --no-update --out no-update", "the same without updates: the reward stays flat"),
         ("wsm demo --hot --out hot", "each version is staged beside the one that serves"),
+        ("wsm demo --hold --out hold", "the group stands still with its memory, and is updated in place"),
     ),
 )
 @click.option(
@@ -33,7 +34,10 @@ from wsm.errors import WsmError
 )
 @click.option("--no-update", is_flag=True, help="Train, but never update the group.")
 @click.option("--hot", is_flag=True, help="Clear nothing: stage each version while the old one serves.")
-def demo(out: Path, *, steps: int, ranks: int, seed: int, no_update: bool, hot: bool) -> None:
+@click.option(
+    "--hold", is_flag=True, help="Clear nothing: pause the group, update it in place, let it go on."
+)
+def demo(out: Path, *, steps: int, ranks: int, seed: int, no_update: bool, hot: bool, hold: bool) -> None:
     """Train a policy with reinforcement learning while a live group serves it.
 
     Each step generates answers with the group, clears the group, trains in another process, publishes the new
@@ -42,6 +46,9 @@ def demo(out: Path, *, steps: int, ranks: int, seed: int, no_update: bool, hot: 
 
     With --hot, the group is never cleared: it serves other requests while the trainer works and while it
     stages the new weights beside the old, and pauses only to switch.
+
+    With --hold, it keeps its memory, too, and stands still while the trainer works: pause, update in place,
+    resume, as trainers command an engine.
 
     A signal ends it at any time, within seconds; a second one kills its processes at once.
 
@@ -53,7 +60,9 @@ def demo(out: Path, *, steps: int, ranks: int, seed: int, no_update: bool, hot: 
     from wsm.demo.settings import DemoSettings  # noqa: PLC0415 - the same
 
     with wrong_usage():
-        settings = DemoSettings(out, steps=steps, ranks=ranks, seed=seed, update=not no_update, hot=hot)
+        settings = DemoSettings(
+            out, steps=steps, ranks=ranks, seed=seed, update=not no_update, hot=hot, hold=hold
+        )
     ending = Ending()
     try:
         with ending.heeded():

@@ -29,6 +29,8 @@ _COMMANDS: Final = {
     "explain": LazyCommand("wsm.cli.explain", "explain_command", "Say why a group does not serve."),
     "clear": LazyCommand("wsm.cli.commanding", "clear", "Release weights and KV cache on every rank."),
     "update": LazyCommand("wsm.cli.commanding", "update", "Load a version on every rank and serve it."),
+    "hold": LazyCommand("wsm.cli.commanding", "hold", "Let every rank stand still with all that it has."),
+    "release": LazyCommand("wsm.cli.commanding", "release", "Let the ranks of a held group step again."),
     "demo": LazyCommand("wsm.cli.demo", "demo", "Run an RL loop that trains a policy while it is served."),
     "inspect": LazyCommand("wsm.cli.snapshots", "inspect", "Show what a rank would load from a directory."),
     "memory": LazyCommand("wsm.cli.memory_plan", "plan", "Show what memory a load would take, by phase."),

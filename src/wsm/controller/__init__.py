@@ -3,7 +3,7 @@
 ======================  ==================================================================================
 module                  responsible for
 ======================  ==================================================================================
-:mod:`.controller`      :class:`Controller`: ``clear()``, ``update()``, ``status()``
+:mod:`.controller`      :class:`Controller`: ``clear()``, ``update()``, ``hold()``, ``status()``
 :mod:`._opening`        how a command is begun: what a caller asks, what is refused, what needs no work
 :mod:`._transaction`    one open command, from its word to its end, in a thread; its :class:`Pending`
 :mod:`.recovery`        what a group is owed whose controller, or one of whose ranks, is gone
@@ -11,6 +11,7 @@ module                  responsible for
 :mod:`.group_view`      the group as a controller sees it: read its words, write the controller's
 :mod:`.engine_words`    FastDeploy's words, taken and answered around a command
 :mod:`.engine_bridge`   FastDeploy's words, obeyed: :class:`EngineBridge`
+:mod:`._expiry`         the release of a hold whose lease has run out
 :mod:`._watch`          watches the ranks of an open command: which died, which hang, when it is hopeless
 :mod:`.journal`         what was asked, decided and found, for people at night
 :mod:`.outcome`         from reports to a receipt or an error; whose fault it is says :mod:`wsm.status`
@@ -18,6 +19,7 @@ module                  responsible for
 ======================  ==================================================================================
 """
 
+from wsm.controller._opening import ANY_OWNER
 from wsm.controller._transaction import Pending
 from wsm.controller.controller import Controller
 from wsm.controller.engine_bridge import EngineBridge
@@ -25,6 +27,7 @@ from wsm.controller.keeper import GroupProcesses, Keeper, ProcessEnd, RecoveryCo
 from wsm.status.facts import GroupStatus, RankStatus
 
 __all__ = [
+    "ANY_OWNER",
     "Controller",
     "EngineBridge",
     "GroupProcesses",

@@ -8,7 +8,9 @@ any work, is judged by :mod:`wsm.states.decide`; an open command is driven by :m
 from __future__ import annotations
 
 import enum
+import math
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 from wsm.clock import Clock
-from wsm.command import CommandArguments, checked_request_id, partial_update_refused
+from wsm.command import MAX_REQUEST_ID, CommandArguments, checked_request_id, partial_update_refused
 from wsm.committed_record import CommittedRecord, CommittedRecordError
 from wsm.config import EngineWordsConfig
 from wsm.controller import errors, outcome
@@ -35,21 +37,36 @@ from wsm.labels import checked_version, number_of
 from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.lock_file import LockHold
-from wsm.states import decide
+from wsm.states import decide, holding
 from wsm.states.decide import (
     Inheritance,
     Resident,
+    before_admission,
     inherited,
     needs_no_work,
     resident_for,
     resident_on_each,
     state_before,
 )
+from wsm.states.holding import Answer, Hold
 from wsm.states.view import View
-from wsm.states.vocabulary import ALL_TAGS, HotFallback, Tag, WeightState
+from wsm.states.vocabulary import (
+    ALL_TAGS,
+    After,
+    HotFallback,
+    InFlightPolicy,
+    KVPolicy,
+    OnLease,
+    Tag,
+    WeightState,
+    sentence_of,
+)
 from wsm.states.words import CommandWord, Operation, StatusCode
 from wsm.status.facts import who
 from wsm.status.rules import controller_in_words
+
+#: The owner of a hold whose caller names none.
+ANY_OWNER = "unnamed"
 
 #: How long a decided command may take to be over on every rank before the caller is told, in seconds.
 SETTLE_S = 30.0
@@ -77,6 +94,14 @@ class CommandRequest:
         Asked once it is this request's turn, before anything is written.
     fallback : str or None
         Why an update that was asked for hot is done in place.
+    in_flight : InFlightPolicy or None
+        As the caller said; None: as the hold says that the group stands under, else the usual one.
+    hold : str or None
+        The id of the hold that must be in force; None: it does not matter.
+    owner : str
+        Of a hold or a release: who asks.
+    forced : bool
+        Of a release: whether another's hold is released, too.
     """
 
     operation: Operation
@@ -86,6 +111,10 @@ class CommandRequest:
     wait_s: float = 0.0
     still_wanted: Callable[[], bool] | None = None
     fallback: str | None = None
+    in_flight: InFlightPolicy | None = None
+    hold: str | None = None
+    owner: str = ""
+    forced: bool = False
 
     def consistent(self) -> CommandRequest:
         """Return this request, an update, if its arguments go together.
@@ -118,6 +147,16 @@ class CommandRequest:
         if asked.partial and self.operation.is_hot:
             raise partial_update_refused(why="a hot update stages every tensor anew")
         return self
+
+    def changes_admission(self, *, held: bool) -> bool:
+        """Whether the group would be held, or open, other than it is, once this is done."""
+        return holding.held_after(self.arguments.after, held=held) is not held
+
+    def of_admission(self) -> CommandRequest:
+        """Return what is left of an update whose version is there already: a hold, or a release."""
+        operation = Operation.HOLD if self.arguments.after is After.HELD else Operation.RELEASE
+        asked = replace(self.arguments, version=None, tags=frozenset(), of_admission=True)
+        return replace(self, operation=operation, arguments=asked, forced=True)
 
     def in_place(self, why: str) -> CommandRequest:
         """Return the ordinary update that does the same with a longer pause."""
@@ -158,6 +197,42 @@ def request_id_of(asked: str | None) -> str:
         If it cannot name a request.
     """
     return uuid.uuid4().hex if asked is None else checked_request_id(asked)
+
+
+def hold_of(
+    hold_id: str,
+    owner: str,
+    in_flight: InFlightPolicy,
+    kv_policy: KVPolicy,
+    *,
+    lease_s: float | None,
+    on_lease: OnLease | str,
+) -> Hold:
+    """Return a hold that is asked for now.
+
+    Raises
+    ------
+    BadInputError
+        If owner, policy or lease are none.
+    """
+    if not owner.isprintable() or not 0 < len(owner) <= MAX_REQUEST_ID:
+        problem = f"an owner is a name of 1 to {MAX_REQUEST_ID} characters that can be printed"
+        raise errors.bad_hold(argument="owner", value=owner, problem=problem)
+    if kv_policy not in (KVPolicy.KEEP, KVPolicy.DROP):
+        raise errors.bad_hold(
+            argument="kv_policy", value=kv_policy, problem="a hold keeps all blocks or drops all"
+        )
+    if lease_s is not None and not 0 < lease_s < math.inf:
+        raise errors.bad_hold(argument="lease_s", value=lease_s, problem="it must be more than 0 seconds")
+    return Hold(
+        hold_id,
+        owner,
+        in_flight,
+        kv_policy,
+        lease_s,
+        choice_of(OnLease, on_lease, errors.unknown_lease_end),
+        time.monotonic_ns(),
+    )
 
 
 def choice_of(kinds: type[_Choice], asked: object, refusal: Callable[..., BadInputError]) -> _Choice:
@@ -234,6 +309,12 @@ class _Admitted(NamedTuple):
     committed: CommittedRecord
 
 
+def _require_wanted(request: CommandRequest) -> None:
+    if request.still_wanted is not None and not request.still_wanted():
+        operation = request.operation.name.lower()
+        raise CommandWithdrawnError(operation=operation, request_id=request.arguments.request_id)
+
+
 class Opening:
     """Begins commands to one group.
 
@@ -260,10 +341,12 @@ class Opening:
             ending.callback(self._access.end_use)
             ending.callback(self._take_role(request.wait_s).release)
             view = self._complete_inherited(min(request.settle_s, max(request.wait_s, TAKEOVER_S)))
+            if request.operation.is_of_admission:
+                _require_wanted(request)
+                return self._begin_of_admission(request, view, ending)
+            request = self._under_hold(request, view)
             admitted = self._admit(request, view)
-            if request.still_wanted is not None and not request.still_wanted():
-                operation = request.operation.name.lower()
-                raise CommandWithdrawnError(operation=operation, request_id=request.arguments.request_id)
+            _require_wanted(request)
             asked, held = request.arguments, admitted.held
             if needs_no_work(
                 held,
@@ -273,6 +356,8 @@ class Opening:
                 committed=admitted.committed.number,
                 owed=admitted.owed,
             ):
+                if request.changes_admission(held=view.committed.held):
+                    return self._begin_of_admission(request.of_admission(), view, ending)
                 return Pending.ended(self._receipt_of_no_work(request, admitted))
             # Only the ranks can find out that what is announced is held; the receipt is for that case.
             unneeded = None
@@ -289,6 +374,9 @@ class Opening:
                 return transaction.drive()
             except WsmError as error:
                 if unneeded is not None and outcome.found_held(error):
+                    if request.changes_admission(held=view.committed.held):
+                        alone = request.of_admission()
+                        return self._write_of_admission(alone, self._group.view(), over).drive()
                     return replace(unneeded, seconds=(self._clock.monotonic_ns() - begun_ns) / 1e9)
                 following = None if given_up.is_set() else request.after(error)
                 if following is None:
@@ -336,6 +424,134 @@ class Opening:
         ).complete()
         return self._group.view()
 
+    # -- hold and release ---------------------------------------------------------------------------
+
+    def _begin_of_admission(self, request: CommandRequest, view: View, ending: ExitStack) -> Pending:
+        """Hold the group or release it, or return a receipt where no rank is to be asked."""
+        group, asked = self._group, request.arguments
+        each = resident_on_each(view)
+        missing = frozenset(tag for resident in each for tag in resident.missing)
+        hold, held = group.known_hold(view), view.committed.held
+        if request.operation is Operation.HOLD:
+            answer = holding.asked_to_hold(hold, held=held, owner=request.owner)
+        else:
+            self._require_in_force(request, view)
+            answer = holding.asked_to_release(
+                hold, held=held, owner=request.owner, forced=request.forced, missing=missing
+            )
+        if answer is Answer.NOT_THE_OWNER and hold is not None:
+            operation = request.operation.name.lower()
+            raise errors.held_by_another(operation=operation, owner=hold.owner, hold_id=hold.hold_id)
+        if answer is Answer.CANNOT_SERVE:
+            raise errors.cannot_be_released(missing=named(missing), told=sentence_of(missing))
+        if answer is Answer.NOTHING:
+            return Pending.ended(self._receipt_of_admission(request, view, Outcome.ALREADY_OPEN, missing))
+        if answer is Answer.RENEW:
+            self._renew(view, hold, asked.hold)
+            return Pending.ended(self._receipt_of_admission(request, view, Outcome.HOLD_RENEWED, missing))
+        transaction = self._write_of_admission(request, view, ending)
+        return Pending.driven(transaction, ending.pop_all(), transaction.drive)
+
+    def _write_of_admission(self, request: CommandRequest, view: View, ending: ExitStack) -> Transaction:
+        """Write a hold or a release, and leave to `ending` what is to be done when it is over."""
+        group, each = self._group, resident_on_each(view)
+        command = require_able(group, view, request.operation)
+        before, waits = before_admission(each, owed=group.unrestored(view))
+        arguments = replace(request.arguments, before=before, restores=waits, deadline_s=request.deadline_s)
+        with ExitStack() as undo:
+            taken = None
+            if self._engine_words.suffixes:
+                taken = self._words_of_admission(request)
+                undo.callback(taken.give_back)
+            command = group.open(view, command._replace(operation=request.operation), arguments)
+            undo.pop_all()
+        if taken is not None and taken.words:
+            ending.callback(lambda: taken.answer(group.status().engine_state))
+        return Transaction(
+            group,
+            command,
+            arguments,
+            deadline_s=request.deadline_s,
+            settle_s=request.settle_s,
+            clock=self._clock,
+            previous=group.known_version(view),
+        )
+
+    def _renew(self, view: View, hold: Hold | None, asked: Hold | None) -> None:
+        """Let the lease of a hold begin anew, as its owner asks for it now; id and policies stay."""
+        record = self._group.committed(view)
+        if asked is not None:
+            kept = (
+                asked
+                if hold is None
+                else replace(
+                    hold, lease_s=asked.lease_s, on_lease=asked.on_lease, renewed_ns=asked.renewed_ns
+                )
+            )
+            self._group.write_record(view, replace(record, hold=kept.facts()))
+
+    def _under_hold(self, request: CommandRequest, view: View) -> CommandRequest:
+        """Return a command with what the hold that the group stands under means for it.
+
+        Raises
+        ------
+        RefusedError
+            If it names a hold that is not in force, or is to serve and brings not all that is missing.
+        """
+        self._require_in_force(request, view)
+        asked = request.arguments
+        hold = self._group.known_hold(view)
+        usual = InFlightPolicy.KEEP if request.operation.is_hot else InFlightPolicy.ABORT
+        in_flight = holding.in_flight_under(hold, request.in_flight, usual)
+        if asked.after is After.SERVE and view.committed.held:
+            missing = frozenset(tag for each in resident_on_each(view) for tag in each.missing)
+            left = missing - asked.tags
+            if left:
+                raise errors.cannot_be_released(missing=named(left), told=sentence_of(left))
+            if hold is not None and request.hold is None and hold.owner != request.owner:
+                raise errors.held_by_another(operation="release", owner=hold.owner, hold_id=hold.hold_id)
+        begins = None if view.committed.held else asked.hold  # the hold that there is stays what it is
+        return replace(request, arguments=replace(asked, in_flight=in_flight, hold=begins))
+
+    def _require_in_force(self, request: CommandRequest, view: View) -> None:
+        hold, held = self._group.known_hold(view), view.committed.held
+        if not holding.is_in_force(hold, request.hold, held=held):
+            now = None if not held else "without a name" if hold is None else hold.hold_id
+            raise errors.hold_not_in_force(hold=request.hold or "", now=now)
+
+    def _words_of_admission(self, request: CommandRequest) -> TakenWords:
+        """Take FastDeploy's words: a hold as a clear does, a release as an update."""
+        found = self._group.status().engine_state
+        before = WeightState.CLEARED if found is None else WeightState(found.fastdeploy_code)
+        holds = request.operation is Operation.HOLD
+        asked = WeightState.CLEARING if holds else WeightState.UPDATING
+        if holds and before is not WeightState.NORMAL:
+            return leave_words(self._engine_words, before=before, directory=self._access.directory)
+        return take_words(self._engine_words, before=before, asked=asked, directory=self._access.directory)
+
+    def _receipt_of_admission(
+        self, request: CommandRequest, view: View, how: Outcome, missing: frozenset[Tag]
+    ) -> Receipt:
+        """Return the receipt of a hold or a release that no rank was asked for."""
+        group = self._group
+        version = group.known_version(view)
+        return Receipt(
+            request_id=request.arguments.request_id,
+            outcome=how,
+            epoch=view.command.epoch,
+            sequence=view.command.sequence,
+            version=None if Tag.WEIGHTS in missing else version,
+            previous_version=version,
+            manifest_digest=None,
+            loaded=False,
+            seconds=0.0,
+            pause_s=0.0,
+            ranks=(),
+            missing=named(missing),
+            serving=not missing and not view.committed.held,
+            hold=group.hold(view),
+        )
+
     def _admit(self, request: CommandRequest, view: View) -> _Admitted:
         """Refuse what this group cannot be asked now; return what was found."""
         operation, tags = request.operation, request.arguments.tags
@@ -361,7 +577,7 @@ class Opening:
         with ExitStack() as undo:
             taken = None
             if self._engine_words.suffixes:
-                taken = self._words_taken(request, admitted.held)
+                taken = self._words_taken(request, admitted)
                 undo.callback(taken.give_back)
             arguments = replace(
                 request.arguments,
@@ -385,9 +601,10 @@ class Opening:
             fallback=request.fallback,
         )
 
-    def _words_taken(self, request: CommandRequest, held: Resident) -> TakenWords:
+    def _words_taken(self, request: CommandRequest, admitted: _Admitted) -> TakenWords:
         """Take FastDeploy's words, as an engine would that asks for the same; a hot update leaves them."""
-        before = WeightState(held.as_whole.fastdeploy_code)
+        whole = WeightState.CLEARED if admitted.view.committed.held else admitted.held.as_whole
+        before = WeightState(whole.fastdeploy_code)
         directory = self._access.directory
         if request.operation.is_hot:
             return leave_words(self._engine_words, before=before, directory=directory)
@@ -418,4 +635,6 @@ class Opening:
             tags=named(request.arguments.tags),
             missing=named(held.missing),
             restorable=outcome.restorable(reports),
+            serving=held.serving and not view.committed.held,
+            hold=group.hold(view),
         )

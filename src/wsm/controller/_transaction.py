@@ -155,6 +155,10 @@ def committed_by(
     return CommittedRecord(sequence, named, digest, sequence, hold)
 
 
+#: How a command ends that was committed, where that is no update.
+_OUTCOMES = {Operation.HOLD: Outcome.HELD, Operation.RELEASE: Outcome.RELEASED}
+
+
 class Transaction:
     """A command under way, as :class:`wsm.Controller` drives it.
 
@@ -277,7 +281,8 @@ class Transaction:
             left_s = LOOK_S if self._decided_ns else self._deadline_s - self._elapsed_s(self._began_ns)
             self._group.wait(look, self._watch.wait_s(left_s))
         if view.command.operation.is_commit:
-            return self._receipt(Outcome.UPDATED, StatusCode.DONE_COMMITTED)
+            how = _OUTCOMES.get(self._command.operation, Outcome.UPDATED)
+            return self._receipt(how, StatusCode.DONE_COMMITTED)
         if view.command.operation is Operation.CLEAR:
             return self._receipt(Outcome.CLEARED, StatusCode.DONE_CLEARED)
         raise self._aborted()
@@ -393,6 +398,8 @@ class Transaction:
             missing=named(missing),
             partial=self._arguments.partial,
             restorable=outcome.restorable(found),
+            serving=not missing and not view.committed.held,
+            hold=self._group.hold(view),
         )
         self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
         self._group.journal.note(kinds.COMMAND_OVER, self._command, outcome=receipt.sentence())

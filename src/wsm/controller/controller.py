@@ -15,11 +15,28 @@ from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments, checked_tags
 from wsm.config import EngineWordsConfig
 from wsm.controller import errors
-from wsm.controller._opening import SETTLE_S, CommandRequest, Opening, choice_of, request_id_of
+from wsm.controller._opening import (
+    ANY_OWNER,
+    SETTLE_S,
+    CommandRequest,
+    Opening,
+    choice_of,
+    hold_of,
+    request_id_of,
+)
 from wsm.controller._transaction import Pending
 from wsm.controller.group_view import GroupAccess
 from wsm.receipt import Receipt
-from wsm.states.vocabulary import ALL_TAGS, HotFallback, InFlightPolicy, KVPolicy, Tag, TransferMode
+from wsm.states.vocabulary import (
+    ALL_TAGS,
+    After,
+    HotFallback,
+    InFlightPolicy,
+    KVPolicy,
+    OnLease,
+    Tag,
+    TransferMode,
+)
 from wsm.states.words import Operation
 from wsm.status.facts import GroupStatus
 
@@ -91,12 +108,13 @@ class Controller:
         self,
         *,
         tags: Collection[Tag] = ALL_TAGS,
-        in_flight: InFlightPolicy = InFlightPolicy.ABORT,
+        in_flight: InFlightPolicy | None = None,
         kv_policy: KVPolicy = KVPolicy.DROP,
         deadline_s: float = 60.0,
         settle_s: float = SETTLE_S,
         wait_s: float = 0.0,
         request_id: str | None = None,
+        hold: str | None = None,
     ) -> Receipt:
         """Release weights and KV cache on every rank, or one of them, and wait for it.
 
@@ -104,8 +122,9 @@ class Controller:
         ----------
         tags : collection of Tag
             What to give back, WEIGHTS or KV_CACHE or both. The group does not serve without either.
-        in_flight : InFlightPolicy
-            What becomes of running requests.
+        in_flight : InFlightPolicy or None
+            What becomes of running requests; None: ABORT, and under a hold what that said. Under a hold it is
+            about the requests that the hold has set aside, and DRAIN is refused while there are any.
         kv_policy : KVPolicy
             Of a KV cache that stays while its weights go: DROP empties it; KEEP leaves its blocks for the
             same weights, and for others if their update says KEEP too. Refused where no KV cache stays.
@@ -117,6 +136,9 @@ class Controller:
             Seconds to wait for another controller to finish its command; 0 is refused at once.
         request_id : str or None
             Names the request everywhere; drawn if not given.
+        hold : str or None
+            The id of the hold that the group stands under; refused if that is no longer in force (code
+            ``hold-not-in-force``). None: it does not matter. A clear under a hold stays under it.
 
         Returns
         -------
@@ -146,6 +168,7 @@ class Controller:
             settle_s=settle_s,
             wait_s=wait_s,
             request_id=request_id,
+            hold=hold,
         ).result()
 
     def update(
@@ -164,6 +187,9 @@ class Controller:
         settle_s: float = SETTLE_S,
         wait_s: float = 0.0,
         request_id: str | None = None,
+        after: After | str = After.AS_BEFORE,
+        hold: str | None = None,
+        owner: str = ANY_OWNER,
     ) -> Receipt:
         """Load a version on every rank and serve it, and wait for it.
 
@@ -182,7 +208,8 @@ class Controller:
             For a group that has no room for two versions, or holds none: ``"refuse"``, or ``"in_place"``, an
             ordinary update under the same request id; the receipt says why. Each of the two has the deadline.
         in_flight : InFlightPolicy or None
-            What becomes of requests that run when the group stops; None: ABORT, and for a hot update KEEP.
+            What becomes of requests that run when the group stops; None: ABORT, and for a hot update KEEP;
+            under a hold as for :meth:`clear`.
         kv_policy : KVPolicy
             What becomes of KV blocks that the old weights computed; all but DROP only for a group that
             serves, and KEEP_IN_FLIGHT only where requests in flight are kept.
@@ -195,8 +222,13 @@ class Controller:
         transfer_mode : TransferMode or str or None
             By which way the version travels, for the strategy ``gdr``; None: as configured. Ranks refuse one
             that is not available to them, before anything is touched.
-        deadline_s, settle_s, wait_s, request_id
+        deadline_s, settle_s, wait_s, request_id, hold
             As :meth:`clear`.
+        after : After or str
+            What is left of admission: ``"as-before"`` (a held group stays held), ``"held"``, or ``"serve"``,
+            which ends a hold. So a trainer's pause, update and resume can be one command.
+        owner : str
+            Whose hold that is, for the last two.
 
         Returns
         -------
@@ -234,18 +266,196 @@ class Controller:
             settle_s=settle_s,
             wait_s=wait_s,
             request_id=request_id,
+            after=after,
+            hold=hold,
+            owner=owner,
         ).result()
+
+    def hold(
+        self,
+        *,
+        in_flight: InFlightPolicy = InFlightPolicy.ABORT,
+        kv_policy: KVPolicy = KVPolicy.KEEP,
+        owner: str = ANY_OWNER,
+        lease_s: float | None = None,
+        on_lease: OnLease | str = OnLease.STAY,
+        deadline_s: float = 60.0,
+        settle_s: float = SETTLE_S,
+        wait_s: float | None = None,
+        request_id: str | None = None,
+    ) -> Receipt:
+        """Let every rank stand at one step, with all that it has in memory, until :meth:`release`.
+
+        No step begins between this receipt and the word of the release. Clears and updates stay under the
+        hold. Legal whatever the group has in memory; where it is held already, its owner renews the lease.
+
+        Parameters
+        ----------
+        in_flight : InFlightPolicy
+            What becomes of running requests: KEEP sets them aside, and they go on after the release.
+        kv_policy : KVPolicy
+            KEEP leaves the blocks in the KV cache; DROP forgets them once all stand. The memory stays.
+        owner : str
+            Who may release the group: a name, not a process.
+        lease_s : float or None
+            Seconds after which the hold runs out unless its owner asks again; None: never.
+        on_lease : OnLease or str
+            Then ``"serve"`` releases a group that has its committed version whole in memory; with ``"stay"``
+            it stays held, and every status says whose lease ran out.
+        deadline_s, settle_s, request_id
+            As :meth:`clear`. The request's id is that of the hold.
+        wait_s : float or None
+            Seconds to wait for another controller to finish its command; None: as long as the deadline.
+
+        Returns
+        -------
+        Receipt
+            ``HELD``, or ``HOLD_RENEWED``.
+
+        Raises
+        ------
+        BadInputError
+            If the policy, the owner or the lease is none. Nothing was written.
+        RefusedError
+            If another owner holds the group (code ``held-by-another``). Nothing was written.
+        WsmError
+            As :meth:`clear`. A hold that failed left cache and admission as they were.
+        """
+        return self.begin_hold(
+            in_flight=in_flight,
+            kv_policy=kv_policy,
+            owner=owner,
+            lease_s=lease_s,
+            on_lease=on_lease,
+            deadline_s=deadline_s,
+            settle_s=settle_s,
+            wait_s=wait_s,
+            request_id=request_id,
+        ).result()
+
+    def release(
+        self,
+        *,
+        owner: str = ANY_OWNER,
+        hold: str | None = None,
+        force: bool = False,
+        deadline_s: float = 60.0,
+        settle_s: float = SETTLE_S,
+        wait_s: float | None = None,
+        request_id: str | None = None,
+    ) -> Receipt:
+        """Let the ranks of a held group step again; of an open group it is a success.
+
+        Parameters
+        ----------
+        owner : str
+            Whose hold it is.
+        hold : str or None
+            The id of the hold; refused if that is no longer in force. None: whichever it is.
+        force : bool
+            Release another's hold, too.
+        deadline_s, settle_s, wait_s, request_id
+            As :meth:`hold`.
+
+        Returns
+        -------
+        Receipt
+            ``RELEASED``, or ``ALREADY_OPEN``.
+
+        Raises
+        ------
+        RefusedError
+            If the group could not serve (code ``cannot-serve``; it stays held), if the hold is another's
+            (``held-by-another``), or not in force (``hold-not-in-force``). Nothing was written.
+        WsmError
+            As :meth:`clear`. After a release that failed the group is held as before.
+        """
+        return self.begin_release(
+            owner=owner,
+            hold=hold,
+            force=force,
+            deadline_s=deadline_s,
+            settle_s=settle_s,
+            wait_s=wait_s,
+            request_id=request_id,
+        ).result()
+
+    def begin_hold(
+        self,
+        *,
+        in_flight: InFlightPolicy = InFlightPolicy.ABORT,
+        kv_policy: KVPolicy = KVPolicy.KEEP,
+        owner: str = ANY_OWNER,
+        lease_s: float | None = None,
+        on_lease: OnLease | str = OnLease.STAY,
+        deadline_s: float = 60.0,
+        settle_s: float = SETTLE_S,
+        wait_s: float | None = None,
+        request_id: str | None = None,
+        still_wanted: Callable[[], bool] | None = None,
+    ) -> Pending:
+        """As :meth:`hold`, without waiting for its end. What is refused is raised here."""
+        name = request_id_of(request_id)
+        arguments = CommandArguments(
+            name,
+            in_flight=in_flight,
+            kv_policy=kv_policy,
+            tags=frozenset(),
+            after=After.HELD,
+            hold=hold_of(name, owner, in_flight, kv_policy, lease_s=lease_s, on_lease=on_lease),
+            of_admission=True,
+        )
+        waits_s = deadline_s if wait_s is None else wait_s
+        request = CommandRequest(
+            Operation.HOLD, arguments, deadline_s, settle_s, waits_s, still_wanted, owner=owner
+        )
+        return self._opening.begin(request)
+
+    def begin_release(
+        self,
+        *,
+        owner: str = ANY_OWNER,
+        hold: str | None = None,
+        force: bool = False,
+        deadline_s: float = 60.0,
+        settle_s: float = SETTLE_S,
+        wait_s: float | None = None,
+        request_id: str | None = None,
+        still_wanted: Callable[[], bool] | None = None,
+    ) -> Pending:
+        """As :meth:`release`, without waiting for its end. What is refused is raised here."""
+        arguments = CommandArguments(
+            request_id_of(request_id),
+            in_flight=InFlightPolicy.KEEP,
+            kv_policy=KVPolicy.KEEP,
+            tags=frozenset(),
+            after=After.SERVE,
+            of_admission=True,
+        )
+        request = CommandRequest(
+            Operation.RELEASE,
+            arguments,
+            deadline_s,
+            settle_s,
+            deadline_s if wait_s is None else wait_s,
+            still_wanted,
+            hold=hold,
+            owner=owner,
+            forced=force,
+        )
+        return self._opening.begin(request)
 
     def begin_clear(
         self,
         *,
         tags: Collection[Tag] = ALL_TAGS,
-        in_flight: InFlightPolicy = InFlightPolicy.ABORT,
+        in_flight: InFlightPolicy | None = None,
         kv_policy: KVPolicy = KVPolicy.DROP,
         deadline_s: float = 60.0,
         settle_s: float = SETTLE_S,
         wait_s: float = 0.0,
         request_id: str | None = None,
+        hold: str | None = None,
         still_wanted: Callable[[], bool] | None = None,
     ) -> Pending:
         """As :meth:`clear`, without waiting for its end. What is refused is raised here.
@@ -258,12 +468,21 @@ class Controller:
         """
         arguments = CommandArguments(
             request_id_of(request_id),
-            in_flight=in_flight,
+            in_flight=in_flight or InFlightPolicy.ABORT,
             kv_policy=kv_policy,
             tags=checked_tags(tags),
             clears=True,
         )
-        request = CommandRequest(Operation.CLEAR, arguments, deadline_s, settle_s, wait_s, still_wanted)
+        request = CommandRequest(
+            Operation.CLEAR,
+            arguments,
+            deadline_s,
+            settle_s,
+            wait_s,
+            still_wanted,
+            in_flight=in_flight,
+            hold=hold,
+        )
         return self._opening.begin(request)
 
     def begin_update(
@@ -282,27 +501,49 @@ class Controller:
         settle_s: float = SETTLE_S,
         wait_s: float = 0.0,
         request_id: str | None = None,
+        after: After | str = After.AS_BEFORE,
+        hold: str | None = None,
+        owner: str = ANY_OWNER,
         still_wanted: Callable[[], bool] | None = None,
     ) -> Pending:
         """As :meth:`update`, without waiting for its end; `still_wanted` as :meth:`begin_clear`."""
         mode = transfer_mode
         if mode is not None:
             mode = choice_of(TransferMode, mode, errors.unknown_transfer_mode)
+        name = request_id_of(request_id)
+        usual = in_flight or (InFlightPolicy.KEEP if hot else InFlightPolicy.ABORT)
+        left = choice_of(After, after, errors.unknown_after)
         arguments = CommandArguments(
-            request_id_of(request_id),
+            name,
             version,
-            in_flight or (InFlightPolicy.KEEP if hot else InFlightPolicy.ABORT),
+            usual,
             kv_policy,
             hot_fallback=choice_of(HotFallback, hot_fallback, errors.hot_fallback),
             tags=checked_tags(tags),
             reload=force,
             partial=partial,
             transfer_mode=mode,
+            after=left,
+            hold=hold_of(name, owner, usual, KVPolicy.KEEP, lease_s=None, on_lease=OnLease.STAY)
+            if left is After.HELD
+            else None,
         )
         operation = Operation.HOT_UPDATE if hot else Operation.UPDATE
-        request = CommandRequest(operation, arguments, deadline_s, settle_s, wait_s, still_wanted)
+        request = CommandRequest(
+            operation,
+            arguments,
+            deadline_s,
+            settle_s,
+            wait_s,
+            still_wanted,
+            in_flight=in_flight,
+            hold=hold,
+            owner=owner,
+        )
         return self._opening.begin(request.consistent())
 
+    hold_async = _awaited(begin_hold)
+    release_async = _awaited(begin_release)
     clear_async = _awaited(begin_clear)
     update_async = _awaited(begin_update)
 

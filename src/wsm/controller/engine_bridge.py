@@ -24,6 +24,7 @@ from wsm.controller._transaction import Pending
 from wsm.controller.controller import Controller
 from wsm.controller.errors import CommandWithdrawnError
 from wsm.errors import WsmError
+from wsm.receipt import Receipt
 from wsm.signals.errors import EngineWordMissingError, RoleBusyError
 from wsm.signals.fastdeploy import EngineWord, EngineWordKind
 from wsm.states.vocabulary import KVState, WeightState
@@ -176,7 +177,8 @@ class EngineBridge:
             return
         answer: int | None = _DONE[asked]
         try:
-            self._command(words, asked)
+            if self._command(words, asked).hold is not None:
+                answer = _CLEARED  # what is asked under a hold is done, and only a release shows NORMAL
         except (RoleBusyError, CommandWithdrawnError):
             return  # another command is under way, which may be the one that holds the words: look again
         except WsmError as error:
@@ -198,14 +200,14 @@ class EngineBridge:
                 answered=answered,
             )
 
-    def _command(self, words: list[EngineWord], asked: int) -> None:
+    def _command(self, words: list[EngineWord], asked: int) -> Receipt:
         """Do what is asked, if all words still ask it when it is this controller's turn."""
         begin, name = self._controller.begin_clear, "engine-clear"
         if asked == _UPDATING:
             # An engine knows no versions: over weights that serve it asks for what lies there now, whatever
             # its number, as FastDeploy does.
-            serves = self._truth() == _NORMAL
-            begin, name = partial(self._controller.begin_update, force=serves), "engine-update"
+            whole = not self._controller.status().missing
+            begin, name = partial(self._controller.begin_update, force=whole), "engine-update"
         pending = begin(
             deadline_s=self._config.deadline_s,
             request_id=name,
@@ -216,7 +218,7 @@ class EngineBridge:
         try:
             if self._closing.is_set():  # between the wish and the command
                 pending.give_up()
-            pending.result()
+            return pending.result()
         finally:
             self._pending = None
 
@@ -259,12 +261,12 @@ class EngineBridge:
         for word in () if status.has_cache_process else self._of_kind(EngineWordKind.KV_CACHE):
             if released and not word.compare_exchange(_CLEARING, _CLEARED):
                 word.compare_exchange(_NORMAL, _CLEARED)
-            elif there and not (status.serving and word.compare_exchange(_UPDATING, _NORMAL)):
+            elif there and not (not status.missing and word.compare_exchange(_UPDATING, _NORMAL)):
                 word.compare_exchange(_CLEARED, _NORMAL)
         for word in self._of_kind(EngineWordKind.PREFIX_TREE):
             if released:
                 word.compare_exchange(_CLEARING, _CLEARED)
-            elif there and status.serving:
+            elif there and not status.missing:
                 word.compare_exchange(_UPDATING, _NORMAL)
 
     def _truth(self) -> int | None:

@@ -318,6 +318,48 @@ class MixedGroupError(RefusedError):
         )
 
 
+def held_by_another(*, operation: str, owner: str, hold_id: str) -> RefusedError:
+    """A hold is its owner's: another asks for it, or for its end."""
+    fix = "release it as its owner, or force it" if operation == "release" else "wait for its release"
+    return RefusedError(
+        f"the group is held by {owner!r} (hold {hold_id}), and the {operation} is not its; "
+        f"nothing was changed: {fix}",
+        code="held-by-another",
+        operation=operation,
+        owner=owner,
+        hold=hold_id,
+    )
+
+
+def hold_not_in_force(*, hold: str, now: str | None) -> RefusedError:
+    """A command names a hold that the group does not stand under any more."""
+    found = "the group is open" if now is None else f"the group stands under hold {now}"
+    return RefusedError(
+        f"hold {hold} is no longer in force: {found}; nothing was changed: "
+        "hold the group anew before you command it",
+        code="hold-not-in-force",
+        hold=hold,
+        now=now,
+    )
+
+
+def cannot_be_released(*, missing: Sequence[str], told: str) -> RefusedError:
+    """A group that lacks what a step needs is not let go: its memory may be in use elsewhere."""
+    return RefusedError(
+        f"the group does not serve without {told}, and stays held; "
+        "bring that with an update, then release it",
+        code="cannot-serve",
+        missing=tuple(missing),
+    )
+
+
+def bad_hold(*, argument: str, value: object, problem: str) -> BadInputError:
+    """What is asked of a hold cannot be."""
+    return BadInputError(
+        f"{argument} is {value!r}: {problem}", code="bad-hold", argument=argument, value=value
+    )
+
+
 def nothing_served(*, state: str) -> RefusedError:
     """A hot update was asked of a group that serves nothing."""
     return RefusedError(
@@ -354,6 +396,26 @@ def unknown_transfer_mode(*, value: object, allowed: Sequence[str]) -> BadInputE
     return BadInputError(
         f"transfer_mode is {value!r}; say one of {', '.join(allowed)}",
         code="unknown-transfer-mode",
+        value=value,
+        allowed=tuple(allowed),
+    )
+
+
+def unknown_lease_end(*, value: object, allowed: Sequence[str]) -> BadInputError:
+    """What becomes of a hold whose lease has run out is one of a few things."""
+    return BadInputError(
+        f"on_lease is {value!r}; it is one of {', '.join(allowed)}",
+        code="unknown-lease-end",
+        value=value,
+        allowed=tuple(allowed),
+    )
+
+
+def unknown_after(*, value: object, allowed: Sequence[str]) -> BadInputError:
+    """What an update leaves of admission is one of a few things."""
+    return BadInputError(
+        f"after is {value!r}; it is one of {', '.join(allowed)}",
+        code="unknown-after",
         value=value,
         allowed=tuple(allowed),
     )

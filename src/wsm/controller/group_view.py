@@ -29,8 +29,9 @@ from wsm.signals.view_reader import ViewReader
 from wsm.signals.waiting import Alarm, Watch, wait, wake
 from wsm.states import epochs
 from wsm.states import journal as kinds
+from wsm.states.holding import Hold
 from wsm.states.view import View
-from wsm.states.words import CommandWord, CommittedWord, StatusCode
+from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode
 from wsm.status.facts import CacheProcess, GroupFacts, GroupStatus
 from wsm.status.reading import read_facts
 from wsm.status.text import status_of
@@ -266,6 +267,13 @@ class GroupView:
         except CommittedRecordError:
             return {} if view.committed.held else None
 
+    def known_hold(self, view: View) -> Hold | None:
+        """Return what is known of the hold that the group stands under; None: nothing, or it is open."""
+        try:
+            return Hold.of(self.hold(view) or {})
+        except ValueError:
+            return None
+
     def commit(self, view: View, record: CommittedRecord) -> None:
         """Say that the group has committed something else: the record first, then the word that names it."""
         self.write_record(view, record)
@@ -294,8 +302,13 @@ class GroupView:
 
     def unrestored(self, view: View) -> bool:
         """Whether the group is owed its committed version since it lost a rank."""
-        owing = view.command.operation in epochs.OWING
-        return owing and epochs.unrestored(view, restores=self.restores(view))
+        if view.command.operation not in (*epochs.OWING, Operation.COMMIT):
+            return False
+        asked = self.arguments(view.command)
+        restores, of_admission = False, False
+        if asked is not None:
+            restores, of_admission = asked.restores, asked.of_admission
+        return epochs.unrestored(view, restores=restores, of_admission=of_admission)
 
     def restores(self, view: View) -> bool:
         """Whether the last command is one that restores the group after it lost a rank."""

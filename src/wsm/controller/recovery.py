@@ -25,6 +25,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments
 from wsm.committed_record import CommittedRecord, CommittedRecordError, commit_report
 from wsm.controller import errors
+from wsm.controller._expiry import LeaseWatch
 from wsm.controller._opening import SETTLE_S, require_able
 from wsm.controller._transaction import (
     Pending,
@@ -107,6 +108,9 @@ class AbandonedCommands:
         What deadlines are counted by; None is the host's.
     journal_directory : path or None
         Of the controllers' journal.
+    keeps : bool
+        Whether this process keeps the group, and ends holds whose leases have run out. A process that does
+        not keep it ends them while there is no supervisor.
     """
 
     def __init__(
@@ -116,16 +120,20 @@ class AbandonedCommands:
         who: str,
         clock: Clock | None = None,
         journal_directory: str | Path | None = None,
+        keeps: bool = False,
     ) -> None:
         self._group = GroupView(segment, journal_directory)
         self._clock = clock or SystemClock()
+        self._keeps = keeps
+        self._lease = LeaseWatch(self._group, self._clock, who=who)
         self._watched: _Watched | None = None
         self._log = log.logger("controller.recovery", group=segment.name, by=who)
 
     @property
     def lacks_a_word(self) -> bool:
-        """Whether the command at hand needs a word of a controller still; reads words only."""
-        return decide.lacks_a_word(self._group.view())
+        """Whether the command at hand, or a lease, may need a controller's word still; reads words only."""
+        view = self._group.view()
+        return decide.lacks_a_word(view) or view.committed.held
 
     def look(self) -> GroupError | None:
         """Do what is owed to the command at hand. Takes microseconds where nothing is; does not wait.
@@ -145,6 +153,8 @@ class AbandonedCommands:
             if self._watched is not None:
                 self._watched = None
                 self._group.journal.write()
+            if view.committed.held and (self._keeps or not self._is_supervised()):
+                self._lease.look(view)
             return None
         watched = self._known(view)
         role, stopped = self._role(watched)
@@ -167,7 +177,12 @@ class AbandonedCommands:
 
     def close(self) -> None:
         """Let go of the processes that are watched."""
+        self._lease.close()
         self._group.close()
+
+    def _is_supervised(self) -> bool:
+        supervisor = self._group.segment.supervisor
+        return supervisor is not None and supervisor.is_known_alive
 
     def _known(self, view: View) -> _Watched:
         key = view.command.epoch, view.command.sequence
@@ -278,7 +293,7 @@ class Recovery:
         self._segment = segment
         self._group = GroupView(segment)
         segment.supervise(begins=True)
-        self._abandoned = AbandonedCommands(segment, who="the owner of the group", clock=clock)
+        self._abandoned = AbandonedCommands(segment, who="the owner of the group", clock=clock, keeps=True)
         self._clock = clock or SystemClock()
         self._hold: LockHold | None = None
         self._committed = CommittedRecord(0)  # as it was read last
@@ -317,8 +332,14 @@ class Recovery:
     def next_attempt(self, *, failed: int, limit: int) -> Attempt:
         """Say what follows after `failed` attempts to restore the group, of which `limit` may fail."""
         view = self._group.view()
-        restores = self._group.restores(view)
-        return epochs.next_attempt(view, restores=restores, failed=failed, limit=limit)
+        asked = self._group.arguments(view.command)
+        return epochs.next_attempt(
+            view,
+            restores=asked is not None and asked.restores,
+            failed=failed,
+            limit=limit,
+            of_admission=asked is not None and asked.of_admission,
+        )
 
     def faulted(self) -> list[int]:
         """Return the participants whose teardown failed, and who live."""

@@ -108,6 +108,7 @@ class _TrainingLoop:
         self._controller = group.controller
         self._load = group.load
         self._client = client
+        self._hold: str | None = None
         self._version = INITIAL_VERSION
         self._step = 0
 
@@ -131,7 +132,7 @@ class _TrainingLoop:
             mixed_versions=any(set(answer.versions) != {self._version} for answer in answers),
             generate_ms=generated[0].duration_ns / 1e6,
         )
-        how = self._flip if self._settings.hot else self._hand_over
+        how = self._flip if self._settings.hot else self._pause if self._settings.hold else self._hand_over
         hand_over = how if self._settings.update else self._train_only
         record = hand_over(record, prompts, tokens, rewards, answers)
         self._progress.finished(record)
@@ -150,6 +151,24 @@ class _TrainingLoop:
             self._commanded(self._controller.clear)
         record = self._train_and_update(record, prompts, tokens, rewards, answers)
         return replace(record, clear_ms=cleared[0].duration_ns / 1e6)
+
+    def _pause(
+        self,
+        record: StepRecord,
+        prompts: Tokens,
+        tokens: Tokens,
+        rewards: Rewards,
+        answers: list[Generation],
+    ) -> StepRecord:
+        """Hold the group with all that it has, train, update it in place, and let it go on."""
+        with self._timed("hold"):
+            held = self._commanded(lambda: self._controller.hold(owner="trainer"))
+        self._hold = None if held.hold is None else held.hold["id"]
+        record = self._train_and_update(record, prompts, tokens, rewards, answers)
+        with self._timed("release"):
+            released = self._commanded(lambda: self._controller.release(owner="trainer", hold=self._hold))
+        self._hold = None
+        return replace(record, pause_ms=released.pause_s * 1e3)
 
     def _flip(
         self,
@@ -178,7 +197,7 @@ class _TrainingLoop:
         published = self._trainer.publish(version)
         self._spans_of(published, "publish")
         with self._timed("update") as updated:
-            receipt = self._commanded(lambda: self._controller.update(version, hot=self._settings.hot))
+            receipt = self._commanded(self._update_to(version))
         require_published(receipt, published.facts)
         self._version = version
         seen = np.array([answer.logprobs for answer in answers])
@@ -197,6 +216,9 @@ class _TrainingLoop:
             entropy=learned.facts["entropy"],
             log_probability_gap=float(np.abs(seen - np.array(learned.facts["log_probability"])).max()),
         )
+
+    def _update_to(self, version: int) -> Callable[[], Receipt]:
+        return lambda: self._controller.update(version, hot=self._settings.hot, hold=self._hold)
 
     def _served_to_others(self) -> int:
         return 0 if self._load is None else sum(dict(self._load.tokens_by_version).values())

@@ -111,7 +111,9 @@ def _states(axes: Axes, spans: Sequence[TimelineSpan]) -> None:
 
 def _cycle(axes: Axes, spans: Sequence[TimelineSpan], step: int) -> None:
     start, end = extent(_work_of(spans, step))
-    near = [span for span in within(spans, start, end) if span.lane not in ("actions", "kv_cache")]
+    near = [
+        span for span in within(spans, start, end) if span.lane not in ("actions", "kv_cache", "admission")
+    ]
     rows = tracks(near)
     for span in near:
         cut = TimelineSpan(span.track, span.lane, span.name, max(span.start_ns, start), min(span.end_ns, end))
@@ -131,9 +133,9 @@ def _near(spans: Sequence[TimelineSpan], step: int) -> dict[str, tuple[int, int]
     commands = {
         span.name: (span.start_ns, span.end_ns)
         for span in _work_of(spans, step)
-        if span.name in ("clear", "update")
+        if span.name in ("clear", "hold", "update")
     }
-    if "clear" in commands or "update" not in commands:
+    if {"clear", "hold"} & set(commands) or "update" not in commands:
         return {f"{name}: every action": interval for name, interval in commands.items()}
     switching = [
         span

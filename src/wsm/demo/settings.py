@@ -36,6 +36,8 @@ class DemoSettings:
         Whether the group gets the trainer's weights; without, the reward stays where it is.
     hot : bool
         Whether it gets them while it serves: nothing is cleared, and others ask it all the time.
+    hold : bool
+        Whether the group is held while the trainer works, keeps its memory, and is updated in place.
     seed : int
         Of initial weights, prompts and answers.
     task : CopyTask
@@ -48,6 +50,7 @@ class DemoSettings:
     batch: int = 128
     update: bool = True
     hot: bool = False
+    hold: bool = False
     seed: int = 0
     task: CopyTask = field(default_factory=CopyTask)
 
@@ -65,6 +68,10 @@ class DemoSettings:
             value = getattr(self, name)
             if value < least:
                 raise errors.bad_demo_settings(setting=name, value=value, remedy=f"give at least {least}")
+        if self.hold and (self.hot or not self.update):
+            raise errors.bad_demo_settings(
+                setting="hold", value=True, remedy="leave out --no-update and --hot, or --hold"
+            )
         if self.hot and not self.update:
             raise errors.bad_demo_settings(
                 setting="hot", value=True, remedy="leave out --no-update, or --hot"
@@ -84,6 +91,7 @@ class DemoSettings:
             "batch": self.batch,
             "update": self.update,
             "hot": self.hot,
+            "hold": self.hold,
             "seed": self.seed,
             "symbols": self.task.symbols,
             "length": self.task.length,

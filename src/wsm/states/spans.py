@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from wsm.states import journal as kinds
 from wsm.states.journal import CONTROLLER, JournalEntry
-from wsm.states.vocabulary import KVState, WeightState
+from wsm.states.vocabulary import Admission, KVState, WeightState
 
-_LANES: Final = {"weights": "weights", "kv": "kv_cache"}
+_LANES: Final = {"weights": "weights", "kv": "kv_cache", "admission": "admission"}
 _ENDS: Final = (kinds.ACTION_FINISHED, kinds.ACTION_FAILED)
 
 
@@ -94,7 +94,8 @@ def journal_spans(entries: Iterable[JournalEntry], *, end_ns: int | None = None)
     Yields
     ------
     TimelineSpan
-        Lanes ``weights`` and ``kv_cache`` (states, without gaps) and ``actions``, per track ``rank N``;
+        Lanes ``weights`` and ``kv_cache`` (states, without gaps), ``admission`` (while HELD) and ``actions``,
+        per track ``rank N``;
         ``commands`` of the track ``controller``.
     """
     ranks: dict[int, _RankSoFar] = {}
@@ -111,7 +112,8 @@ def journal_spans(entries: Iterable[JournalEntry], *, end_ns: int | None = None)
     until = last_ns if end_ns is None else end_ns
     for rank, so_far in ranks.items():
         for machine, (state, since) in so_far.states.items():
-            yield TimelineSpan(f"rank {rank}", _LANES[machine], state, since, max(until, since))
+            if state != Admission.OPEN.name:  # as it is but for a hold
+                yield TimelineSpan(f"rank {rank}", _LANES[machine], state, since, max(until, since))
 
 
 def _of_rank(so_far: _RankSoFar, entry: JournalEntry) -> Iterator[TimelineSpan]:
@@ -141,7 +143,7 @@ def _state_left(so_far: _RankSoFar, entry: JournalEntry) -> list[TimelineSpan]:
     if before is not None and before[0] == dest:
         return []
     so_far.states[machine] = (dest, entry.at_ns)
-    if before is None:
+    if before is None or before[0] == Admission.OPEN.name:
         return []
     facts = {"left_by": entry.facts["event"], "epoch": entry.epoch, "sequence": entry.sequence}
     return [TimelineSpan(f"rank {entry.rank}", _LANES[machine], before[0], before[1], entry.at_ns, facts)]

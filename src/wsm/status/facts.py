@@ -169,6 +169,8 @@ class GroupFacts:
         What the whole group committed last.
     record_lost : str
         Why that is not known; empty if it is.
+    lease_left_s : float or None
+        Seconds until the lease of the hold runs out, negative if that is past; None: it has none.
     served_version : int or None
         The version that served last, where it can be known.
     served_bases : tuple of int
@@ -202,6 +204,7 @@ class GroupFacts:
     asked_version: int | None = None
     committed: CommittedRecord = NOTHING_COMMITTED
     record_lost: str = ""
+    lease_left_s: float | None = None
     served_version: int | None = None
     served_bases: tuple[int, ...] = ()
     role_known: bool = True
@@ -213,6 +216,11 @@ class GroupFacts:
     supervisor_life: str = NEVER
     ranks: tuple[RankFacts, ...] = ()
     journal: tuple[JournalEntry, ...] = ()
+
+    @property
+    def hold(self) -> Mapping[str, Any] | None:
+        """The hold that the group stands under; empty where its record is lost; None: the group is open."""
+        return self.committed.hold
 
     @property
     def request_id(self) -> str | None:
@@ -232,6 +240,7 @@ class GroupFacts:
         return (
             not self.problem
             and not self.damaged
+            and self.hold is None
             and bool(self.ranks)
             and command is not None
             and all(
@@ -256,7 +265,7 @@ class GroupFacts:
             )
             for rank in self.ranks
         )
-        return replace(self, ranks=ranks)
+        return replace(self, ranks=ranks, lease_left_s=None)
 
 
 @dataclass(frozen=True)
@@ -341,6 +350,10 @@ class GroupStatus:
         The process that replaces ranks that are lost, if one does and lives.
     ranks : tuple of RankStatus
         The participants.
+    hold : mapping or None
+        The hold that the group stands under: ``id``, ``owner``, ``in_flight``, ``kv_policy``, ``lease_s``,
+        ``on_lease``, ``renewed_ns`` of the host's monotonic clock; empty if only the committed word says that
+        there is one; None: the group is open.
     headline : str
         What the group does or holds, as ``wsm explain`` says it.
     because : str
@@ -364,11 +377,12 @@ class GroupStatus:
     headline: str = ""
     because: str = ""
     advice: tuple[str, ...] = ()
+    hold: Mapping[str, Any] | None = None
 
     @property
     def serving(self) -> bool:
         """Whether every rank may step."""
-        return bool(self.ranks) and all(rank.serving for rank in self.ranks)
+        return self.hold is None and bool(self.ranks) and all(rank.serving for rank in self.ranks)
 
     @property
     def state(self) -> str:
@@ -389,6 +403,8 @@ class GroupStatus:
             return WeightState.NORMAL
         if WeightState.FAULTED.name in {rank.weights for rank in self.ranks}:
             return WeightState.FAULTED
+        if self.hold is not None:
+            return WeightState.CLEARED
         held = resident_on_all(rank.held for rank in self.ranks)
         lacks = held is not None and held.missing and held.as_whole is WeightState.CLEARED
         return WeightState.CLEARED if lacks else None

@@ -25,6 +25,7 @@ from wsm.signals.segment import SegmentImage
 from wsm.signals.slot import PayloadSlot
 from wsm.states import journal as kinds
 from wsm.states.errors import WordFormatError
+from wsm.states.holding import Hold
 from wsm.states.journal import JournalEntry, read_ndjson
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import CommandWord, CommittedWord, StatusCode, StatusWord, StepWord
@@ -152,6 +153,7 @@ def read_facts(
         asked_version=None if command is None else _asked_version(source, command, arguments),
         committed=committed,
         record_lost=record_lost,
+        lease_left_s=reader.lease_left_s(committed),
         served_version=served,
         served_bases=_bases(source, served, committed),
         role_known=lock_file is not None,
@@ -192,7 +194,14 @@ class _Reader:
         try:
             return committed_record(self._source), ""
         except CommittedRecordError as error:
-            return CommittedRecord(word.sequence), str(error)
+            return CommittedRecord(word.sequence, hold={} if word.held else None), str(error)
+
+    def lease_left_s(self, committed: CommittedRecord) -> float | None:
+        """Seconds until the lease of a hold runs out; None: it has none, or nothing is known of it."""
+        try:
+            return Hold.of(committed.hold or {}).left_s(self._now_ns)
+        except ValueError:
+            return None
 
     def rank(self, rank: int) -> RankFacts:
         source, layout = self._source, self._source.layout

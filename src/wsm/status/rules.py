@@ -7,7 +7,6 @@ commands that it means, with their version; the tests carry them out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from wsm.command import PART_NOT_RESTORABLE
 from wsm.states.vocabulary import ALL_TAGS, Tag, sentence_of
@@ -20,6 +19,8 @@ from wsm.states.words import (
     code_name,
     steps_ahead,
 )
+from wsm.status._finding import Advice, Finding
+from wsm.status._holds import hold_in_words
 from wsm.status.facts import (
     ALIVE,
     DEAD,
@@ -51,65 +52,6 @@ _DOES = {
     StatusCode.STOPPED_UNTOUCHED: "has stopped",
     StatusCode.STOPPED_TOUCHED: "has stopped",
 }
-
-
-@dataclass(frozen=True)
-class Advice:
-    """One thing to do.
-
-    Parameters
-    ----------
-    text : str
-        A sentence.
-    commands : tuple of str
-        The shell commands in it, in their order; what follows a word in capitals is the reader's to fill in.
-    """
-
-    text: str
-    commands: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a rule found.
-
-    Parameters
-    ----------
-    code : str
-        Which rule.
-    state : str
-        What the group does or holds, as the end of a sentence about it; without times.
-    because : str
-        Why; empty where there is nothing to say.
-    advice : tuple of Advice
-        What to do next.
-    ranks : tuple of int
-        The ranks that it is about.
-    before : int or None
-        The version that served before, where none does now.
-    """
-
-    code: str
-    state: str
-    because: str = ""
-    advice: tuple[Advice, ...] = ()
-    ranks: tuple[int, ...] = ()
-    before: int | None = None
-
-    @property
-    def sentence(self) -> str:
-        """State, cause, and what served before, as one clause."""
-        because = f": {self.because}" if self.because else ""
-        return f"{self.state}{because}{self._served}"
-
-    @property
-    def short(self) -> str:
-        """The same without the cause, for errors, which tell that themselves."""
-        return f"{self.state}{self._served}"
-
-    @property
-    def _served(self) -> str:
-        return "" if self.before is None else f"; version {self.before} served before"
 
 
 def find(group: GroupFacts) -> Finding:
@@ -483,6 +425,15 @@ def _serving(group: GroupFacts) -> Finding | None:
     return Finding("serving", f"serves version {group.committed.number}", _kept(group))
 
 
+def _held(group: GroupFacts) -> Finding | None:
+    told = hold_in_words(group)
+    if told is None:
+        return None
+    advice = (Advice(told.advice, (told.command,)),) if told.command else _load(group)
+    before = None if told.command else version_before(group)
+    return Finding("held", told.state, told.because, advice=advice, before=before)
+
+
 def _half(group: GroupFacts) -> Finding | None:
     held = {(rank.weights, rank.kv) for rank in group.ranks if not rank.helper}
     if held == {("NORMAL", "CLEARED")}:
@@ -542,6 +493,7 @@ _RULES: Sequence[Callable[[GroupFacts], Finding | None]] = (
     _uncommitted,
     _record_lost,
     _serving,
+    _held,
     _faulted,
     _half,
     _cleared,

@@ -17,8 +17,9 @@ from wsm.printable import printable
 from wsm.states import journal as kinds
 from wsm.states.journal import CONTROLLER, JournalEntry
 from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, code_name
+from wsm.status._finding import Finding
 from wsm.status.facts import FailureFacts, GroupFacts, GroupStatus, RankFacts, RankStatus, named, who
-from wsm.status.rules import Finding, asked, find, is_current, is_done, late_ranks, not_parked
+from wsm.status.rules import asked, find, is_current, is_done, late_ranks, not_parked
 
 #: How wide the text is.
 COLUMNS = 80
@@ -187,6 +188,7 @@ def status_of(group: GroupFacts) -> GroupStatus:
         headline=found.short,
         because=found.because,
         advice=tuple(advice.text for advice in found.advice),
+        hold=group.hold,
     )
 
 
