@@ -599,8 +599,11 @@ class Keeper:
             self._not_restored(restore, error)
         else:
             if now is Attempt.MAKE:
-                held = "is CLEARED, as it was before"
-                self._restored(held if receipt is None else f"serves version {receipt.version} again")
+                told = "is CLEARED, as it was before"
+                if receipt is not None:
+                    verb = "serves" if receipt.hold is None else "is held as before, and has"
+                    told = f"{verb} version {receipt.version} again"
+                self._restored(told)
             elif now is not Attempt.WAIT:
                 self._restored("was given another command, and is restored no more")
         return {}

@@ -367,6 +367,8 @@ def _holds(rank: RankFacts, code: StatusCode, group: GroupFacts) -> str:
     ]
     if rank.weights == rank.kv == "NORMAL":
         verb = "serves" if code is StatusCode.DONE_COMMITTED else "kept"
+        if group.hold is not None:
+            verb = "stands with"
         return f"{verb} version {version}"
     return f"holds {held[0]} alone" if held else "holds nothing"
 
