@@ -36,7 +36,7 @@ SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
         ("cache", 2, "halves"): 8,
         ("gloo", 2, "commands"): 8,
         ("memory", 2, "signals"): 7,
-        ("memory", 2, "floods"): 3,
+        ("memory", 2, "floods"): 5,
     },
     "short": {
         ("memory", 2, "commands"): 240,

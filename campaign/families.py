@@ -13,6 +13,7 @@ from campaign import (
     file_damage,
     floods,
     havoc,
+    mooncake_floods,
     random_faults,
     rank_faults,
     segment_damage,
@@ -36,12 +37,13 @@ _PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
     "supervisor": supervisor_faults.play,
     "signals": signalled.play,
     "floods": floods.play,
+    "mooncake": mooncake_floods.play,
 }
 
 
 #: Which cases there are, by what they are about: everything at once; weights and KV cache one by one, and the
 #: policies for KV blocks; several faults, or faults at any line; controllers that never come back; signals
-#: to the commands themselves; peers that flood or lie while versions are streamed.
+#: to the commands themselves; peers that flood or lie while versions are streamed, or read over Mooncake.
 FAMILIES = ("commands", "halves", "havoc", "abandoned", "signals", "floods")
 
 
@@ -50,7 +52,7 @@ _NAMED: dict[str, tuple[Callable[[str, int], list[Case]], ...]] = {
     "abandoned": (abandoned.cases,),
     "havoc": (havoc.cases, supervisor_faults.cases),
     "signals": (signalled.cases,),
-    "floods": (floods.cases,),
+    "floods": (floods.cases, mooncake_floods.cases),
 }
 
 

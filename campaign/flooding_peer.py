@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from wsm.strategies.buckets import bucket_messages as say
+from wsm.strategies.mooncake import lease_messages as read
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
@@ -45,16 +46,43 @@ def claims() -> Iterator[bytes]:
     yield frame(say.to_bytes(say.Abort("failed", "OSError", "no memory today"), 5))
 
 
-KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
+def ask(*, look: bool) -> bytes:
+    """Return what a rank says first to a publisher of memory."""
+    return frame(read.to_bytes(read.Ask(0, 2, None, look, None)))
+
+
+def lets_go() -> Iterator[bytes]:
+    """Take a lease, give it back twice, and renew it."""
+    yield ask(look=False)
+    yield from (
+        frame(read.to_bytes(each)) for each in (read.Release("", ""), read.Release("", ""), read.Renew())
+    )
+
+
+_ANYWHERE: dict[str, Callable[[], Iterator[bytes]]] = {
     "small messages": lambda: endless(frame(bytes(20)) * 1000),
     "large messages": lambda: endless(frame(bytes(60 << 20))),
     "endless parts": lambda: endless(frame(bytes(1 << 16), flags=1)),
-    "looks": lambda: endless(hello(None, 5, look=True) * 100),
-    "other versions": lambda: endless(hello("999", 5) * 100),
-    "claims": claims,
     "connections": lambda: iter(()),
     "no ZMQ": lambda: endless(b"GET / HTTP/1.1\r\n" * 1000),
 }
+
+#: What is said to a trainer that streams; and to one whose memory is read.
+KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
+    **_ANYWHERE,
+    "looks": lambda: endless(hello(None, 5, look=True) * 100),
+    "other versions": lambda: endless(hello("999", 5) * 100),
+    "claims": claims,
+}
+MOONCAKE_KINDS: dict[str, Callable[[], Iterator[bytes]]] = {
+    **_ANYWHERE,
+    "asks": lambda: endless(ask(look=False) * 100),
+    "looks at memory": lambda: endless(ask(look=True) * 100),
+    "leases": lambda: iter((ask(look=False),)),
+    "leases let go": lets_go,
+    "renewals": lambda: endless(frame(read.to_bytes(read.Renew())) * 100),
+}
+_EVERY_KIND = {**KINDS, **MOONCAKE_KINDS}
 
 
 def main() -> None:
@@ -88,7 +116,7 @@ def flood_caller(connection: socket.socket, kind: str) -> None:
     """Say one kind of thing to a caller until it goes."""
     with connection, contextlib.suppress(OSError):
         connection.sendall(b"" if kind == "no ZMQ" else OPENING)
-        for data in KINDS[kind]():
+        for data in _EVERY_KIND[kind]():
             connection.sendall(data)
         while connection.recv(1 << 16):
             pass
@@ -104,7 +132,7 @@ def flood(address: str, kind: str) -> None:
             continue
         try:
             made.sendall(b"" if kind == "no ZMQ" else OPENING)
-            for data in KINDS[kind]():
+            for data in _EVERY_KIND[kind]():
                 made.sendall(data)
             if kind == "connections":
                 held.append(made)

@@ -11,7 +11,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def _a_tensor_more(shards: Shards) -> None:
     shards[0]["unheard.of"] = shards[0][min(shards[0])]
 
 
-_LIES: dict[str, Callable[[Shards], None]] = {
+SHAPES: dict[str, Callable[[Shards], None]] = {
     "another shape": _another_shape,
     "a tensor less": _a_tensor_less,
     "a tensor more": _a_tensor_more,
@@ -65,7 +65,7 @@ def cases(kind: str, ranks: int) -> list[Case]:
     """Name the cases: who floods or lies, and how."""
     said = [f"stranger:{each}" for each in KINDS]
     said += [f"instead:{each}" for each in _IN_ITS_PLACE]
-    said += [f"trainer:{each}" for each in _LIES]
+    said += [f"trainer:{each}" for each in SHAPES]
     return [Case(kind, ranks, "floods", each.replace(" ", "-")) for each in said]
 
 
@@ -75,12 +75,37 @@ def play(case: Case, group: GroupUnderFault) -> Result:
 
 
 def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
+    hold_out(case, group, result, arrives="ipc_async", publishes=_streamed, plays=_PLAYS)
+
+
+def hold_out(
+    case: Case,
+    group: GroupUnderFault,
+    result: Result,
+    *,
+    arrives: str,
+    publishes: Callable[[GroupUnderFault, Callable[[], Any]], Any],
+    plays: Mapping[str, Callable[[GroupUnderFault, str], Answer]],
+) -> None:
+    """Start a group whose versions come from a trainer, let a peer flood or lie, and judge what came of it.
+
+    Parameters
+    ----------
+    case, group, result
+        As for :func:`play`.
+    arrives : str
+        How versions come, as :class:`campaign.group.GroupUnderFault` takes it.
+    publishes : callable
+        ``publishes(group, ask)``: lets the newest version be had while the group is asked for it.
+    plays : mapping of str to callable
+        By who floods or lies: asks for version 2 beside that, and returns the answer.
+    """
     who, _, said = case.what.replace("-", " ").partition(":")
     result.leftovers += group.stop()  # what its ranks are told by their environment is for another group
-    with GroupUnderFault(case.kind, case.ranks, streamed=True) as own:
+    with GroupUnderFault(case.kind, case.ranks, arrives=arrives) as own:
         own.published = 1
-        _streamed(own, own.start)
-        answer, began = _PLAYS[who](own, said), time.monotonic()
+        publishes(own, own.start)
+        answer, began = plays[who](own, said), time.monotonic()
         result.said = answer.said
         result.error = "" if answer.error is None else type(answer.error).__name__
         own.until(lambda: own.status().over, "the command is over")
@@ -92,7 +117,7 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
         lied = who != "stranger"
         result.require(not lied or answer.receipt is None, f"what it must not load was loaded: {answer.said}")
         own.published = 3
-        good = _streamed(own, lambda: own.command("update", 3))
+        good = publishes(own, lambda: own.command("update", 3))
         if good.receipt is None:
             result.problems.append(f"a good version afterwards failed: {good.said}")
         else:
@@ -104,8 +129,8 @@ def _streamed(group: GroupUnderFault, ask: Callable[[], Any], said: str = "") ->
     """Stream the newest version while the group is asked for it; return what came of the asking."""
     version = group.published
     shards = shards_of(group.config, version)
-    if said in _LIES:
-        _LIES[said](shards)
+    if said in SHAPES:
+        SHAPES[said](shards)
     with BucketSender(group.trainer_address) as sender, contextlib.suppress(WsmError):
         sent = version + 1 if said == "another version" else version
         with sender.sending(sent, shards, join_s=_JOIN_S) as sending:
@@ -119,8 +144,8 @@ def _stranger(group: GroupUnderFault, said: str) -> Answer:
     with contextlib.ExitStack() as stack:
 
         def ask() -> Answer:
-            stack.enter_context(_flood(group.trainer_address, said))
-            return _timely(group)
+            stack.enter_context(flood(group.trainer_address, said))
+            return timely(group)
 
         answer: Answer = _streamed(group, ask)
     return answer
@@ -129,22 +154,22 @@ def _stranger(group: GroupUnderFault, said: str) -> Answer:
 def _instead(group: GroupUnderFault, said: str) -> Answer:
     group.published = 2
     address = group.trainer_address
-    with _flood("--listen", address, said):
-        answer = _timely(group)
+    with flood("--listen", address, said):
+        answer = timely(group)
     Path(address.removeprefix("ipc://")).unlink()
     return answer
 
 
 def _trainer(group: GroupUnderFault, said: str) -> Answer:
     group.published = 2
-    answer: Answer = _streamed(group, lambda: _timely(group), said)
+    answer: Answer = _streamed(group, lambda: timely(group), said)
     return answer
 
 
 _PLAYS = {"stranger": _stranger, "instead": _instead, "trainer": _trainer}
 
 
-def _timely(group: GroupUnderFault) -> Answer:
+def timely(group: GroupUnderFault) -> Answer:
     """Ask for version 2, and hold the caller's deadline against when it was answered."""
     began = time.monotonic()
     answer = group.command("in_place", 2, deadline_s=_DEADLINE_S)
@@ -155,7 +180,7 @@ def _timely(group: GroupUnderFault) -> Answer:
 
 
 @contextlib.contextmanager
-def _flood(*arguments: str) -> Iterator[None]:
+def flood(*arguments: str) -> Iterator[None]:
     """Let a process flood an address, or each caller of it, until the block ends."""
     peer = subprocess.Popen(  # noqa: S603 - our own module under our own interpreter
         [sys.executable, "-m", "campaign.flooding_peer", *arguments],

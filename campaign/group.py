@@ -63,8 +63,9 @@ class GroupUnderFault:
         Whether a clear shuts communicators down; None: where there are any.
     journals, load : bool
         Whether ranks keep journals in files, and a ``gloo`` group answers requests all the time.
-    streamed : bool
-        Whether versions are streamed by a trainer at :attr:`trainer_address`, and published nowhere.
+    arrives : str
+        How versions come from a trainer at :attr:`trainer_address`: ``ipc_async`` or ``mooncake``; empty:
+        from a directory.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class GroupUnderFault:
         shut_down_groups: bool | None = None,
         journals: bool = True,
         load: bool = True,
-        streamed: bool = False,
+        arrives: str = "",
     ) -> None:
         self.kind = kind
         self.ranks = ranks
@@ -91,7 +92,8 @@ class GroupUnderFault:
             shut_down_groups=kind == "gloo" if shut_down_groups is None else shut_down_groups,
             journals=journals,
             cache_process=kind == "cache",
-            buckets=self.trainer_address if streamed else None,
+            arrives=arrives,
+            trainer_address=self.trainer_address,
         )
         self.published = 0
         self.damaged = False  # whether its words were, so that its journals may tell of anything

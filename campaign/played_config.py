@@ -41,7 +41,8 @@ def played_config(
     shut_down_groups: bool,
     journals: bool,
     cache_process: bool = False,
-    buckets: str | None = None,
+    arrives: str = "",
+    trainer_address: str = "",
 ) -> RolloutConfig:
     """Return the configuration of a group of its own name, with everything it writes in `directory`."""
     name = f"campaign-{os.getpid()}-{next(_numbers)}"
@@ -57,9 +58,12 @@ def played_config(
         "shut_down_groups": shut_down_groups,
         "kv_cache_process": cache_process,
     }
-    if buckets is not None:  # streamed by a trainer at that address, and read from no directory
-        section = {"address": buckets, "connect_s": _STREAM_S, "silence_s": _STREAM_S}
-        group |= {"strategy": "ipc_async", "ipc_async": section}
+    # From a trainer at that address, and from no directory.
+    section = {"address": trainer_address, "connect_s": _STREAM_S, "silence_s": _STREAM_S}
+    if arrives == "ipc_async":
+        group |= {"strategy": arrives, arrives: section}
+    elif arrives == "mooncake":
+        group |= {"strategy": "rsync", "rsync": {"transport": arrives}, arrives: section}
     return rollout_config_from_mapping({"group": group, "model": MODEL, "recovery": _RECOVERY})
 
 

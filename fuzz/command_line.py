@@ -2,7 +2,8 @@
 
 Whatever is typed, a command ends with one of the promised exit codes and lines that people can read: no
 traceback that was not asked for, and nothing that a command calls a bug. Commands that read files run, in an
-empty directory; of those that start, command or watch groups, or write, the arguments alone are read.
+empty directory but for ``there``, which holds a configuration, a journal and segments; of those that start,
+command or watch groups, or write, the arguments alone are read.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,9 +25,12 @@ from wsm import log
 from wsm.cli._base import FAILED, UNFORESEEN, WRONG_USAGE
 from wsm.cli.main import run
 from wsm.errors import BadInputError
+from wsm.signals.layout import LAYOUT_VERSION
+from wsm.signals.segment import Segment
+from wsm.states.journal import SERVED_VERSION, JournalEntry
 
 #: They end by themselves, read what is named, and write nothing.
-_RUN = frozenset({"inspect", "plan", "digest", "diff", "verify", "journal", "explain"})
+_RUN = frozenset({"inspect", "plan", "memory", "digest", "diff", "verify", "journal", "explain"})
 
 _SAMPLES = (
     "status\0nowhere\0--json",
@@ -39,7 +44,16 @@ _SAMPLES = (
     "diff\0.\0.",
     "verify\0.",
     "journal\0--help",
-    "plan\0--help",
+    "memory\0--help",
+    "memory\0there/wsm.yaml\0--rank\x000",
+    "verify\0there/wsm.yaml",
+    "digest\0there/wsm.yaml\0--json",
+    "diff\0there/wsm.yaml\0there/wsm.yaml\0--journals\0there",
+    "journal\0there\0--last\x003",
+    "journal\0there/rank0.ndjson\0--replay",
+    "explain\0there/segment",
+    "explain\0there/later",
+    "explain\0there/zeros",
     "--traceback\0digest\0.",
     "--log-level\0info\0--log-format\0json\0verify\0.",
     "--version",
@@ -87,12 +101,37 @@ def _elsewhere() -> Iterator[None]:
     handlers, propagate, level = root.handlers[:], root.propagate, root.level
     with tempfile.TemporaryDirectory() as empty, mock.patch.dict(os.environ), _parsed_only():
         os.chdir(empty)
+        _furnish(Path("there"))
         try:
             yield
         finally:
             os.chdir(before)
             root.handlers[:], root.propagate = handlers, propagate
             root.setLevel(level)
+
+
+def _furnish(there: Path) -> None:
+    """Put there what a mutated argument may come upon: good, cut, zeros, of a later version."""
+    there.mkdir()
+    (there / "wsm.yaml").write_text("name: none\nranks: 2\nsnapshot: {directory: there}\n")
+    line = JournalEntry(SERVED_VERSION, 5, 0, 1, 1, {"version": 3}).to_line()
+    (there / "rank0.ndjson").write_text(f"{line}\n{line[:-9]}")
+    (there / "segment").write_bytes(_SEGMENT[: len(_SEGMENT) // 2])
+    (there / "later").write_bytes(_SEGMENT.replace(_LAYOUT, _LATER, 1))
+    (there / "zeros").write_bytes(bytes(len(_SEGMENT)))
+
+
+def _segment() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        made = Segment.create("none", world_size=2, run_id="r", configuration_digest=0, directory=directory)
+        content = made.path.read_bytes()
+        made.unlink()
+        made.close()
+    return content
+
+
+_LAYOUT, _LATER = ((LAYOUT_VERSION + later).to_bytes(4, "little") for later in (0, 1))
+_SEGMENT = _segment()
 
 
 @contextlib.contextmanager

@@ -62,6 +62,16 @@ def test_a_runner_that_is_not_there_is_wrong_usage(
     assert f"no runner at '{where}'" in ended.err
 
 
+def test_a_runner_that_cannot_be_made_is_wrong_usage_with_what_it_raised(
+    wsm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_engine_to_draw_4.py").write_text("def made(specs):\n    return specs\n")
+    ended = wsm("diagrams", "--check", "--runner", "own_engine_to_draw_4:made")
+    assert ended.code == 2
+    assert "TypeError: made() missing 1 required" in ended.err
+
+
 def test_a_runner_that_lacks_surfaces_is_told_which(
     wsm: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,9 +88,13 @@ def _runner(where: str) -> Runner:
     sys.path.insert(0, "")
     try:
         found: Any = getattr(importlib.import_module(module), name)
+        is_factory = inspect.isclass(found) or inspect.isroutine(found)
+        made = found() if is_factory else found
     except (ImportError, AttributeError, ValueError) as error:
         raise runner_not_found(where=where, cause=str(error)) from error
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise runner_not_found(where=where, cause=cause) from error  # whatever that module raised
     finally:
         sys.path.remove("")
-    is_factory = inspect.isclass(found) or inspect.isroutine(found)
-    return completed(cast("BareRunner", found() if is_factory else found))
+    return completed(cast("BareRunner", made))

@@ -1,0 +1,171 @@
+"""Plays cases in which a peer floods or lies while ranks read a version from a trainer over Mooncake.
+
+The engine is the real one, on this host, over TCP; where it cannot be loaded there are no such cases. A
+stranger floods the publisher, or asks for leases that it never gives back; a flood comes from where the
+publisher should be; or the publisher grants what is not there, or not what it says. What must hold is what
+:mod:`campaign.floods` holds trainers' streams to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from campaign.asking import Answer
+from campaign.case import Case
+from campaign.flooding_peer import MOONCAKE_KINDS
+from campaign.floods import SHAPES, flood, hold_out, timely
+from campaign.group import GroupUnderFault
+from campaign.played_config import shards_of
+from campaign.playing import played
+from campaign.result import Result
+from wsm.clock import SystemClock
+from wsm.strategies import MooncakePublisher
+from wsm.strategies.digest import digest_of, shard_digest
+from wsm.strategies.mooncake.engine import Engine, EngineSettings
+from wsm.strategies.mooncake.lease_messages import listen
+from wsm.strategies.mooncake.lease_server import Leases, LeaseServer, ServedPublication
+from wsm.strategies.mooncake.publisher import PublishedMemory
+from wsm.strategies.mooncake.read_plan import MemoryRegion, TransferLayout
+
+_LEASE_S = 2.0
+
+#: What a rank that is told to load hears in the place of a publisher.
+_IN_ITS_PLACE = ("small messages", "large messages", "endless parts", "no ZMQ", "connections", "asks")
+
+
+def _relaid(said: ServedPublication, move: Callable[[MemoryRegion], MemoryRegion]) -> ServedPublication:
+    shards = {}
+    for rank, (layout, _, digests) in said.shards.items():
+        moved = TransferLayout(tuple(map(move, layout.regions)), layout.tensors)
+        shards[rank] = moved, moved.digest(), digests
+    return replace(said, shards=shards)
+
+
+def _false_digests(said: ServedPublication) -> ServedPublication:
+    lie = digest_of(b"something else")
+    shards = {
+        rank: (layout, digest, tuple(lie for _ in digests))
+        for rank, (layout, digest, digests) in said.shards.items()
+    }
+    sealed = (shard_digest((t.spec, lie) for t in shards[rank][0].tensors) for rank in sorted(shards))
+    return replace(said, shards=shards, shard_digests=tuple(sealed))
+
+
+#: What a publisher may say of what it has published.
+_CLAIMS: dict[str, Callable[[ServedPublication], ServedPublication]] = {
+    "false digests": _false_digests,
+    "memory of nobody": lambda said: _relaid(said, lambda each: replace(each, address=4096)),
+    "memory beyond": lambda said: _relaid(said, lambda each: replace(each, address=each.address + (1 << 40))),
+    "another group": lambda said: replace(said, shard_digests=(digest_of(b""), *said.shard_digests[1:])),
+}
+#: Other lies: an engine that is not there, a lease that is over at once, and one that is taken back.
+_OTHER_LIES = ("another engine", "no lease", "revoked")
+
+
+def cases(kind: str, ranks: int) -> list[Case]:
+    """Name the cases; none where the engine cannot be loaded."""
+    try:
+        from mooncake.engine import TransferEngine  # noqa: F401, PLC0415 - native, and may lack libraries
+    except (ImportError, OSError):
+        return []
+    said = [f"stranger:{each}" for each in MOONCAKE_KINDS]
+    said += [f"instead:{each}" for each in _IN_ITS_PLACE]
+    said += [f"trainer:{each}" for each in (*SHAPES, *_CLAIMS, *_OTHER_LIES)]
+    return [Case(kind, ranks, "mooncake", each.replace(" ", "-")) for each in said]
+
+
+def play(case: Case, group: GroupUnderFault) -> Result:
+    """Play one case, on a group of its own that reads versions over Mooncake."""
+    return played(case, group, _play)
+
+
+def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
+    hold_out(case, group, result, arrives="mooncake", publishes=_published, plays=_PLAYS)
+
+
+def _published(group: GroupUnderFault, ask: Callable[[], Any]) -> Any:
+    """Publish the newest version honestly while the group is asked for it; return what came of the asking."""
+    with MooncakePublisher(group.trainer_address, lease_s=_LEASE_S) as publisher:
+        publisher.publish(group.published, shards_of(group.config, group.published))
+        return ask()
+
+
+@contextlib.contextmanager
+def _lying(group: GroupUnderFault, said: str) -> Iterator[None]:
+    """Publish version 2 with one lie while the block lasts."""
+    shards = shards_of(group.config, 2)
+    if said in SHAPES:
+        SHAPES[said](shards)
+    with contextlib.ExitStack() as stack:
+        listener = listen(group.trainer_address)
+        engine = Engine(EngineSettings())
+        stack.callback(engine.close)
+        memory = PublishedMemory(engine)
+        server = LeaseServer(
+            listener,
+            publisher=digest_of(b"a liar"),
+            session="127.0.0.1:9" if said == "another engine" else engine.session,
+            leases=Leases(0.001 if said == "no lease" else _LEASE_S),
+            clock=SystemClock(),
+        )
+        stack.callback(memory.close)
+        stack.callback(server.close)
+        placed = memory.place(shards, finite=False)
+        publication = ServedPublication(
+            "3" if said == "another version" else "2",
+            {rank: (layout, layout.digest(), each) for rank, (layout, each) in placed.items()},
+            tuple(
+                shard_digest((t.spec, digest) for t, digest in zip(layout.tensors, each, strict=True))
+                for layout, each in (placed[rank] for rank in sorted(placed))
+            ),
+        )
+        server.put(_CLAIMS[said](publication) if said in _CLAIMS else publication)
+        if said == "revoked":
+            revoke = server.revoke
+            server.put(replace(publication, shards=_Revoking(publication.shards, revoke)))
+        yield
+
+
+class _Revoking(dict[int, Any]):
+    """The shards of a publication; each lease is taken back as soon as it was granted."""
+
+    def __init__(self, shards: Any, revoke: Callable[[str], None]) -> None:
+        super().__init__(shards)
+        self._revoke = revoke
+
+    def __getitem__(self, rank: int) -> Any:
+        self._revoke("the trainer goes on")
+        return super().__getitem__(rank)
+
+
+def _stranger(group: GroupUnderFault, said: str) -> Answer:
+    group.published = 2
+
+    def ask() -> Answer:
+        with flood(group.trainer_address, said):
+            return timely(group)
+
+    answer: Answer = _published(group, ask)
+    return answer
+
+
+def _instead(group: GroupUnderFault, said: str) -> Answer:
+    group.published = 2
+    address = group.trainer_address
+    with flood("--listen", address, said):
+        answer = timely(group)
+    Path(address.removeprefix("ipc://")).unlink()
+    return answer
+
+
+def _trainer(group: GroupUnderFault, said: str) -> Answer:
+    group.published = 2
+    with _lying(group, said):
+        return timely(group)
+
+
+_PLAYS = {"stranger": _stranger, "instead": _instead, "trainer": _trainer}
