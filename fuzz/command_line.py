@@ -51,9 +51,7 @@ _SAMPLES = (
     "diff\0there/wsm.yaml\0there/wsm.yaml\0--journals\0there",
     "journal\0there\0--last\x003",
     "journal\0there/rank0.ndjson\0--replay",
-    "explain\0there/segment",
-    "explain\0there/later",
-    "explain\0there/zeros",
+    "explain\0there/a",
     "--traceback\0digest\0.",
     "--log-level\0info\0--log-format\0json\0verify\0.",
     "--version",
@@ -111,14 +109,15 @@ def _elsewhere() -> Iterator[None]:
 
 
 def _furnish(there: Path) -> None:
-    """Put there what a mutated argument may come upon: good, cut, zeros, of a later version."""
+    """Put there what a mutated argument may come upon; all segments but `a` are damaged."""
     there.mkdir()
     (there / "wsm.yaml").write_text("name: none\nranks: 2\nsnapshot: {directory: there}\n")
-    line = JournalEntry(SERVED_VERSION, 5, 0, 1, 1, {"version": 3}).to_line()
+    line = JournalEntry(SERVED_VERSION, 5, 5, 0, 1, 1, {"version": 3}).to_line()
     (there / "rank0.ndjson").write_text(f"{line}\n{line[:-9]}")
-    (there / "segment").write_bytes(_SEGMENT[: len(_SEGMENT) // 2])
-    (there / "later").write_bytes(_SEGMENT.replace(_LAYOUT, _LATER, 1))
-    (there / "zeros").write_bytes(bytes(len(_SEGMENT)))
+    (there / "a").write_bytes(_SEGMENT)
+    (there / "b").write_bytes(_SEGMENT[: len(_SEGMENT) // 2])
+    (there / "c").write_bytes(_SEGMENT.replace(_LAYOUT, _LATER, 1))
+    (there / "e").write_bytes(bytes(len(_SEGMENT)))
 
 
 def _segment() -> bytes:

@@ -138,7 +138,7 @@ def test_a_damaged_segment_ends_every_command_as_it_promises(wsm: Run, segment: 
 
 
 JOURNAL = "".join(
-    JournalEntry(kind, 5, 0, 1, 1, {}).to_line() + "\n" for kind in sorted(KINDS) for _ in range(20)
+    JournalEntry(kind, 5, 5, 0, 1, 1).to_line() + "\n" for kind in sorted(KINDS) for _ in range(20)
 ).encode()
 
 

@@ -36,7 +36,7 @@ from wsm.signals import errors
 from wsm.signals.errors import SegmentTruncatedError
 
 #: Grows with every change of what is where, or of what a word or a byte of the lock file means.
-LAYOUT_VERSION = 6
+LAYOUT_VERSION = 7
 
 LINE_BYTES = 64
 WORD_BYTES = 8
@@ -235,6 +235,8 @@ class Header(NamedTuple):
         expected = zlib.crc32(data[: _CONSTANT.size])
         if found != expected:
             raise errors.header_damaged(path=str(path), found=found, expected=expected)
-        if file_bytes < total:
-            raise SegmentTruncatedError(path=str(path), size=file_bytes, needed_bytes=total)
+        # A build that forgot to count its layout up says what it needs, too.
+        needed = max(total, layout_of(world_size, helpers).total_bytes)
+        if file_bytes < needed:
+            raise SegmentTruncatedError(path=str(path), size=file_bytes, needed_bytes=needed)
         return cls(world_size, helpers, run_id[:run_id_bytes].decode(), digest)

@@ -138,23 +138,25 @@ def _command(issued: JournalEntry, over: JournalEntry) -> TimelineSpan:
 
 
 def _state_left(so_far: _RankSoFar, entry: JournalEntry) -> list[TimelineSpan]:
-    machine, dest = entry.facts["machine"], entry.facts["dest"]
+    machine, dest = str(entry.facts.get("machine")), str(entry.facts.get("dest"))
+    if machine not in _LANES:
+        return []  # a line that was changed; the check of the journal names it
     before = so_far.states.get(machine)
     if before is not None and before[0] == dest:
         return []
     so_far.states[machine] = (dest, entry.at_ns)
     if before is None or before[0] == Admission.OPEN.name:
         return []
-    facts = {"left_by": entry.facts["event"], "epoch": entry.epoch, "sequence": entry.sequence}
+    facts = {"left_by": entry.facts.get("event"), "epoch": entry.epoch, "sequence": entry.sequence}
     return [TimelineSpan(f"rank {entry.rank}", _LANES[machine], before[0], before[1], entry.at_ns, facts)]
 
 
 def _action(started: JournalEntry, ended: JournalEntry) -> TimelineSpan:
-    facts = {"epoch": started.epoch, "sequence": started.sequence}
+    facts: dict[str, Any] = {"epoch": started.epoch, "sequence": started.sequence}
     if ended.kind == kinds.ACTION_FAILED:
-        facts["error"] = ended.facts["message"]
+        facts["error"] = ended.facts.get("message")
     return TimelineSpan(
-        f"rank {started.rank}", "actions", started.facts["name"], started.at_ns, ended.at_ns, facts
+        f"rank {started.rank}", "actions", str(started.facts.get("name")), started.at_ns, ended.at_ns, facts
     )
 
 
