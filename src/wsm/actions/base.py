@@ -35,6 +35,7 @@ A hot plan differs: its first actions run beside the serving loop, the others af
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -352,7 +353,7 @@ class Plan:
         yield from self.flip
         yield from self.commit
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """The text of its key, by which diagrams, journals and errors call it."""
         return "nothing" if self.key is None else str(self.key)

@@ -37,6 +37,7 @@ from wsm.signals.identity import (
 from wsm.signals.lock_file import LockHold
 from wsm.signals.ownership import CONTROLLER_BYTE, FIRST_PARTICIPANT_BYTE, STAND_IN_BYTE
 from wsm.signals.segment import Segment
+from wsm.signals.waiting import AlarmClock
 
 #: How long a process that lost its locks may take to end, and the pause between two looks, in seconds.
 _DYING_S, _DYING_PAUSE_S = 1.0, 0.001
@@ -373,6 +374,8 @@ class DeathWatch:
     on_turn : callable or None
         Called in the thread after every wake-up; returns the seconds after which it wants to be called again
         in any case, or None.
+    turn_after_s : float
+        Seconds from :meth:`refresh` to a turn: a thread that runs at once would cost its caller time.
 
     Raises
     ------
@@ -386,6 +389,7 @@ class DeathWatch:
         participants: Sequence[int],
         on_death: Callable[[], object],
         on_turn: Callable[[], float | None] | None = None,
+        turn_after_s: float = 0.02,
     ) -> None:
         self._liveness = liveness
         self._participants = participants
@@ -395,16 +399,26 @@ class DeathWatch:
         self._known: dict[int, ProcessIdentity | None] = {}
         self._new: list[int] = []
         self._closing = False
-        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._turn_after_s = turn_after_s
+        self._bell = AlarmClock()
         self._thread = threading.Thread(target=self._watch, name="wsm-death-watch", daemon=True)
         try:
             self._thread.start()
         except RuntimeError:
-            os.close(self._bell)
+            self._bell.close()
             raise
 
-    def refresh(self) -> None:
-        """Watch the processes that are there now, and have a turn. Cheap while none was replaced."""
+    def turn_soon(self) -> None:
+        """Have a turn, `turn_after_s` from now."""
+        with self._changing:
+            if not self._closing:
+                self._bell.set(0.0 if self._new else self._turn_after_s)
+
+    def refresh(self) -> bool:
+        """Watch the processes that are there now, and have a turn soon; return whether each is watched.
+
+        Cheap while none was replaced.
+        """
         with self._changing:
             for participant in self._participants:
                 identity = self._liveness.identity(participant)
@@ -412,7 +426,8 @@ class DeathWatch:
                     self._known[participant] = identity
                     self._take_up(participant)
             if (self._new or self._on_turn is not None) and not self._closing:
-                os.eventfd_write(self._bell, 1)
+                self._bell.set(0.0 if self._new else self._turn_after_s)
+            return None not in (self._known.get(participant) for participant in self._participants)
 
     def _take_up(self, participant: int) -> None:
         try:
@@ -428,7 +443,7 @@ class DeathWatch:
             if self._closing:
                 return
             self._closing = True
-            os.eventfd_write(self._bell, 1)
+            self._bell.set(0.0)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -445,8 +460,8 @@ class DeathWatch:
                 poller.unregister(descriptor)
                 os.close(descriptor)
             watched -= dead
-            if self._bell in ready:
-                os.eventfd_read(self._bell)
+            if self._bell.fileno() in ready:
+                self._bell.clear()
                 for descriptor in self._taken():
                     poller.register(descriptor, select.POLLIN)
                     watched.add(descriptor)
@@ -462,8 +477,9 @@ class DeathWatch:
                 if shortage_of(error) is None:
                     raise
                 timeout_s = _AGAIN_S  # who watches must not be gone when the shortage is over
-        for descriptor in (*watched, *self._taken(), self._bell):
+        for descriptor in (*watched, *self._taken()):
             os.close(descriptor)
+        self._bell.close()
 
     def _taken(self) -> list[int]:
         with self._changing:

@@ -22,6 +22,7 @@ looking and falling asleep.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import errno
@@ -167,6 +168,46 @@ class Alarm:
         with self._counting:
             self._cell.value = (self._cell.value + 1) & _MASK
         wake_all(self.address)
+
+
+class AlarmClock:
+    """A descriptor that becomes readable some time after it was set; no thread runs before that.
+
+    Where the kernel refuses such descriptors it is readable at once.
+
+    Raises
+    ------
+    OSError
+        If no descriptor is left for it.
+    """
+
+    def __init__(self) -> None:
+        flags = os.O_CLOEXEC | os.O_NONBLOCK
+        self._fd: int = _libc.timerfd_create(time.CLOCK_MONOTONIC, flags)
+        self._has_timer = self._fd >= 0
+        if not self._has_timer:
+            self._fd = os.eventfd(0, flags)
+
+    def fileno(self) -> int:
+        """The descriptor; it stays the same."""
+        return self._fd
+
+    def set(self, seconds: float) -> None:
+        """Let it be readable after `seconds`; what was set before does not count."""
+        if self._has_timer:
+            once = (_Timespec * 2)(_timespec(0.0), _timespec(max(seconds, 1e-9)))  # struct itimerspec
+            _libc.timerfd_settime(self._fd, 0, ctypes.byref(once), None)
+        else:
+            os.eventfd_write(self._fd, 1)
+
+    def clear(self) -> None:
+        """Make it unreadable."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._fd, 8)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._fd)
 
 
 _CAP_S = 0.001

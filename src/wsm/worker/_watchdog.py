@@ -239,14 +239,14 @@ class Watchdog:
         self._abandoned = abandoned
         self._log = log.logger("worker.watchdog", rank=words.rank)
         self._asks_at_s = 0.0  # the role; 0: nothing was due at the last look
-        self._slept = True
         self._reported: Running | None = None
         # Ranks alone: a participant without steps is in no communicator.
         self._peers = tuple(peer for peer in range(words.segment.world_size) if peer != words.rank)
         self._liveness = Liveness(words.segment)
-        self._deaths = DeathWatch(self._liveness, self._peers, self._peer_died, self._turn)
-        watch.wakes(self._deaths.refresh)
-        self._deaths.refresh()
+        self._deaths = DeathWatch(self._liveness, self._peers, self._peer_died, self._turn, LOOK_S)
+        self._watched_epoch = 0
+        watch.wakes(self._wake)
+        self._wake()
 
     def peers_cannot_go_on(self, why: str) -> None:
         """Break the communicators of this rank: its step raised, so no rank will get out of that step."""
@@ -259,6 +259,14 @@ class Watchdog:
         self._abandoned.close()
         self._liveness.close()
 
+    def _wake(self) -> None:
+        """Look soon. Other processes stand for the peers in a new epoch only, once it has a command."""
+        state = self._state()
+        if state.epoch == self._watched_epoch:
+            self._deaths.turn_soon()
+        elif self._deaths.refresh() and state.phase is not Phase.IDLE:
+            self._watched_epoch = state.epoch
+
     def _peer_died(self) -> None:
         """Break what cannot work any more: no collective ends without the dead, now or later."""
         dead = self._dead()
@@ -266,20 +274,13 @@ class Watchdog:
             self._interrupt(f"the process of rank {', '.join(map(str, dead))} is gone")
 
     def _turn(self) -> float | None:
-        """Look at the action at hand; return when to look again, None: only when woken.
-
-        What has just begun is looked at a little later: a thread that works now costs the loop time.
-        """
-        if self._slept:
-            self._slept = False
-            return LOOK_S
+        """Look at the action at hand; return when to look again, None: only when woken."""
         running = self._watch.running
         if running is not None:
             self._look_at(running)
         lacks_a_word = self._look_at_command()
         idle = running is None and self._state().phase is Phase.IDLE
-        self._slept = idle and not lacks_a_word
-        return None if self._slept else LOOK_S
+        return None if idle and not lacks_a_word else LOOK_S
 
     def _look_at_command(self) -> bool:
         """Do what is owed to a command whose controller does not come back; return whether it needs one."""
