@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from wsm.signals import waiting
 from wsm.signals.liveness import DeathWatch, Life, Liveness, register
-from wsm.signals.waiting import Alarm, WaitMode, Watch, best_mode, wait
+from wsm.signals.waiting import Alarm, AlarmClock, WaitMode, Watch, best_mode, wait
 
 LONG_S = 60.0
 
@@ -86,6 +90,36 @@ def test_a_closed_watch_leaves_no_descriptor_and_no_thread(segment, name, launch
         liveness.close()
     assert open_descriptors() == before
     assert threading.active_count() == threads
+
+
+def test_a_turn_has_its_time_and_a_death_waits_for_none(segment, name, launch, liveness):
+    turns, deaths = threading.Event(), threading.Event()
+    child = launch(STAND, name, "0")
+    child.says()
+    watch = DeathWatch(liveness, range(3), deaths.set, turns.set, turn_after_s=LONG_S)
+    watch.refresh()
+    assert turns.wait(LONG_S)  # at once, since a process is new
+    turns.clear()
+    watch.turn_soon()
+    assert not turns.is_set()
+    child.kill()
+    assert deaths.wait(LONG_S)
+    assert turns.wait(LONG_S)
+    watch.close()
+
+
+@pytest.mark.parametrize("has_timer", [True, False])
+def test_an_alarm_clock_is_quiet_until_its_time_and_once_it_was_cleared(monkeypatch, has_timer):
+    if not has_timer:
+        monkeypatch.setattr(waiting, "_libc", SimpleNamespace(timerfd_create=lambda _clock, _flags: -1))
+    with contextlib.closing(AlarmClock()) as clock:
+        clock.set(LONG_S)
+        assert bool(select.select([clock], [], [], 0)[0]) is not has_timer  # without a timer it rings at once
+        clock.set(0.0)
+        assert select.select([clock], [], [], LONG_S)[0]
+        clock.clear()
+        clock.clear()
+        assert not select.select([clock], [], [], 0)[0]
 
 
 def test_a_stopped_process_is_seen_to_be_stopped(segment, name, launch, liveness):

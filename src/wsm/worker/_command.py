@@ -183,8 +183,8 @@ class Work:
         What is resident between commands: nothing yet.
     facts : mapping
         What every report of it says besides.
-    pins : VersionPins
-        Keeps a version from the moment when a command names it.
+    pins : VersionPins or None
+        Keeps a version from the moment when a command names it; None: nothing is published that it could.
     threads : callable
         Makes the thread of a hot update.
     """
@@ -195,7 +195,7 @@ class Work:
     find: Find | None = None
     resident: ResidentFacts = field(default_factory=ResidentFacts)
     facts: Mapping[str, Any] = field(default_factory=dict)
-    pins: VersionPins = field(default_factory=lambda: VersionPins(None))
+    pins: VersionPins | None = None
     threads: Callable[[int], StagingThread] = StagingThread
 
 
@@ -290,7 +290,7 @@ class CommandReader:
             raise partial_update_refused(why=why)
         restored = self._to_restore(state, arguments.version) if arguments.restores else None
         for version in (*(restored.bases if restored is not None else ()), arguments.version):
-            if version is not None:
+            if version is not None and self._work.pins is not None:
                 self._work.pins.add(str(version))
         tags = command_events.narrowed(
             request,
@@ -338,7 +338,8 @@ class CommandReader:
 
     def keep_pinned(self, *versions: int | None) -> None:
         """Pin no other versions any more than these: what the group may have to load again."""
-        self._work.pins.keep(tuple(map(str, versions)))
+        if self._work.pins is not None:
+            self._work.pins.keep(tuple(map(str, versions)))
 
     def keep_committed(self) -> None:
         """Pin what the group has committed, and what that was put on, and nothing else."""
@@ -397,7 +398,8 @@ class CommandReader:
         if not bases:
             return facts
         pins = self._work.pins
-        return {**facts, "bases": bases, "restorable": all(pins.add(str(version)) for version in bases)}
+        restorable = pins is not None and all(pins.add(str(version)) for version in bases)
+        return {**facts, "bases": bases, "restorable": restorable}
 
     def _make(
         self,

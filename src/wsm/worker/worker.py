@@ -34,7 +34,6 @@ from wsm.states.phases import Phase, Todo
 from wsm.states.vocabulary import KVState, WeightState
 from wsm.states.words import MAX_STEP
 from wsm.status import Explanation, GroupFacts, explain, read_facts
-from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.worker._attachment import attach_rank, join_group
 from wsm.worker._command import Work
 from wsm.worker._loop import IDLE_WAIT_S
@@ -138,7 +137,7 @@ class Worker:
         )
         options.require_offered(runner)
         plans = derive_plans(keeping_tensors(options, config.journal_directory, rank))
-        self._pins = VersionPins(None) if load is not None else pins_for(config)
+        self._pins = None if load is not None else pins_for(config)
         sources, find = None, None
         if load is None:
             sources = Sources(config)
@@ -295,7 +294,8 @@ class Worker:
         self._loop.close()
         self._attachment.close()
         self._engine_words.close()  # after this rank has left: a command of an engine's ends without it
-        self._pins.close()
+        if self._pins is not None:
+            self._pins.close()
         if self._sources is not None:
             self._sources.close()
 
