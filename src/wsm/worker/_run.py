@@ -212,13 +212,12 @@ class Run:
         ended = thread.ended()  # first: whatever it tells has happened before
         self._take_in()
         if ended:
-            action, self._staged = self._staged, None
             try:
                 thread.result()
             except BaseException as error:
                 self._staging_over = True  # first: the thread tells it once
-                if action is not None:
-                    self._failed(action, error)
+                if self._staged is not None:
+                    self._staging_failed(self._staged, error)
                 raise
             self.doing = "decision"
             return True
@@ -228,9 +227,8 @@ class Run:
             late = ActionDeadlineError(
                 rank=self._context.rank, action=action.name, seconds=seconds, deadline_s=action.deadline_s
             )
-            self._staged = None
             thread.cancel()
-            self._failed(action, late)
+            self._staging_failed(action, late)
             self._staging_over = True
             raise late
         return False
@@ -384,8 +382,7 @@ class Run:
         self._take_in()
         if self._staged is not None:
             stopped = CommandAbortedError(rank=self._context.rank, action=self._staged.name)
-            self._failed(self._staged, stopped)
-            self._staged = None
+            self._staging_failed(self._staged, stopped)
         self._staging_over = True
         self._let_go()
         if wait_s:
@@ -517,8 +514,10 @@ class Run:
         version = self._context.facts.get("version") if action.name in _LOADS else None
         self._recorder.action_finished(action.name, seconds, version)
 
-    def _failed(self, action: Action, error: BaseException) -> None:
-        self._recorder.action_failed(action.name, error)  # first: it never raises
+    def _staging_failed(self, action: Action, error: BaseException) -> None:
+        """Say once that an action of the thread failed; cut short before that, stop_staging() says it."""
+        self._recorder.action_failed(action.name, error)
+        self._staged = None
         self._watch.ends()
 
     def _follow(self, course: Course, *, cause: str = "") -> None:
