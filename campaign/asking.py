@@ -47,6 +47,10 @@ def ask(controller: Controller, name: str, version: int | None = None, *, deadli
     try:
         if operation.command == "clear":
             pending = controller.begin_clear(**options)
+        elif operation.command == "hold":
+            pending = controller.begin_hold(wait_s=0.0, **options)
+        elif operation.command == "release":
+            pending = controller.begin_release(wait_s=0.0, **options)
         else:
             pending = controller.begin_update(version, hot=operation.command == "hot", **options)
         receipt = pending.result(HANG_S)

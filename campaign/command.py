@@ -31,6 +31,7 @@ _LOOK_S = 0.2
 SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
     "ci": {
         ("memory", 2, "commands"): 38,
+        ("memory", 2, "holds"): 8,
         ("memory", 2, "abandoned"): 8,
         ("memory", 4, "commands"): 6,
         ("cache", 2, "halves"): 8,
@@ -41,6 +42,7 @@ SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
     "short": {
         ("memory", 2, "commands"): 240,
         ("memory", 2, "halves"): 120,
+        ("memory", 2, "holds"): 120,
         ("memory", 2, "havoc"): 80,
         ("memory", 2, "abandoned"): 60,
         ("gloo", 2, "abandoned"): 16,
@@ -56,6 +58,7 @@ SLICES: dict[str, dict[tuple[str, int, str], int | None]] = {
     "full": {
         ("memory", 2, "commands"): None,
         ("memory", 2, "halves"): None,
+        ("memory", 2, "holds"): None,
         ("memory", 2, "havoc"): None,
         ("memory", 2, "abandoned"): None,
         ("cache", 2, "abandoned"): 40,

@@ -38,6 +38,8 @@ POINTS = {
     ),
     **dict.fromkeys(("clear-weights", "clear-kv"), ("after:clear",)),
     **dict.fromkeys(("wake-weights", "wake-kv"), ("after:update", "after:commit", "after:committed")),
+    "hold": (*("before:hold", "after:hold", "before:commit", "after:commit"), "before:committed"),
+    "release": (*("before:release", "after:release", "before:commit", "after:commit"), "before:committed"),
     "hot": (
         *("before:hot_update", "after:hot_update", "before:hot_commit", "after:hot_commit"),
         *("before:committed", "after:committed"),

@@ -24,7 +24,7 @@ from campaign import (
 from campaign.case import Case
 from campaign.catalogue import every_case, every_other_case, hear_points
 from campaign.group import GroupUnderFault
-from campaign.operations import COMMANDS, HALVES, POLICIES
+from campaign.operations import COMMANDS, HALVES, HOLDS, POLICIES
 from campaign.result import Result
 
 #: Who plays which operation; all others are faults of ranks.
@@ -42,9 +42,10 @@ _PLAYERS: dict[str, Callable[[Case, GroupUnderFault], Result]] = {
 
 
 #: Which cases there are, by what they are about: everything at once; weights and KV cache one by one, and the
-#: policies for KV blocks; several faults, or faults at any line; controllers that never come back; signals
-#: to the commands themselves; peers that flood or lie while versions are streamed, or read over Mooncake.
-FAMILIES = ("commands", "halves", "havoc", "abandoned", "signals", "floods")
+#: policies for KV blocks; holds, releases and commands under a hold; several faults, or faults at any line;
+#: controllers that never come back; signals to the commands themselves; peers that flood or lie while
+#: versions are streamed, or read over Mooncake.
+FAMILIES = ("commands", "halves", "holds", "havoc", "abandoned", "signals", "floods")
 
 
 #: Whose cases are named without a group that runs.
@@ -61,14 +62,15 @@ def all_cases(kind: str, ranks: int, family: str = "commands") -> list[Case]:
     if family in _NAMED:
         return [case for name in _NAMED[family] for case in name(kind, ranks)]
     with GroupUnderFault(kind, ranks) as group:
-        heard = hear_points(group, (*HALVES, *POLICIES) if family == "halves" else COMMANDS)
+        played = {"halves": (*HALVES, *POLICIES), "holds": tuple(HOLDS)}.get(family, tuple(COMMANDS))
+        heard = hear_points(group, played)
         of_ranks, others = group.victims[:ranks], group.victims[ranks:]
         cases = list(every_case(group, heard, others))
         # Beside a KV-cache process, and with halves, ranks do what they do elsewhere, too.
         every = every_case if family == "commands" and not others else every_other_case
         cases += every(group, heard, of_ranks)
-        if family == "halves":
-            return cases + controller_faults.cases(kind, ranks, HALVES)
+        if family in ("halves", "holds"):
+            return cases + controller_faults.cases(kind, ranks, played)
     cases += controller_faults.cases(kind, ranks, COMMANDS)
     cases += random_faults.cases(kind, ranks)
     if kind == "cache":  # what it shares with other groups is damaged there

@@ -29,6 +29,7 @@ class Begin(enum.Enum):
     CLEARED = "nothing"
     WEIGHTS_ALONE = "weights, and no KV cache"
     KV_ALONE = "a KV cache, and no weights"
+    HELD = "both, and it is held"
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Operation:
     Parameters
     ----------
     command : str
-        ``clear``, ``update`` or ``hot``.
+        ``clear``, ``update``, ``hot``, ``hold`` or ``release``.
     begin : Begin
         What the group holds before.
     endings, recovered : tuple of str
@@ -126,7 +127,24 @@ POLICIES: dict[str, Operation] = {
     for kept, policy in _KEEPS.items()
 }
 
-OPERATIONS: dict[str, Operation] = {**COMMANDS, **HALVES, **POLICIES}
+_HELD, _STANDING = ("held",), ("old version", "held")
+
+#: Holds and releases, and commands under a hold.
+HOLDS: dict[str, Operation] = {
+    "hold": Operation("hold", Begin.SERVING, _STANDING, _STANDING, False, {"in_flight": InFlightPolicy.KEEP}),
+    "release": Operation("release", Begin.HELD, _STANDING, _STANDING, brings_weights=False),
+    "held-in_place": Operation("update", Begin.HELD, ("held", "held, without memory"), _HELD),
+    "held-hot": Operation("hot", Begin.HELD, _HELD, _HELD),
+    "held-serve": Operation(
+        "update",
+        Begin.HELD,
+        ("held", "held, without memory", "new version"),
+        ("held", "new version"),
+        options={"after": "serve"},
+    ),
+}
+
+OPERATIONS: dict[str, Operation] = {**COMMANDS, **HALVES, **POLICIES, **HOLDS}
 
 
 def operation_of(name: str) -> Operation:
@@ -144,6 +162,8 @@ def outcome_of(status: GroupStatus, before: int | None, version: int | None) -> 
     before, version : int or None
         What it held before the operation, and what that should have brought.
     """
+    if status.hold is not None:
+        return "held, without memory" if status.missing else "held"
     if status.serving:
         return {before: "old version", version: "new version"}.get(status.version, "another version")
     if status.holds_half:

@@ -34,7 +34,12 @@ _DEADLY = (Act.KILL, Act.FREEZE, Act.HANG)
 _MAX_MESSAGE = 300
 
 #: What is asked of a group, which serves or holds nothing, to make it what an operation begins with.
-_WAYS = {Begin.CLEARED: "clear", Begin.WEIGHTS_ALONE: "clear-kv", Begin.KV_ALONE: "clear-weights"}
+_WAYS = {
+    Begin.CLEARED: "clear",
+    Begin.WEIGHTS_ALONE: "clear-kv",
+    Begin.KV_ALONE: "clear-weights",
+    Begin.HELD: "hold",
+}
 
 
 def play(case: Case, group: GroupUnderFault) -> Result:
@@ -113,8 +118,9 @@ def prepare(operation: str, group: GroupUnderFault, result: Result) -> int | Non
     if begin in _WAYS:
         answer = group.command(_WAYS[begin])
         if answer.receipt is None:
-            raise HangError(f"the group could not be cleared before the case: {answer.said}")
-    return group.status().version if begin in (Begin.SERVING, Begin.WEIGHTS_ALONE) else None
+            raise HangError(f"the group could not be {_WAYS[begin]} before the case: {answer.said}")
+    has_weights = (Begin.SERVING, Begin.WEIGHTS_ALONE, Begin.HELD)
+    return group.status().version if begin in has_weights else None
 
 
 def judge_answer(fault: Fault, answer: Answer, result: Result, group: GroupUnderFault) -> None:
@@ -204,6 +210,9 @@ def good_update(group: GroupUnderFault, result: Result) -> None:
         result.problems.append(f"a good update afterwards failed: {answer.said[:_MAX_MESSAGE]}")
         result.leftovers += group.stop()
         return
+    if answer.receipt.hold is not None:
+        released = group.command("release")
+        result.require(released.receipt is not None, f"a release afterwards failed: {released.said}")
     account(result, *group.await_service(version))
 
 

@@ -39,6 +39,7 @@ _PACKAGE = _ROOT / "src" / "wsm"
 MODULES = (
     *(f"wsm.states.{name}" for name in ("votes", "park", "view", "takeover", "decide", "epochs")),
     *(f"wsm.states.{name}" for name in ("rank_state", "rank", "phases", "restoring")),
+    "wsm.states.holding",
     "wsm.states.joint",
     "wsm.states.table",
 )
