@@ -29,7 +29,7 @@ MAX_REQUEST_ID = 200
 #: Kind under which arguments stand in their payload slot.
 ARGUMENTS_KIND = 1
 
-_FLAGS = ("reload", "clears", "restores", "partial", "of_admission")
+_FLAGS = ("reload", "clears", "restores", "partial", "of_admission", "leased")
 
 #: Codes that other processes look for in a rank's report.
 VERSION_HELD: Final = "version-held"
@@ -181,6 +181,11 @@ class CommandArguments:
         serves: what was let go or half written, only a whole version brings back.
     transfer_mode : TransferMode or None
         By which way the version travels; None: as configured.
+    lease_s : float or None
+        Seconds that a caller may take for its decision, from the moment all are PREPARED; None: its
+        controller decides.
+    leased : bool
+        Whether that lease holds the decision while no process has the controller role.
     deadline_s : float or None
         Seconds after which an undecided command is aborted. Its controller counts them; the group itself does
         where that is stopped. None: not known.
@@ -206,6 +211,8 @@ class CommandArguments:
     partial: bool = False
     transfer_mode: TransferMode | None = None
     deadline_s: float | None = None
+    lease_s: float | None = None
+    leased: bool = False
     after: After = After.AS_BEFORE
     hold: Hold | None = None
     of_admission: bool = False
@@ -227,6 +234,8 @@ class CommandArguments:
                 "partial": self.partial,
                 "transfer_mode": None if self.transfer_mode is None else self.transfer_mode.value,
                 "deadline_s": self.deadline_s,
+                "lease_s": self.lease_s,
+                "leased": self.leased,
                 "after": self.after.value,
                 "hold": None if self.hold is None else self.hold.facts(),
                 "of_admission": self.of_admission,
@@ -250,7 +259,7 @@ class CommandArguments:
             hot_fallback = HotFallback(content["hot_fallback"])
             tags = checked_tags([Tag(value) for value in content["tags"]], none=content["of_admission"])
             mode = None if content["transfer_mode"] is None else TransferMode(content["transfer_mode"])
-            deadline_s = content["deadline_s"]
+            deadline_s, lease_s = content["deadline_s"], content["lease_s"]
             flags = {name: content[name] for name in _FLAGS}
             after = After(content["after"])
             hold = None if content["hold"] is None else Hold.of(content["hold"])
@@ -258,8 +267,9 @@ class CommandArguments:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
         if not isinstance(request_id, str) or not (version is None or type(version) is int):
             raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")
-        if not (deadline_s is None or type(deadline_s) in (int, float)):
-            raise CommandArgumentsError(problem=f"deadline_s {deadline_s!r}")
+        for name, seconds in (("deadline_s", deadline_s), ("lease_s", lease_s)):
+            if not (seconds is None or type(seconds) in (int, float)):
+                raise CommandArgumentsError(problem=f"{name} {seconds!r}")
         if set(map(type, flags.values())) != {bool}:
             raise CommandArgumentsError(problem=", ".join(f"{name} {flag!r}" for name, flag in flags.items()))
         return cls(
@@ -273,6 +283,7 @@ class CommandArguments:
             **flags,
             transfer_mode=mode,
             deadline_s=deadline_s,
+            lease_s=lease_s,
             after=after,
             hold=hold,
         )

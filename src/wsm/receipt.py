@@ -24,6 +24,8 @@ class Outcome(enum.Enum):
     ALREADY_SERVED = "already served"
     ALREADY_CLEARED = "already cleared"
     ALREADY_HELD = "already held"
+    PREPARED = "prepared"
+    ABORTED = "aborted"
     HELD = "held"
     HOLD_RENEWED = "hold renewed"
     RELEASED = "released"
@@ -84,6 +86,10 @@ class Receipt:
     hold : mapping or None
         The hold that the group stands under: ``id``, ``owner``, ``in_flight``, ``kv_policy``, ``lease_s``,
         ``on_lease`` and ``renewed_ns`` (of the host's monotonic clock); None: it is open.
+    staged_bytes : int
+        ``PREPARED``: bytes of weights that the ranks keep for the decision.
+    lease_s : float or None
+        ``PREPARED``: seconds from then on after which the decision is ABORT.
     """
 
     request_id: str
@@ -106,6 +112,8 @@ class Receipt:
     restorable: bool = True
     serving: bool = False
     hold: Mapping[str, Any] | None = None
+    staged_bytes: int = 0
+    lease_s: float | None = None
 
     def to_mapping(self) -> Mapping[str, Any]:
         """Return plain values, ready for JSON."""
@@ -132,6 +140,16 @@ class Receipt:
             return f"{does} by {owner}, {has}"
         return f"{does}, {f'serves version {self.version}' if self.serving else has}"
 
+    def _sentence_of_a_preparation(self) -> str:
+        old = (
+            "the old weights serve until the decision"
+            if self.hot
+            else "the old weights are gone: abort, or an end of the lease, leaves the group CLEARED"
+        )
+        lease = "" if self.lease_s is None else f" within {self.lease_s:g} s"
+        staged = f"{self.staged_bytes / 2**20:.1f} MiB"
+        return f"prepared version {self.version}, {staged}, to be committed or aborted{lease}; {old}"
+
     def sentence(self) -> str:
         """Say in one line what happened."""
         what = {
@@ -139,8 +157,13 @@ class Receipt:
             Outcome.UPDATED: f"serves version {self.version}",
             Outcome.ALREADY_SERVED: f"already serves version {self.version}; nothing was loaded",
             Outcome.ALREADY_CLEARED: "was cleared already; nothing was done",
+            Outcome.PREPARED: self._sentence_of_a_preparation(),
+            Outcome.ABORTED: "took back what was prepared; "
+            + (f"still serves version {self.version}" if not self.missing else "holds no weights"),
         }.get(self.outcome, "")
-        if self.outcome in _OF_ADMISSION:
+        if self.outcome in (Outcome.PREPARED, Outcome.ABORTED):
+            pass
+        elif self.outcome in _OF_ADMISSION:
             what = self._sentence_of_admission(_OF_ADMISSION[self.outcome])
         elif len(self.missing) == 1 or self.outcome is Outcome.ALREADY_HELD:
             what = self._sentence_of_a_half()

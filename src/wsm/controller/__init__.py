@@ -3,7 +3,9 @@
 ======================  ==================================================================================
 module                  responsible for
 ======================  ==================================================================================
-:mod:`.controller`      :class:`Controller`: ``clear()``, ``update()``, ``hold()``, ``status()``
+:mod:`.controller`      :class:`Controller`: ``clear()``, ``update()``, ``prepare()``, ``hold()``, ...
+:mod:`.prepared`        :class:`Prepared`: a command that its caller decides
+:mod:`._held`           what that caller says to the thread that drives the command
 :mod:`._opening`        how a command is begun: what a caller asks, what is refused, what needs no work
 :mod:`._transaction`    one open command, from its word to its end, in a thread; its :class:`Pending`
 :mod:`.recovery`        what a group is owed whose controller, or one of whose ranks, is gone
@@ -24,6 +26,7 @@ from wsm.controller._transaction import Pending
 from wsm.controller.controller import Controller
 from wsm.controller.engine_bridge import EngineBridge
 from wsm.controller.keeper import GroupProcesses, Keeper, ProcessEnd, RecoveryConfig
+from wsm.controller.prepared import Prepared
 from wsm.status.facts import GroupStatus, RankStatus
 
 __all__ = [
@@ -34,6 +37,7 @@ __all__ = [
     "GroupStatus",
     "Keeper",
     "Pending",
+    "Prepared",
     "ProcessEnd",
     "RankStatus",
     "RecoveryConfig",

@@ -22,7 +22,8 @@ from wsm.command import MAX_REQUEST_ID, CommandArguments, checked_request_id, pa
 from wsm.committed_record import CommittedRecord, CommittedRecordError
 from wsm.config import EngineWordsConfig
 from wsm.controller import errors, outcome
-from wsm.controller._transaction import Pending, Transaction
+from wsm.controller._held import HeldDecision
+from wsm.controller._transaction import Pending, Transaction, decision_held
 from wsm.controller.engine_words import TakenWords, leave_words, take_words
 from wsm.controller.errors import (
     CommandRefusedError,
@@ -61,7 +62,7 @@ from wsm.states.vocabulary import (
     WeightState,
     sentence_of,
 )
-from wsm.states.words import CommandWord, Operation, StatusCode
+from wsm.states.words import CommandWord, Decider, Operation, StatusCode
 from wsm.status.facts import who
 from wsm.status.rules import controller_in_words
 
@@ -102,6 +103,8 @@ class CommandRequest:
         Of a hold or a release: who asks.
     forced : bool
         Of a release: whether another's hold is released, too.
+    held : HeldDecision or None
+        What its caller will say, if it decides; None: the controller does.
     """
 
     operation: Operation
@@ -115,6 +118,7 @@ class CommandRequest:
     hold: str | None = None
     owner: str = ""
     forced: bool = False
+    held: HeldDecision | None = None
 
     def consistent(self) -> CommandRequest:
         """Return this request, an update, if its arguments go together.
@@ -161,6 +165,11 @@ class CommandRequest:
     def in_place(self, why: str) -> CommandRequest:
         """Return the ordinary update that does the same with a longer pause."""
         return replace(self, operation=Operation.UPDATE, fallback=why)
+
+    def held_by(self, held: HeldDecision, *, lease_s: float, leased: bool) -> CommandRequest:
+        """Return this request with a decision that its caller makes."""
+        arguments = replace(self.arguments, lease_s=lease_s, leased=leased)
+        return replace(self, arguments=arguments, held=held)
 
     def possible_from(self, state: WeightState) -> CommandRequest:
         """Return what is to be done where the group is: this, or in place what cannot be hot there.
@@ -385,7 +394,40 @@ class Opening:
             again = self._admit(following, self._group.view())
             return self._write(following, again, given_up, over).drive()
 
-        return Pending.driven(transaction, over, drive)
+        return Pending.driven(transaction, over, drive if request.held is None else request.held.told(drive))
+
+    def settle(self, request_id: str | None, *, commit: bool, settle_s: float, wait_s: float) -> Pending:
+        """Commit or abort the open command that no process drives; what is refused is raised here."""
+        with ExitStack() as ending:
+            self._access.begin_use()
+            ending.callback(self._access.end_use)
+            ending.callback(self._take_role(wait_s).release)
+            view = self._group.view()
+            arguments = self._group.arguments(view.command) or CommandArguments("its arguments are gone")
+            found = decide.objection(
+                view,
+                commit=commit,
+                leased=arguments.leased,
+                asked=request_id is None or request_id == arguments.request_id,
+            )
+            if found is decide.Objection.OTHERWISE:
+                raise errors.decided_otherwise(request_id=arguments.request_id, committed=not commit)
+            if found is not None:
+                raise errors.not_prepared(request_id=request_id or "", found=found.value)
+            held = HeldDecision()
+            held.say(commit=commit)
+            transaction = Transaction(
+                self._group,
+                view.command,
+                arguments,
+                deadline_s=settle_s,
+                settle_s=settle_s,
+                clock=self._clock,
+                previous=self._group.known_version(view),
+                held=held,
+            )
+            over = ending.pop_all()
+        return Pending.driven(transaction, over, transaction.drive)
 
     def _take_role(self, wait_s: float) -> LockHold:
         """Take the role; a process of the group that only ends an abandoned command is waited for."""
@@ -411,12 +453,16 @@ class Opening:
     def _complete_inherited(self, settle_s: float) -> View:
         """Bring a command to its end that another controller left open; the role proves that it is gone."""
         view = self._group.view()
-        if inherited(view) is Inheritance.NOTHING or view.command.operation is Operation.NONE:
+        arguments = self._group.arguments(view.command)
+        found = inherited(view, leased=arguments is not None and arguments.leased)
+        if found is Inheritance.NOTHING or view.command.operation is Operation.NONE:
             return view
+        if found is Inheritance.HELD:
+            raise decision_held(view, arguments)
         Transaction(
             self._group,
             view.command,
-            self._group.arguments(view.command) or CommandArguments("its arguments are gone"),
+            arguments or CommandArguments("its arguments are gone"),
             deadline_s=settle_s,
             settle_s=settle_s,
             clock=self._clock,
@@ -579,12 +625,16 @@ class Opening:
             if self._engine_words.suffixes:
                 taken = self._words_taken(request, admitted)
                 undo.callback(taken.give_back)
+                if request.arguments.leased and taken.words:
+                    raise errors.lease_and_words(words=", ".join(map(str, self._engine_words.suffixes)))
             arguments = replace(
                 request.arguments,
                 before=state_before(admitted.held, owed=admitted.owed),
                 deadline_s=request.deadline_s,
             )
             word = admitted.command._replace(operation=request.operation)
+            if request.held is not None:
+                word = word._replace(decider=Decider.CALLER)
             command = self._group.open(admitted.view, word, arguments)
             undo.pop_all()
         if taken is not None and taken.words:
@@ -599,6 +649,7 @@ class Opening:
             previous=admitted.committed.number,
             given_up=given_up,
             fallback=request.fallback,
+            held=request.held,
         )
 
     def _words_taken(self, request: CommandRequest, admitted: _Admitted) -> TakenWords:

@@ -19,9 +19,10 @@ from wsm import log
 from wsm.clock import Clock
 from wsm.command import CommandArguments
 from wsm.committed_record import CommittedRecord, CommittedRecordError
-from wsm.controller import outcome
+from wsm.controller import errors, outcome
+from wsm.controller._held import HeldDecision
 from wsm.controller._watch import LOOK_S, CommandWatch
-from wsm.controller.errors import EpochEndedError, UnsettledError
+from wsm.controller.errors import DecisionHeldError, EpochEndedError, UnsettledError
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError
 from wsm.receipt import Outcome, Receipt, named
@@ -31,7 +32,7 @@ from wsm.states import journal as kinds
 from wsm.states.decide import resident_on_each
 from wsm.states.view import View
 from wsm.states.vocabulary import Tag
-from wsm.states.words import CommandWord, Operation, StatusCode
+from wsm.states.words import CommandWord, Decider, Operation, StatusCode
 from wsm.status.blame import Situation
 
 
@@ -42,7 +43,7 @@ class Due(NamedTuple):
     ----------
     word : Operation or None
         The decision; None: none yet, or none any more.
-    agree, give_up : bool
+    agree, give_up, verdict : bool or None
         What it was decided by, as :func:`wsm.states.decide.decision` takes them.
     unusable : ReportFormatError or None
         Why what the participants prepared cannot be compared, and is not committed.
@@ -52,9 +53,10 @@ class Due(NamedTuple):
     agree: bool = False
     give_up: bool = False
     unusable: ReportFormatError | None = None
+    verdict: bool | None = None
 
 
-def due_decision(group: GroupView, view: View, *, give_up: bool) -> Due:
+def due_decision(group: GroupView, view: View, *, give_up: bool, verdict: bool | None = None) -> Due:
     """Read what the participants have prepared, and decide: COMMIT where all agree, ABORT where one does not.
 
     Where their words are there before their reports, that takes another look, unless `give_up`.
@@ -68,7 +70,8 @@ def due_decision(group: GroupView, view: View, *, give_up: bool) -> Due:
         if prepared is None and unusable is None and not give_up:
             return Due(None)
     agree = prepared is not None and outcome.agree(prepared)
-    return Due(decide.decision(view, agree=agree, give_up=give_up), agree, give_up, unusable)
+    word = decide.decision(view, agree=agree, give_up=give_up, verdict=verdict)
+    return Due(word, agree, give_up, unusable, verdict)
 
 
 def write_decision(group: GroupView, view: View, due: Due) -> bool:
@@ -78,8 +81,10 @@ def write_decision(group: GroupView, view: View, due: Due) -> bool:
     command, journal = decide.decided(view, due.word), group.journal
     decided_at = journal.moment()
     group.write_command(command)
-    journal.asked("decision", view, due.word, decided_at, agree=due.agree, give_up=due.give_up)
-    journal.note(kinds.DECISION, command, decided_at, operation=due.word.name)
+    said = {} if command.decider is Decider.CONTROLLER else {"verdict": due.verdict}
+    journal.asked("decision", view, due.word, decided_at, agree=due.agree, give_up=due.give_up, **said)
+    by = {} if command.decider is Decider.CONTROLLER else {"decider": command.decider.name}
+    journal.note(kinds.DECISION, command, decided_at, operation=due.word.name, **by)
     log.logger("controller").info(
         log.COMMAND_DECIDED, epoch=command.epoch, sequence=command.sequence, decision=due.word.name
     )
@@ -159,6 +164,21 @@ def committed_by(
 _OUTCOMES = {Operation.HOLD: Outcome.HELD, Operation.RELEASE: Outcome.RELEASED}
 
 
+def decision_held(view: View, arguments: CommandArguments | None) -> DecisionHeldError:
+    """Return the error for a process that may not decide the open command of `view`."""
+    request_id = "its arguments are gone" if arguments is None else arguments.request_id
+    if view.command.decider is Decider.OUTSIDE:
+        by, fix = (
+            "made outside",
+            "wait until it is known; 'wsm abort' gives it up, though it may be COMMIT there",
+        )
+    else:
+        lease_s = None if arguments is None else arguments.lease_s
+        by = f"its caller's, for {lease_s or 0:g} s from the moment when all were prepared"
+        fix = "wait for 'wsm commit' or 'wsm abort', or until that is over"
+    return DecisionHeldError(sequence=view.command.sequence, request_id=request_id, by=by, fix=fix)
+
+
 class Transaction:
     """A command under way, as :class:`wsm.Controller` drives it.
 
@@ -182,6 +202,8 @@ class Transaction:
         Set when the caller gives up; shared by the commands of one request.
     fallback : str or None
         For the receipt: why this command is not the hot one that was asked for.
+    held : HeldDecision or None
+        What who decides says of it; None: this object decides.
 
     Attributes
     ----------
@@ -203,6 +225,7 @@ class Transaction:
         previous: int | None,
         given_up: threading.Event | None = None,
         fallback: str | None = None,
+        held: HeldDecision | None = None,
     ) -> None:
         self.request_id = arguments.request_id
         self.sequence = command.sequence
@@ -217,6 +240,10 @@ class Transaction:
         self._previous = previous
         self._given_up = given_up or threading.Event()
         self._fallback = fallback
+        self._held = held
+        self._prepared_ns: int | None = None
+        self._handed_over: Receipt | None = None
+        self._lease_over = False
         self._gave_up = False
         self._unusable: ReportFormatError | None = None
         self._is_inherited = False
@@ -269,36 +296,72 @@ class Transaction:
                     sequence=self._command.sequence,
                     group=self._group.status().sentence(),
                 )
-            if view.command.operation.is_decision and self._decided_ns is None:
-                self._decided_ns = self._clock.monotonic_ns()  # by a controller that is dead
+            if view.command.operation.is_decision:  # perhaps by a controller that is dead
+                self._decided_ns = self._decided_ns or self._clock.monotonic_ns()
             if decide.is_over(view):
                 break
             if self._write_what_follows(view):
                 continue
+            if self._handed_over is not None:
+                return self._handed_over
             if self._watch.look(view) and self._decided_ns is None:
                 continue  # there is a reason to give up that was not known
             self._raise_if_stuck(view)
-            left_s = LOOK_S if self._decided_ns else self._deadline_s - self._elapsed_s(self._began_ns)
+            left_s = LOOK_S if self._decided_ns else self._left_s()
             self._group.wait(look, self._watch.wait_s(left_s))
+        return self._ended(view)
+
+    def _ended(self, view: View) -> Receipt:
         if view.command.operation.is_commit:
             how = _OUTCOMES.get(self._command.operation, Outcome.UPDATED)
             return self._receipt(how, StatusCode.DONE_COMMITTED)
         if view.command.operation is Operation.CLEAR:
             return self._receipt(Outcome.CLEARED, StatusCode.DONE_CLEARED)
+        if self._was_taken_back():
+            return self._receipt(Outcome.ABORTED, StatusCode.DONE_KEPT)
         raise self._aborted()
+
+    def _was_taken_back(self) -> bool:
+        """Whether the command was aborted because who decides it said so."""
+        then = self._situation
+        said = self._held is not None and self._held.said is False
+        return said and not (then.lost or then.hangs or then.failed)
+
+    def _left_s(self) -> float:
+        """Seconds that are left until the deadline, or of the lease once all are PREPARED."""
+        if self._prepared_ns is None:
+            return self._deadline_s - self._elapsed_s(self._began_ns)
+        lease_s = self._arguments.lease_s
+        return LOOK_S if lease_s is None else lease_s - self._elapsed_s(self._prepared_ns)
+
+    def _hear(self, view: View, due: Due) -> None:
+        """Tell who decides that all are PREPARED; one whose lease holds the decision goes on without this."""
+        if self._held is None or self._prepared_ns is not None:
+            return
+        if not due.agree or not decide.all_prepared(view):
+            return
+        self._prepared_ns = self._clock.monotonic_ns()
+        receipt = self._receipt(Outcome.PREPARED, StatusCode.PREPARED)
+        if self._arguments.leased and self._held.said is None:
+            self._handed_over = receipt
+        self._held.tell(receipt)
 
     def _write_what_follows(self, view: View) -> bool:
         """Write the decision, or the committed version, if it is time; return whether one was written."""
         if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
             return complete_commit(self._group, view, self._arguments)
-        give_up = False
+        if self._is_inherited and decide.is_held(view, leased=self._arguments.leased):
+            raise decision_held(view, self._arguments)
+        give_up, verdict = False, None if self._held is None else self._held.said
         if self._decided_ns is None:
-            self._gave_up = self._given_up.is_set()
-            late = self._elapsed_s(self._began_ns) > self._deadline_s
+            self._gave_up = self._given_up.is_set() or verdict is False
+            late = self._left_s() < 0
             give_up = bool(self._watch.lost or self._watch.hangs) or self._gave_up or late
-        due = due_decision(self._group, view, give_up=give_up)
+            self._lease_over = late and self._prepared_ns is not None
+        due = due_decision(self._group, view, give_up=give_up, verdict=verdict)
         self._unusable = due.unusable or self._unusable
         if due.word is None:
+            self._hear(view, due)
             return False
         if due.word.is_abort:
             self._situation = self._seen(view)
@@ -356,13 +419,18 @@ class Transaction:
         if self._unusable is not None:
             self._log.error(log.COMMAND_FAILED, error=str(self._unusable))
             return self._unusable
-        error = outcome.aborted(
-            self._group,
-            self._command,
-            request_id=self._arguments.request_id,
-            operation=self._command.operation.name.lower().replace("_", " "),
-            then=self._situation,
-        )
+        then, operation = self._situation, self._command.operation.name.lower().replace("_", " ")
+        if self._lease_over and not (then.lost or then.hangs or then.failed or self._gave_up):
+            error: WsmError = errors.lease_over(
+                request_id=self.request_id,
+                operation=operation,
+                lease_s=self._arguments.lease_s or 0.0,
+                group=self._group.status().sentence(),
+            )
+        else:
+            error = outcome.aborted(
+                self._group, self._command, request_id=self.request_id, operation=operation, then=then
+            )
         if outcome.found_held(error):
             told = f"nothing to do: {error.context['cause']}"
             self._log.info(log.COMMAND_FINISHED, outcome=told)
@@ -377,6 +445,9 @@ class Transaction:
         view = self._group.view()
         digests = {report.manifest_digest for report in found if report.manifest_digest is not None}
         missing = frozenset(tag for each in resident_on_each(view) for tag in each.missing)
+        version = None if Tag.WEIGHTS in missing else self._group.known_version(view)
+        if how is Outcome.PREPARED:
+            version = commanded_version(self._group, view, self._arguments)
         # A hot command's version is staged until the decision, which every rank has served until then.
         staged_ns = (self._decided_ns or self._began_ns) if self._command.operation.is_hot else self._began_ns
         receipt = Receipt(
@@ -384,7 +455,7 @@ class Transaction:
             outcome=how,
             epoch=self._command.epoch,
             sequence=self._command.sequence,
-            version=None if Tag.WEIGHTS in missing else self._group.known_version(view),
+            version=version,
             previous_version=self._previous,
             manifest_digest=digests.pop() if len(digests) == 1 else None,
             loaded=how is Outcome.UPDATED and (not found or any(report.tensors for report in found)),
@@ -400,7 +471,11 @@ class Transaction:
             restorable=outcome.restorable(found),
             serving=not missing and not view.committed.held,
             hold=self._group.hold(view),
+            staged_bytes=sum(report.bytes for report in found) if how is Outcome.PREPARED else 0,
+            lease_s=self._arguments.lease_s if how is Outcome.PREPARED else None,
         )
+        if how is Outcome.PREPARED:
+            return receipt
         self._log.info(log.COMMAND_FINISHED, outcome=how.value, seconds=receipt.seconds)
         self._group.journal.note(kinds.COMMAND_OVER, self._command, outcome=receipt.sentence())
         return receipt

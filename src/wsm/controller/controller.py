@@ -15,6 +15,7 @@ from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments, checked_tags
 from wsm.config import EngineWordsConfig
 from wsm.controller import errors
+from wsm.controller._held import HeldDecision
 from wsm.controller._opening import (
     ANY_OWNER,
     SETTLE_S,
@@ -26,6 +27,7 @@ from wsm.controller._opening import (
 )
 from wsm.controller._transaction import Pending
 from wsm.controller.group_view import GroupAccess
+from wsm.controller.prepared import Prepared
 from wsm.receipt import Receipt
 from wsm.states.vocabulary import (
     ALL_TAGS,
@@ -62,6 +64,63 @@ def _awaited(
         """
     command.__signature__ = inspect.signature(begin)  # type: ignore[attr-defined] # read by help()
     return command
+
+
+def _update_request(
+    version: int | None,
+    *,
+    tags: Collection[Tag],
+    hot: bool,
+    hot_fallback: HotFallback | str,
+    in_flight: InFlightPolicy | None,
+    kv_policy: KVPolicy,
+    force: bool,
+    partial: bool,
+    transfer_mode: TransferMode | str | None,
+    deadline_s: float,
+    settle_s: float,
+    wait_s: float,
+    request_id: str | None,
+    after: After | str,
+    hold: str | None,
+    owner: str,
+    still_wanted: Callable[[], bool] | None,
+) -> CommandRequest:
+    """Return the request of an update, if its arguments go together."""
+    mode = transfer_mode
+    if mode is not None:
+        mode = choice_of(TransferMode, mode, errors.unknown_transfer_mode)
+    name = request_id_of(request_id)
+    usual = in_flight or (InFlightPolicy.KEEP if hot else InFlightPolicy.ABORT)
+    left = choice_of(After, after, errors.unknown_after)
+    arguments = CommandArguments(
+        name,
+        version,
+        usual,
+        kv_policy,
+        hot_fallback=choice_of(HotFallback, hot_fallback, errors.hot_fallback),
+        tags=checked_tags(tags),
+        reload=force,
+        partial=partial,
+        transfer_mode=mode,
+        after=left,
+        hold=hold_of(name, owner, usual, KVPolicy.KEEP, lease_s=None, on_lease=OnLease.STAY)
+        if left is After.HELD
+        else None,
+    )
+    operation = Operation.HOT_UPDATE if hot else Operation.UPDATE
+    request = CommandRequest(
+        operation,
+        arguments,
+        deadline_s,
+        settle_s,
+        wait_s,
+        still_wanted,
+        in_flight=in_flight,
+        hold=hold,
+        owner=owner,
+    )
+    return request.consistent()
 
 
 @final
@@ -507,45 +566,331 @@ class Controller:
         still_wanted: Callable[[], bool] | None = None,
     ) -> Pending:
         """As :meth:`update`, without waiting for its end; `still_wanted` as :meth:`begin_clear`."""
-        mode = transfer_mode
-        if mode is not None:
-            mode = choice_of(TransferMode, mode, errors.unknown_transfer_mode)
-        name = request_id_of(request_id)
-        usual = in_flight or (InFlightPolicy.KEEP if hot else InFlightPolicy.ABORT)
-        left = choice_of(After, after, errors.unknown_after)
-        arguments = CommandArguments(
-            name,
+        request = _update_request(
             version,
-            usual,
-            kv_policy,
-            hot_fallback=choice_of(HotFallback, hot_fallback, errors.hot_fallback),
-            tags=checked_tags(tags),
-            reload=force,
-            partial=partial,
-            transfer_mode=mode,
-            after=left,
-            hold=hold_of(name, owner, usual, KVPolicy.KEEP, lease_s=None, on_lease=OnLease.STAY)
-            if left is After.HELD
-            else None,
-        )
-        operation = Operation.HOT_UPDATE if hot else Operation.UPDATE
-        request = CommandRequest(
-            operation,
-            arguments,
-            deadline_s,
-            settle_s,
-            wait_s,
-            still_wanted,
+            tags=tags,
+            hot=hot,
+            hot_fallback=hot_fallback,
             in_flight=in_flight,
+            kv_policy=kv_policy,
+            force=force,
+            partial=partial,
+            transfer_mode=transfer_mode,
+            deadline_s=deadline_s,
+            settle_s=settle_s,
+            wait_s=wait_s,
+            request_id=request_id,
+            after=after,
+            hold=hold,
+            owner=owner,
+            still_wanted=still_wanted,
+        )
+        return self._opening.begin(request)
+
+    def prepare(
+        self,
+        version: int | None = None,
+        *,
+        tags: Collection[Tag] = ALL_TAGS,
+        hot: bool = True,
+        hot_fallback: HotFallback | str = HotFallback.REFUSE,
+        in_flight: InFlightPolicy | None = None,
+        kv_policy: KVPolicy = KVPolicy.DROP,
+        force: bool = False,
+        partial: bool = False,
+        transfer_mode: TransferMode | str | None = None,
+        deadline_s: float = 300.0,
+        lease_s: float | None = None,
+        settle_s: float = SETTLE_S,
+        wait_s: float = 0.0,
+        request_id: str | None = None,
+        after: After | str = After.AS_BEFORE,
+        hold: str | None = None,
+        owner: str = ANY_OWNER,
+    ) -> Prepared:
+        """Load a version on every rank, and leave it to the caller whether the group serves it; wait for all.
+
+        Groups are switched together so: prepare each, then commit one after the other. A caller that dies in
+        between leaves groups that differ, and each says what it serves.
+
+        Parameters
+        ----------
+        version, tags, hot_fallback, in_flight, kv_policy, force, partial, transfer_mode, after, hold, owner
+            As :meth:`update`.
+        hot : bool
+            Whether the version is staged beside the one that serves, which serves on until the decision.
+            False loads in place: once all are PREPARED the old weights are gone, and abort, a lease that is
+            over, and the death of this process leave the group CLEARED.
+        deadline_s : float
+            Seconds after which the command is aborted if not all are PREPARED.
+        lease_s : float or None
+            Seconds that may pass from then on until it is aborted undecided; None: as `deadline_s`.
+        settle_s, wait_s, request_id
+            As :meth:`update`.
+
+        Returns
+        -------
+        Prepared
+            All ranks have prepared it. Commit or abort it; until then every other command gets
+            :class:`RoleBusyError`.
+
+        Raises
+        ------
+        WsmError
+            As :meth:`update`. The command was aborted then, or never written.
+        """
+        prepared = self.begin_prepare(
+            version,
+            tags=tags,
+            hot=hot,
+            hot_fallback=hot_fallback,
+            in_flight=in_flight,
+            kv_policy=kv_policy,
+            force=force,
+            partial=partial,
+            transfer_mode=transfer_mode,
+            deadline_s=deadline_s,
+            lease_s=lease_s,
+            settle_s=settle_s,
+            wait_s=wait_s,
+            request_id=request_id,
+            after=after,
             hold=hold,
             owner=owner,
         )
-        return self._opening.begin(request.consistent())
+        try:
+            return prepared.wait()
+        except BaseException:
+            prepared.give_up()
+            raise
+
+    def begin_prepare(
+        self,
+        version: int | None = None,
+        *,
+        tags: Collection[Tag] = ALL_TAGS,
+        hot: bool = True,
+        hot_fallback: HotFallback | str = HotFallback.REFUSE,
+        in_flight: InFlightPolicy | None = None,
+        kv_policy: KVPolicy = KVPolicy.DROP,
+        force: bool = False,
+        partial: bool = False,
+        transfer_mode: TransferMode | str | None = None,
+        deadline_s: float = 300.0,
+        lease_s: float | None = None,
+        settle_s: float = SETTLE_S,
+        wait_s: float = 0.0,
+        request_id: str | None = None,
+        after: After | str = After.AS_BEFORE,
+        hold: str | None = None,
+        owner: str = ANY_OWNER,
+        still_wanted: Callable[[], bool] | None = None,
+    ) -> Prepared:
+        """As :meth:`prepare`; :meth:`Prepared.wait` waits. `still_wanted` as :meth:`begin_clear`."""
+        held = HeldDecision()
+        request = _update_request(
+            version,
+            tags=tags,
+            hot=hot,
+            hot_fallback=hot_fallback,
+            in_flight=in_flight,
+            kv_policy=kv_policy,
+            force=force,
+            partial=partial,
+            transfer_mode=transfer_mode,
+            deadline_s=deadline_s,
+            settle_s=settle_s,
+            wait_s=wait_s,
+            request_id=request_id,
+            after=after,
+            hold=hold,
+            owner=owner,
+            still_wanted=still_wanted,
+        )
+        request = request.held_by(held, lease_s=deadline_s if lease_s is None else lease_s, leased=False)
+        pending = self._opening.begin(request)
+        if pending.over and not held.prepared.done():
+            held.tell(pending.result())  # nothing had to be prepared
+        return Prepared(pending, held, self._access.group.ring)
+
+    async def prepare_async(
+        self,
+        version: int | None = None,
+        *,
+        tags: Collection[Tag] = ALL_TAGS,
+        hot: bool = True,
+        hot_fallback: HotFallback | str = HotFallback.REFUSE,
+        in_flight: InFlightPolicy | None = None,
+        kv_policy: KVPolicy = KVPolicy.DROP,
+        force: bool = False,
+        partial: bool = False,
+        transfer_mode: TransferMode | str | None = None,
+        deadline_s: float = 300.0,
+        lease_s: float | None = None,
+        settle_s: float = SETTLE_S,
+        wait_s: float = 0.0,
+        request_id: str | None = None,
+        after: After | str = After.AS_BEFORE,
+        hold: str | None = None,
+        owner: str = ANY_OWNER,
+    ) -> Prepared:
+        """As :meth:`prepare`, for a coroutine.
+
+        To cancel the task leaves the command as it is, under its request id; to abort it then, use
+        :meth:`begin_prepare` and :meth:`Prepared.give_up`.
+        """
+        import asyncio  # noqa: PLC0415 - as in :meth:`.Pending.__await__`
+
+        return await (
+            await asyncio.to_thread(
+                self.begin_prepare,
+                version,
+                tags=tags,
+                hot=hot,
+                hot_fallback=hot_fallback,
+                in_flight=in_flight,
+                kv_policy=kv_policy,
+                force=force,
+                partial=partial,
+                transfer_mode=transfer_mode,
+                deadline_s=deadline_s,
+                lease_s=lease_s,
+                settle_s=settle_s,
+                wait_s=wait_s,
+                request_id=request_id,
+                after=after,
+                hold=hold,
+                owner=owner,
+            )
+        )
+
+    def begin_lease(
+        self,
+        version: int | None = None,
+        *,
+        tags: Collection[Tag] = ALL_TAGS,
+        hot: bool = True,
+        hot_fallback: HotFallback | str = HotFallback.REFUSE,
+        in_flight: InFlightPolicy | None = None,
+        kv_policy: KVPolicy = KVPolicy.DROP,
+        force: bool = False,
+        partial: bool = False,
+        transfer_mode: TransferMode | str | None = None,
+        deadline_s: float = 300.0,
+        lease_s: float | None = None,
+        settle_s: float = SETTLE_S,
+        wait_s: float = 0.0,
+        request_id: str | None = None,
+        after: After | str = After.AS_BEFORE,
+        hold: str | None = None,
+        owner: str = ANY_OWNER,
+        still_wanted: Callable[[], bool] | None = None,
+    ) -> Pending:
+        """As :meth:`begin_prepare`, for a decision that a lease holds and no process.
+
+        Once all are PREPARED the controller role is free, and this process may end; the decision belongs to
+        the request id. :meth:`commit` and :meth:`abort` make it, from any process; all other commands get
+        :class:`DecisionHeldError`. When the lease is over, a process of the group aborts the command.
+
+        Returns
+        -------
+        Pending
+            Its receipt says ``PREPARED``, or ``ALREADY_SERVED`` or ``ALREADY_HELD``.
+        """
+        request = _update_request(
+            version,
+            tags=tags,
+            hot=hot,
+            hot_fallback=hot_fallback,
+            in_flight=in_flight,
+            kv_policy=kv_policy,
+            force=force,
+            partial=partial,
+            transfer_mode=transfer_mode,
+            deadline_s=deadline_s,
+            settle_s=settle_s,
+            wait_s=wait_s,
+            request_id=request_id,
+            after=after,
+            hold=hold,
+            owner=owner,
+            still_wanted=still_wanted,
+        )
+        lease_s = deadline_s if lease_s is None else lease_s
+        return self._opening.begin(request.held_by(HeldDecision(), lease_s=lease_s, leased=True))
+
+    def commit(self, request_id: str, *, settle_s: float = SETTLE_S, wait_s: float = 0.0) -> Receipt:
+        """Serve what a lease holds (:meth:`begin_lease`), and wait for it.
+
+        Parameters
+        ----------
+        request_id : str
+            Which command.
+        settle_s, wait_s : float
+            As :meth:`clear`.
+
+        Returns
+        -------
+        Receipt
+            ``UPDATED``, a second time, too, while no other command was given.
+
+        Raises
+        ------
+        RefusedError
+            If that command is not there, or its decision is not its caller's (code ``not-prepared``), or it
+            was aborted, by its lease or an operator (code ``decided-otherwise``). Nothing was written.
+        RoleBusyError
+            If a process holds the decision, or commands the group.
+        WsmError
+            As :meth:`update`.
+        """
+        return self.begin_commit(request_id, settle_s=settle_s, wait_s=wait_s).result()
+
+    def begin_commit(self, request_id: str, *, settle_s: float = SETTLE_S, wait_s: float = 0.0) -> Pending:
+        """As :meth:`commit`, without waiting for its end. What is refused is raised here."""
+        return self._opening.settle(request_id, commit=True, settle_s=settle_s, wait_s=wait_s)
+
+    def abort(
+        self, request_id: str | None = None, *, settle_s: float = SETTLE_S, wait_s: float = 0.0
+    ) -> Receipt:
+        """Take back what a lease holds, or what is decided outside, and wait for it.
+
+        What is decided outside may have been decided to be committed: this is the operator's way out, is
+        journalled as that, and a COMMIT that arrives later is refused.
+
+        Parameters
+        ----------
+        request_id : str or None
+            Which command; None: whichever is prepared.
+        settle_s, wait_s : float
+            As :meth:`clear`.
+
+        Returns
+        -------
+        Receipt
+            ``ABORTED``; its ``missing`` names what is gone, which of a hot update is nothing.
+
+        Raises
+        ------
+        RefusedError
+            As :meth:`commit`.
+        RoleBusyError
+            If a process holds the decision; it is named. Let it abort, or end it.
+        """
+        return self.begin_abort(request_id, settle_s=settle_s, wait_s=wait_s).result()
+
+    def begin_abort(
+        self, request_id: str | None = None, *, settle_s: float = SETTLE_S, wait_s: float = 0.0
+    ) -> Pending:
+        """As :meth:`abort`, without waiting for its end. What is refused is raised here."""
+        return self._opening.settle(request_id, commit=False, settle_s=settle_s, wait_s=wait_s)
 
     hold_async = _awaited(begin_hold)
     release_async = _awaited(begin_release)
     clear_async = _awaited(begin_clear)
     update_async = _awaited(begin_update)
+    commit_async = _awaited(begin_commit)
+    abort_async = _awaited(begin_abort)
 
     def status(self) -> GroupStatus:
         """Read what the group is doing now. Does not block, needs no role, works on a dead group.

@@ -226,6 +226,64 @@ class EpochEndedError(GroupError):
         )
 
 
+class DecisionHeldError(RefusedError):
+    """The open command waits for who decides it; no other process may, and no other command is taken."""
+
+    retryable = True
+
+    def __init__(self, *, sequence: int, request_id: str, by: str, fix: str) -> None:
+        super().__init__(
+            f"command {sequence} ({request_id}) is prepared, and its decision is {by}; {fix}",
+            sequence=sequence,
+            request_id=request_id,
+            by=by,
+        )
+
+
+def lease_over(*, request_id: str, operation: str, lease_s: float, group: str) -> GroupError:
+    """A caller was told that all are PREPARED, and did not decide within its lease; it was aborted."""
+    return GroupError(
+        f"{operation} was aborted, since its caller neither committed nor aborted it within {lease_s:g} s "
+        f"from the moment when all ranks were prepared [{group}]; prepare it again, with a longer lease",
+        code="lease-over",
+        request_id=request_id,
+        operation=operation,
+        lease_s=lease_s,
+        group=group,
+    )
+
+
+def decided_otherwise(*, request_id: str, committed: bool) -> RefusedError:
+    """A decision is final, and the other one was asked for."""
+    was = "committed" if committed else "aborted"
+    return RefusedError(
+        f"{request_id} was {was} before, and a decision is final; ask for a new update",
+        code="decided-otherwise",
+        request_id=request_id,
+        committed=committed,
+    )
+
+
+def not_prepared(*, request_id: str, found: str) -> RefusedError:
+    """There is no prepared command of that request to be decided now."""
+    return RefusedError(
+        f"{request_id or 'any request'} cannot be decided: {found}; nothing was changed. Prepare it again",
+        code="not-prepared",
+        request_id=request_id,
+        found=found,
+    )
+
+
+def lease_and_words(*, words: str) -> RefusedError:
+    """No process is left that could answer an engine's words while a lease holds the decision."""
+    return RefusedError(
+        f"a lease cannot hold an update in place of an engine that waits at its words {words}; nothing was "
+        "changed: prepare it hot, or in a process that lives until the decision",
+        code="lease-and-words",
+        words=words,
+    )
+
+
 def rank_alive(*, rank: int, pid: int) -> RefusedError:
     """An epoch was to be ended because of a process that still lives and may still write its words."""
     return RefusedError(

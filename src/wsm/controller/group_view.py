@@ -31,7 +31,7 @@ from wsm.states import epochs
 from wsm.states import journal as kinds
 from wsm.states.holding import Hold
 from wsm.states.view import View
-from wsm.states.words import CommandWord, CommittedWord, Operation, StatusCode
+from wsm.states.words import CommandWord, CommittedWord, Decider, Operation, StatusCode
 from wsm.status.facts import CacheProcess, GroupFacts, GroupStatus
 from wsm.status.reading import read_facts
 from wsm.status.text import status_of
@@ -231,7 +231,8 @@ class GroupView:
                 journal, operation = self.journal, command.operation.name
                 begun = journal.moment()
                 self.write_command(command)
-                journal.asked("next_command", view, following, begun, operation=operation)
+                by = {} if command.decider is Decider.CONTROLLER else {"decider": command.decider.name}
+                journal.asked("next_command", view, following, begun, operation=operation, **by)
                 journal.note(
                     kinds.COMMAND_ISSUED, command, begun, operation=operation, request_id=arguments.request_id
                 )

@@ -21,7 +21,7 @@ from wsm import log
 from wsm.config import WsmConfig
 from wsm.controller import errors, outcome
 from wsm.controller._transaction import Pending
-from wsm.controller.errors import Death, RankLostError, RestartLimitError
+from wsm.controller.errors import Death, DecisionHeldError, RankLostError, RestartLimitError
 from wsm.controller.recovery import Recovery
 from wsm.errors import WsmError
 from wsm.receipt import Receipt
@@ -519,14 +519,30 @@ class Keeper:
 
     def _begin(self, gone: Collection[int]) -> None:
         """Raise the epoch as soon as another controller's command has ended."""
+        told = ""
         while not self._closing.is_set():
             # A controller with the role ends soon: its command cannot go on without the dead. If it is
             # stopped, or hangs itself, no other process may write: the recovery waits, and says so.
+            held_by = ""
             if self._recovery.take_role(_TELL_S, self._closing.is_set):
-                with contextlib.suppress(RoleBusyError):
+                try:
                     self._recovery.begin(gone)
+                except RoleBusyError:
+                    pass
+                except DecisionHeldError as held:
+                    held_by = str(held)
+                else:
                     return
-            self._tell(f"the recovery waits for the controller in {self._recovery.role_holder()}")
+            line = (
+                f"the recovery waits: {held_by}"
+                if held_by
+                else f"the recovery waits for the controller in {self._recovery.role_holder()}"
+            )
+            if not held_by or line != told:
+                self._tell(line)
+            told = line
+            if held_by:
+                self._closing.wait(_LOOK_S)
 
     def _start(self, rank: int, epoch: int) -> None:
         """Start a process, as soon as this one has the descriptors, the memory and the thread for that."""

@@ -33,6 +33,7 @@ from wsm.controller._transaction import (
     commanded_version,
     committed_by,
     complete_commit,
+    decision_held,
     due_decision,
     write_decision,
 )
@@ -81,6 +82,8 @@ class _Watched:
         None if they are gone.
     expired_at_s : float or None
         When the deadline was first seen to have passed, by the host's clock.
+    prepared_at_s : float or None
+        When all were first seen to be PREPARED, by the host's clock: a caller's lease counts from there.
     told : str
         What was logged about it last.
     due : Duty
@@ -91,8 +94,19 @@ class _Watched:
     since_ns: int
     arguments: CommandArguments | None
     expired_at_s: float | None = None
+    prepared_at_s: float | None = None
     told: str = ""
     due: Duty = Duty.NOTHING
+
+
+def _is_leased(view: View, watched: _Watched) -> bool:
+    """Whether a lease holds the decision of the command that is watched, and is not over."""
+    arguments = watched.arguments
+    if arguments is None or not arguments.leased or not decide.all_prepared(view):
+        return False
+    now_s = time.monotonic()
+    watched.prepared_at_s = watched.prepared_at_s or now_s
+    return now_s - watched.prepared_at_s <= (arguments.lease_s or 0.0)
 
 
 class AbandonedCommands:
@@ -159,10 +173,11 @@ class AbandonedCommands:
         watched = self._known(view)
         role, stopped = self._role(watched)
         expired = watched.expired_at_s is not None
-        due = decide.duty(view, role, expired=expired)
+        leased = _is_leased(view, watched)
+        due = decide.duty(view, role, expired=expired, leased=leased)
         if due is not watched.due:
             watched.due = due
-            self._group.journal.asked("duty", view, due, role=role.name, expired=expired)
+            self._group.journal.asked("duty", view, due, role=role.name, expired=expired, leased=leased)
         if due is Duty.FAIL:
             return self._cause(watched, stopped)  # the rank's word waits for no file: written when it is over
         with self._group.journal.words_first():
@@ -214,6 +229,9 @@ class AbandonedCommands:
         except (RoleBusyError, SegmentReplacedError):
             return  # another process does it, or no rank hears it any more
         with hold:
+            view = self._group.view()
+            if decide.is_held(view, leased=_is_leased(view, watched)):
+                return  # all are PREPARED since it was looked at
             view = decide_undecided(self._group)
             arguments = watched.arguments or CommandArguments("its arguments are gone")
             if decide.lacks_a_word(view) and view.command[:2] == watched.key:
@@ -445,6 +463,9 @@ class Recovery:
             if self._group.life(rank) is Life.ALIVE:
                 raise errors.rank_alive(rank=rank, pid=self._group.pid(rank) or 0)
         view = decide_undecided(self._group)
+        if not epochs.may_end(view):
+            self.release()  # for the process that brings what was decided
+            raise decision_held(view, self._group.arguments(view.command))
         because_of = epochs.ended_by(view, gone)
         if not because_of:
             return None

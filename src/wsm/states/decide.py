@@ -290,7 +290,7 @@ def waiting_on(view: View) -> dict[int, StatusWord | None]:
     return found
 
 
-def next_command(view: View, operation: Operation) -> CommandWord:
+def next_command(view: View, operation: Operation, decider: Decider = Decider.CONTROLLER) -> CommandWord:
     """Return the word that opens the next command.
 
     Raises
@@ -309,7 +309,7 @@ def next_command(view: View, operation: Operation) -> CommandWord:
                 for rank, status in waiting_on(view).items()
             },
         )
-    return CommandWord(view.command.epoch, view.command.sequence + 1, operation)
+    return CommandWord(view.command.epoch, view.command.sequence + 1, operation, decider)
 
 
 def _silence(command: CommandWord) -> str:
@@ -338,6 +338,45 @@ class Inheritance(enum.Enum):
     COMPLETE = "complete"  # decided: write the committed version if it is missing, wait until it is over
     DECIDE = "decide"  # undecided: an update of its own that all have PREPARED is committed, all else aborted
     HELD = "held"  # undecided, and not to be decided by a successor
+
+
+class Objection(enum.Enum):
+    """Why what no process drives cannot be committed, or aborted, by the one who asks for that."""
+
+    OTHER = "the last command of the group is another one"
+    MINE = "its controller decides the last command of the group"
+    OTHERWISE = "it was decided otherwise"
+    OUTSIDE = "its decision is made outside, and only that can commit it"
+    GONE = "the process that held its decision is gone, and the group aborts it"
+    EARLY = "not every rank has prepared it"
+
+
+def objection(view: View, *, commit: bool, leased: bool, asked: bool) -> Objection | None:
+    """Say why the last command cannot be decided by a process that has taken the free role to do so.
+
+    Parameters
+    ----------
+    view : View
+        What was read with the role.
+    commit : bool
+        What is asked for; else to abort it.
+    leased : bool
+        Whether its arguments say that a lease holds it; the lease ends by a process that counts it.
+    asked : bool
+        Whether it is the request that is meant.
+    """
+    operation, decider = view.command.operation, view.command.decider
+    if not asked or operation is Operation.NONE:
+        return Objection.OTHER
+    if decider is Decider.CONTROLLER:
+        return Objection.MINE
+    if operation.is_decision:
+        return None if operation.is_commit is commit else Objection.OTHERWISE
+    if not commit or (leased and is_held(view, leased=True)):
+        return None
+    if decider is Decider.OUTSIDE:
+        return Objection.OUTSIDE
+    return Objection.EARLY if leased else Objection.GONE
 
 
 class Role(enum.Enum):

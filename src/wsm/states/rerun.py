@@ -35,6 +35,7 @@ from wsm.states.words import (
     WORDS_VERSION,
     CommandWord,
     CommittedWord,
+    Decider,
     Operation,
     StatusWord,
     StepWord,
@@ -119,7 +120,9 @@ def asked(function: str, view: View, answer: object, **known: object) -> Facts:
 
 #: What a controller asks the core, by name.
 JUDGEMENTS: Final[Mapping[str, Callable[[View, Mapping[str, Any]], object]]] = {
-    "next_command": lambda view, known: decide.next_command(view, Operation[known["operation"]]),
+    "next_command": lambda view, known: decide.next_command(
+        view, Operation[known["operation"]], Decider[known.get("decider", "CONTROLLER")]
+    ),
     "committed": lambda view, known: decide.committed(view, known["version"], held=known.get("held")),
     "decision": lambda view, known: decide.decision(
         view, agree=known["agree"], give_up=known["give_up"], verdict=known.get("verdict")

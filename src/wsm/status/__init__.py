@@ -7,6 +7,7 @@ module               responsible for
 :mod:`.reading`      from a segment, or a copy of one, to the facts, dead or alive, damaged or whole
 :mod:`.rules`        the one thing that keeps the group from serving, why, whom it waits for, what to do
 :mod:`._finding`     what a rule finds, and what it advises
+:mod:`._decisions`   whose decision a prepared command waits for
 :mod:`._holds`       what is said of a held group: who holds it, and what is left of the lease
 :mod:`.blame`        whose fault it is that a command failed
 :mod:`.text`         what each rank does and waits for; all of it as text and as plain values

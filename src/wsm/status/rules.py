@@ -19,6 +19,7 @@ from wsm.states.words import (
     code_name,
     steps_ahead,
 )
+from wsm.status._decisions import decision_held
 from wsm.status._finding import Advice, Finding
 from wsm.status._holds import hold_in_words
 from wsm.status.facts import (
@@ -355,8 +356,11 @@ def _under_way(group: GroupFacts) -> Finding | None:
             advice=(_look_into(worst, group),),
             ranks=(worst.number,),
         )
-    if group.controller_stopped and not operation.is_decision:
-        return _controller_stopped(group, f"{meanwhile}{does}")
+    stopped = group.controller_stopped and not operation.is_decision
+    holds = f"{meanwhile}has prepared the {what}"
+    held = _controller_stopped(group, f"{meanwhile}{does}") if stopped else decision_held(group, holds)
+    if held is not None:
+        return held
     if group.role_known and group.controller_pid is None and not operation.is_decision:
         return Finding(
             "controller-gone",

@@ -16,7 +16,7 @@ from typing import Any
 from wsm.printable import printable
 from wsm.states import journal as kinds
 from wsm.states.journal import CONTROLLER, JournalEntry
-from wsm.states.words import CommandWord, Operation, StatusCode, StatusWord, StepKind, code_name
+from wsm.states.words import CommandWord, Decider, Operation, StatusCode, StatusWord, StepKind, code_name
 from wsm.status._finding import Finding
 from wsm.status.facts import FailureFacts, GroupFacts, GroupStatus, RankFacts, RankStatus, named, who
 from wsm.status.rules import asked, find, is_current, is_done, late_ranks, not_parked
@@ -408,12 +408,19 @@ def _running(rank: RankFacts, status: StatusWord, group: GroupFacts) -> Wait | N
     return Wait(rank.rank, late, what, rank.told_s, left_s)
 
 
+_DECISIONS = {
+    Decider.CONTROLLER: "the controller's decision",
+    Decider.CALLER: "its caller's decision",
+    Decider.OUTSIDE: "a decision that is made outside",
+}
+
+
 def _prepared(rank: RankFacts, _status: StatusWord, group: GroupFacts) -> Wait | None:
     command = group.command
     if command is None or command.operation.is_decision:
         return None
     late = tuple(one.rank for one in group.ranks if one.code(command) is not StatusCode.PREPARED)
-    what = f"{named(late)} to be prepared" if late else "the controller's decision"
+    what = f"{named(late)} to be prepared" if late else _DECISIONS[command.decider]
     return Wait(rank.rank, late, what, rank.told_s)
 
 

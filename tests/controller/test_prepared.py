@@ -1,0 +1,266 @@
+"""A decision that the caller holds: prepared on every rank, then committed, aborted, or left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from living_group import Program, eventually
+
+from tests.raising import raising
+from wsm import HotFallback, Outcome
+from wsm.controller import errors
+from wsm.controller.errors import DecisionHeldError, RankFailedError
+from wsm.errors import GroupError
+from wsm.signals.errors import RoleBusyError
+from wsm.signals.liveness import ControllerRole
+from wsm.signals.segment import Segment
+from wsm.states.journal import read_ndjson
+from wsm.states.replay import replay
+from wsm.states.rerun import Rerun
+
+pytestmark = pytest.mark.processes
+
+PROGRAM = Path(__file__).with_name("holder_process.py")
+LONG_S = "60"
+POINTS = [
+    "before command",
+    "after command",
+    "prepared",
+    "before decision",
+    "after decision",
+    "after committed",
+]
+
+
+@pytest.fixture
+def serving(make_group):
+    """A group that serves version 1 and can load version 2, and its controller."""
+    group = make_group(load=0.5)
+    group.publish(2)
+    controller = group.boot()
+    group.await_steps()
+    return group, controller
+
+
+@pytest.fixture
+def holder(serving):
+    """`holder(how, point)`: start a process that prepares version 2 and holds its decision."""
+    programs = []
+
+    def start(how, point, lease=LONG_S):
+        group, _ = serving
+        programs.append(Program(PROGRAM, group.name, str(group.directory), how, lease, point))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.close()
+
+
+def assert_journals_are_possible(group):
+    group.stop()
+    group.assert_journals_are_possible()
+    with (group.directory / "journals" / "controller.ndjson").open() as lines:
+        entries = read_ndjson(lines)
+    assert replay(entries).impossible is None
+    inputs = Rerun("this build")
+    for entry in entries:
+        inputs.take(entry)
+    assert not inputs.differences
+
+
+def assert_serves(group, controller, version):
+    eventually(lambda: (controller.status().serving, controller.status().version) == (True, version))
+    group.await_steps()
+
+
+def test_the_old_version_serves_until_the_caller_commits(serving):
+    group, controller = serving
+    prepared = controller.prepare(2)
+    assert prepared.receipt.outcome is Outcome.PREPARED
+    assert (prepared.receipt.version, prepared.receipt.previous_version) == (2, 1)
+    assert prepared.receipt.staged_bytes == sum(report.bytes for report in prepared.receipt.ranks) > 0
+    assert_serves(group, controller, 1)
+    receipt = prepared.commit()
+    assert (receipt.outcome, receipt.version, receipt.hot) == (Outcome.UPDATED, 2, True)
+    assert prepared.commit() == receipt
+    with raising(errors.decided_otherwise):
+        prepared.abort()
+    assert_serves(group, controller, 2)
+    group.assert_steps_are_pure([1, 2])
+    assert_journals_are_possible(group)
+
+
+def test_while_a_decision_is_held_every_other_command_is_busy_by_name(serving):
+    group, controller = serving
+    other = group.controller()
+    with controller.prepare(2) as prepared:
+        for command in (other.clear, lambda: other.update(2), lambda: other.prepare(2), other.abort):
+            with pytest.raises(RoleBusyError) as caught:
+                command()
+            assert "update to version 2" in str(caught.value)
+        assert "decision" in other.status().sentence()
+    assert prepared.over
+    assert controller.update(2).outcome is Outcome.UPDATED
+
+
+def test_what_is_taken_back_leaves_the_old_version_serving(serving):
+    group, controller = serving
+    receipt = controller.prepare(2).abort()
+    assert (receipt.outcome, receipt.version, receipt.missing) == (Outcome.ABORTED, 1, ())
+    assert "still serves version 1" in receipt.sentence()
+    with controller.prepare(2):
+        pass
+    assert_serves(group, controller, 1)
+    assert controller.prepare(2).commit().version == 2
+    assert_journals_are_possible(group)
+
+
+def test_in_place_the_old_weights_are_gone_and_everything_says_so(serving):
+    _group, controller = serving
+    prepared = controller.prepare(2, hot=False)
+    assert "the old weights are gone" in prepared.receipt.sentence()
+    receipt = prepared.abort()
+    assert (receipt.outcome, receipt.version) == (Outcome.ABORTED, None)
+    assert "weights" in receipt.missing
+    assert "holds no weights" in receipt.sentence()
+    assert controller.prepare(2, hot=False).commit().version == 2
+
+
+def test_a_lease_that_is_over_aborts_and_the_caller_is_told(serving):
+    group, controller = serving
+    prepared = controller.prepare(2, lease_s=0.05)
+    eventually(lambda: prepared.over)
+    with raising(errors.lease_over) as caught:
+        prepared.commit()
+    assert "0.05 s" in str(caught.value)
+    assert_serves(group, controller, 1)
+
+
+def test_what_is_served_already_needs_no_decision(serving):
+    _group, controller = serving
+    prepared = controller.prepare(1)
+    assert prepared.over
+    assert prepared.receipt.outcome is Outcome.ALREADY_SERVED
+    assert prepared.commit().outcome is Outcome.ALREADY_SERVED
+
+
+def test_a_preparation_that_fails_raises_as_an_update_does_and_changes_nothing(serving):
+    group, controller = serving
+    with pytest.raises(RankFailedError, match="no snapshot"):
+        controller.prepare(77)
+    assert_serves(group, controller, 1)
+
+
+def test_hot_where_there_is_no_room_falls_back_under_the_same_decision(make_group):
+    group = make_group(load=0, available_bytes={"0": 1_000_000})
+    group.publish(2)
+    controller = group.boot()
+    prepared = controller.prepare(2, hot_fallback=HotFallback.IN_PLACE)
+    assert prepared.receipt.fallback
+    assert not prepared.receipt.hot
+    assert prepared.commit().version == 2
+
+
+def test_a_coroutine_prepares_and_commits(serving):
+    _group, controller = serving
+
+    async def both():
+        prepared = await controller.prepare_async(2)
+        return await prepared.commit_async()
+
+    assert asyncio.run(both()).version == 2
+
+
+def test_a_rank_that_dies_ends_a_callers_command(serving):
+    group, controller = serving
+    prepared = controller.prepare(2)
+    group.programs[1].kill()
+    with pytest.raises(GroupError) as caught:
+        prepared.commit()
+    assert caught.value.code in {"rank-lost", "epoch-ended"}
+
+
+@pytest.mark.parametrize("how", ["hot", "in place"])
+@pytest.mark.parametrize(
+    "point",
+    ["before command", "after command", "prepared", "before decision", "after decision", "after committed"],
+)
+def test_a_caller_may_be_killed_at_every_moment(serving, holder, how, point):
+    group, controller = serving
+    program = holder(how, "obeys" if point == "prepared" else point)
+    if point == "prepared":
+        program.says("prepared")
+        program.kill()
+    eventually(program.has_ended)
+    committed = point in {"after decision", "after committed"}
+    if committed or how == "hot" or point == "before command":
+        assert_serves(group, controller, 2 if committed else 1)
+    else:
+        eventually(lambda: {rank.weights for rank in controller.status().ranks} == {"CLEARED"})
+    eventually(lambda: controller.update(2, wait_s=5).version == 2)
+    group.await_steps()
+    group.assert_steps_are_pure([1, 2])
+    assert_journals_are_possible(group)
+
+
+def test_a_stopped_holder_is_named_and_decides_when_it_goes_on(serving, holder):
+    group, controller = serving
+    program = holder("hot", "obeys", "0.3")
+    program.says("prepared")
+    program.freeze()
+    with pytest.raises(RoleBusyError) as caught:
+        group.controller().abort()
+    assert caught.value.context["pid"] == program.pid
+    eventually(lambda: str(program.pid) in controller.status().sentence())
+    assert {rank.code for rank in controller.status().ranks} == {"PREPARED"}
+    program.thaw()
+    eventually(lambda: {rank.code for rank in controller.status().ranks} == {"DONE_KEPT"})
+    program.tell("commit")
+    assert program.says("failed")["code"] == "lease-over"  # it was over while the process stood
+    assert_serves(group, controller, 1)
+
+
+def test_a_lease_holds_the_decision_while_no_process_does(serving, holder):
+    group, controller = serving
+    program = holder("lease", "obeys")
+    assert program.says("prepared")["outcome"] == "prepared"
+    eventually(program.has_ended)
+    for command in (controller.clear, lambda: controller.update(2)):
+        with pytest.raises(DecisionHeldError) as caught:
+            command()
+        assert "held" in str(caught.value)
+    with raising(errors.not_prepared):
+        controller.commit("another")
+    assert_serves(group, controller, 1)
+    assert controller.commit("held").version == 2
+    assert controller.commit("held").version == 2
+    with raising(errors.decided_otherwise):
+        controller.abort("held")
+    assert_serves(group, controller, 2)
+    assert_journals_are_possible(group)
+
+
+def test_a_lease_is_ended_by_the_group_and_a_commit_after_it_is_refused(serving):
+    group, controller = serving
+    controller.begin_lease(2, lease_s=0.2, request_id="late").result()
+    eventually(lambda: {rank.code for rank in controller.status().ranks} == {"DONE_KEPT"})
+    with raising(errors.decided_otherwise):
+        controller.commit("late")
+    assert_serves(group, controller, 1)
+    controller.begin_lease(2, request_id="again").result()
+    assert controller.abort().outcome is Outcome.ABORTED
+    assert_journals_are_possible(group)
+
+
+def test_the_role_is_free_while_a_lease_holds(serving):
+    group, controller = serving
+    controller.begin_lease(2).result()
+    segment = Segment.attach(group.name, directory=group.directory)
+    try:
+        eventually(lambda: ControllerRole(segment).holder() is None)
+    finally:
+        segment.close()
+    controller.abort()
