@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from living_group import Program
 
 import wsm
 from wsm import InFlightPolicy, RefusedError
@@ -14,6 +16,8 @@ from wsm.receipt import Outcome
 from wsm.states.vocabulary import Tag
 
 pytestmark = pytest.mark.processes
+
+PROGRAM = Path(__file__).with_name("controller_process.py")
 
 
 @pytest.fixture
@@ -96,23 +100,33 @@ def test_a_cleared_group_is_held_and_an_update_that_serves_brings_all_that_is_mi
 
 
 def test_nine_holds_in_a_row_and_five_at_once_succeed(group, controller) -> None:
-    found = [controller.hold().outcome for _ in range(9)]
+    found = [controller.hold(owner="trainer").outcome for _ in range(9)]
     assert found == [Outcome.HELD, *[Outcome.HOLD_RENEWED] * 8]
-    controller.release()
+    controller.release(owner="trainer")
+    processes = [
+        Program(PROGRAM, group.name, str(group.directory), "hold", "0", "nowhere", "60") for _ in range(2)
+    ]
     others = [group.controller() for _ in range(4)]
     together = threading.Barrier(5)
 
     def ask(one: wsm.Controller) -> Outcome:
         together.wait()
-        return one.hold().outcome
+        return one.hold(owner="trainer").outcome
 
     with ThreadPoolExecutor(5) as pool:
         outcomes = list(pool.map(ask, [controller, *others]))
-    assert sorted(one.name for one in outcomes) == ["HELD", *["HOLD_RENEWED"] * 4]
+    assert [process._process.wait(60) for process in processes] == [0, 0]
+    for process in processes:
+        process.close()
+    assert {one.name for one in outcomes} <= {"HELD", "HOLD_RENEWED"}
+    assert len(outcomes) == 5
 
     async def releases() -> list[Outcome]:
         return [
-            one.outcome for one in await asyncio.gather(*(c.release_async() for c in (controller, *others)))
+            one.outcome
+            for one in await asyncio.gather(
+                *(c.release_async(owner="trainer") for c in (controller, *others))
+            )
         ]
 
     assert sorted(one.name for one in asyncio.run(releases())) == [*["ALREADY_OPEN"] * 4, "RELEASED"]

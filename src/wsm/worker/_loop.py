@@ -197,6 +197,8 @@ class RankLoop:
             self.recorder.transition(
                 self.life.fire(event, at_ns=at_ns, epoch=move.state.epoch, sequence=0, cause=cause)
             )
+        if held:
+            self.watch.wake()  # as behind a commit
         self.recorder.write()
 
     def close(self) -> None:
@@ -478,6 +480,8 @@ class RankLoop:
             self._paused_since_ns = None
         if serves and self.version is not None:
             self.recorder.served(self.state.epoch, self.state.done, self.version)
+        if self.state.held:
+            self.watch.wake()  # a lease may have to be ended
         if not of_admission:  # what is pinned is pinned: a held group may be owed more than it has
             self.reader.keep_pinned(report.version, *report.bases)
 
