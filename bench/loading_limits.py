@@ -21,7 +21,7 @@ from wsm.strategies.applier.copying import CHUNK_BYTES
 def bare_reads(threads: int) -> Way:
     """Return the way of so many threads that read and digest a snapshot's files.
 
-    No header is looked at, no digest compared, and nobody could end it.
+    No header is looked at, no digest compared, and no command could end it.
     """
 
     @contextmanager

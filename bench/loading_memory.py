@@ -30,7 +30,7 @@ class Peak:
 
     @property
     def shared(self) -> int:
-        """Bytes of pages of shared memory, whoever else has them mapped."""
+        """Bytes of pages of shared memory, whichever processes have them mapped."""
         return self._most[1] - self._before[1]
 
     def look(self) -> None:

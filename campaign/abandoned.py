@@ -1,6 +1,6 @@
 """Plays a case in which a controller is killed, or stopped for good, some milliseconds into its command.
 
-What must hold: nobody commands the group any more, and it ends the command by itself as soon as its
+What must hold: no process commands the group any more, and it ends the command by itself as soon as its
 controller is gone. One that is only stopped has its deadline: before all have prepared the group aborts at
 it; after that it is named, and its end is enough.
 """

@@ -207,7 +207,7 @@ class _Watchdog:
 
 
 def _feed(stdin: IO[str], cases: list[Case]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the batch ended early; whoever reads its answers sees that
+    with contextlib.suppress(BrokenPipeError):  # the batch ended early; the reader of its answers sees that
         stdin.writelines(f"{case}\n" for case in cases)
         stdin.close()
 

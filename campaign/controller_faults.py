@@ -1,7 +1,7 @@
 """Plays a case in which a controller dies or stands still, before or after each word that it writes.
 
 What must hold: once the controller is gone the group ends what it left open by itself, and soon, though
-nobody commands any more; while a stopped controller holds its role everybody else is told so.
+no process commands any more; while a stopped controller holds its role every other one is told so.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
 def judge_end(
     case: Case, group: GroupUnderFault, result: Result, *, before: int | None, version: int | None
 ) -> None:
-    """See that the group ends by itself what a controller left open that is gone; nobody commands it."""
+    """See that the group ends by itself what a controller left open that is gone; no process commands it."""
     began = time.monotonic()
     group.until(lambda: _is_decided(group.status()), "the group decides the open command")
     result.detected_ms = (time.monotonic() - began) * 1e3
@@ -109,7 +109,7 @@ def _is_decided(status: GroupStatus) -> bool:
 
 
 def others_are_refused(group: GroupUnderFault, result: Result) -> None:
-    """While the controller stands still with its role, nobody else may command, and is told who has it."""
+    """While the controller stands still with its role, no other process may command, and is told who has it."""
     answer = group.command("clear")
     result.error = type(answer.error).__name__
     result.require(

@@ -14,7 +14,7 @@ class Act(enum.Enum):
     KILL = "kill"  # SIGKILL to oneself: nothing of the process runs any more
     STOP = "stop"  # SIGSTOP to oneself, and SIGCONT once the caller was told
     FREEZE = "freeze"  # SIGSTOP to oneself, and SIGKILL from outside once the caller was told
-    HANG = "hang"  # SIGSTOP to oneself, and nobody helps but the group's supervisor
+    HANG = "hang"  # SIGSTOP to oneself, and no process helps but the group's supervisor
     RAISE = "raise"  # an error of a type that wsm has never seen
     EXHAUST = "exhaust"  # MemoryError, at whatever line it strikes
     STARVE = "starve"  # no descriptor is left to the process, until the caller was told

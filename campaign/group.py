@@ -171,7 +171,7 @@ class GroupUnderFault:
         self._undo.close()
         gave_up = self.damaged and supervisor is not None and _gave_up(supervisor)
         found = left_by(self.config.group.name, self.directory)
-        if gave_up:  # its logs stay, for whoever looks for the reason
+        if gave_up:  # its logs stay, for a reader who looks for the reason
             found = [left for left in found if not left.endswith(".run")]
         if not self.damaged:
             found += impossible_entries(self.directory / "journals")
@@ -219,7 +219,7 @@ class GroupUnderFault:
         return Mark(self.supervisor.recoveries, self.status().epoch, len(self.told))
 
     def is_whole(self) -> bool:
-        """Whether every rank lives, is done with its command, and nobody is at work on the group.
+        """Whether every rank lives, is done with its command, and no process is at work on the group.
 
         Raises
         ------
@@ -291,7 +291,7 @@ class GroupUnderFault:
             return str(psutil.STATUS_ZOMBIE)
 
     def _describe(self) -> str:
-        """Say where everybody is, for whoever looks into a hang."""
+        """Say where every process is, for the search for a hang."""
         if not self.running:
             return "the group does not run"
         try:

@@ -80,7 +80,7 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
     answers: list[Answer | BaseException] = []
     if what == WITH_CONTROLLER:
         _lose_both(group, operation, version, chance)
-        answers.append(group.command("clear", deadline_s=3.0))  # whoever comes next is answered
+        answers.append(group.command("clear", deadline_s=3.0))  # the next caller is answered
     else:
         asking = threading.Thread(target=_ask, args=(group, operation, version, answers), daemon=True)
         asking.start()
@@ -98,7 +98,7 @@ def _play(case: Case, group: GroupUnderFault, result: Result) -> None:
         result.leftovers += group.stop()
         group.start()
     finish(group, result)
-    if group.damaged:  # what was flipped may strike whoever attaches next
+    if group.damaged:  # what was flipped may strike the process that attaches next
         result.leftovers += group.stop()
 
 
@@ -116,7 +116,7 @@ def _ask(
 ) -> None:
     try:
         answers.append(group.command(operation, version, deadline_s=3.0))
-    except BaseException as error:  # noqa: BLE001 - a thread has nobody else to tell
+    except BaseException as error:  # noqa: BLE001 - a thread has no caller to tell
         answers.append(error)
 
 

@@ -1,7 +1,7 @@
 """A rank of a ``memory`` group: real worker, segment and snapshots around an engine in plain memory.
 
 Run by :class:`wsm.rollout.supervisor.RolloutSupervisor` in the place of a paddle rank. A step is a real
-rendezvous: whoever is inside step n leaves it once every rank's step word shows that it has entered it.
+rendezvous: a rank inside step n leaves it once every rank's step word shows that it has entered it.
 Each step writes one record: epoch, step, the version of the permit, a digest of all bytes that this rank
 holds, and of which version the KV blocks are that the step could read. That is what the campaign holds
 against the version that should have made the step.

@@ -60,7 +60,7 @@ def _beside(*, kill: bool) -> Havoc:
 
 
 def _nothing() -> None:
-    """Strike nobody."""
+    """Strike no process."""
 
 
 KINDS: dict[str, Havoc] = (

@@ -13,7 +13,7 @@ from wsm.strategies import Retention, publish_snapshot
 #: A model of a few KiB; its shards fit both kinds of engines.
 MODEL = {"vocabulary": 11, "width": 16, "heads": 4, "hidden": 32, "context": 128}
 
-#: Deaths are what the campaign is made of, so nobody gives up; what hangs is replaced soon.
+#: Deaths are what the campaign is made of, so no keeper gives up; what hangs is replaced soon.
 _RECOVERY = {
     "restarts": 1_000_000,
     "within_s": 60.0,

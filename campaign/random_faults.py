@@ -1,4 +1,4 @@
-"""Plays a case of faults at moments that nobody chose: from outside, at random times, from a seed.
+"""Plays a case of faults at moments that chance chose: from outside, at random times, from a seed.
 
 For kill points that no journal has a line for. The moments depend on the machine, so a seed repeats the
 commands, the victims and the delays, and what they hit only roughly.

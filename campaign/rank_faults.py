@@ -131,7 +131,7 @@ def judge_answer(fault: Fault, answer: Answer, result: Result, group: GroupUnder
     result.error = type(answer.error).__name__
     result.named = named_ranks(answer.error)
     number = group.number(fault.victim)
-    result.require(number in result.named, f"the error names {result.named or 'nobody'}, not {fault.victim}")
+    result.require(number in result.named, f"the error names {result.named or 'no rank'}, not {fault.victim}")
     if isinstance(answer.error, CommandRefusedError | RankLostError | UnsettledError):
         return  # nothing was begun, or what was raised went to the loop and ended the process
     if fault.act in (Act.RAISE, Act.DENY) and ":" in fault.point:  # a lie may come out later in the plan
@@ -149,7 +149,7 @@ def aftermath(
     mark : Mark
         What :meth:`GroupUnderFault.mark` has said before the fault.
     pid : int or None
-        The victim; None: whoever has obeyed the order.
+        The victim; None: the rank that has obeyed the order.
     """
     fired = group.fired(fault) or Fired(time.monotonic_ns(), pid or 0)
     if fault.act in (Act.STOP, Act.FREEZE) and group.await_standing(fired.pid):

@@ -227,5 +227,5 @@ class _Terminal:
             if poll.poll(_LOOK_S * 1000):
                 try:
                     os.read(self._ours, 65536)
-                except OSError:  # whoever had it has ended
+                except OSError:  # the process that had it has ended
                     return

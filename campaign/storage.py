@@ -1,7 +1,7 @@
 """Plays cases in which a disk, or shared memory, is full.
 
 Each runs in a process with mounts of its own (``unshare --mount``), so that ``/dev/shm`` itself can be made
-small. Where the kernel grants nobody that, only the cases with a limit on file sizes are there.
+small. Where the kernel does not allow that, only the cases with a limit on file sizes are there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def play(case: Case, _group: GroupUnderFault) -> Result:
 
 @lru_cache(maxsize=1)
 def own_mounts() -> tuple[str, ...]:
-    """Return what gives a command mounts of its own here; empty where nobody may have them."""
+    """Return what gives a command mounts of its own here; empty where the kernel allows none."""
     tool = shutil.which("unshare")
     for options in (("--mount",), ("--user", "--map-root-user", "--mount")):
         if tool is None:

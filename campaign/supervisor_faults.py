@@ -1,6 +1,6 @@
 """Plays cases in which the owner of a group dies or stands still, while a command or a recovery is under way.
 
-What must hold: whoever asked has an answer; the ranks die with their owner, and the next owner of that name
+What must hold: every caller has an answer; the ranks die with their owner, and the next owner of that name
 takes the segment over and serves; an owner that only stood still recovers the group when it goes on. Nothing
 is left behind by the last one's end.
 """
@@ -100,7 +100,7 @@ def _serves_again(controller: Controller, group: GroupUnderFault) -> bool:
         answer = ask(controller, "update", version)
         if answer.receipt is not None and controller.status().serving:
             return True
-        time.sleep(0.05)  # until somebody has taken the role, or given it back
+        time.sleep(0.05)  # until a process has taken the role, or given it back
     return False
 
 

@@ -15,7 +15,7 @@ from wsm.rollout.supervisor import RolloutSupervisor
 
 
 def main() -> None:
-    """Own the group until nobody wants it any more."""
+    """Own the group until the campaign ends it."""
     log.configure(level="critical")
     config = rollout_config_from_mapping(json.loads(sys.argv[1]))
     with RolloutSupervisor(

@@ -61,7 +61,7 @@ def _search(name: str, seconds: float, seed: int, out: Path) -> bool:
 
 
 def _count(output: str, errors: str) -> str:
-    """Return how much was tried, in the words of whoever drew it."""
+    """Return how much was tried, in the words of the generator that drew it."""
     for line in errors.splitlines():
         if line.startswith("stat::number_of_executed_units:"):
             return f"{line.split()[-1]} inputs"

@@ -1,7 +1,7 @@
 /* Park and vote, alone: how ranks agree behind which step they stop, without a collective (src/wsm/states/view.py).
 
    SHOWS    that ranks which run steps together, each by itself deciding when to begin one, all accept a command behind the
-            same step, that nobody is left alone inside a step, and that the next command finds everybody serving again.
+            same step, that no rank is left alone inside a step, and that the next command finds all ranks serving again.
             More ranks, steps and commands than transaction.pml can have, and nothing that fails.
    HOLDS    a command is accepted behind one step by all; in every end all ranks are idle and all commands are taken.
    MEASURED by `make models`, spin 6.5.2: bounds, states, what for
@@ -12,7 +12,7 @@
      N=4                                            834,912  four ranks, decided
      FOLLOW N=4                                   4,486,553  four ranks, each serves on at once
      N=4 WORK=3 CMDS=3                            3,317,006  four ranks, more of everything
-   -DFOLLOW is how a hot update's commit is taken: nobody can refuse it, so whoever accepts serves on at once, and whoever sees
+   -DFOLLOW is how a hot update's commit is taken: no rank can refuse it, so a rank that accepts serves on at once, and one that sees
             a peer that has finished the command accepts too. Without it a rank serves again after the decision only.
    READING  Words are read one after the other; a rank that has read one may have acted on it much later.
    MUTANTS  -DM_NAME drops one rule; each is caught within the bounds that models/catalogue.py names.
@@ -69,7 +69,7 @@ active proctype Controller() {
   }
 }
 
-/* A step is a rendezvous: nobody leaves it before all have entered. */
+/* A step is a rendezvous: no rank leaves it before all have entered. */
 inline step() {
   atomic { idle[me] = false; n++; w_q[me] = done; w_k[me] = RUNNING; w_n[me] = n; entered[n]++ };
   entered[n] == N

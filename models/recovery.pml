@@ -1,6 +1,6 @@
 /* What a group must hold once its epoch has ended, as src/wsm/states/epochs.py and src/wsm/controller/recovery.py have it.
 
-   SHOWS    that what is to be restored outlives whoever raises the epoch, and a second death before it is restored: all that a
+   SHOWS    that what is to be restored outlives the process that raises the epoch, and a second death before it is restored: all that a
             successor knows is in the words and in the arguments of the last command.
    HOLDS    in every state: no rank serves but what was committed last; an epoch ends with the goal that an observer of all would
             name (`owed`), and nothing else is restored.
@@ -11,7 +11,7 @@
    MEASURED by `make models`, spin 6.5.2: bounds, states, what for
      defaults                                        42,368  a death at any point of a command
      RCRASH=2 FAILS=1 OPS=3                         348,076  a second death before the restore has ended
-     RCRASH=2 CCRASH=1 CMDS=2 OPS=3                 972,435  whoever raises the epoch dies too
+     RCRASH=2 CCRASH=1 CMDS=2 OPS=3                 972,435  the process that raises the epoch dies too
      RCRASH=2 CCRASH=1 OPS=3, any cycle             610,469  no endless run
      CCRASH=1 CMDS=2 LEASES=1 OPS=4                 398,596  hold, release, a lease that runs out
      RCRASH=2 LEASES=1 OPS=12                       510,647  updates under a hold, and such that hold or serve
@@ -19,7 +19,7 @@
      RCRASH=2 CCRASH=1 CMDS=2 LEASES=1           21,465,544  everything under a hold
      CCRASH=1 CMDS=2 LEASES=1 FAILS=1, any cycle    22,880,051  no endless run
    READING  A look at all words is atomic: transaction.pml has the stale ones.
-   ASSUMED  Whoever owns the group kills and reaps before it begins the epoch. All who take the controller role, one after the
+   ASSUMED  The group's owner kills and reaps before it begins the epoch. All who take the controller role, one after the
             other, are one process here. A restore that fails and is aborted to its end is a command like any other: it is
             reported, and leaves a group that is owed nothing.
    NOT      modelled: steps and parking, hot update, halves of the state (tags), FAULTED, helpers.
@@ -38,7 +38,7 @@
 #define RCRASH 1         /* deaths of ranks */
 #endif
 #ifndef CCRASH
-#define CCRASH 0         /* deaths of whoever holds the controller role, at any point between two stores */
+#define CCRASH 0         /* deaths of the controller role's holder, at any point between two stores */
 #endif
 #ifndef FAILS
 #define FAILS 0          /* actions that fail */
@@ -145,7 +145,7 @@ inline write_arguments(version, served) {
 
 active proctype Controller() {
   byte q, op, goal; bool after, caller, saw_lapsed;    /* caller: who gave the open command lives */
-look:                                                   /* whoever sits here knows nothing but the words */
+look:                                                   /* the process here knows nothing but the words */
   atomic { q = 0; op = NONE; goal = 0; after = false; over = false };
 end_look:
   if
@@ -163,7 +163,7 @@ end_look:
 end_over:
   atomic { LOST(0) || LOST(1) -> over = false }; goto recover;
 
-command:                                                /* also by whoever finds the role free in an epoch that nobody restored */
+command:                                                /* also by a process that finds the role free in an epoch that was not restored */
   if
   :: atomic { (OPS & 1) && (HOLDS || UNRESTORED) -> op = CLEAR; after = k_held }
   :: atomic { (OPS & 2) -> op = UPDATE; after = k_held }

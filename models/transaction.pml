@@ -1,9 +1,9 @@
 /* A whole command on a whole group, as src/wsm/states/ has it: rank.py and phases.py, votes.py, decide.py, takeover.py, epochs.py.
 
    SHOWS    that clear, update and hot update end with one outcome for the group, whatever fails, is refused, expires, raises
-            inside a step or a flip, dies, or is taken over, and that nobody waits for ever. The labels in Rank are the names
+            inside a step or a flip, dies, or is taken over, and that no process waits for ever. The labels in Rank are the names
             of Phase.
-   HOLDS    in every state: whoever enters a step has verified weights, the same version as everybody in that step, and a KV
+   HOLDS    in every state: a rank that enters a step has verified weights, the same version as all in that step, and a KV
             cache of that version; a decision is made once; a status never goes back within a sequence (but that a hot
             commit's PARKING follows PREPARED); a version is committed in its own word before the epoch is raised.
             in every end: all participants are idle and whole, and either no rank holds weights, or all hold the committed ones.
@@ -57,8 +57,8 @@
    ENDS     are enough: every wait blocks and every supply (steps, commands, failures, crashes) is bounded, so the graph has no
             cycle (checked: "any cycle"), and "no invalid end state" with the assertions in init is liveness.
    READING  Each word is read by itself, and what was read of it may be used late (the bits in `ok`): views are stale mixtures.
-   ASSUMED  A step and a collective action are rendezvous: nobody leaves one before all have entered. A dead process is reaped
-            before its slot is used again. Whoever owns the group raises the epoch for a death and for a BROKEN step word.
+   ASSUMED  A step and a collective action are rendezvous: no rank leaves one before all have entered. A dead process is reaped
+            before its slot is used again. The group's owner raises the epoch for a death and for a BROKEN step word.
             A hot update's KV policy is held by the version that each block carries: ranks do not wait for a helper to drop any.
             Every new epoch restores the committed version here; recovery.pml has what it restores after which command.
    HELPERS  are participants without steps, in no communicator: they never park, and vote for no collective action. They begin
@@ -69,7 +69,7 @@
             Where all are PREPARED, or a rank is lost, the stopped one is named, and its end is enough (see init).
    HELD     With DECIDERS the decision of an update may be a caller's, one outside, or a caller's that its lease holds while no
             process has the role; that stands in the command word. A caller says COMMIT only once it was told that all are
-            PREPARED; whoever decides in its place says ABORT. What is decided outside is decided by no process here once all
+            PREPARED; a process that decides in its place says ABORT. What is decided outside is decided by no process here once all
             are PREPARED, and no epoch begins before it is known; the operator's ABORT (OPERATORS) is the way out, after which
             it may come all the same. Time ends a lease at any moment after the caller was told.
    NOT      modelled: several nodes, overlapped steps, retries of a boot that failed, a helper whose own teardown fails for good.
@@ -156,7 +156,7 @@
 #define PARKED 0
 #define RUNNING 1
 #define BROKEN 2
-#define WRONG 90         /* a version that nobody meant */
+#define WRONG 90         /* a version that was never meant */
 #define EMPTY 91         /* a KV cache without blocks */
 
 /* the words; each has one writer */
@@ -175,7 +175,7 @@ bool idle[P], faulty[N], hurt[N], over;
 #define FREE 0
 #define CONTROLLERS 1
 #define KEEPERS 2
-byte role = CONTROLLERS, losses, stops;                /* the kernel's lock; whoever dies gives it back */
+byte role = CONTROLLERS, losses, stops;                /* the kernel's lock; a death gives it back */
 bool frozen, killed, gone;                             /* the controller is stopped; for good; is dead, and none has followed */
 #endif
 #if HELD
@@ -373,7 +373,7 @@ takeover: atomic { ccrash++; ok = 0; heir = true;
           :: else fi
 #endif
      }
-  :: LOST && MAY_END_EPOCH -> goto recover              /* whoever owns the group may be faster than its controller */
+  :: LOST && MAY_END_EPOCH -> goto recover              /* the group's owner may be faster than its controller */
   EACH(PREPARES, SEE)
   :: atomic { (c_op == UPDATE || c_op == HOT_UPDATE) && ok == ALL && MAY_DECIDE ->
        if
@@ -592,7 +592,7 @@ end_world:
 }
 #endif
 
-/* One iteration of the loop with every collective in it. Whoever stays alone in a step raises, is interrupted, or is replaced. */
+/* One iteration of the loop with every collective in it. A rank that stays alone in a step raises, is interrupted, or is replaced. */
 inline step() {
   atomic {
     n++; w_q[me] = done; w_k[me] = RUNNING; w_n[me] = n;
@@ -753,7 +753,7 @@ voting:
 #endif
   :: MAY_DIE -> goto dead
   od;
-  met[q]++;                                             /* a collective: whoever is in it stays until all are */
+  met[q]++;                                             /* a collective: a rank in it stays until all are */
   if :: met[q] == N :: GONE -> goto rejoin :: MAY_DIE -> goto dead fi;
   if
   :: op == CLEAR -> skip
@@ -816,7 +816,7 @@ failed:                                                 /* stays: only a decisio
   :: MAY_DIE -> goto dead
   od;
 
-stopping:                                               /* nobody serves before all have stopped; one outcome for all */
+stopping:                                               /* no rank serves before all have stopped; one outcome for all */
   atomic { assert(decided[q] == ABORT); ok = 1 << me; any = touched || faulted;
     if :: any -> say(STOPPED_TOUCHED) :: else -> say(STOPPED_UNTOUCHED) fi };
 stopped:
@@ -866,7 +866,7 @@ rejoin:
 
 #if H
 /* A KV-cache process. It never parks: that a rank accepted, or voted, proves to it that all ranks stand; that one has flipped
-   proves that nobody steps with the old weights any more. */
+   proves that no rank steps with the old weights any more. */
 #define FLIPPED(j) (MINE(j) && t_c[j] == DONE_COMMITTED)
 #define STEPS_ON(j) (died[j] != e && w_e[j] == e && w_q[j] < q)
 #define ACCEPTS(j) (MINE(j) && (t_r[j] || t_c[j] == ACCEPTED || t_c[j] == VOTED || t_c[j] == PREPARED || t_c[j] == DONE_CLEARED))

@@ -272,7 +272,7 @@ def test_a_sample_is_the_same_every_time_and_has_something_of_everything():
 def test_the_table_fits_eighty_columns_and_a_failure_says_how_to_repeat_it(capsys):
     name = "memory/2/update/rank1/kill@started:load_weights#1"
     bad = Result(
-        name, "old version", problems=["the error names nobody, not rank 1"], leftovers=["process 1"]
+        name, "old version", problems=["the error names no rank, not rank 1"], leftovers=["process 1"]
     )
     good = Result(name, "restarted", "RankLostError", [1], detected_ms=1234.5, checked=10)
     console = Console(width=80, highlight=False)
