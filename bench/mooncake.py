@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.measure import Distribution
 from wsm.strategies import MemoryTarget, MooncakeTransport, RsyncSource, TensorSpec, load
-from wsm.strategies.mooncake.engine import _engine_class
+from wsm.strategies.mooncake.transfer_engine import _engine_class
 
 _MIB = 1 << 20
 

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 from wsm.strategies import EngineSettings, MooncakePublisher
-from wsm.strategies.mooncake.engine import Engine
+from wsm.strategies.mooncake.transfer_engine import Engine
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 ``--list FAMILY`` prints the names of a family's cases. Otherwise names come in on standard input, one per
 line, and for each one a line ``begin NAME`` and a line of JSON go out. It is a process of its own so that
-the process that started it can end a case that hangs, ranks and all: they die with their supervisor, which lives here.
+the process that started it can end a case that hangs, ranks and all: they die with their supervisor, which
+lives here.
 """
 
 from __future__ import annotations

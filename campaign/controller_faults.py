@@ -109,7 +109,7 @@ def _is_decided(status: GroupStatus) -> bool:
 
 
 def others_are_refused(group: GroupUnderFault, result: Result) -> None:
-    """While the controller stands still with its role, no other process may command, and is told who has it."""
+    """While the controller stands still with its role, no other may command, and is told who has it."""
     answer = group.command("clear")
     result.error = type(answer.error).__name__
     result.require(

@@ -29,9 +29,7 @@ PARALLEL_FILES = {
         ("run", "loop", "command", "journal", "groups", "graphs", "load"),
         "a command of the terminal, the demo or the reference engine, named like what it is about",
     ),
-    "base": "what all of a package's modules stand on; of a delta, the version that it is put on",
-    "engine": "the reference engine, the one in memory, and Mooncake's",
-    "standing": "the same part of another strategy",
+    "base": "what all of a package's modules build on",
     "fastdeploy": "the words of FastDeploy, and its objects",
 }
 

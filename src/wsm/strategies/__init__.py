@@ -40,9 +40,9 @@ from wsm.strategies.ipc.shared_device_tensors import SharedDeviceTensors
 from wsm.strategies.ipc.shared_tensors import SharedReport, SharedTensors
 from wsm.strategies.ipc.source import IpcSource
 from wsm.strategies.load import LoadReport, Preview, inspect, load
-from wsm.strategies.mooncake.engine import EngineSettings
 from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport
 from wsm.strategies.mooncake.publisher import MooncakePublisher, MooncakeReport
+from wsm.strategies.mooncake.transfer_engine import EngineSettings
 from wsm.strategies.offer import ManifestScope, Offer, OfferedTensor
 from wsm.strategies.registry import STRATEGIES, register_strategy
 from wsm.strategies.sections import Sections

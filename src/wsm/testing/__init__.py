@@ -3,7 +3,7 @@
 =======================  ===================================================================================
 module                   offers
 =======================  ===================================================================================
-:mod:`._engine`          :class:`InMemoryRunner` and its surfaces: an engine of bytes, for tests of a loop
+:mod:`._in_memory`       :class:`InMemoryRunner` and its surfaces: an engine of bytes, for tests of a loop
 :mod:`._group`           :class:`LocalGroup`: workers and controller of one group, and a :class:`Fault`
 :mod:`._contract`        :class:`RunnerContract`: the tests that every engine must pass, for pytest
 :mod:`.hypothesis`       ``GroupMachine``: a state machine of commands and faults, for Hypothesis
@@ -14,8 +14,8 @@ nothing here imports. docs/testing.md shows both.
 """
 
 from wsm.testing._contract import RunnerContract
-from wsm.testing._engine import InMemoryKVCache, InMemoryMemory, InMemoryRequests, InMemoryRunner
 from wsm.testing._group import WAYS, Fault, LocalGroup, load_bytes, memory_of
+from wsm.testing._in_memory import InMemoryKVCache, InMemoryMemory, InMemoryRequests, InMemoryRunner
 
 __all__ = [
     "WAYS",

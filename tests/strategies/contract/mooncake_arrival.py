@@ -17,10 +17,10 @@ from wsm.strategies.messages import errors as stream_errors
 from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake import lease_messages
 from wsm.strategies.mooncake import lease_messages as say
-from wsm.strategies.mooncake.engine import Engine, EngineSettings
 from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport
 from wsm.strategies.mooncake.publisher import MooncakePublisher, PublishedMemory
 from wsm.strategies.mooncake.read_plan import TransferLayout
+from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings
 from wsm.strategies.transports.by_version import GdrSource, RsyncSource
 from wsm.strategies.transports.transport import KeptTransport
 

@@ -32,9 +32,9 @@ from wsm.strategies import (
     load,
 )
 from wsm.strategies.messages import errors as stream_errors
-from wsm.strategies.mooncake import engine as mooncake_engine
 from wsm.strategies.mooncake import errors as mooncake_errors
-from wsm.strategies.mooncake.engine import Engine, address_of
+from wsm.strategies.mooncake import transfer_engine as mooncake_engine
+from wsm.strategies.mooncake.transfer_engine import Engine, address_of
 from wsm.strategies.transports.transport import KeptTransport
 
 pytestmark = [pytest.mark.processes, pytest.mark.needs("mooncake")]

@@ -19,11 +19,11 @@ from wsm.strategies.messages.errors import PeerMessageError
 from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake import lease_messages
 from wsm.strategies.mooncake import lease_messages as say
-from wsm.strategies.mooncake.engine import EngineSettings
 from wsm.strategies.mooncake.lease_messages import parse_address
 from wsm.strategies.mooncake.lease_server import Leases, LeaseServer, ServedPublication
 from wsm.strategies.mooncake.publisher import merged
 from wsm.strategies.mooncake.read_plan import MemoryRegion, Placed, ReadPlan, TransferLayout
+from wsm.strategies.mooncake.transfer_engine import EngineSettings
 from wsm.strategies.tensor import TensorSpec
 
 DIGEST = "0123456789abcdef" * 2

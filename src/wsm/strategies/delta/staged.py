@@ -1,25 +1,68 @@
 """A delta that is being staged, under ``deltas/``: when it may become visible, and what has to stay for it.
 
 How it becomes visible, :mod:`wsm.strategies.trainer.staged_directory` knows.
+
+What is published already under its label stays where it may stand for the new one, by the rule of all
+publishers (:mod:`wsm.strategies.snapshot.staged_version`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from wsm.strategies.delta.manifest import DeltaManifest
-from wsm.strategies.delta.names import DELTA_MANIFEST, DELTAS_DIRECTORY
+from wsm.strategies.delta.names import DELTA_MANIFEST, DELTAS_DIRECTORY, blocks_name, rank_manifest_name
 from wsm.strategies.delta.published import chain_to, content_digests
 from wsm.strategies.delta.shard import DeltaShard
-from wsm.strategies.delta.standing import PublishedDelta, standing_delta
-from wsm.strategies.errors import VersionExistsError
+from wsm.strategies.errors import ManifestError, VersionExistsError
 from wsm.strategies.files.atomic_file import write_new
 from wsm.strategies.files.snapshot_names import VERSIONS_DIRECTORY
 from wsm.strategies.files.version_file import write_version
 from wsm.strategies.trainer.retention import Retention, retire, take_away
 from wsm.strategies.trainer.staged_directory import StagedDirectory
+
+
+@dataclass(frozen=True)
+class PublishedDelta:
+    """The manifests of a delta: the one of all ranks, and each rank's."""
+
+    manifest: DeltaManifest
+    shards: tuple[DeltaShard, ...]
+
+    @classmethod
+    def of(cls, shards: Sequence[DeltaShard], *, ordinal: int = 0) -> PublishedDelta:
+        """Return what the shards of one publication are together, given in rank order."""
+        return cls(DeltaManifest.of(shards, ordinal=ordinal), tuple(shards))
+
+    def lacks(self, wanted: PublishedDelta) -> tuple[str, ...] | None:
+        """Return what `wanted` promises and this one does not; None if it leads from or to other tensors."""
+        if not self.manifest.same_content(wanted.manifest):
+            return None
+        pairs = zip(self.shards, wanted.shards, strict=True)
+        return ("that all is finite",) if any(w.finite and not o.finite for o, w in pairs) else ()
+
+
+def standing_delta(path: Path) -> PublishedDelta | None:
+    """Return what is published in `path`; None if there is nothing, or nothing that is whole."""
+    file = path / DELTA_MANIFEST
+    try:
+        manifest = DeltaManifest.decode(file.read_bytes(), file=str(file))
+        shards = tuple(_shard(path, rank) for rank in range(manifest.world_size))
+        sizes = [(path / blocks_name(shard.rank)).stat().st_size for shard in shards]
+    except (OSError, ManifestError):
+        return None
+    whole = sizes == [shard.nbytes for shard in shards]
+    listed = [shard.digest for shard in shards] == [entry.digest for entry in manifest.shards]
+    return PublishedDelta(manifest, shards) if whole and listed else None
+
+
+def _shard(path: Path, rank: int) -> DeltaShard:
+    file = path / rank_manifest_name(rank)
+    return DeltaShard.decode(file.read_bytes(), file=str(file))
+
 
 _MAX_KEPT_CHAIN = 1 << 10
 

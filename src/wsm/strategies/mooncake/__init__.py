@@ -5,7 +5,7 @@ modules                               responsible for
 ====================================  ====================================================================
 mooncake_transport                    the rank's end, and its reads ahead
 configured                            what a configuration says of it
-engine, read_plan                     the engine as wsm uses it; where tensors lie, and how they are read
+transfer_engine, read_plan            the engine as wsm uses it; where tensors lie, and how they are read
 publisher                             the trainer's side; the memory that it lets ranks read
 lease_server, lease_client            both ends of a lease on that memory
 lease_messages                        what is said about it, and where

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wsm.strategies.mooncake.engine import EngineSettings
 from wsm.strategies.mooncake.mooncake_transport import MooncakeTransport
+from wsm.strategies.mooncake.transfer_engine import EngineSettings
 from wsm.strategies.sections import Sections
 from wsm.strategies.transports.transport import TransportKind
 

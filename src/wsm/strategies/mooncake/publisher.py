@@ -33,9 +33,9 @@ from wsm.strategies.documents import content_digest
 from wsm.strategies.errors import TrainerTensorError
 from wsm.strategies.mooncake import errors as mooncake_errors
 from wsm.strategies.mooncake import lease_messages
-from wsm.strategies.mooncake.engine import Engine, EngineSettings, address_of
 from wsm.strategies.mooncake.lease_server import Leases, LeaseServer, ServedPublication
 from wsm.strategies.mooncake.read_plan import MemoryRegion, Placed, TransferLayout
+from wsm.strategies.mooncake.transfer_engine import Engine, EngineSettings, address_of
 from wsm.strategies.tensor import TensorSpec
 from wsm.strategies.trainer.report import TrainerReport
 from wsm.strategies.trainer.tensors import TrainerTensors, bytes_of, check_ranks, specs_of

@@ -14,7 +14,6 @@ manifest_files, tensor_table          where they are read; their rows
 placement, reslice_plan               which slice of which tensor a rank holds; who holds what it needs
 resliced_shard, slice_reader          a shard put together from other ranks' shards
 publish, shard_writer, staged_version the trainer's side: write, make visible at once
-standing                              what is published already, and whether it may stand
 version_pins                          versions that a rank may load again are not retired
 convert                               pickles turned into safetensors, by those who trust them
 errors                                what can go wrong in it

@@ -2,27 +2,82 @@
 
 Its own directory is a FastDeploy model directory (flat names, its own ``version.yaml``). How it becomes
 visible, :mod:`wsm.strategies.trainer.staged_directory` knows.
+
+What is published already under its label stays where it may stand for the new publication. The rule of all
+publishers: what is published promises at least what the last call was asked to promise. The very same tensors
+stay as they are if that holds; otherwise nothing changes unless the caller said so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from wsm.strategies import errors
+from wsm.strategies.errors import ManifestError
 from wsm.strategies.files import snapshot_names
 from wsm.strategies.files.atomic_file import write_new
+from wsm.strategies.files.snapshot_names import VERSION_MANIFEST
 from wsm.strategies.files.version_file import write_version
 from wsm.strategies.snapshot.manifest import ShardManifest
 from wsm.strategies.snapshot.part_metadata import PartMetadata
 from wsm.strategies.snapshot.placement import Placement
 from wsm.strategies.snapshot.shard_writer import PART_BYTES, ShardPlan, write_shard
-from wsm.strategies.snapshot.standing import Publication, standing_publication
 from wsm.strategies.snapshot.version_manifest import ShardEntry, VersionManifest
 from wsm.strategies.trainer.retention import KEEP_TWO, Retention, retire
 from wsm.strategies.trainer.staged_directory import StagedDirectory
 from wsm.strategies.trainer.tensors import TrainerTensors
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The manifests of a whole version: the one of all ranks, and each rank's."""
+
+    manifest: VersionManifest
+    shards: tuple[ShardManifest, ...]
+
+    def lacks(self, wanted: Publication) -> tuple[str, ...] | None:
+        """Return what `wanted` promises and this one does not; None if it holds other tensors.
+
+        Fewer promises may be wanted than are made: a promise is never taken back silently.
+        """
+        if not self.manifest.same_content(wanted.manifest):
+            return None
+        lacking = set()
+        for ours, theirs in zip(self.shards, wanted.shards, strict=True):
+            if theirs.finite and not ours.finite:
+                lacking.add("that all is finite")
+            if theirs.device_id != ours.device_id:
+                lacking.add(f"the name for device {theirs.device_id}")
+            if _other_placements(ours, theirs):
+                lacking.add("where each tensor lies")
+        return tuple(sorted(lacking))
+
+
+def standing_publication(path: Path) -> Publication | None:
+    """Return what is published in `path`; None if there is nothing, or nothing that is whole."""
+    file = path / VERSION_MANIFEST
+    try:
+        manifest = VersionManifest.decode(file.read_bytes(), file=str(file))
+        shards = _shards(path, manifest)
+        parts = [part for shard in shards for part in shard.parts]
+        whole = all((path / part.file).stat().st_size == part.nbytes for part in parts)
+    except (OSError, ManifestError):
+        return None
+    return Publication(manifest, tuple(shards)) if whole else None
+
+
+def _shards(path: Path, manifest: VersionManifest) -> Sequence[ShardManifest]:
+    files = [path / shard.manifest for shard in manifest.shards]
+    return [ShardManifest.decode(file.read_bytes(), file=str(file)) for file in files]
+
+
+def _other_placements(ours: ShardManifest, theirs: ShardManifest) -> bool:
+    placed = {entry.spec.name: entry.placement for entry in ours.tensors}
+    return any(
+        entry.placement is not None and entry.placement != placed[entry.spec.name] for entry in theirs.tensors
+    )
 
 
 @dataclass(frozen=True)
