@@ -8,14 +8,15 @@
             nothing after a clear or an abort that all came to the end of, what they held before a command that was cut short.
             Admission, beside that: an idle rank is HELD exactly where a hold was decided last (`closed`), so none steps between the
             word of `hold` and that of `release`, whatever died; hold and release change no version, and take no debt away.
+            The record that the committed word names is there, whichever process died between the two.
    MEASURED by `make models`, spin 6.5.2: bounds, states, what for
-     defaults                                        42,368  a death at any point of a command
-     RCRASH=2 FAILS=1 OPS=3                         348,076  a second death before the restore has ended
-     RCRASH=2 CCRASH=1 CMDS=2 OPS=3                 972,435  the process that raises the epoch dies too
-     RCRASH=2 CCRASH=1 OPS=3, any cycle             610,469  no endless run
-     CCRASH=1 CMDS=2 LEASES=1 OPS=4                 398,596  hold, release, a lease that runs out
-     RCRASH=2 LEASES=1 OPS=12                       510,647  updates under a hold, and such that hold or serve
-     RCRASH=2 CCRASH=2 CMDS=2 FAILS=1 OPS=3       5,661,778  more of everything
+     defaults                                        51,165  a death at any point of a command
+     RCRASH=2 FAILS=1 OPS=3                         388,599  a second death before the restore has ended
+     RCRASH=2 CCRASH=1 CMDS=2 OPS=3               1,290,138  the process that raises the epoch dies too
+     RCRASH=2 CCRASH=1 OPS=3, any cycle             743,935  no endless run
+     CCRASH=1 CMDS=2 LEASES=1 OPS=4                 466,690  hold, release, a lease that runs out
+     RCRASH=2 LEASES=1 OPS=12                       598,155  updates under a hold, and such that hold or serve
+     RCRASH=2 CCRASH=2 CMDS=2 FAILS=1 OPS=3       7,671,077  more of everything
      RCRASH=2 CCRASH=1 CMDS=2 LEASES=1           21,465,544  everything under a hold
      CCRASH=1 CMDS=2 LEASES=1 FAILS=1, any cycle    22,880,051  no endless run
    READING  A look at all words is atomic: transaction.pml has the stale ones.
@@ -61,7 +62,8 @@
 #define DONE 6           /* kept, cleared or committed: `s_holds` says which */
 
 byte c_e = 1, c_q, c_op = NONE;                        /* command */
-byte k_q, k_v = 1; bool k_held;                        /* committed; 0: nothing is to be served */
+byte k_q, k_v = 1; bool k_held;                        /* committed; 0: nothing is to be served; k_v is the id of a version */
+byte r_q[2], r_v[2]; bool r_held[2];                   /* the record, two slots: what the word has no room for, and its key */
 byte a_e[2], a_q[2], a_v[2];                           /* arguments, two slots: version, */
 bool a_served[2], a_held[2], a_of_admission[2];        /* whether the group was to serve, is HELD after it, and it moves no memory */
 byte s_e[N], s_q[N], s_c[N]; bool s_holds[N];          /* status */
@@ -88,6 +90,8 @@ bool held[N], closed, wanted, expired; byte leases;    /* admission: of each ran
 #endif
 #define AFTER       a_held[c_q % 2]
 #define LAPSED      (expired && k_held)
+#define NAMED(p)    (r_q[p] == k_q && r_v[p] == k_v && r_held[p] == k_held)
+#define KNOWN       (NAMED(0) || NAMED(1) || (!k_v && !k_held))
 
 inline decide() {
   if
@@ -105,6 +109,7 @@ inline decide() {
 
 /* epochs.restored_version */
 inline find_goal() {
+  assert(KNOWN);                                        /* k_v is an id: the version itself stands in the record */
   if
   :: c_op == NONE -> goal = k_v
 #ifndef M_HOLD_IS_RESTORED
@@ -141,18 +146,42 @@ inline write_arguments(version, served) {
   }
 }
 
+/* committed_record.write_record: into the slot that the present word does not need. */
+inline write_record() {
+  atomic {
+#ifdef M_RECORD_WHERE_IT_IS_NEEDED
+    p = (NAMED(1) -> 1 : 0);
+#else
+    p = (NAMED(0) -> 1 : 0);
+#endif
+    r_q[p] = c_q; r_v[p] = n_v; r_held[p] = n_held
+  }
+}
+
 #define MAY_CRASH :: atomic { ccrash < CCRASH -> ccrash++; goto look }
 
+/* GroupView.commit: the record, then the word that names it. */
+inline commit() {
+#ifdef M_WORD_BEFORE_RECORD
+  atomic { p = (NAMED(0) -> 1 : 0); k_q = c_q; k_v = n_v; k_held = n_held };
+  if MAY_CRASH :: atomic { r_q[p] = c_q; r_v[p] = n_v; r_held[p] = n_held } fi
+#else
+  write_record();
+  if MAY_CRASH :: atomic { k_q = c_q; k_v = n_v; k_held = n_held } fi
+#endif
+}
+
 active proctype Controller() {
-  byte q, op, goal; bool after, caller, saw_lapsed;    /* caller: who gave the open command lives */
+  byte q, op, goal, n_v, p; bool n_held, after, caller, saw_lapsed;    /* caller: who gave the open command lives */
 look:                                                   /* the process here knows nothing but the words */
-  atomic { q = 0; op = NONE; goal = 0; after = false; over = false };
+  atomic { q = 0; op = NONE; goal = 0; n_v = 0; p = 0; n_held = false; after = false; over = false };
 end_look:
   if
   :: LOST(0) || LOST(1) -> goto recover
   :: atomic { UNDECIDED && (BOTH(PREPARED) || AT(0, FAILED) || AT(1, FAILED) || (OPENED && !caller)) -> decide() }; goto look
   :: atomic { OPENED && caller && ccrash < CCRASH -> ccrash++; caller = false }; goto look
-  :: atomic { c_op == COMMIT && k_q != c_q -> k_q = c_q; k_v = (ADMISSION -> k_v : final); k_held = AFTER }; goto look
+  :: atomic { c_op == COMMIT && k_q != c_q -> assert(KNOWN); n_v = (ADMISSION -> k_v : final); n_held = AFTER };
+     commit(); goto look
   :: OVER && UNRESTORED -> goto restore
   :: OVER && cmds < CMDS -> goto command
   :: atomic { leases < LEASES && k_held && !expired -> leases++; expired = true }; goto look
@@ -200,7 +229,7 @@ lease:                                                  /* the keeper, which saw
   if MAY_CRASH :: atomic { c_q = q; c_op = op; caller = true } fi;
   goto look;
 restore:
-  assert(k_v == owed);
+  assert(KNOWN && k_v == owed);
   atomic { op = UPDATE; after = k_held; wanted = closed };
 #ifdef M_RESTORE_OPENS
   after = false;
@@ -218,19 +247,21 @@ recover:
   if :: atomic { UNDECIDED -> decide() } :: atomic { !UNDECIDED -> skip } fi;
   if MAY_CRASH :: skip fi;
   atomic {
-    find_goal(); assert(goal == owed);
-    if
+    find_goal(); assert(goal == owed); n_v = goal; n_held = k_held };
+  if
 #ifndef M_EPOCH_LOSES_COMMIT
-    :: c_op == COMMIT && k_q != c_q -> k_q = c_q; k_v = goal;
+  :: atomic { c_op == COMMIT && k_q != c_q ->
 #ifndef M_EPOCH_LOSES_HOLD
-       k_held = AFTER
+       n_held = AFTER
 #endif
+     };
+     commit()
 #endif
 #ifndef M_GOAL_IS_NOT_STORED
-    :: !(c_op == COMMIT && k_q != c_q) && !goal && k_v -> k_q = c_q; k_v = 0
+  :: !(c_op == COMMIT && k_q != c_q) && !goal && k_v -> commit()
 #endif
-    :: else
-    fi };
+  :: else
+  fi;
   if MAY_CRASH :: skip fi;
   atomic { c_e++; c_op = NONE; owed = goal };
   goto look
@@ -320,13 +351,13 @@ init {
     select(rcrash : 0 .. RCRASH); select(ccrash : 0 .. CCRASH); select(fails : 0 .. FAILS);
     s_e[0] = 1; s_e[1] = 1; idle[0] = true; idle[1] = true;
     if
-    :: memory[0] = 1; memory[1] = 1; s_holds[0] = true; s_holds[1] = true
+    :: memory[0] = 1; memory[1] = 1; s_holds[0] = true; s_holds[1] = true; r_v[0] = 1
     :: k_v = 0; owed = 0; final = 0                     /* a group that has never served */
     fi;
     run Rank(0); run Rank(1)
   }
   timeout;
   assert(over && !dead[0] && !dead[1] && idle[0] && idle[1] && s_e[0] == c_e && s_e[1] == c_e);
-  assert(memory[0] == owed && memory[1] == owed);
+  assert(memory[0] == owed && memory[1] == owed && KNOWN);
   assert(held[0] == closed && held[1] == closed && k_held == closed && !(LAPSED && WHOLE))
 }

@@ -620,6 +620,9 @@ class Opening:
         self, request: CommandRequest, admitted: _Admitted, given_up: threading.Event, ending: ExitStack
     ) -> Transaction:
         """Write a command that was admitted, and leave to `ending` what is to be done when it is over."""
+        last = admitted.view.command
+        if not last.commands_left:
+            raise errors.commands_used_up(sequence=last.sequence)
         with ExitStack() as undo:
             taken = None
             if self._engine_words.suffixes:

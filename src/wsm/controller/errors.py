@@ -500,6 +500,16 @@ def plans_differ(*, ranks: Sequence[int]) -> RefusedError:
     )
 
 
+def commands_used_up(*, sequence: int) -> RefusedError:
+    """The segment of a group has no number left for a caller's command."""
+    return RefusedError(
+        f"command {sequence} was the last one that this group can number. It serves on, and is restored "
+        "where a rank is lost. End all of its processes and start it again: its new segment counts from 0",
+        code="commands-used-up",
+        sequence=sequence,
+    )
+
+
 def engine_word_busy(*, word: str, value: int, expected: int) -> RefusedError:
     """An engine is using one of its own status words for a command right now."""
     return RefusedError(

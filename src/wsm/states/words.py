@@ -52,6 +52,13 @@ _LOW_EPOCH_BITS = 6
 _HALF_OF_STEPS = 1 << (STEP_BITS - 1)
 
 
+#: Of the sequences of a segment so many are kept for what ends and restores its last commands.
+KEPT_SEQUENCES = 1 << 12
+
+#: From so few sequences on every status says that the group is to be started anew.
+FEW_SEQUENCES = 1 << 20
+
+
 class Decider(enum.IntEnum):
     """Who decides a command, and what may be done in its place once it is gone."""
 
@@ -167,6 +174,11 @@ class CommandWord(NamedTuple):
     sequence: int
     operation: Operation
     decider: Decider = Decider.CONTROLLER
+
+    @property
+    def commands_left(self) -> int:
+        """How many commands callers may give behind this one, in this segment."""
+        return max(MAX_SEQUENCE - KEPT_SEQUENCES - self.sequence, 0)
 
     def pack(self) -> int:
         """Return the 64-bit value."""

@@ -10,14 +10,23 @@ from __future__ import annotations
 import datetime as dt
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from wsm.printable import printable
 from wsm.states import journal as kinds
 from wsm.states.journal import CONTROLLER, JournalEntry
-from wsm.states.words import CommandWord, Decider, Operation, StatusCode, StatusWord, StepKind, code_name
-from wsm.status._finding import Finding
+from wsm.states.words import (
+    FEW_SEQUENCES,
+    CommandWord,
+    Decider,
+    Operation,
+    StatusCode,
+    StatusWord,
+    StepKind,
+    code_name,
+)
+from wsm.status._finding import Advice, Finding
 from wsm.status.facts import FailureFacts, GroupFacts, GroupStatus, RankFacts, RankStatus, named, who
 from wsm.status.rules import asked, find, is_current, is_done, late_ranks, not_parked
 
@@ -146,7 +155,7 @@ class Explanation:
 
 def explain(group: GroupFacts) -> Explanation:
     """Turn the facts of a group into sentences."""
-    found = find(group)
+    found = _found(group)
     waits = [wait_of(rank, group) for rank in group.ranks]
     failures = [
         rank.failure for rank in group.ranks if rank.failure is not None and not rank.failure.is_no_fault
@@ -170,7 +179,7 @@ def explain(group: GroupFacts) -> Explanation:
 def status_of(group: GroupFacts) -> GroupStatus:
     """Return what programs get of the facts of a group whose words are whole."""
     command = group.command or CommandWord(0, 0, Operation.NONE)
-    found = find(group)
+    found = _found(group)
     is_written = not command.operation.is_commit or group.committed.sequence == command.sequence
     return GroupStatus(
         name=group.name,
@@ -194,7 +203,7 @@ def status_of(group: GroupFacts) -> GroupStatus:
 
 def status_text(group: GroupFacts) -> str:
     """Return the whole picture of one group: what is found, and a table of ranks that fits 80 columns."""
-    command, found = group.command, find(group)
+    command, found = group.command, _found(group)
     words = [] if command is None else [f"epoch {command.epoch}", f"sequence {command.sequence}"]
     if command is not None:
         words[-1] += f" ({command.operation.name})"
@@ -221,6 +230,16 @@ def status_text(group: GroupFacts) -> str:
             *([] if group.serving else [f"'wsm explain {group.name}' says more"]),
         )
     )
+
+
+def _found(group: GroupFacts) -> Finding:
+    """Return what the rules find, and what is to be done besides before its numbers end."""
+    found, command = find(group), group.command
+    if command is None or command.commands_left >= FEW_SEQUENCES:
+        return found
+    ends = f"{command.commands_left} more commands can be given to this group. Before that end all of its"
+    advice = Advice(f"{ends} processes and start it again: it counts from 0 then.")
+    return replace(found, advice=(*found.advice, advice))
 
 
 def status_line(group: GroupFacts) -> str:
