@@ -147,7 +147,7 @@ class ControllerMoves:
         elif now.pending:
             yield lambda: self._stand_in(Role.KEPT)
             yield self._write_pending
-        elif not record_before_word and self._lacks_its_record():
+        elif not record_before_word and not now.orphaned and self._lacks_its_record():
             yield self._write_late_record
         else:
             yield from self._steps_of_the_living()

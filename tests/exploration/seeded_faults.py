@@ -215,9 +215,10 @@ def no_join_in_abort():
 def same_epoch_restart():
     """A replacement joins the epoch in which its predecessor died."""
 
-    def join(index: int, command: CommandWord, step: StepWord, status: Any, *, steps: bool) -> Move:
+    def join(index: int, command: CommandWord, step: StepWord, status: Any, **said: bool) -> Move:
+        del step
         unused = StepWord(0, 0, StepKind.PARKED, 0)
-        return real(index, command, unused, status._replace(epoch=0), steps=steps)
+        return real(index, command, unused, status._replace(epoch=0), **said)
 
     real = rank.join
     return {(rank, "join"): join}
@@ -580,8 +581,8 @@ def dropped_weights_count_as_held():
 def ends_are_forgotten():
     """A rank does not remember that it has finished a command."""
 
-    def without_command(state: RankState, done: int | None = None) -> RankState:
-        return real(state, state.done if done is None else done)
+    def without_command(state: RankState) -> RankState:
+        return replace(real(state), done=state.done)
 
     real = rank.without_command
     return {(rank, "without_command"): without_command}
