@@ -58,7 +58,7 @@ class HotRunner(InMemoryRunner):
 
 def fill(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
     """Fill every parameter with the version's lowest byte."""
-    version = context.version or 0
+    version = int(context.version or 0)
     for name in target.specs():
         np.frombuffer(target.writable(name), np.uint8).fill(version & 0xFF)
         context.progress()

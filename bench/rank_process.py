@@ -76,7 +76,7 @@ def tiny_runner() -> InMemoryRunner:
 
 def tiny_load(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
     """Fill the tensor with the version's lowest byte."""
-    version = context.version or 0
+    version = int(context.version or 0)
     target.writable("weight")[:] = bytes([version & 0xFF]) * 64
     return {
         "version": version,

@@ -26,7 +26,7 @@ def repeat(name: str, group: GroupUnderFault, result: Result) -> None:
     if answer.receipt is None or not group.status().serving or held is None:
         result.problems.append(f"weights of version {held} alone did not serve again: {answer.said}")
         return
-    checked, problems = group.await_service(held)
+    checked, problems = group.await_service(int(held))
     result.checked += checked
     result.problems += problems
 

@@ -151,7 +151,7 @@ def serve(
             trap.passes("step")
             runner.requests.advance()
             if records is not None:
-                records.write(word, permit.version, runner.weights)
+                records.write(word, int(permit.version), runner.weights)
         if worker.rank == 0:
             time.sleep(_STEP_S)
 

@@ -165,7 +165,9 @@ def outcome_of(status: GroupStatus, before: int | None, version: int | None) -> 
     if status.hold is not None:
         return "held, without memory" if status.missing else "held"
     if status.serving:
-        return {before: "old version", version: "new version"}.get(status.version, "another version")
+        return {str(before): "old version", str(version): "new version"}.get(
+            str(status.version), "another version"
+        )
     if status.holds_half:
         (held,) = set(Tag) - status.missing
         return _ALONE[held]

@@ -120,7 +120,8 @@ def prepare(operation: str, group: GroupUnderFault, result: Result) -> int | Non
         if answer.receipt is None:
             raise HangError(f"the group could not be {_WAYS[begin]} before the case: {answer.said}")
     has_weights = (Begin.SERVING, Begin.WEIGHTS_ALONE, Begin.HELD)
-    return group.status().version if begin in has_weights else None
+    held = group.status().version if begin in has_weights else None
+    return None if held is None else int(held)
 
 
 def judge_answer(fault: Fault, answer: Answer, result: Result, group: GroupUnderFault) -> None:
@@ -191,7 +192,7 @@ def judge_group(
     told = [said for _, said in group.told[-4:]]
     result.require(result.outcome in allowed, f"no outcome of the tables: {status.sentence()}; told: {told}")
     if status.serving and status.version is not None:
-        account(result, *group.await_service(status.version))  # it says so: it must do so, too
+        account(result, *group.await_service(int(status.version)))  # it says so: it must do so, too
 
 
 def finish(group: GroupUnderFault, result: Result) -> None:
@@ -206,7 +207,7 @@ def good_update(group: GroupUnderFault, result: Result) -> None:
     if group.status().state not in ("NORMAL", "CLEARED"):
         group.command("clear")
     answer = group.command("update", version)
-    if answer.receipt is None or answer.receipt.version != version:
+    if answer.receipt is None or answer.receipt.version != str(version):
         result.problems.append(f"a good update afterwards failed: {answer.said[:_MAX_MESSAGE]}")
         result.leftovers += group.stop()
         return

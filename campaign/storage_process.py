@@ -149,7 +149,7 @@ def _shared_memory_serving(group: GroupUnderFault, result: Result) -> None:
     result.said = answer.said
     group.until(lambda: group.status().over, "the command is over")
     status = group.status()
-    served: dict[int | None, str] = {version: "old version", group.published: "new version"}
+    served: dict[str | None, str] = {str(version): "old version", str(group.published): "new version"}
     result.outcome = served.get(status.version, "another version") if status.serving else status.state
     result.require(answer.receipt or isinstance(answer.error, WsmError), "the failure has no type")
     filler.unlink()

@@ -42,8 +42,8 @@ class TokenAudit:
             if problem is not None:
                 problems.append(f"request {answer.prompt}: {problem}")
                 continue
-            for index, (token, version) in enumerate(zip(found.tokens, found.versions, strict=True)):
-                checked += 1
+            for index, (token, label) in enumerate(zip(found.tokens, found.versions, strict=True)):
+                checked, version = checked + 1, int(label)
                 self.last_version = version
                 if index in found.mixed:
                     if self._policies.get(version, KVPolicy.DROP) is KVPolicy.DROP:

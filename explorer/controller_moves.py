@@ -32,6 +32,7 @@ from explorer.world import (
     Seen,
     Slot,
     committed_version,
+    label_of,
     pack_controller,
     read_command,
     view_of,
@@ -456,7 +457,7 @@ class ControllerMoves:
                 after = now._replace(version=self._version(word))
                 self._write(label, decide.decided(view, word), spends, after=after)
         if view.command.operation.is_commit and view.committed.sequence != view.command.sequence:
-            following = decide.committed(view, now.version or None, held=self._held_after())
+            following = decide.committed(view, label_of(now.version), held=self._held_after())
             self._commit("stores the committed version", following, now.version)
         if decide.is_over(view):
             self._add("sees that the command is over", self._over)
@@ -557,7 +558,7 @@ class ControllerMoves:
         elif decide.lacks_a_word(view):
             self._commit(
                 "is gone; a process of the group stores the committed version",
-                decide.committed(view, now.version or None, held=self._held_after()),
+                decide.committed(view, label_of(now.version), held=self._held_after()),
                 now.version,
             )
         else:
@@ -600,8 +601,8 @@ class ControllerMoves:
             return
         goal = epochs.goal(
             view,
-            asked=now.version,
-            committed=committed_version(now),
+            asked=label_of(now.version),
+            committed=label_of(committed_version(now)),
             served=now.before,
             restores=now.restores,
             of_admission=not now.tags,
@@ -610,12 +611,12 @@ class ControllerMoves:
         word = completed or epochs.goal_word(view, goal)
         if word is not None:
             said = "nothing" if goal is None else f"version {goal}"
-            self._commit(f"stores that the group must serve {said} again", word, goal or 0)
+            self._commit(f"stores that the group must serve {said} again", word, int(goal or 0))
             return
         owed, label = self._owed(), f"raises the epoch: {self._lost} gone or broken"
 
         def checked() -> ControllerState:
-            invariants.check_goal(goal, owed)
+            invariants.check_goal(int(goal or 0), owed)
             return now
 
         self._add(label, checked)

@@ -740,6 +740,11 @@ def view_of(
     )
 
 
+def label_of(version: int | None) -> str | None:
+    """Return the label of a version of the world, which counts them; 0 and None: there is none."""
+    return str(version) if version else None
+
+
 def committed_version(controller: ControllerState) -> int | None:
     """Return the version that the group has committed, as word and records say; None: none.
 

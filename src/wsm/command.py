@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from wsm.errors import BadInputError, RefusedError
+from wsm.labels import is_label
 from wsm.states.holding import Hold
 from wsm.states.vocabulary import (
     ALL_TAGS,
@@ -77,7 +78,7 @@ def partial_update_refused(*, why: str) -> RefusedError:
     )
 
 
-def part_not_restorable(*, rank: int, version: int | None, bases: Sequence[int]) -> RefusedError:
+def part_not_restorable(*, rank: int, version: str | None, bases: Sequence[str]) -> RefusedError:
     """A group that served a part is to be restored, and what the part was put on is kept nowhere."""
     return RefusedError(
         f"rank {rank} cannot load version {version} again: it is a part, put on version "
@@ -89,7 +90,7 @@ def part_not_restorable(*, rank: int, version: int | None, bases: Sequence[int])
     )
 
 
-def version_held(*, rank: int, version: int) -> RefusedError:
+def version_held(*, rank: int, version: str) -> RefusedError:
     """The version that is announced is the one that is held: a command that names none has nothing to do."""
     return RefusedError(
         f"rank {rank} already holds version {version}, the newest, verified; use --force to load it again",
@@ -152,7 +153,7 @@ class CommandArguments:
     ----------
     request_id : str
         Names the request in logs, receipts and journals.
-    version : int or None
+    version : str or None
         The version to load; None for a clear.
     in_flight : InFlightPolicy
         What becomes of running requests.
@@ -199,7 +200,7 @@ class CommandArguments:
     """
 
     request_id: str
-    version: int | None = None
+    version: str | None = None
     in_flight: InFlightPolicy = InFlightPolicy.ABORT
     kv_policy: KVPolicy = KVPolicy.DROP
     before: WeightState | None = None
@@ -265,7 +266,7 @@ class CommandArguments:
             hold = None if content["hold"] is None else Hold.of(content["hold"])
         except (ValueError, KeyError, TypeError, RecursionError, TagsError) as error:
             raise CommandArgumentsError(problem=f"{type(error).__name__}: {error}") from error
-        if not isinstance(request_id, str) or not (version is None or type(version) is int):
+        if not isinstance(request_id, str) or not (version is None or is_label(version)):
             raise CommandArgumentsError(problem=f"request_id {request_id!r}, version {version!r}")
         for name, seconds in (("deadline_s", deadline_s), ("lease_s", lease_s)):
             if not (seconds is None or type(seconds) in (int, float)):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from wsm.errors import BadInputError
-from wsm.labels import number_of, recorded_version, version_id
+from wsm.labels import recorded_version, version_id
 from wsm.report import RankReport
 from wsm.signals.layout import Layout
 from wsm.signals.segment import Segment
@@ -64,11 +64,6 @@ class CommittedRecord:
     load_sequence: int = 0
     hold: Mapping[str, Any] | None = None
     revision: int = 1
-
-    @property
-    def number(self) -> int | None:
-        """The version, where labels are numbers."""
-        return None if self.version is None else number_of(self.version)
 
     @property
     def word(self) -> CommittedWord:

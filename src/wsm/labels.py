@@ -76,13 +76,12 @@ def recorded_version(value: object) -> str:
     return str(value)
 
 
-def is_label(text: str) -> bool:
-    """Whether `text` is a label, one that wsm gives included."""
+def is_label(value: object) -> bool:
+    """Whether `value` is a label as text, one that wsm gives included."""
     try:
-        recorded_version(text)
+        return recorded_version(value) == value
     except BadInputError:
         return False
-    return True
 
 
 def unnamed_version(run: int, epoch: int, sequence: int) -> str:
@@ -112,19 +111,11 @@ def version_id(label: str) -> int:
     return int.from_bytes(digest, "big") >> (64 - VERSION_ID_BITS)
 
 
+def same_in_words(one: str, other: str) -> bool:
+    """Whether two labels that are not the same have one number in words."""
+    return one != other and version_id(one) == version_id(other)
+
+
 def _decimal(value: int) -> str:
     """Return the digits of a number; of one that is too long for a label, too many digits."""
     return str(value) if value < 10**MAX_LENGTH else "9" * (MAX_LENGTH + 1)
-
-
-def number_of(label: str) -> int:
-    """Return the number that a label of digits stands for.
-
-    Raises
-    ------
-    BadInputError
-        If it is another label: the words of a group carry numbers as yet.
-    """
-    if not label.isdecimal():
-        raise bad_version(value=label, problem="groups take numbers as yet")
-    return int(label)

@@ -53,7 +53,7 @@ class Receipt:
         ``ALREADY_HELD``: so it was with what was asked for, and something else is missing for serving.
     epoch, sequence : int
         The command's identity; for ``ALREADY_SERVED`` that of the command which loaded the version.
-    version, previous_version : int or None
+    version, previous_version : str or None
         The version that is held after, and the one that was committed before.
     manifest_digest : str or None
         Digest of what the version consists of, equal on all ranks.
@@ -96,8 +96,8 @@ class Receipt:
     outcome: Outcome
     epoch: int
     sequence: int
-    version: int | None
-    previous_version: int | None
+    version: str | None
+    previous_version: str | None
     manifest_digest: str | None
     loaded: bool
     seconds: float

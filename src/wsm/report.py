@@ -63,7 +63,7 @@ class RankReport:
     ----------
     rank : int
         Who.
-    version : int or None
+    version : str or None
         The version that it holds now.
     manifest_digest, digest : str or None
         Of the manifest that was loaded, and of the bytes that are resident; hexadecimal.
@@ -75,13 +75,13 @@ class RankReport:
         Seconds since this rank last could serve; 0 if it never could.
     facts : mapping
         What else actions declared.
-    bases : tuple of int
+    bases : tuple of str
         The versions that this one, a part, was put on: the whole one, then other parts in their order. Empty
         for a whole version.
     """
 
     rank: int
-    version: int | None = None
+    version: str | None = None
     manifest_digest: str | None = None
     digest: str | None = None
     bytes: int = 0
@@ -89,7 +89,7 @@ class RankReport:
     actions: tuple[ActionSeconds, ...] = ()
     pause_s: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
-    bases: tuple[int, ...] = ()
+    bases: tuple[str, ...] = ()
 
     def to_bytes(self) -> builtins.bytes:
         """Return the JSON text; the largest facts are left out, by name, where all of them do not fit."""
@@ -115,7 +115,7 @@ class RankReport:
         try:
             content = json.loads(data)
             content["actions"] = tuple([ActionSeconds(**entry) for entry in content["actions"]])
-            content["bases"] = tuple(map(int, content["bases"]))
+            content["bases"] = tuple(map(str, content["bases"]))
             return cls(**content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ReportFormatError(rank=rank, problem=f"{type(error).__name__}: {error}") from error

@@ -327,7 +327,7 @@ class InMemoryRunner:
 
 def _load(context: ActionContext, target: Any) -> dict[str, Any]:
     for name, spec in target.specs().items():
-        target.writable(name)[:] = bytes([context.version]) * spec.nbytes
+        target.writable(name)[:] = bytes([int(context.version)]) * spec.nbytes
     return {
         "version": context.version,
         "manifest_digest": "of the manifest",
@@ -357,10 +357,11 @@ def make_context(runner: InMemoryRunner) -> Callable[..., ActionContext]:
             "world_size": 2,
             "epoch": 1,
             "sequence": next(sequences),
-            "version": 2,
+            "version": "2",
             "load": _load,
         }
-        return ActionContext(**(defaults | fields))
+        said = defaults | fields
+        return ActionContext(**{**said, "version": None if said["version"] is None else str(said["version"])})
 
     return make
 

@@ -41,7 +41,7 @@ def test_a_delta_between_two_versions_is_put_beside_them_for_every_rank(wsm: Run
 
 def test_the_findings_as_json(wsm: Run, versions: Path) -> None:
     found = json.loads(wsm("delta", versions, "--base", 1, "--version", 2, "--json").out)
-    assert (found["base_version"], found["version"], found["whole"]) == (1, 2, None)
+    assert (found["base_version"], found["version"], found["whole"]) == ("1", "2", None)
     assert found["whole_bytes"] == BYTES
     assert found["ratio"] == found["bytes"] / BYTES
     again = json.loads(wsm("delta", versions, "--base", 1, "--version", 2, "--json").out)

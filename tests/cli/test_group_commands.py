@@ -51,7 +51,7 @@ def test_asking_for_what_is_served_loads_nothing_and_says_so(group: LivingGroup,
 def test_a_receipt_as_json_names_request_and_digests(group: LivingGroup, wsm: Run) -> None:
     receipt = json.loads(wsm("update", group.name, "--version", 1, "--request-id", "night-7", "--json").out)
     assert receipt["request_id"] == "night-7"
-    assert receipt["version"] == 1
+    assert receipt["version"] == "1"
     assert len({rank["manifest_digest"] for rank in receipt["ranks"]}) == 1
     assert [action["name"] for action in receipt["ranks"][0]["actions"]].count("load_weights") == 1
 
@@ -122,7 +122,7 @@ def test_a_hot_update_says_how_long_it_staged_and_how_short_it_stopped(group: Li
         updated.out,
     )
     receipt = json.loads(wsm("update", group.name, "--version", 1, "--hot", "--json").out)
-    assert (receipt["hot"], receipt["version"], receipt["fallback"]) == (True, 1, None)
+    assert (receipt["hot"], receipt["version"], receipt["fallback"]) == (True, "1", None)
     assert receipt["staging_s"] > 0
 
 
@@ -147,7 +147,7 @@ def test_keeping_blocks_of_requests_that_end_is_refused(group: LivingGroup, wsm:
     refused = wsm("update", group.name, "--version", 2, option, "keep-in-flight")
     assert refused.code == 1
     assert "keep-in-flight" in refused.err
-    assert group.until(lambda now: now.over).version == 1
+    assert group.until(lambda now: now.over).version == "1"
 
 
 def test_a_policy_that_cannot_be_honoured_is_refused(group: LivingGroup, wsm: Run) -> None:
@@ -155,7 +155,7 @@ def test_a_policy_that_cannot_be_honoured_is_refused(group: LivingGroup, wsm: Ru
     refused = wsm("update", group.name, "--version", 2, "--kv-policy", "keep")
     assert refused.code == 1
     assert "KV policy 'keep'" in refused.err
-    assert group.until(lambda now: now.over).version == 1
+    assert group.until(lambda now: now.over).version == "1"
 
 
 def test_a_second_command_is_refused_or_waits_as_the_caller_asks(
@@ -187,7 +187,7 @@ def test_a_deadline_takes_the_command_back_and_names_who_was_late(
     _, err = late.communicate(timeout=20)
     assert late.returncode == 1
     assert "rank 1" in err
-    assert group.until(lambda now: now.over and now.serving).version == 1
+    assert group.until(lambda now: now.over and now.serving).version == "1"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

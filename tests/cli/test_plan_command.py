@@ -46,7 +46,7 @@ def test_a_plan_shows_what_each_phase_takes_within_80_columns(wsm: Run, config: 
 def test_a_hot_plan_as_json_counts_two_versions(wsm: Run, config: Path) -> None:
     ended = wsm("memory", config, "--rank", 0, "--hot", "--version", 7, "--json")
     found = json.loads(ended.out)
-    assert (found["version"], found["bytes"], found["ranks"]) == (7, BYTES, 2)
+    assert (found["version"], found["bytes"], found["ranks"]) == ("7", BYTES, 2)
     stage, flip, let_go = found["phases"]
     assert (stage["name"], stage["held"], stage["read"], stage["peak"]) == ("stage", BYTES, BYTES, 2 * BYTES)
     assert flip["peak"] == let_go["peak"] == 2 * BYTES

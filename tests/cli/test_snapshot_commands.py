@@ -33,7 +33,7 @@ def test_an_inspection_as_json_names_the_digest_that_ranks_will_report(wsm: Run,
     published = publish(tmp_path, 7)
     found = json.loads(wsm("inspect", tmp_path, "--rank", 0, "--version", 7, "--ranks", 2, "--json").out)
     assert found["manifest_digest"] == published.manifest_digest
-    assert (found["version"], found["bytes"], found["manifest_scope"]) == (7, BYTES, "group")
+    assert (found["version"], found["bytes"], found["manifest_scope"]) == ("7", BYTES, "group")
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def documented(tmp_path):
 
 def test_the_supervisor_of_the_page_replaces_what_dies_and_the_loop_of_the_readme_survives(documented):
     supervisor = documented.run("supervisor.py")
-    assert documented.controller.update(version=1).version == 1
+    assert documented.controller.update(version=1).version == "1"
     first = documented.until_serving(1)
     # Rank 1 is killed, and the step of rank 0 raises because of that: the loop goes on in the next epoch.
     os.kill(supervisor.pid, signal.SIGSTOP)  # so that both are seen at once
@@ -152,12 +152,12 @@ def test_the_supervisor_of_the_page_replaces_what_dies_and_the_loop_of_the_readm
     second = documented.until_serving(2)
     assert second[0] == first[0]
     assert second[1] != first[1]
-    assert documented.controller.status().version == 1
+    assert documented.controller.status().version == "1"
     # A step that raises by itself: its rank is ended and replaced.
     (documented.directory / "raise.1").touch()
     third = documented.until_serving(3)
     assert (third[0], third[1] != second[1]) == (first[0], True)
-    assert documented.controller.update(version=2).version == 2
+    assert documented.controller.update(version=2).version == "2"
     assert "its step raised" in (documented.directory / "output").read_text()
     supervisor.kill()
     supervisor.wait()
@@ -166,7 +166,7 @@ def test_the_supervisor_of_the_page_replaces_what_dies_and_the_loop_of_the_readm
 
 def test_without_a_supervisor_rank_0_makes_the_segment_and_a_step_that_raised_ends_no_loop(documented):
     ranks = [documented.run("rank.py", str(rank), str(os.getpid())) for rank in range(2)]
-    assert documented.controller.update(version=1).version == 1
+    assert documented.controller.update(version=1).version == "1"
     (documented.directory / "raise.1").touch()
     documented.until(lambda: documented.controller.status().ranks[1].step_kind == "broken")
     beats = documented.controller.status().ranks[1].heartbeat

@@ -26,7 +26,7 @@ def assert_serves_on(group, controller, version=1):
 
 def assert_takes_a_good_update(group, controller, version=9):
     group.publish(version)
-    assert controller.update(version).version == version
+    assert controller.update(version).version == str(version)
     group.await_steps()
     group.assert_steps_are_pure([version])
     group.stop()
@@ -143,7 +143,7 @@ def test_a_teardown_that_fails_leaves_its_rank_faulted_until_the_group_is_cleare
         group.revoke(1, "release")
         controller.clear()
         assert controller.status().state == "CLEARED"
-        assert controller.update(1).version == 1
+        assert controller.update(1).version == "1"
         group.stop()
         group.assert_journals_are_possible()
 
@@ -173,7 +173,7 @@ def test_ranks_that_prepared_different_publications_are_not_committed(make_group
     with raising(errors.manifest_mismatch, match="holds no weights") as caught:
         controller.update(2)
     assert caught.value.found[0] != caught.value.found[1]
-    assert controller.status().version == 1  # the last one that all committed
+    assert controller.status().version == "1"  # the last one that all committed
     controller.update(1)
 
 

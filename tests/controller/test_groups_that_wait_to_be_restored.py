@@ -43,4 +43,4 @@ def test_a_command_remembers_what_the_group_is_owed(lone):
     group = GroupView(lone.segment)
     assert group.arguments(group.view().command).before is WeightState.NORMAL
     lone.run(pending)
-    assert pending.result().version == 2
+    assert pending.result().version == "2"

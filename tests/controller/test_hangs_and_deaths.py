@@ -78,7 +78,7 @@ def test_a_stopped_rank_that_has_staged_is_named_and_not_the_one_alone_that_it_h
             pending.result(60)
         group.programs[1].thaw()
         eventually(lambda: controller.status().over)
-        assert controller.update(2, hot=True).version == 2
+        assert controller.update(2, hot=True).version == "2"
     group.stop()
     group.assert_steps_are_pure([1, 2])
 
@@ -104,7 +104,7 @@ def test_a_rank_that_is_stopped_inside_its_load_is_named_with_the_action(group):
         group.programs[1].thaw()
         eventually(lambda: controller.status().over)
         assert controller.status().state == "CLEARED"
-        assert controller.update(2).version == 2
+        assert controller.update(2).version == "2"
 
 
 def test_a_dead_rank_is_named_before_anything_is_asked(make_group):
@@ -168,5 +168,5 @@ def test_a_rank_that_dies_after_the_decision_does_not_undo_it(group):
         group.programs[1].kill()
         with pytest.raises(RankLostError, match="rank 1 is gone"):
             pending.result(20)
-        assert controller.status().version == 2
+        assert controller.status().version == "2"
         assert controller.status().operation == "COMMIT"

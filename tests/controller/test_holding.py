@@ -42,7 +42,7 @@ def test_a_held_group_stands_with_its_memory_and_goes_on_after_the_release(group
     assert "is held by trainer" in status.headline
     group.publish(2)
     updated = controller.update(2, hold=held.hold["id"])
-    assert (updated.serving, updated.version) == (False, 2)
+    assert (updated.serving, updated.version) == (False, "2")
     assert [len(group.steps_of(rank)) for rank in range(group.ranks)] == before, "a step between the two"
     released = controller.release(owner="trainer", hold=held.hold["id"])
     assert (released.outcome, released.serving, released.hold) == (Outcome.RELEASED, True, None)
@@ -77,12 +77,12 @@ def test_a_hold_is_its_owners_and_a_release_wants_what_can_serve(group, controll
 def test_pause_update_and_resume_may_be_one_command_each_way(group, controller) -> None:
     group.publish(2)
     held = controller.update(2, after="held", owner="trainer")
-    assert (held.outcome, held.serving, held.version) == (Outcome.UPDATED, False, 2)
+    assert (held.outcome, held.serving, held.version) == (Outcome.UPDATED, False, "2")
     again = controller.update(2, after="serve", owner="trainer")
-    assert (again.outcome, again.serving, again.version) == (Outcome.RELEASED, True, 2)
+    assert (again.outcome, again.serving, again.version) == (Outcome.RELEASED, True, "2")
     assert controller.update(2, after="held", owner="trainer").outcome is Outcome.HELD
     served = controller.update(1, after="serve", owner="trainer")
-    assert (served.serving, served.version) == (True, 1)
+    assert (served.serving, served.version) == (True, "1")
     group.await_steps()
 
 

@@ -39,7 +39,7 @@ def assert_nothing_happened(group, controller):
     assert controller.status().serving
     group.await_steps()
     assert {version for _, version, _ in group.steps_of(0)} == {1}
-    assert controller.update(2, hot=True).version == 2
+    assert controller.update(2, hot=True).version == "2"
     group.await_steps()
     group.stop()
     group.assert_steps_are_pure([1, 2])
@@ -49,7 +49,7 @@ def assert_nothing_happened(group, controller):
 def test_the_receipt_says_that_it_was_hot_and_how_long_it_staged(serving):
     group, controller = serving()
     receipt = controller.update(2, hot=True)
-    assert (receipt.outcome, receipt.version, receipt.previous_version) == (Outcome.UPDATED, 2, 1)
+    assert (receipt.outcome, receipt.version, receipt.previous_version) == (Outcome.UPDATED, "2", "1")
     assert (receipt.hot, receipt.loaded, receipt.fallback) == (True, True, None)
     assert 0 < receipt.staging_s < receipt.seconds
     assert {report.rank: report.digest for report in receipt.ranks} == group.published[2].digests
@@ -72,7 +72,7 @@ def test_the_group_steps_with_the_old_version_for_as_long_as_a_rank_stages(servi
     assert controller.status().serving
     eventually(lambda: group.codes() == ["PREPARED", "STAGING"])
     group.revoke(1, "stage")
-    assert pending.result(60).version == 2
+    assert pending.result(60).version == "2"
     group.await_steps()
     group.stop()
     group.assert_steps_are_pure([1, 2])
@@ -105,7 +105,7 @@ def test_while_ranks_stage_every_other_command_is_refused_as_busy(serving):
         other.update(1, hot=True, force=True)
     assert caught.value.pid == os.getpid()
     group.revoke(0, "stage")
-    assert pending.result(60).version == 2
+    assert pending.result(60).version == "2"
 
 
 def test_a_caller_that_gives_up_while_ranks_stage_leaves_the_old_version_alone(serving):
@@ -159,7 +159,7 @@ def test_too_little_memory_is_refused_with_both_numbers_and_nothing_happened(ser
 def test_too_little_memory_is_no_reason_to_fail_where_the_caller_allows_in_place(serving):
     group, controller = serving(available_bytes=SCANT)
     receipt = controller.update(2, hot=True, hot_fallback="in_place", request_id="either way")
-    assert (receipt.outcome, receipt.version, receipt.previous_version) == (Outcome.UPDATED, 2, 1)
+    assert (receipt.outcome, receipt.version, receipt.previous_version) == (Outcome.UPDATED, "2", "1")
     assert (receipt.hot, receipt.staging_s, receipt.request_id) == (False, 0, "either way")
     assert "refused by rank 0" in receipt.fallback
     assert receipt.sequence == 3  # the boot, the refused one, this one
@@ -188,7 +188,7 @@ def test_memory_that_runs_out_in_the_middle_of_staging_is_no_reason_to_fail_wher
     group, controller = serving()
     group.order(1, "stage", "exhaust")
     receipt = controller.update(2, hot=True, hot_fallback="in_place", request_id="either way")
-    assert (receipt.outcome, receipt.version, receipt.previous_version) == (Outcome.UPDATED, 2, 1)
+    assert (receipt.outcome, receipt.version, receipt.previous_version) == (Outcome.UPDATED, "2", "1")
     assert (receipt.hot, receipt.request_id) == (False, "either way")
     assert "memory ran out on rank 1" in receipt.fallback
     group.await_steps()
@@ -207,7 +207,7 @@ def test_giving_up_counts_for_the_fallback_too(serving):
     group.revoke(1, "write")
     with pytest.raises(CommandTimeoutError, match=r"^update was aborted because its caller gave up"):
         pending.result(60)
-    assert controller.update(2).version == 2
+    assert controller.update(2).version == "2"
 
 
 def test_a_fallback_that_does_not_exist_is_refused_before_anything_is_written(group):
@@ -223,7 +223,7 @@ def test_a_group_that_serves_nothing_cannot_be_updated_hot(group):
         with raising(errors.nothing_served, match="every rank is CLEARED"):
             controller.update(1, hot=True)
         assert (controller.status().sequence, controller.status().controller_pid) == (2, None)
-        assert controller.update(1).version == 1
+        assert controller.update(1).version == "1"
 
 
 def test_a_group_that_serves_nothing_is_updated_in_place_where_that_is_allowed_and_the_receipt_says_why(

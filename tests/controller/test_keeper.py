@@ -35,7 +35,7 @@ def test_a_killed_rank_is_replaced_in_a_new_epoch_and_the_group_serves_what_it_s
     assert kept.keeper.recoveries == 1
     assert set(kept.recoveries_when_told) == {0}  # who sees one counted can read what was told of it
     status = kept.controller.status()
-    assert (status.epoch, status.version, status.serving, status.controller_pid) == (2, 1, True, None)
+    assert (status.epoch, status.version, status.serving, status.controller_pid) == (2, "1", True, None)
     kept.group.await_steps()
     kept.group.assert_steps_are_pure([1])
 
@@ -44,7 +44,7 @@ def test_all_ranks_at_once_are_replaced_in_one_epoch(kept):
     kept.kill(0, 1)
     kept.until_told("serves version 1 again")
     kept.until_whole()
-    assert kept.controller.update(2).version == 2
+    assert kept.controller.update(2).version == "2"
 
 
 def test_a_cleared_group_stays_cleared_and_is_owed_nothing(kept):
@@ -53,7 +53,7 @@ def test_a_cleared_group_stays_cleared_and_is_owed_nothing(kept):
     kept.until_told("is CLEARED, as it was before")
     kept.until_whole()
     assert kept.controller.status().state == "CLEARED"
-    assert kept.controller.update(2).version == 2
+    assert kept.controller.update(2).version == "2"
 
 
 def test_deaths_that_do_not_end_are_given_up_with_all_of_them_named(tmp_path):
@@ -169,7 +169,7 @@ def test_it_is_given_up_visibly_and_the_group_takes_other_commands_then(tmp_path
         kept.until_whole()
         assert sum("is not restored yet" in line for line in kept.told) == 2
         assert kept.controller.status().controller_pid is None
-        assert kept.controller.update(2).version == 2
+        assert kept.controller.update(2).version == "2"
 
 
 def test_between_two_attempts_any_other_command_ends_the_restore(tmp_path):
@@ -177,10 +177,10 @@ def test_between_two_attempts_any_other_command_ends_the_restore(tmp_path):
         path, whole = kept.damage()
         kept.kill(1)
         kept.until_told("is not restored yet, attempt 2")
-        assert kept.controller.update(2).version == 2
+        assert kept.controller.update(2).version == "2"
         kept.until_told("was given another command")
         status = kept.controller.status()
-        assert (status.version, status.serving) == (2, True)
+        assert (status.version, status.serving) == ("2", True)
         path.write_bytes(whole)
 
 
@@ -205,10 +205,10 @@ def test_another_controller_that_commands_at_the_moment_is_given_way(tmp_path):
         kept.group.await_held(0, "write")
         said = len(kept.told)
         kept.group.revoke(0, "write")
-        assert pending.result(60).version == 2
+        assert pending.result(60).version == "2"
         kept.until_told("was given another command")
         assert len(kept.told) == said + 1
-        assert kept.controller.status().version == 2
+        assert kept.controller.status().version == "2"
 
 
 # -- a teardown that fails --------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_a_cause_that_passes_is_repaired_by_another_clear(tmp_path):
         kept.until_whole()
         status = kept.controller.status()
         assert (status.state, status.controller_pid, kept.processes.gave) == ("CLEARED", None, [])
-        assert kept.controller.update(2).version == 2
+        assert kept.controller.update(2).version == "2"
 
 
 def test_a_cause_that_stays_ends_the_process_after_as_many_attempts_as_are_allowed(tmp_path):
@@ -243,7 +243,7 @@ def test_a_cause_that_stays_ends_the_process_after_as_many_attempts_as_are_allow
         kept.until_told("is CLEARED, as it was before")  # what failed was a clear: nothing is owed
         kept.until_whole()
         assert kept.processes.gave == [(0, 2)]
-        assert kept.controller.update(2).version == 2
+        assert kept.controller.update(2).version == "2"
 
 
 def test_another_controller_that_clears_first_repairs_the_group(tmp_path):

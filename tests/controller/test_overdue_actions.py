@@ -37,7 +37,7 @@ def test_a_rank_that_hangs_in_its_load_is_named_with_the_action_and_those_who_wa
         assert error.seconds > 600
         assert not error.stopped
         assert error.waiting == {0: "is prepared", 2: "is prepared"}
-        assert controller.update(2).version == 2
+        assert controller.update(2).version == "2"
 
 
 def wait_until_it_was_seen(group, clock) -> str:
@@ -73,7 +73,7 @@ def test_a_stopped_process_is_said_to_be_stopped_and_nobody_waits_out_the_settle
         group.revoke(1, point)
         group.programs[1].thaw()
         eventually(lambda: controller.status().over)
-        assert controller.update(2).version == 2
+        assert controller.update(2).version == "2"
 
 
 def test_in_a_collective_action_the_one_who_never_came_is_named(make_group):
@@ -106,7 +106,7 @@ def test_a_longer_deadline_lets_a_slow_action_finish(make_group):
         eventually(lambda: group.codes()[0] == "PREPARED")
         clock.advance(4000)
         group.revoke(1, "write")
-        assert pending.result(60).version == 2
+        assert pending.result(60).version == "2"
 
 
 def test_a_command_whose_controller_died_with_a_stopped_rank_does_not_hold_the_next_caller_up(make_group):

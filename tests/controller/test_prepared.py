@@ -72,7 +72,7 @@ def assert_journals_are_possible(group):
 
 
 def assert_serves(group, controller, version):
-    eventually(lambda: (controller.status().serving, controller.status().version) == (True, version))
+    eventually(lambda: (controller.status().serving, controller.status().version) == (True, str(version)))
     group.await_steps()
 
 
@@ -80,11 +80,11 @@ def test_the_old_version_serves_until_the_caller_commits(serving):
     group, controller = serving
     prepared = controller.prepare(2)
     assert prepared.receipt.outcome is Outcome.PREPARED
-    assert (prepared.receipt.version, prepared.receipt.previous_version) == (2, 1)
+    assert (prepared.receipt.version, prepared.receipt.previous_version) == ("2", "1")
     assert prepared.receipt.staged_bytes == sum(report.bytes for report in prepared.receipt.ranks) > 0
     assert_serves(group, controller, 1)
     receipt = prepared.commit()
-    assert (receipt.outcome, receipt.version, receipt.hot) == (Outcome.UPDATED, 2, True)
+    assert (receipt.outcome, receipt.version, receipt.hot) == (Outcome.UPDATED, "2", True)
     assert prepared.commit() == receipt
     with raising(errors.decided_otherwise):
         prepared.abort()
@@ -109,12 +109,12 @@ def test_while_a_decision_is_held_every_other_command_is_busy_by_name(serving):
 def test_what_is_taken_back_leaves_the_old_version_serving(serving):
     group, controller = serving
     receipt = controller.prepare(2).abort()
-    assert (receipt.outcome, receipt.version, receipt.missing) == (Outcome.ABORTED, 1, ())
+    assert (receipt.outcome, receipt.version, receipt.missing) == (Outcome.ABORTED, "1", ())
     assert "still serves version 1" in receipt.sentence()
     with controller.prepare(2):
         pass
     assert_serves(group, controller, 1)
-    assert controller.prepare(2).commit().version == 2
+    assert controller.prepare(2).commit().version == "2"
     assert_journals_are_possible(group)
 
 
@@ -126,7 +126,7 @@ def test_in_place_the_old_weights_are_gone_and_everything_says_so(serving):
     assert (receipt.outcome, receipt.version) == (Outcome.ABORTED, None)
     assert "weights" in receipt.missing
     assert "holds no weights" in receipt.sentence()
-    assert controller.prepare(2, hot=False).commit().version == 2
+    assert controller.prepare(2, hot=False).commit().version == "2"
 
 
 def test_a_lease_that_is_over_aborts_and_the_caller_is_told(serving):
@@ -161,7 +161,7 @@ def test_hot_where_there_is_no_room_falls_back_under_the_same_decision(make_grou
     prepared = controller.prepare(2, hot_fallback=HotFallback.IN_PLACE)
     assert prepared.receipt.fallback
     assert not prepared.receipt.hot
-    assert prepared.commit().version == 2
+    assert prepared.commit().version == "2"
 
 
 def test_a_coroutine_prepares_and_commits(serving):
@@ -171,7 +171,7 @@ def test_a_coroutine_prepares_and_commits(serving):
         prepared = await controller.prepare_async(2)
         return await prepared.commit_async()
 
-    assert asyncio.run(both()).version == 2
+    assert asyncio.run(both()).version == "2"
 
 
 def test_a_rank_that_dies_ends_a_callers_command(serving):
@@ -200,7 +200,7 @@ def test_a_caller_may_be_killed_at_every_moment(serving, holder, how, point):
         assert_serves(group, controller, 2 if committed else 1)
     else:
         eventually(lambda: {rank.weights for rank in controller.status().ranks} == {"CLEARED"})
-    eventually(lambda: controller.update(2, wait_s=5).version == 2)
+    eventually(lambda: controller.update(2, wait_s=5).version == "2")
     group.await_steps()
     group.assert_steps_are_pure([1, 2])
     assert_journals_are_possible(group)
@@ -235,8 +235,8 @@ def test_a_lease_holds_the_decision_while_no_process_does(serving, holder):
     with raising(errors.not_prepared):
         controller.commit("another")
     assert_serves(group, controller, 1)
-    assert controller.commit("held").version == 2
-    assert controller.commit("held").version == 2
+    assert controller.commit("held").version == "2"
+    assert controller.commit("held").version == "2"
     with raising(errors.decided_otherwise):
         controller.abort("held")
     assert_serves(group, controller, 2)

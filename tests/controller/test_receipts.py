@@ -19,7 +19,7 @@ def test_the_receipt_of_an_update_proves_what_every_rank_loaded(group):
     published = group.published[1]
     assert (receipt.request_id, receipt.outcome, receipt.loaded) == ("first", Outcome.UPDATED, True)
     assert (receipt.epoch, receipt.sequence) == (1, 1)
-    assert (receipt.version, receipt.previous_version) == (1, None)
+    assert (receipt.version, receipt.previous_version) == ("1", None)
     assert receipt.manifest_digest == published.manifest_digest
     assert [report.rank for report in receipt.ranks] == [0, 1]
     assert {report.rank: report.digest for report in receipt.ranks} == published.digests
@@ -28,7 +28,7 @@ def test_the_receipt_of_an_update_proves_what_every_rank_loaded(group):
         assert "load_weights" in {action.name for action in report.actions}
         assert all(action.seconds >= 0 for action in report.actions)
     assert receipt.pause_s == 0  # nobody had served before
-    assert json.loads(json.dumps(receipt.to_mapping()))["ranks"][1]["version"] == 1
+    assert json.loads(json.dumps(receipt.to_mapping()))["ranks"][1]["version"] == "1"
 
 
 def test_an_update_of_a_serving_group_says_how_long_it_paused(group):
@@ -38,14 +38,14 @@ def test_an_update_of_a_serving_group_says_how_long_it_paused(group):
         controller.clear()
         again = controller.update(1)
         assert again.pause_s > 0  # the time without weights counts
-        assert again.previous_version == 1
+        assert again.previous_version == "1"
 
 
 def test_a_version_that_is_served_already_is_not_loaded_again(group):
     with group.boot() as controller:
         first = controller.status()
         receipt = controller.update(1, request_id="again")
-        assert (receipt.outcome, receipt.loaded, receipt.version) == (Outcome.ALREADY_SERVED, False, 1)
+        assert (receipt.outcome, receipt.loaded, receipt.version) == (Outcome.ALREADY_SERVED, False, "1")
         assert (receipt.sequence, receipt.request_id) == (1, "again")
         assert receipt.manifest_digest == group.published[1].manifest_digest
         assert controller.status().sequence == first.sequence
@@ -56,7 +56,7 @@ def test_what_is_announced_and_held_is_not_loaded_again_by_who_names_no_version(
     with group.boot() as controller:
         for tags in (wsm.ALL_TAGS, {wsm.Tag.WEIGHTS}):
             receipt = controller.update(tags=tags, request_id="newest")
-            assert (receipt.outcome, receipt.loaded, receipt.version) == (Outcome.ALREADY_SERVED, False, 1)
+            assert (receipt.outcome, receipt.loaded, receipt.version) == (Outcome.ALREADY_SERVED, False, "1")
             assert receipt.request_id == "newest"
             assert receipt.manifest_digest == group.published[1].manifest_digest
             assert controller.status().serving
@@ -68,7 +68,7 @@ def test_what_is_announced_and_held_is_not_loaded_again_by_who_names_no_version(
         assert not controller.update().loaded
         group.publish(2)
         receipt = controller.update(tags={wsm.Tag.WEIGHTS})
-        assert (receipt.outcome, receipt.version) == (Outcome.UPDATED, 2)
+        assert (receipt.outcome, receipt.version) == (Outcome.UPDATED, "2")
 
 
 def test_a_cleared_group_is_not_cleared_again(group):
@@ -85,7 +85,7 @@ def test_an_update_without_a_version_takes_the_newest_every_time(group):
         for version in range(2, 22):
             group.publish(version)
             receipt = controller.update(settle_s=5)
-            assert (receipt.outcome, receipt.version) == (Outcome.UPDATED, version)
+            assert (receipt.outcome, receipt.version) == (Outcome.UPDATED, str(version))
             assert controller.status().version == version
 
 
@@ -101,7 +101,7 @@ def test_a_pending_command_is_over_when_its_receipt_is_there(group):
 def test_a_status_is_plain_data(group):
     with group.boot() as controller:
         status = controller.status()
-        assert (status.serving, status.state, status.over, status.version) == (True, "NORMAL", True, 1)
+        assert (status.serving, status.state, status.over, status.version) == (True, "NORMAL", True, "1")
         assert status.owner_pid == group.programs[0].pid
         assert status.controller_pid is None
         assert [rank.pid for rank in status.ranks] == [program.pid for program in group.programs.values()]

@@ -49,7 +49,7 @@ def commander(kept):
 def assert_all_hold(kept, version):
     """Every rank's bytes are those that were published, as the ranks have measured them."""
     status = commander(kept).status()
-    assert (status.version, status.serving) == (version, True)
+    assert (status.version, status.serving) == (str(version), True)
     found = commander(kept).update(version)
     assert found.outcome is Outcome.ALREADY_SERVED
     assert {report.rank: report.digest for report in found.ranks} == dict(
@@ -63,10 +63,10 @@ def test_a_group_that_served_serves_the_same_version_again(kept, victim):
     kept.group.await_steps()
     kept.kill(victim)
     receipt = kept.recover(victim)
-    assert (receipt.outcome, receipt.version, receipt.epoch) == (Outcome.UPDATED, 1, 2)
+    assert (receipt.outcome, receipt.version, receipt.epoch) == (Outcome.UPDATED, "1", 2)
     assert_all_hold(kept, 1)
     kept.group.await_steps()
-    assert commander(kept).update(2).version == 2
+    assert commander(kept).update(2).version == "2"
     kept.group.await_steps()
     kept.group.stop()
     kept.group.assert_steps_are_pure([1, 2])
@@ -88,7 +88,7 @@ def test_a_cleared_group_stays_cleared_and_is_no_longer_owed_a_version(kept):
     status = commander(kept).status()
     assert (status.state, status.version, status.serving) == ("CLEARED", None, False)
     receipt = commander(kept).update(2)
-    assert (receipt.version, receipt.previous_version) == (2, None)
+    assert (receipt.version, receipt.previous_version) == ("2", None)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_death_within_an_update_restores_what_was_decided_or_what_was_before(k
     if serves is None:
         assert receipt is None
         assert commander(kept).status().state == "CLEARED"
-        assert commander(kept).update(2).version == 2
+        assert commander(kept).update(2).version == "2"
     else:
         assert_all_hold(kept, serves)
 
@@ -133,7 +133,7 @@ def test_a_death_within_a_clear_restores_what_was_before_since_its_caller_was_to
     kept.group.revoke(1, point)
     with pytest.raises(RankLostError):
         pending.result(60)
-    assert kept.recover(1).version == 1
+    assert kept.recover(1).version == "1"
     assert_all_hold(kept, 1)
     assert commander(kept).clear().outcome is Outcome.CLEARED
 
@@ -148,7 +148,7 @@ def test_a_death_of_the_controller_and_of_a_prepared_rank_commits_what_all_had_p
     finally:
         controller.close()
     kept.kill(1)
-    assert kept.recover(1).version == 2
+    assert kept.recover(1).version == "2"
     assert_all_hold(kept, 2)
 
 
@@ -220,13 +220,13 @@ def test_a_rank_that_is_stopped_with_the_role_is_named(kept, monkeypatch):
 def test_a_second_death_before_the_group_is_restored_does_not_make_it_forget_its_version(kept):
     kept = kept(3)
     kept.kill(1)
-    assert kept.begin(1).version == 1
+    assert kept.begin(1).version == "1"
     kept.replace(1)
     kept.kill(2)  # in the new epoch, before anything was commanded in it
     epoch = kept.begin(2)
-    assert (epoch.number, epoch.because_of, epoch.version) == (3, (2,), 1)
+    assert (epoch.number, epoch.because_of, epoch.version) == (3, (2,), "1")
     kept.replace(2)
-    assert kept.recovery.restore().result(60).version == 1
+    assert kept.recovery.restore().result(60).version == "1"
     assert_all_hold(kept, 1)
 
 
@@ -242,7 +242,7 @@ def test_a_death_within_the_restoring_update_itself_is_recovered_from(kept):
     kept.group.revoke(0, "write")
     with pytest.raises(RankLostError):
         pending.result(60)
-    assert kept.recover(0).version == 1
+    assert kept.recover(0).version == "1"
     assert_all_hold(kept, 1)
 
 
@@ -262,7 +262,7 @@ def test_a_rank_whose_step_raised_is_replaced_like_a_dead_one(kept):
     kept.group.programs[0].tell("submit 1")
     eventually(lambda: kept.recovery.ended_by(()) == [1], "rank 1 is broken")
     kept.kill(1)
-    assert kept.recover(1).version == 1
+    assert kept.recover(1).version == "1"
     assert_all_hold(kept, 1)
 
 
@@ -291,7 +291,7 @@ def test_others_get_a_refusal_that_can_be_retried_while_a_group_recovers(kept):
         kept.replace(1)
         kept.recovery.restore().result(60)
         assert other.clear().epoch == 2  # the same object, in the new epoch
-        assert other.update(2).version == 2
+        assert other.update(2).version == "2"
 
 
 def test_a_group_whose_supervisor_died_between_epoch_and_restore_is_owed_its_version_still(kept):
@@ -301,15 +301,15 @@ def test_a_group_whose_supervisor_died_between_epoch_and_restore_is_owed_its_ver
     kept.recovery.close()
     kept.replace(1)  # by whoever comes after it
     view = commander(kept).status()
-    assert (view.operation, view.version, view.state) == ("NONE", 1, "CLEARED")
+    assert (view.operation, view.version, view.state) == ("NONE", "1", "CLEARED")
     kept.kill(1)
-    assert kept.recover(1).version == 1
+    assert kept.recover(1).version == "1"
 
 
 def test_recovery_loads_the_committed_version_although_a_newer_one_is_announced(kept):
     kept = kept()  # version 2 is the one that version.yaml names
     kept.kill(1)
-    assert kept.recover(1).version == 1
+    assert kept.recover(1).version == "1"
     assert_all_hold(kept, 1)
 
 
@@ -325,7 +325,7 @@ def test_what_a_group_serves_is_not_retired_however_much_is_published_meanwhile(
     kept.group.publish(4)
     assert published(kept) == ["1", "3", "4"]
     kept.kill(1)
-    assert kept.recover(1).version == 1
+    assert kept.recover(1).version == "1"
     assert_all_hold(kept, 1)
     commander(kept).update(4)
     kept.group.publish(5)
@@ -344,7 +344,7 @@ def test_what_an_open_update_names_is_not_retired_before_it_is_committed(kept, h
     kept.group.revoke(1, "stage" if hot else "write")
     pending.result(60)
     kept.kill(1)
-    assert kept.recover(1).version == 2
+    assert kept.recover(1).version == "2"
     kept.group.publish(5)
     assert published(kept) == ["2", "4", "5"]
 
@@ -367,7 +367,7 @@ def test_a_version_that_is_gone_leaves_the_group_cleared_with_an_error_that_says
     with pytest.raises((CommandRefusedError, RankFailedError), match="1"):
         kept.recover(1)
     assert commander(kept).status().state == "CLEARED"
-    assert commander(kept).update(3).version == 3
+    assert commander(kept).update(3).version == "3"
     assert_all_hold(kept, 3)
 
 
@@ -383,9 +383,9 @@ def fail_to_restore(kept):
 def test_a_restoring_update_that_failed_leaves_the_debt_and_can_be_tried_again(kept):
     kept = kept()
     fail_to_restore(kept)
-    assert kept.recovery.owed() == 1
+    assert kept.recovery.owed() == "1"
     assert kept.recovery.take_role(0.0)
-    assert kept.recovery.restore().result(60).version == 1
+    assert kept.recovery.restore().result(60).version == "1"
     assert kept.recovery.owed() is None
     assert_all_hold(kept, 1)
 
@@ -394,7 +394,7 @@ def test_a_death_after_a_restoring_update_failed_does_not_make_the_group_forget_
     kept = kept()
     fail_to_restore(kept)
     kept.kill(0)
-    assert kept.recover(0).version == 1
+    assert kept.recover(0).version == "1"
     assert_all_hold(kept, 1)
 
 
@@ -405,7 +405,7 @@ def test_any_other_command_ends_what_a_group_is_owed(kept, command):
     if command == "clear":
         assert commander(kept).clear().outcome is Outcome.CLEARED  # not "already": it counts
     else:
-        assert commander(kept).update(2).version == 2
+        assert commander(kept).update(2).version == "2"
     assert kept.recovery.owed() is None
     assert kept.recovery.take_role(0.0)
     assert kept.recovery.restore() is None
@@ -432,7 +432,7 @@ def test_a_command_of_the_old_epoch_writes_nothing_into_the_new_one(kept):
     finally:
         controller.close()
     kept.group.revoke(1, "write")
-    assert kept.recover(1).version == 1
+    assert kept.recover(1).version == "1"
     assert_all_hold(kept, 1)
 
 
@@ -444,4 +444,4 @@ def test_a_group_that_has_not_come_together_again_is_not_restored(kept):
         kept.recovery.restore()
     assert isinstance(caught.value, RankLostError | CommandOpenError)
     kept.replace(1)
-    assert kept.recovery.restore().result(60).version == 1
+    assert kept.recovery.restore().result(60).version == "1"

@@ -41,7 +41,7 @@ def test_a_second_controller_is_refused_and_told_who_commands(held):
         assert caught.value.pid == os.getpid()
         assert other.status().controller_pid == os.getpid()
     group.revoke(1, "stop_admitting")
-    assert pending.result(60).version == 2
+    assert pending.result(60).version == "2"
 
 
 def test_a_second_controller_that_waits_gets_its_turn(held):
@@ -86,9 +86,9 @@ def test_a_caller_that_gives_up_in_time_gets_the_command_taken_back(held):
     assert caught.value.gave_up
     assert set(caught.value.waiting) == {1}
     assert controller.status().serving
-    assert controller.status().version == 1
+    assert controller.status().version == "1"
     pending.give_up()  # once more changes nothing
-    assert controller.update(2).version == 2
+    assert controller.update(2).version == "2"
 
 
 def test_giving_up_after_the_decision_changes_nothing(group):
@@ -101,7 +101,7 @@ def test_giving_up_after_the_decision_changes_nothing(group):
         with pytest.raises(TimeoutError, match="it goes on"):
             pending.result(0.1)
         group.revoke(1, "resume_admitting")
-        assert pending.result(60).version == 2
+        assert pending.result(60).version == "2"
 
 
 def test_a_committed_rank_that_hangs_is_named_and_no_other_command_is_taken(group):
@@ -116,7 +116,7 @@ def test_a_committed_rank_that_hangs_is_named_and_no_other_command_is_taken(grou
         with pytest.raises(UnsettledError, match="decided to COMMIT, which is final") as caught:
             pending.result()
         assert set(caught.value.waiting) == {1}
-        assert controller.status().version == 2
+        assert controller.status().version == "2"
         with pytest.raises(CommandOpenError):
             controller.clear(settle_s=0.2)
         group.revoke(1, "resume_admitting")
@@ -133,7 +133,7 @@ def test_a_command_outlives_the_controller_that_began_it(held):
     with pytest.raises(SegmentClosedError):
         controller.clear()
     group.revoke(1, "stop_admitting")
-    assert pending.result(60).version == 2
+    assert pending.result(60).version == "2"
     with group.controller() as other:
         assert other.clear().outcome is Outcome.CLEARED
     controller.close()

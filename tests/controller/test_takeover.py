@@ -103,7 +103,7 @@ def test_an_update_that_all_ranks_prepared_is_committed_although_nobody_commands
         group.publish(2)
         group.await_steps()
         killed(group, dying, command, "newest" if command == "update" else 2, point)
-        eventually(lambda: controller.status().over and controller.status().version == 2)
+        eventually(lambda: controller.status().over and controller.status().version == "2")
         group.await_steps()
         assert controller.update(2).outcome is Outcome.ALREADY_SERVED
     group.stop()
@@ -138,7 +138,7 @@ def test_a_command_whose_controller_dies_at_once_comes_to_an_end_that_the_outcom
         status = controller.status()
         assert (status.serving, status.state) in ((True, "NORMAL"), (False, "CLEARED"))
         assert status.serving or command != "hot"
-        assert controller.update(2).version == 2
+        assert controller.update(2).version == "2"
         group.await_steps()
     group.stop()
     group.assert_steps_are_pure([2])
@@ -157,7 +157,7 @@ def test_a_hot_update_that_a_rank_still_stages_is_aborted_by_the_group_and_nothi
         group.await_steps()
         group.revoke(1, "stage")
         eventually(lambda: controller.status().over)
-        assert controller.update(2, hot=True).version == 2
+        assert controller.update(2, hot=True).version == "2"
         group.await_steps()
     group.stop()
     group.assert_steps_are_pure([1, 2])
@@ -210,7 +210,7 @@ def test_a_successor_waits_no_longer_than_it_is_told_for_a_rank_that_hangs_in_a_
         with pytest.raises(CommandOpenError, match="rank 1: PREPARED") as caught:
             controller.clear(settle_s=0.2)
         assert set(caught.value.waiting) == {1}
-        assert controller.status().version == 2  # the decision is completed as far as it can be
+        assert controller.status().version == "2"  # the decision is completed as far as it can be
         group.revoke(1, "resume_admitting")
         eventually(lambda: controller.status().over)
         assert controller.update(2).outcome is Outcome.ALREADY_SERVED
@@ -240,7 +240,7 @@ def test_the_deadline_of_a_command_counts_although_its_controller_is_stopped(gro
         assert (caught.value.pid, caught.value.stopped) == (program.pid, True)
         program.thaw()  # what it would have written stands there already
         assert "rank 1" in program.says("failed")["error"]
-        assert controller.update(2).version == 2
+        assert controller.update(2).version == "2"
 
 
 def test_a_rank_that_hangs_beside_a_stopped_controller_is_named_and_the_end_of_both_is_enough(
@@ -286,7 +286,7 @@ def test_a_stopped_controller_of_a_command_that_all_ranks_prepared_is_named_and_
         assert f"kill -9 {program.pid}" in explained(group)
         program.kill()
         eventually(lambda: controller.status().over)
-        assert controller.status().version == 2
+        assert controller.status().version == "2"
         assert controller.status().serving
 
 

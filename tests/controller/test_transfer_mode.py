@@ -12,12 +12,12 @@ from wsm.states.vocabulary import TransferMode
 
 @pytest.mark.parametrize("mode", [None, *TransferMode])
 def test_the_mode_arrives_as_it_was_written(mode):
-    written = CommandArguments("r", 7, transfer_mode=mode)
+    written = CommandArguments("r", "7", transfer_mode=mode)
     assert CommandArguments.from_bytes(written.to_bytes()) == written
 
 
 @pytest.mark.parametrize("mode", ["rdma", 3, [], {}])
 def test_a_mode_that_is_none_is_a_typed_error(mode):
-    fields = {**json.loads(CommandArguments("r", 7).to_bytes()), "transfer_mode": mode}
+    fields = {**json.loads(CommandArguments("r", "7").to_bytes()), "transfer_mode": mode}
     with pytest.raises(CommandArgumentsError):
         CommandArguments.from_bytes(json.dumps(fields).encode())

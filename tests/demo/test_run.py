@@ -63,8 +63,8 @@ class TestARunOfThreeSteps:
         self, finished: tuple[Path, dict[str, Any]]
     ) -> None:
         _, report = finished
-        assert [step["served_version"] for step in report["steps"]] == [1, 2, 3]
-        assert [step["version"] for step in report["steps"]] == [2, 3, 4]
+        assert [step["served_version"] for step in report["steps"]] == ["1", "2", "3"]
+        assert [step["version"] for step in report["steps"]] == ["2", "3", "4"]
         assert report["totals"]["tokens_per_version"] == {"1": 128, "2": 128, "3": 128}
         assert report["totals"]["mixed_version_steps"] == 0
 
@@ -134,7 +134,7 @@ def test_with_hot_updates_the_group_serves_from_the_first_version_to_the_last(
 
     monkeypatch.setattr(loop._TrainingLoop, "_train", train_until_others_were_served)
     report = run_demo(DemoSettings(tmp_path, steps=3, batch=32, hot=True), console())
-    assert [step.served_version for step in report.steps] == [1, 2, 3]
+    assert [step.served_version for step in report.steps] == ["1", "2", "3"]
     totals = report.totals()
     assert totals["mixed_version_steps"] == 0
     assert totals["log_probability_gap"] < 1e-4
@@ -176,7 +176,7 @@ def test_a_rank_that_is_killed_costs_time_and_no_version(tmp_path: Path) -> None
 
     settings, progress = DemoSettings(tmp_path, steps=3, batch=16), KillsRankOne("demo", 3, console())
     report, _ = run_loop(settings, progress, Ending())
-    assert [step.version for step in report.steps] == [2, 3, 4]
+    assert [step.version for step in report.steps] == ["2", "3", "4"]
     assert not any(step.mixed_versions for step in report.steps)
     assert replay(read_journals(tmp_path / "journals")).impossible is None
 

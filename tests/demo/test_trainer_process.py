@@ -33,7 +33,7 @@ def test_it_learns_publishes_every_rank_and_leaves_with_its_asker(tmp_path: Path
             trainer.publish(-1)
         again = trainer.publish(3)
     assert not process.is_running()
-    assert read_version(tmp_path) == 3
+    assert read_version(tmp_path) == "3"
     assert set(second.facts["digests"]) == {"0", "1"}
     assert first.facts["digests"] != second.facts["digests"] == again.facts["digests"]
     assert len(learned.facts["log_probability"]) == 8

@@ -22,6 +22,7 @@ from explorer.world import (
     controller_of,
     everybody,
     first_worlds,
+    label_of,
     participant,
     read_command,
 )
@@ -70,7 +71,7 @@ class Script:
         self.label = ""
         self.drained = True
 
-    def end(self, context: ActionContext, version: int | None) -> None:
+    def end(self, context: ActionContext, version: str | None) -> None:
         """End an action."""
         label = self.label
         if label.startswith("enters collective action"):
@@ -81,7 +82,7 @@ class Script:
         if label.startswith(("fails", "raises", "is torn out", "breaks")):
             raise AsLedError(label)
         if label.startswith(("loads", "stages")) and version is not None:
-            context.facts["version"] = version + label.endswith("another version")
+            context.facts["version"] = str(int(version) + label.endswith("another version"))
 
 
 class LedAction(Action):
@@ -379,7 +380,9 @@ class MirroredGroup:
         slot = self.segment.arguments(command.sequence)
         opening = command.operation.name in ("CLEAR", "UPDATE", "HOT_UPDATE")
         if opening and slot.read(command.epoch, command.sequence, ARGUMENTS_KIND) is None:
-            arguments = CommandArguments("led", controller.version, clears=command.operation.name == "CLEAR")
+            arguments = CommandArguments(
+                "led", label_of(controller.version), clears=command.operation.name == "CLEAR"
+            )
             slot.write(command.epoch, command.sequence, ARGUMENTS_KIND, arguments.to_bytes())
         memory[layout.committed] = CommittedWord.unpack(controller.committed).pack()
         memory[layout.command] = controller.command
@@ -393,7 +396,7 @@ class MirroredGroup:
             memory[layout.step[rank]],
             memory[layout.status[rank]],
             loop.life.joint,
-            loop.version or 0,
+            int(loop.version or 0),
         )
         explored = (me.state, me.step, me.status, me.joint, me.version)
         if real != explored:

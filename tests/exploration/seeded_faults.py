@@ -820,8 +820,8 @@ def the_dead_are_asked_what_they_hold():
     real = epochs.restored_version
 
     def restored_version(
-        view: View, *, asked: int | None, committed: int | None, served: bool | None, of_admission: bool
-    ) -> int | None:
+        view: View, *, asked: str | None, committed: str | None, served: bool | None, of_admission: bool
+    ) -> str | None:
         del served
         return real(view, asked=asked, committed=committed, served=False, of_admission=of_admission)
 
@@ -854,7 +854,7 @@ def a_restore_is_tried_for_ever():
 def a_death_between_two_attempts_ends_the_debt():
     """What an aborted restore was to bring back is not looked at when the next epoch begins."""
 
-    def goal(view: View, *, asked: int | None, committed: int | None, **_said: Any) -> int | None:
+    def goal(view: View, *, asked: str | None, committed: str | None, **_said: Any) -> str | None:
         return epochs.restored_version(view, asked=asked, committed=committed, served=False)
 
     return {(epochs, "goal"): goal}
@@ -980,7 +980,7 @@ def an_epoch_loses_a_hold():
     """The epoch is raised before the committed word says that the group is held."""
     real = epochs.completed_commit
 
-    def completed_commit(view: View, version: int | None, *, held: bool) -> Any:
+    def completed_commit(view: View, version: str | None, *, held: bool) -> Any:
         return None if held else real(view, version)
 
     return {(epochs, "completed_commit"): completed_commit}

@@ -31,7 +31,7 @@ def test_fastdeploy_5487_and_5493_an_update_asked_while_a_clear_runs_is_not_over
         word.store(UPDATING)  # the engine did not wait for CLEARED, which a worker would now write over it
         served.group.revoke(0, "release")
         eventually(lambda: word.read() == NORMAL, "the update that was asked is done")
-        assert served.controller.status().version == version
+        assert served.controller.status().version == str(version)
     assert {served.actions_started(rank, served.commands_seen(rank)[-2])[-1] for rank in range(2)} == {
         "declare_cleared"
     }

@@ -56,7 +56,7 @@ def test_fastdeploy_c2_8_vllm_45619_and_vllm_omni_4473_nothing_serves_before_bot
     rank.update(None if second is KV_CACHE else 2, tags=second)
     assert rank.worker.poll() is wsm.SERVE
     with rank.worker.step() as permit:
-        assert permit.version == 2
+        assert permit.version == "2"
     assert rank.runner.requests.admitting
     assert held(rank) == (True, True)
 
@@ -90,7 +90,7 @@ def test_vllm_15254_verl_302_and_sglang_14092_a_second_version_is_admitted_by_a_
         rank.update(2, hot=True)
     assert {name: bytes(runner.weights.readable(name)) for name in runner.weights.held()} == before
     assert rank.worker.poll() is wsm.SERVE
-    assert rank.controller.status().version == 1
+    assert rank.controller.status().version == "1"
 
 
 def test_sglang_14092_a_staging_that_fails_gives_its_memory_back_and_nothing_stops(make_lone):
@@ -111,5 +111,5 @@ def test_sglang_14092_a_staging_that_fails_gives_its_memory_back_and_nothing_sto
         rank.update(2, hot=True)
     assert rank.runner.memory.resident_bytes() == before
     with rank.worker.step() as permit:
-        assert permit.version == 1
-    assert rank.update(3, hot=True).version == 3
+        assert permit.version == "1"
+    assert rank.update(3, hot=True).version == "3"

@@ -102,7 +102,7 @@ def test_fastdeploy_7472_and_c2_7_a_strategy_is_known_to_boot_update_and_wake_up
     lone.update(2)  # in place
     lone.clear()
     lone.update(3)  # wake-up
-    assert commands == [1, 2, 3]
+    assert commands == ["1", "2", "3"]
 
 
 # -- verification and receipt -----------------------------------------------------------------------
@@ -172,7 +172,7 @@ def test_fastdeploy_c2_20_an_update_without_a_number_loads_the_newest_and_says_w
     with group.boot(1) as controller:
         group.publish(2)
         receipt = controller.update()
-        assert (receipt.version, receipt.previous_version, receipt.loaded) == (2, 1, True)
+        assert (receipt.version, receipt.previous_version, receipt.loaded) == ("2", "1", True)
         assert {r.rank: r.digest for r in receipt.ranks} == group.published[2].digests
 
 
@@ -203,7 +203,7 @@ def test_prime_rl_1492_a_half_written_version_is_invisible(tmp_path):
         staged.write_shard(0, shard(4))
         with raising(errors.SnapshotNotFoundError):
             load_snapshot(source(tmp_path), served_target(), version=2)
-        assert load_snapshot(source(tmp_path), served_target()).version == 1
+        assert load_snapshot(source(tmp_path), served_target()).version == "1"
         with raising(errors.incomplete_publication):
             staged.commit()
-    assert load_snapshot(source(tmp_path), served_target()).version == 1
+    assert load_snapshot(source(tmp_path), served_target()).version == "1"

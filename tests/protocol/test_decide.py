@@ -64,7 +64,7 @@ def test_a_decision_is_final(operation):
 def test_a_decision_is_written_over_the_operation_and_nothing_else():
     before = view(UPDATE, says(PREPARED), sequence=9, epoch=4)
     assert decided(before, COMMIT) == CommandWord(4, 9, COMMIT)
-    assert committed(before, 12) == CommittedWord(9, version_id("12"))
+    assert committed(before, "12") == CommittedWord(9, version_id("12"))
 
 
 def test_a_command_is_over_when_everybody_is_done_with_it():

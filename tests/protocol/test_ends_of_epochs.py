@@ -61,9 +61,9 @@ def left(operation: Operation, *ranks: tuple[StatusCode, int], committed: Commit
     return View(CommandWord(EPOCH, 5, operation), [at(EPOCH) for _ in ranks], statuses, committed)
 
 
-def version_of(view: View) -> int | None:
+def version_of(view: View) -> str | None:
     """The version that the record of the committed word would name."""
-    return {version_id(str(number)): number for number in (7, 8)}.get(view.committed.version_id)
+    return {version_id(label): label for label in ("7", "8")}.get(view.committed.version_id)
 
 
 SEVEN = CommittedWord(4, version_id("7"))
@@ -74,13 +74,13 @@ STAYS_CLEARED = CommittedWord(4, None)
 @pytest.mark.parametrize(
     ("operation", "ranks", "committed", "served", "goal"),
     [
-        pytest.param(Operation.NONE, [(OPEN, -2)], SEVEN, None, 7, id="no command since it was to serve"),
+        pytest.param(Operation.NONE, [(OPEN, -2)], SEVEN, None, "7", id="no command since it was to serve"),
         pytest.param(Operation.NONE, [(OPEN, -2)], STAYS_CLEARED, None, None, id="no command since cleared"),
         pytest.param(Operation.NONE, [(OPEN, -2)], CommittedWord(0, None), None, None, id="never served"),
-        pytest.param(Operation.COMMIT, [(OPEN, 2), (OPEN, 2)], SEVEN, True, 8, id="decided, not stored"),
-        pytest.param(Operation.COMMIT, [(COMMITTED, 0)], EIGHT, True, 8, id="decided, stored"),
-        pytest.param(Operation.COMMIT, [(COMMITTED, 0)], EIGHT, False, 8, id="from cleared"),
-        pytest.param(Operation.HOT_COMMIT, [(OPEN, 0)], SEVEN, True, 8, id="hot, decided"),
+        pytest.param(Operation.COMMIT, [(OPEN, 2), (OPEN, 2)], SEVEN, True, "8", id="decided, not stored"),
+        pytest.param(Operation.COMMIT, [(COMMITTED, 0)], EIGHT, True, "8", id="decided, stored"),
+        pytest.param(Operation.COMMIT, [(COMMITTED, 0)], EIGHT, False, "8", id="from cleared"),
+        pytest.param(Operation.HOT_COMMIT, [(OPEN, 0)], SEVEN, True, "8", id="hot, decided"),
         pytest.param(Operation.COMMIT, [(COMMITTED, 0, -2)], EIGHT, False, None, id="weights alone came"),
         pytest.param(
             Operation.COMMIT,
@@ -91,7 +91,7 @@ STAYS_CLEARED = CommittedWord(4, None)
             id="the cache alone came",
         ),
         pytest.param(
-            Operation.COMMIT, [(COMMITTED, 0, 0), (OPEN, 0, 1)], SEVEN, False, 8, id="the cache was missing"
+            Operation.COMMIT, [(COMMITTED, 0, 0), (OPEN, 0, 1)], SEVEN, False, "8", id="the cache was missing"
         ),
         pytest.param(Operation.CLEAR, [(CLEARED, 0, -2)], SEVEN, True, None, id="the cache alone went"),
         pytest.param(Operation.ABORT, [(KEPT, 0, -2)], SEVEN, False, None, id="aborted, half of it was gone"),
@@ -99,20 +99,22 @@ STAYS_CLEARED = CommittedWord(4, None)
         pytest.param(
             Operation.CLEAR, [(CLEARED, -2), (OPEN, -1)], SEVEN, True, None, id="a clear, not aborted"
         ),
-        pytest.param(Operation.ABORT, [(CLEARED, -2), (UNDONE, -1)], SEVEN, True, 7, id="a clear, aborted"),
+        pytest.param(Operation.ABORT, [(CLEARED, -2), (UNDONE, -1)], SEVEN, True, "7", id="a clear, aborted"),
         pytest.param(
-            Operation.ABORT, [(UNDONE, 1), (OPEN, 1)], SEVEN, True, 7, id="served when it was asked"
+            Operation.ABORT, [(UNDONE, 1), (OPEN, 1)], SEVEN, True, "7", id="served when it was asked"
         ),
         pytest.param(Operation.ABORT, [(UNDONE, 1), (OPEN, 1)], SEVEN, False, None, id="held nothing then"),
-        pytest.param(Operation.ABORT, [(KEPT, 0), (KEPT, 0)], SEVEN, True, 7, id="aborted, all kept"),
+        pytest.param(Operation.ABORT, [(KEPT, 0), (KEPT, 0)], SEVEN, True, "7", id="aborted, all kept"),
         pytest.param(Operation.ABORT, [(CLEARED, -2)] * 2, SEVEN, True, None, id="aborted, all cleared"),
         pytest.param(Operation.ABORT, [(KEPT, -2), (KEPT, -2)], SEVEN, False, None, id="aborted, all empty"),
-        pytest.param(Operation.UPDATE, [(OPEN, 1), (OPEN, 1)], SEVEN, True, 7, id="nobody decided, served"),
+        pytest.param(Operation.UPDATE, [(OPEN, 1), (OPEN, 1)], SEVEN, True, "7", id="nobody decided, served"),
         pytest.param(
             Operation.UPDATE, [(OPEN, 1), (OPEN, 1)], SEVEN, False, None, id="nobody decided, empty"
         ),
-        pytest.param(Operation.HOT_ABORT, [(KEPT, 0), (OPEN, 0)], SEVEN, True, 7, id="hot, aborted"),
-        pytest.param(Operation.ABORT, [(KEPT, 0), (OPEN, 1)], SEVEN, None, 7, id="arguments gone, one holds"),
+        pytest.param(Operation.HOT_ABORT, [(KEPT, 0), (OPEN, 0)], SEVEN, True, "7", id="hot, aborted"),
+        pytest.param(
+            Operation.ABORT, [(KEPT, 0), (OPEN, 1)], SEVEN, None, "7", id="arguments gone, one holds"
+        ),
         pytest.param(
             Operation.ABORT, [(OPEN, 1), (OPEN, 1)], SEVEN, None, None, id="arguments gone, none holds"
         ),
@@ -125,7 +127,7 @@ def test_the_last_commanded_state_is_what_the_next_epoch_restores(
     operation, ranks, committed, served, goal
 ) -> None:
     view = left(operation, *ranks, committed=committed)
-    assert epochs.restored_version(view, asked=8, committed=version_of(view), served=served) == goal
+    assert epochs.restored_version(view, asked="8", committed=version_of(view), served=served) == goal
 
 
 @pytest.mark.parametrize("served", [True, False, None])
@@ -133,11 +135,11 @@ def test_the_last_commanded_state_is_what_the_next_epoch_restores(
 def test_a_successor_of_who_stored_the_goal_finds_the_same_goal(operation, served) -> None:
     for ranks in ([(OPEN, 1), (CLEARED, -2)], [(KEPT, 0), (KEPT, 0)], [(CLEARED, -2), (CLEARED, -2)]):
         view = left(operation, *ranks, committed=SEVEN)
-        goal = epochs.restored_version(view, asked=8, committed=version_of(view), served=served)
+        goal = epochs.restored_version(view, asked="8", committed=version_of(view), served=served)
         word = (epochs.completed_commit(view, goal) if goal is not None else None) or epochs.goal_word(
             view, goal
         )
         stored = view if word is None else left(operation, *ranks, committed=word)
-        assert epochs.restored_version(stored, asked=8, committed=version_of(stored), served=served) == goal
+        assert epochs.restored_version(stored, asked="8", committed=version_of(stored), served=served) == goal
         begun = View(epochs.next_epoch(stored), stored.steps, stored.statuses, stored.committed)
         assert epochs.restored_version(begun, asked=None, committed=version_of(begun), served=None) == goal

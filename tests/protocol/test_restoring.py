@@ -41,12 +41,12 @@ def test_another_command_between_two_attempts_ends_them(operation):
 
 
 def test_a_death_between_two_attempts_hands_the_debt_on():
-    assert goal(after(Operation.ABORT), asked=7, committed=7, served=True, restores=True) == 7
-    assert goal(after(Operation.NONE), asked=None, committed=7, served=None, restores=False) == 7
+    assert goal(after(Operation.ABORT), asked="7", committed="7", served=True, restores=True) == "7"
+    assert goal(after(Operation.NONE), asked=None, committed="7", served=None, restores=False) == "7"
 
 
 def test_whoever_cleared_the_group_in_between_owns_its_memory():
-    assert goal(after(Operation.CLEAR), asked=None, committed=7, served=True, restores=False) is None
+    assert goal(after(Operation.CLEAR), asked=None, committed="7", served=True, restores=False) is None
     empty = after(Operation.NONE, version=None)
     assert goal(empty, asked=None, committed=None, served=None, restores=False) is None
 
@@ -72,4 +72,4 @@ def test_nothing_is_repaired_while_a_command_is_open_or_where_no_rank_of_the_epo
 
 def test_a_clear_that_repairs_leaves_what_the_group_is_owed():
     assert next_attempt(after(Operation.CLEAR), restores=True, failed=1, limit=3) is Attempt.MAKE
-    assert goal(after(Operation.CLEAR), asked=None, committed=7, served=True, restores=True) == 7
+    assert goal(after(Operation.CLEAR), asked=None, committed="7", served=True, restores=True) == "7"

@@ -45,7 +45,7 @@ def test_what_nobody_decided_is_decided_by_the_successor(operation):
 
 def test_a_commit_is_stored_before_its_epoch_ends():
     """Else recovery would load the version before it."""
-    assert completed_commit(view(COMMIT, says(DONE), sequence=5), 8) == CommittedWord(5, version_id("8"))
+    assert completed_commit(view(COMMIT, says(DONE), sequence=5), "8") == CommittedWord(5, version_id("8"))
     stored = view(COMMIT, says(DONE), sequence=5, committed=CommittedWord(5, version_id("8")))
     assert completed_commit(stored, 8) is None
     assert completed_commit(view(ABORT, says(KEPT), sequence=5), 8) is None

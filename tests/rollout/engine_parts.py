@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from wsm.worker import StepPermit
+from wsm.worker.worker import OpenedStep, StepPermit
 
 
 class Steps:
     """Hands out the permit of a worker that always may step: `with steps(version) as permit:`."""
 
     def __init__(self) -> None:
-        self.version = 1
+        self.version = "1"
         self._step = 0
         self._permit = StepPermit(0, memoryview(bytearray(8)).cast("Q"), 0, self._open, self._broken)
 
     def __call__(self, version: int = 1) -> StepPermit:
-        self.version = version
+        self.version = str(version)
         return self._permit
 
-    def _open(self) -> tuple[int, int, bool]:
+    def _open(self) -> OpenedStep:
         self._step += 1
-        return self._step, self.version, False
+        return OpenedStep(self._step, self._step, self.version, simple=False)
 
     def _broken(self, error: BaseException) -> None:
         """Let the error through."""

@@ -210,7 +210,7 @@ def test_a_client_with_patience_is_answered_across_a_death(group):
         recovers(group, kill, 0)
         asking.join(PATIENCE_S)
     assert [len(answer.tokens) for answer in answers] == [400] * len(PROMPTS)
-    assert all(set(answer.versions) == {1} for answer in answers)
+    assert all(set(answer.versions) == {"1"} for answer in answers)
 
 
 def test_requests_that_wait_at_a_surviving_rank_0_are_answered_after_the_recovery(group):
@@ -302,12 +302,12 @@ def test_a_group_loads_what_it_served_and_nothing_newer_and_says_so_if_that_is_g
     with RolloutSupervisor(config, tell=told.append) as running:
         publish(config, 2)
         recovers(running, kill, 1)
-        assert running.controller.status().version == 1
+        assert running.controller.status().version == "1"
         shutil.rmtree(Path(config.group.snapshot.directory) / "versions" / "1")
         recovers(running, kill, 1)
         assert "is not restored" in told[-1]
         assert running.controller.status().state == "CLEARED"
-        assert running.controller.update(2).version == 2
+        assert running.controller.update(2).version == "2"
         with running.client() as client:
             [answer] = client.generate([PROMPTS[0]], TOKENS, temperature=0)
         assert answer.tokens == greedy(config.engine.shape, 2, PROMPTS[0])
@@ -379,7 +379,7 @@ def test_a_rank_that_gives_nothing_back_is_cleared_again_and_replaced_if_its_cau
     (orders / "rank1.keep").unlink(missing_ok=True)
     assert (running.pids()[1] != pid) is cause_stays
     assert any("its teardown failed, and 2 times more" in said for said in told) is cause_stays
-    assert running.controller.update(1).version == 1
+    assert running.controller.update(1).version == "1"
 
 
 def test_a_crash_loop_ends_with_every_death_and_leaves_the_logs(orders, told):

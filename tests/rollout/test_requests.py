@@ -73,7 +73,7 @@ def client(leader, tmp_path):
 def test_prompts_are_answered_in_order(client):
     answers = client.generate([[1, 2], [3], [4, 5, 6]], 4, seed=1)
     assert [answer.tokens for answer in answers] == [(9,) * 4] * 3
-    assert {answer.versions for answer in answers} == {(3,) * 4}
+    assert {answer.versions for answer in answers} == {("3",) * 4}
     assert {answer.finish_reason for answer in answers} == {FinishReason.LENGTH}
 
 

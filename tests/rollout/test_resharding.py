@@ -37,7 +37,7 @@ def test_versions_for_one_two_and_four_ranks_give_bit_equal_probabilities(tmp_pa
             if version > 1:
                 publish(config, version, ranks, seed=3)
                 receipt = group.controller.update(version)
-                assert receipt.version == version
+                assert receipt.version == str(version)
                 held[version] = [rank.digest for rank in receipt.ranks]
             said[version] = [
                 (answer.tokens, answer.logprobs)

@@ -82,7 +82,7 @@ def test_two_ranks_sample_the_tokens_of_one_process_before_and_after_all_groups_
     assert together.keys() == alone.keys()
     for name, answer in alone.items():
         assert together[name]["tokens"] == list(answer.tokens)
-        assert together[name]["versions"] == [version] * 6
+        assert together[name]["versions"] == [str(version)] * 6
         assert together[name]["routing"] == answer.routing
         np.testing.assert_allclose(together[name]["logprobs"], answer.logprobs, atol=1e-4)
 

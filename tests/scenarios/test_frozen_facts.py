@@ -184,7 +184,7 @@ class Load:
         if "raise" in self.what:
             raise OSError("the scenario wants the load to fail")
         for name, spec in target.specs().items():
-            target.writable(name)[:] = bytes([context.version]) * spec.nbytes
+            target.writable(name)[:] = bytes([int(context.version)]) * spec.nbytes
         facts = {
             "manifest_digest": f"m{context.version}",
             "manifest_scope": "group",

@@ -129,15 +129,15 @@ def _is_word(entry: JournalEntry) -> bool:
 
 DAMAGE: dict[str, tuple[Callable[[Entries], Entries], str]] = {
     "another version is served": (
-        lambda life: with_facts(life, place(life, kinds.SERVED_VERSION, 1), version=7),
+        lambda life: with_facts(life, place(life, kinds.SERVED_VERSION, 1), version="7"),
         "version 7 was served, and version 2 was loaded",
     ),
     "another version is loaded": (
-        lambda life: with_facts(life, place(life, kinds.ACTION_FINISHED, name="load_weights"), version=7),
+        lambda life: with_facts(life, place(life, kinds.ACTION_FINISHED, name="load_weights"), version="7"),
         "version 7 was loaded, and the command asks for version 1",
     ),
     "another version is asked for": (
-        lambda life: with_facts(life, place(life, kinds.COMMAND_ADMITTED, 1), version=7),
+        lambda life: with_facts(life, place(life, kinds.COMMAND_ADMITTED, 1), version="7"),
         "version 2 was loaded, and the command asks for version 7",
     ),
     "a version is served that no commit brought": (

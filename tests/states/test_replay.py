@@ -44,7 +44,7 @@ class Rank:
         claims = {"weights": self.life.weights.name, "kv": self.life.kv.name}
         self.note("word_written", word="status", code=code, action=action, ready=0, **claims, **facts)
 
-    def stand(self, operation: str, version: int | None, *events: WeightEvent | KVEvent) -> None:
+    def stand(self, operation: str, version: str | None, *events: WeightEvent | KVEvent) -> None:
         """Begin a command, up to where all stand."""
         self.sequence += 1
         self.note("command_seen", operation=operation)
@@ -56,8 +56,8 @@ class Rank:
         self.say("RUNNING")
 
     def update(self) -> None:
-        self.stand("UPDATE", self.sequence + 1, WeightEvent.UPDATE)
-        self.act("load_weights", version=self.sequence)
+        self.stand("UPDATE", str(self.sequence + 1), WeightEvent.UPDATE)
+        self.act("load_weights", version=str(self.sequence))
         self.fire(KVEvent.UPDATE)
         self.say("RUNNING", action=1)
         self.act("rebuild_kv_cache")
@@ -65,7 +65,7 @@ class Rank:
         self.say("PREPARED", action=2)
         self.fire(WeightEvent.COMMIT)
         self.say("DONE_COMMITTED", action=2)
-        self.note("served_version", version=self.sequence)
+        self.note("served_version", version=str(self.sequence))
 
     def clear(self) -> None:
         self.stand("CLEAR", None, WeightEvent.CLEAR, KVEvent.CLEAR)
@@ -74,7 +74,7 @@ class Rank:
         self.say("DONE_CLEARED", action=1)
 
     def fail_an_update_in_place(self) -> None:
-        self.stand("UPDATE", self.sequence + 1, WeightEvent.UPDATE)
+        self.stand("UPDATE", str(self.sequence + 1), WeightEvent.UPDATE)
         self.note("action_started", name="load_weights")
         self.note("action_failed", name="load_weights", error="OSError", message="gone")
         self.note("command_failed", action="load_weights", error="OSError", message="gone")
@@ -224,7 +224,7 @@ def index_of(kind: str, nth: int = 0, **facts: Any) -> int:
         (index_of("action_failed"), {"facts": {"name": "undo_it"}}, "'load_weights' was running"),
         (
             index_of("action_started", name="release_weights"),
-            {"kind": "served_version", "facts": {"version": 7}},
+            {"kind": "served_version", "facts": {"version": "7"}},
             "version 7 was served with weights CLEARING, KV cache CLEARING",
         ),
         (

@@ -19,7 +19,7 @@ from wsm.states.words import (
 )
 from wsm.status.facts import ActionFacts, FailureFacts, GroupFacts, RankFacts
 
-ASKED = CommandArguments("nightly", 4)
+ASKED = CommandArguments("nightly", "4")
 CLEAR = CommandArguments("nightly", clears=True)
 LOAD = ActionFacts("load_weights", 600.0)
 RESTART = ActionFacts("restart_tp_group", 60.0)
@@ -35,8 +35,8 @@ def serving_rank(number: int, *, code: StatusCode = StatusCode.DONE_COMMITTED, *
     return rank(number, code, weights="NORMAL", kv="NORMAL", **facts)
 
 
-def record(sequence: int, version: int | None) -> CommittedRecord:
-    return CommittedRecord(sequence, None if version is None else str(version), load_sequence=sequence)
+def record(sequence: int, version: str | None) -> CommittedRecord:
+    return CommittedRecord(sequence, version, load_sequence=sequence)
 
 
 def group(*ranks: RankFacts, operation: Operation = Operation.UPDATE, **facts) -> GroupFacts:
@@ -44,9 +44,9 @@ def group(*ranks: RankFacts, operation: Operation = Operation.UPDATE, **facts) -
         "policy",
         run_id="r",
         command=CommandWord(2, facts.pop("sequence", 7), operation),
-        committed=record(facts.pop("committed", 6), facts.pop("version", 3)),
+        committed=record(facts.pop("committed", 6), facts.pop("version", "3")),
         arguments=facts.pop("arguments", ASKED),
-        asked_version=facts.pop("asked_version", 4),
+        asked_version=facts.pop("asked_version", "4"),
         controller_pid=facts.pop("controller_pid", 900),
         owner_pid=800,
         owner_lives=facts.pop("owner_lives", True),
@@ -104,30 +104,30 @@ SITUATIONS = {
         rank(0, StatusCode.DONE_CLEARED),
         rank(1, StatusCode.DONE_CLEARED, failure=failure(1)),
         operation=Operation.ABORT,
-        arguments=replace(ASKED, version=3, restores=True),
-        asked_version=3,
+        arguments=replace(ASKED, version="3", restores=True),
+        asked_version="3",
     ),
     "a restore that was refused, since what served is a part": group(
         rank(0, StatusCode.DONE_CLEARED, failure=LOST_PART),
         rank(1, StatusCode.DONE_CLEARED),
         operation=Operation.ABORT,
-        arguments=replace(ASKED, version=3, restores=True),
-        asked_version=3,
-        served_bases=(1, 2),
+        arguments=replace(ASKED, version="3", restores=True),
+        asked_version="3",
+        served_bases=("1", "2"),
     ),
     "an update to the version that served, which failed": group(
         rank(0, StatusCode.DONE_CLEARED),
         rank(1, StatusCode.DONE_CLEARED, failure=failure(1)),
         operation=Operation.ABORT,
-        arguments=replace(ASKED, version=3),
-        asked_version=3,
+        arguments=replace(ASKED, version="3"),
+        asked_version="3",
     ),
     "a dead rank of a group that served a part": group(
         serving_rank(0),
         serving_rank(1, life="dead"),
         operation=Operation.COMMIT,
         supervisor_life="never",
-        served_bases=(1, 2),
+        served_bases=("1", "2"),
     ),
     "nothing to do": group(
         serving_rank(0, code=StatusCode.DONE_KEPT, failure=HELD),

@@ -197,7 +197,7 @@ def test_a_stopped_rank_without_a_supervisor_is_let_go_on(alone):
     (command,) = alone.until("waits for rank 1, whose process is stopped: the update to version 2")
     assert "No process replaces it" in alone.text
     alone.does(command)
-    assert pending.result(60).version == 2
+    assert pending.result(60).version == "2"
     serves(alone, 2)
 
 
@@ -298,6 +298,6 @@ def test_a_group_that_starts_says_so_and_who_has_the_role_and_how_to_wait(make_g
         assert "carries out the update to version 1" in str(caught.value)
         assert "--wait 30" in str(caught.value)
         group.revoke(1, "write")
-        assert pending.result(60).version == 1
+        assert pending.result(60).version == "1"
         serves(told)
         segment.unlink()

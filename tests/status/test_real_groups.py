@@ -93,7 +93,7 @@ def test_what_a_version_was_put_on_is_read_of_the_group_and_of_its_copy(make_gro
         shards = {rank: {"layer.bias": shard_of(2, rank)["layer.bias"]} for rank in range(2)}
         publish_snapshot(group.snapshots, 2, shards, durable=False)
         controller.update(2, partial=True)
-        assert explained(group).facts.served_bases == (1,)
+        assert explained(group).facts.served_bases == ("1",)
         controller.clear()
         for told in (explained(group).text(), " ".join(controller.status().advice)):
             assert "Version 2 is a part, put on version 1," in " ".join(told.split())

@@ -84,7 +84,7 @@ def test_it_takes_part_in_every_command_and_in_no_step(served: GroupWithCache) -
     assert cleared.ranks[2].facts["kv_released_bytes"] > 0
     assert served.states() == [("CLEARED", "CLEARED")] * 3
     served.group.publish(2)
-    assert served.controller.update(2).version == 2
+    assert served.controller.update(2).version == "2"
     assert served.controller.status().serving
     again = served.controller.update(2, force=True)
     assert again.manifest_digest == served.controller.update(2).manifest_digest

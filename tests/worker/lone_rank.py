@@ -9,6 +9,7 @@ import wsm
 from wsm.actions.base import ActionContext
 from wsm.actions.measuring import resident_digest
 from wsm.controller import Pending
+from wsm.labels import version_id
 from wsm.states.replay import replay
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 from wsm.testing import InMemoryRunner
@@ -17,9 +18,11 @@ SPECS = (TensorSpec("weight", "F32", (8, 8)), TensorSpec("bias", "F32", (8,)))
 
 
 def load(context: ActionContext, target: WeightTarget) -> dict[str, Any]:
-    """Every byte of version v is v."""
+    """Every byte of version 7 is 7; of another label, what stands for it."""
+    label = context.version
+    byte = (int(label) if label.isdecimal() else version_id(label)) % 256
     for name, spec in target.specs().items():
-        target.writable(name)[:] = bytes([context.version]) * spec.nbytes
+        target.writable(name)[:] = bytes([byte]) * spec.nbytes
     digest = resident_digest(target, context.progress)
     facts = {"version": context.version, "manifest_digest": f"m{context.version}", "manifest_scope": "group"}
     return {**facts, "digest": digest, "bytes": 288, "tensors": 2}
@@ -51,7 +54,7 @@ class LoneRank:
         while not pending.over:
             self.worker.poll()
 
-    def update(self, version: int, **options: Any) -> wsm.Receipt:
+    def update(self, version: int | str | None, **options: Any) -> wsm.Receipt:
         pending = self.controller.begin_update(version, **options)
         self.run(pending)
         self.worker.poll()

@@ -55,7 +55,7 @@ class LoraRunner(InMemoryRunner):
     def __init__(self) -> None:
         super().__init__(SPECS)
         self.additions = [LORA]
-        self.adapters: dict[str, int | None] = {}
+        self.adapters: dict[str, str | None] = {}
         self.fails = False
 
     def reload(self, version: int | None) -> None:
@@ -129,9 +129,9 @@ def test_an_addition_that_cannot_be_is_refused_before_any_plan_runs(make: Any, e
 @pytest.mark.parametrize("hot", [False, True], ids=["in place", "hot"])
 def test_the_actions_of_an_engine_run_with_every_change_of_its_weights(lone: LoneRank, hot: bool) -> None:
     lone.update(1)
-    assert lone.runner.adapters == {"math": 1}
+    assert lone.runner.adapters == {"math": "1"}
     receipt = lone.update(2, hot=hot)
-    assert lone.runner.adapters == {"math": 2}
+    assert lone.runner.adapters == {"math": "2"}
     done = [action.name for action in receipt.ranks[0].actions]
     assert done.index("flush_lora_cache") < done.index("reload_lora_cache")
     assert receipt.ranks[0].facts["adapters_flushed"]
@@ -148,7 +148,7 @@ def test_an_addition_that_fails_fails_its_command_and_the_discard_takes_it_down(
     assert lone.controller.status().ranks[0].weights == "CLEARED"
     lone.runner.fails = False
     lone.update(2)
-    assert lone.runner.adapters == {"math": 2}
+    assert lone.runner.adapters == {"math": "2"}
 
 
 def test_a_configured_deadline_reaches_an_addition_by_its_name(tmp_path: Path) -> None:

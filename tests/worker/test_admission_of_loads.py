@@ -45,10 +45,10 @@ def test_an_update_after_a_clear_waits_for_memory(lone):
     assert list(lone.runner.weights.held()) == []
     assert lone.worker.weights is WeightState.CLEARED
     lone.runner.memory.left = BYTES
-    assert lone.update(1).version == 1
+    assert lone.update(1).version == "1"
 
 
 def test_an_update_in_place_needs_no_memory(lone):
     lone.update(1)
     lone.runner.memory.left = 0
-    assert lone.update(2).version == 2
+    assert lone.update(2).version == "2"

@@ -31,6 +31,6 @@ def test_a_rank_that_cannot_admit_requests_tells_its_loop_and_tries_again(make_l
             pytest.fail("it stepped before its commit was done")
         assert not pending.over
     lone.run(pending)
-    assert pending.result().version == 2
+    assert pending.result().version == "2"
     assert lone.runner.requests.admitting
     assert lone.worker.poll() is wsm.SERVE

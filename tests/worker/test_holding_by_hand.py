@@ -97,7 +97,7 @@ def test_no_step_begins_between_a_hold_and_its_release_and_all_memory_stays(lone
     assert serves(lone)
     hold(lone, ask)
     assert stands(lone)
-    assert (lone.worker.version, bytes(lone.runner.weights.readable("weight"))) == (1, before)
+    assert (lone.worker.version, bytes(lone.runner.weights.readable("weight"))) == ("1", before)
     assert not lone.runner.requests.is_admitting()
     release(lone, ask)
     assert serves(lone)
@@ -142,7 +142,7 @@ def test_an_update_under_a_hold_stays_under_it_unless_it_is_to_serve(lone, ask: 
     hold(lone, ask)
     asked = CommandArguments("update", 2, in_flight=InFlightPolicy.KEEP, after=after)
     commit(lone, ask(Operation.UPDATE, asked, StatusCode.PREPARED))
-    assert lone.worker.version == 2
+    assert lone.worker.version == "2"
     assert stands(lone) if after is After.AS_BEFORE else serves(lone)
     assert lone.runner.requests.is_admitting() is (after is After.SERVE)
     assert replay(list(lone.worker.journal)).impossible is None
@@ -169,7 +169,7 @@ def test_under_a_hold_requests_are_kept_or_ended_and_never_drained(lone, ask: As
     drains = CommandArguments("drain", 2, in_flight=InFlightPolicy.DRAIN)
     word = ask(Operation.UPDATE, drains, StatusCode.REFUSED)
     decide(lone, word, Operation.ABORT, StatusCode.DONE_KEPT)
-    assert (lone.runner.requests.set_aside(), lone.worker.version) == (1, 1)
+    assert (lone.runner.requests.set_aside(), lone.worker.version) == (1, "1")
     ends = CommandArguments("end", 2, in_flight=InFlightPolicy.ABORT)
     commit(lone, ask(Operation.UPDATE, ends, StatusCode.PREPARED))
     assert (lone.runner.requests.set_aside(), lone.runner.requests.aborted) == (0, 1)
@@ -185,9 +185,9 @@ def test_a_rank_that_enters_an_epoch_stands_as_the_committed_word_says(lone, ask
     poll_until(lone, group, StatusCode.ATTACHED)
     asked = CommandArguments("restore", 1, in_flight=InFlightPolicy.KEEP, restores=True)
     commit(lone, ask(Operation.UPDATE, asked, StatusCode.PREPARED))
-    assert (lone.worker.version, stands(lone)) == (1, True)
+    assert (lone.worker.version, stands(lone)) == ("1", True)
     release(lone, ask)
     assert serves(lone)
     served = [entry for entry in list(lone.worker.journal) if entry.kind == kinds.SERVED_VERSION]
-    assert served[-1].facts["version"] == 1
+    assert served[-1].facts["version"] == "1"
     group.close()

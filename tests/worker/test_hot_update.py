@@ -37,12 +37,12 @@ def digest(rank) -> str:
     return resident_digest(rank.runner.weights, lambda: None)
 
 
-def step(rank) -> int:
+def step(rank) -> str:
     """Run one step; return the version that made it, and hold it to the bytes that are there."""
     while rank.worker.poll() is HOLD:
         pass
     with rank.worker.step() as permit:
-        assert bytes(rank.runner.weights.readable("bias")) == bytes([permit.version]) * 32
+        assert bytes(rank.runner.weights.readable("bias")) == bytes([int(permit.version)]) * 32
         return permit.version
 
 
@@ -59,7 +59,7 @@ def test_a_rank_serves_the_old_version_while_it_stages_and_the_new_one_after_the
     pending = rank.controller.begin_update(2, hot=True)
     poll_until(rank, steered.inside.is_set)
     for _ in range(50):
-        assert step(rank) == 1
+        assert step(rank) == "1"
     assert rank.worker.weights.name == "NORMAL"
     steered.release()
     served = []
@@ -67,9 +67,9 @@ def test_a_rank_serves_the_old_version_while_it_stages_and_the_new_one_after_the
         served.append(step(rank))
     served.append(step(rank))
     assert served == sorted(served)
-    assert served[-1] == 2
+    assert served[-1] == "2"
     receipt = pending.result()
-    assert (receipt.version, rank.worker.version) == (2, 2)
+    assert (receipt.version, rank.worker.version) == ("2", "2")
     assert [action.name for action in receipt.ranks[0].actions][:6] == [
         "plan_staging_memory",
         "stage_weights",
@@ -90,7 +90,7 @@ def test_a_loop_without_work_waits_while_it_stages_and_leaves_the_staging_thread
     assert rank.worker.wait(3600) is False  # and not an hour, for what ends a staging changes no word
     steered.release()
     rank.run(pending)
-    assert pending.result().version == 2
+    assert pending.result().version == "2"
 
 
 def test_the_loop_thread_loads_nothing(rank, steered):
@@ -112,10 +112,10 @@ def test_a_loop_that_stands_in_a_long_step_holds_up_no_staging(rank, steered):
                 break
             patience.wait(0.01)
         assert steered.target._ready
-        assert permit.version == 1
+        assert permit.version == "1"
     assert bytes(rank.runner.weights.readable("bias")) == bytes([1]) * 32
     rank.run(pending)
-    assert pending.result().version == 2
+    assert pending.result().version == "2"
     assert replay(rank.worker.journal).impossible is None
 
 
@@ -131,15 +131,15 @@ def test_a_staging_that_raises_costs_nobody_a_token(rank, steered):
     steered.error = OSError("the disk is gone: 磁盘")
     pending = rank.controller.begin_update(2, hot=True)
     while not pending.over:
-        assert step(rank) == 1
+        assert step(rank) == "1"
     with pytest.raises(RankFailedError, match="the disk is gone: 磁盘") as caught:
         pending.result()
     assert (caught.value.rank, caught.value.action, caught.value.error) == (0, "stage_weights", "OSError")
     assert "steered_load.py" in caught.value.remote_traceback
     assert (digest(rank), rank.runner.memory.resident_bytes()) == (before, held)
-    assert step(rank) == 1
+    assert step(rank) == "1"
     steered.error = None
-    assert rank.update(2, hot=True).version == 2  # and it harmed nothing
+    assert rank.update(2, hot=True).version == "2"  # and it harmed nothing
     assert replay(rank.worker.journal).impossible is None
 
 
@@ -158,7 +158,7 @@ def test_bytes_that_are_not_what_the_source_declared_are_never_served(rank, stee
         rank.update(2, hot=True)
     assert caught.value.action == "verify_staged"
     assert digest(rank) == before
-    assert step(rank) == 1
+    assert step(rank) == "1"
 
 
 def test_a_caller_that_gives_up_stops_the_staging_and_the_old_version_serves_on(rank, steered):
@@ -167,12 +167,12 @@ def test_a_caller_that_gives_up_stops_the_staging_and_the_old_version_serves_on(
     poll_until(rank, steered.inside.is_set)
     pending.give_up()
     while not pending.over:
-        assert step(rank) == 1
+        assert step(rank) == "1"
     with pytest.raises(CommandTimeoutError):
         pending.result()
     assert replay(rank.worker.journal).impossible is None
     steered.release()
-    assert rank.update(3, hot=True).version == 3
+    assert rank.update(3, hot=True).version == "3"
 
 
 def test_a_second_command_while_one_stages_is_refused(rank, steered):
@@ -184,7 +184,7 @@ def test_a_second_command_while_one_stages_is_refused(rank, steered):
             command()
     steered.release()
     rank.run(pending)
-    assert pending.result().version == 2
+    assert pending.result().version == "2"
 
 
 def test_a_staging_past_its_deadline_fails_by_name_and_holds_up_only_hot_updates(make_lone, steered):
@@ -194,14 +194,14 @@ def test_a_staging_past_its_deadline_fails_by_name_and_holds_up_only_hot_updates
     steered.hears = False  # as a read from a file server that is gone
     with pytest.raises(wsm.errors.GroupError, match="stage_weights"):  # the rank says so, or the controller
         rank.update(2, hot=True)
-    assert step(rank) == 1
+    assert step(rank) == "1"
     with pytest.raises(CommandRefusedError, match="an earlier one hangs") as refused:
         rank.update(2, hot=True)
     assert refused.value.error == "staging-unfinished"
     steered.release()
-    assert rank.update(4).version == 4  # in place it goes on all the same
+    assert rank.update(4).version == "4"  # in place it goes on all the same
     poll_until(rank, lambda: "wsm-stager-0" not in alive())
-    assert rank.update(5, hot=True).version == 5
+    assert rank.update(5, hot=True).version == "5"
     assert replay(rank.worker.journal).impossible is None
 
 
@@ -227,8 +227,8 @@ def test_a_version_that_does_not_fit_beside_the_other_is_refused_before_anything
     assert caught.value.error == "staging-memory"
     assert "67109151 are available" in str(caught.value)
     assert not steered.threads
-    assert step(rank) == 1
-    assert rank.update(2, hot=True, hot_fallback="in_place").version == 2
+    assert step(rank) == "1"
+    assert rank.update(2, hot=True, hot_fallback="in_place").version == "2"
 
 
 def test_weights_that_cannot_be_staged_are_refused_hot_and_updated_in_place(make_lone, steered):
@@ -245,7 +245,7 @@ def test_weights_that_cannot_be_staged_are_refused_hot_and_updated_in_place(make
     with pytest.raises(CommandRefusedError, match="cannot stage") as caught:
         rank.update(2, hot=True)
     assert caught.value.error == "staging-unsupported"
-    assert step(rank) == 1
+    assert step(rank) == "1"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_the_in_flight_policy_is_honoured_at_the_flip_only(rank, steered, policy
     steered.release()
     while not pending.over:
         step(rank)
-        if rank.worker.version == 1:
+        if rank.worker.version == "1":
             requests.advance()
     assert (requests.finished - 1, requests.aborted) == ends
     assert requests.admitting
@@ -332,9 +332,9 @@ def test_admission_that_fails_to_resume_is_tried_again_with_the_new_version_whol
     with pytest.raises(OSError, match="not yet"):
         poll_until(rank, lambda: pending.over)
     poll_until(rank, lambda: pending.over)
-    assert pending.result().version == 2
+    assert pending.result().version == "2"
     assert requests.admitting
-    assert step(rank) == 2
+    assert step(rank) == "2"
 
 
 def test_a_worker_that_leaves_in_the_middle_of_staging_leaves_no_thread(make_lone, steered):
@@ -354,4 +354,4 @@ def test_an_idle_loop_that_stages_waits_in_poll_and_is_told_to_serve(rank, steer
     assert [rank.worker.poll() for _ in range(5)] == [SERVE] * 5
     steered.release()
     rank.run(pending)
-    assert pending.result().version == 2
+    assert pending.result().version == "2"

@@ -59,9 +59,9 @@ def test_a_hot_update_is_begun_and_staged_between_steps_that_are_all_joined(pair
         pair.joined = 0
         assert pair.update(version, hot=True).hot
         assert pair.joined > 0
-        assert [rank.version for rank in pair.ranks] == [version] * 2
+        assert [rank.version for rank in pair.ranks] == [str(version)] * 2
 
 
 def test_so_is_an_update_in_place(pair: Pair) -> None:
     for version in range(1, 4):
-        assert pair.update(version).version == version
+        assert pair.update(version).version == str(version)

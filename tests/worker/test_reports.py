@@ -55,7 +55,16 @@ def test_the_largest_facts_are_left_out_by_name_and_the_small_ones_stay():
 
 def test_a_report_arrives_as_it_was():
     report = RankReport(
-        1, 2, "m", "d", 3, 4, (ActionSeconds("load_weights", 0.5),), 0.25, {"manifest_scope": "group"}, (1, 7)
+        1,
+        "2",
+        "m",
+        "d",
+        3,
+        4,
+        (ActionSeconds("load_weights", 0.5),),
+        0.25,
+        {"manifest_scope": "group"},
+        ("1", "7"),
     )
     assert RankReport.from_bytes(1, report.to_bytes()) == report
 

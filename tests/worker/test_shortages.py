@@ -58,7 +58,7 @@ def test_a_rank_without_a_descriptor_gives_its_memory_back_and_serves_again(make
         with pytest.raises(RankFailedError, match=r"load_weights.*RLIMIT_NOFILE"):
             controller.update(2)
         assert controller.status().state == "CLEARED"
-    assert controller.update(2).version == 2
+    assert controller.update(2).version == "2"
 
 
 @pytest.mark.parametrize("hot", [False, True], ids=["in place", "hot"])
@@ -68,7 +68,7 @@ def test_an_update_that_finds_no_descriptor_keeps_what_served_and_works_afterwar
     group.publish(2)
     with without_descriptors(group.programs[0].pid), pytest.raises(WsmError, match="RLIMIT_NOFILE"):
         controller.update(2, hot=hot)
-    assert controller.update(2, hot=hot).version == 2
+    assert controller.update(2, hot=hot).version == "2"
 
 
 class MemoryRunsOut:
@@ -129,7 +129,7 @@ def played(directory: Path, command: str, nth: int) -> MemoryRunsOut:
         assert status.serving or status.state in ("CLEARED", "FAULTED"), memory.where
         if status.state == "FAULTED":
             lone.clear()
-        assert lone.update(3).version == 3, memory.where
+        assert lone.update(3).version == "3", memory.where
         weights = lone.runner.weights
         for name, spec in weights.specs().items():
             assert bytes(weights.readable(name)) == b"\3" * spec.nbytes, memory.where
@@ -185,7 +185,7 @@ def left(directory: Path, way: str, nth: int) -> MemoryRunsOut:
     failures = [1]
 
     def load(context: Any, target: Any) -> dict[str, Any]:
-        if context.version == 2 and failures:
+        if context.version == "2" and failures:
             failures.clear()
             if way == "dropped":
                 target.writable("weight")[:4] = b"\0" * 4
@@ -224,7 +224,7 @@ def left(directory: Path, way: str, nth: int) -> MemoryRunsOut:
         assert not held or status.state != "CLEARED", memory.where
         if status.state == "FAULTED":
             lone.clear()
-        assert lone.update(3).version == 3, memory.where
+        assert lone.update(3).version == "3", memory.where
         assert replay(lone.worker.journal).impossible is None, memory.where
     return memory
 
@@ -279,9 +279,9 @@ def test_a_thread_that_the_kernel_does_not_grant_fails_the_hot_update_and_nothin
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(RankFailedError, match="RLIMIT_NPROC"):
         lone.update(2, hot=True)
-    assert (lone.worker.version, lone.controller.status().state) == (1, "NORMAL")
+    assert (lone.worker.version, lone.controller.status().state) == ("1", "NORMAL")
     monkeypatch.undo()
-    assert lone.update(3, hot=True).version == 3
+    assert lone.update(3, hot=True).version == "3"
 
 
 def test_a_caller_that_is_granted_no_thread_drives_its_command_itself(make_lone, monkeypatch):
@@ -300,7 +300,7 @@ def test_a_caller_that_is_granted_no_thread_drives_its_command_itself(make_lone,
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     try:
-        assert lone.controller.update(1).version == 1
+        assert lone.controller.update(1).version == "1"
         assert lone.controller.status().controller_pid is None
     finally:
         done.set()

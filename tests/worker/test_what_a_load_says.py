@@ -8,10 +8,10 @@ from lone_rank import LoneRank, load
 import wsm
 from tests.raising import raising
 from wsm.controller.errors import RankFailedError
-from wsm.strategies import errors
+from wsm.labels import bad_version
 
 
-@pytest.mark.parametrize("said", [8, None, "7", True, -1])
+@pytest.mark.parametrize("said", [8, None, "07", True, -1])
 def test_a_load_that_brings_another_version_than_asked_fails_and_nothing_serves(make_lone, said):
     """All ranks could agree on it, and committed word, receipt and tokens would name two versions."""
     lone: LoneRank = make_lone(load=lambda context, target: {**load(context, target), "version": said})
@@ -49,7 +49,7 @@ def test_a_load_may_return_what_it_loaded_as_a_type_with_facts_of_its_own(make_l
 
     lone = make_lone(load=typed)
     receipt = lone.update(7)
-    assert receipt.version == 7
+    assert receipt.version == "7"
     assert receipt.ranks[0].facts["copies"] == 2
     assert "adopted_bytes" not in receipt.ranks[0].facts
     assert wsm.Loaded.of({**dict.fromkeys(KEYS, 1), "copies": 2}).facts()["copies"] == 2
@@ -57,14 +57,14 @@ def test_a_load_may_return_what_it_loaded_as_a_type_with_facts_of_its_own(make_l
 
 def test_a_load_that_says_what_was_asked_serves(make_lone):
     lone = make_lone()
-    assert lone.update(7).version == 7
-    assert lone.worker.version == 7
+    assert lone.update(7).version == "7"
+    assert lone.worker.version == "7"
 
 
-@pytest.mark.parametrize("version", [-1, 1 << 40, True, "7", 7.0])
-def test_a_version_that_no_word_can_carry_is_refused_before_anything_is_written(make_lone, version):
+@pytest.mark.parametrize("version", [-1, True, "07", "a b", 7.0])
+def test_what_is_no_version_is_refused_before_anything_is_written(make_lone, version):
     """It could be loaded, prepared and decided, and then never be stored as committed."""
     lone = make_lone()
-    with raising(errors.bad_version_number):
+    with raising(bad_version):
         lone.controller.update(version)
     assert lone.controller.status().sequence == 0

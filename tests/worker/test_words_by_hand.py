@@ -66,19 +66,19 @@ def abort(lone, word):
     view.close()
     poll_until(lone, StatusCode.DONE_KEPT)
     assert lone.worker.poll() is SERVE
-    assert lone.worker.version == 1
+    assert lone.worker.version == "1"
 
 
 def test_a_hot_update_that_the_group_decides_against_leaves_what_is_served(lone, write):
     before = bytes(lone.runner.weights.readable("weight"))
-    word = write(Operation.HOT_UPDATE, CommandArguments("hot", 2).to_bytes())
+    word = write(Operation.HOT_UPDATE, CommandArguments("hot", "2").to_bytes())
     poll_until(lone, StatusCode.PREPARED)
     assert lone.worker.poll() is SERVE  # what is staged stops nobody
     view = GroupView(lone.segment)
     view.write_command(word._replace(operation=Operation.HOT_ABORT))
     view.close()
     poll_until(lone, StatusCode.DONE_KEPT)
-    assert (lone.worker.poll(), lone.worker.version) == (SERVE, 1)
+    assert (lone.worker.poll(), lone.worker.version) == (SERVE, "1")
     assert bytes(lone.runner.weights.readable("weight")) == before
     assert replay(lone.worker.journal).impossible is None
 
@@ -136,9 +136,9 @@ def test_a_new_epoch_takes_weights_and_cache_of_the_old_one(lone):
     )
     status = look(lone)
     assert (status.epoch, status.code) == (word.epoch, StatusCode.ATTACHED)
-    assert lone.update(3).version == 3
+    assert lone.update(3).version == "3"
     with lone.worker.step() as permit:
-        assert (permit.step, permit.version) == (1, 3)  # steps begin anew
+        assert (permit.step, permit.version) == (1, "3")  # steps begin anew
     assert replay(lone.worker.journal).impossible is None
 
 

@@ -62,7 +62,7 @@ class Loaded:
 
     Parameters
     ----------
-    version : int or None
+    version : str or None
         The version: the one that was asked for, if one was.
     digest : str
         Of all tensors, comparable with that of the resident bytes
@@ -90,7 +90,7 @@ class Loaded:
         Other facts for the receipt, JSON-ready.
     """
 
-    version: int | None
+    version: str | None
     digest: str
     manifest_digest: str
     bytes: int
@@ -152,7 +152,7 @@ class ActionContext:
         This rank and the number of ranks in the group.
     epoch, sequence : int
         Identity of the command; together they name an incarnation of what is created by it.
-    version : int or None
+    version : str or None
         The version to load; None for a command that loads nothing.
     in_flight : InFlightPolicy
         What becomes of running requests.
@@ -172,7 +172,7 @@ class ActionContext:
         the cache holds no such blocks.
     partial : bool
         Whether the version may lack tensors, which then keep what they hold.
-    bases : tuple of int
+    bases : tuple of str
         The versions to load before `version`, which is a part and put on them: the whole one, then other
         parts. Empty where it is whole, or is put on what is held.
     promised_digest : str or None
@@ -203,7 +203,7 @@ class ActionContext:
     world_size: int
     epoch: int
     sequence: int
-    version: int | None = None
+    version: str | None = None
     in_flight: InFlightPolicy = InFlightPolicy.ABORT
     kv_policy: KVPolicy = KVPolicy.DROP
     from_normal: bool = True
@@ -212,7 +212,7 @@ class ActionContext:
     boots: bool = False
     kept_digest: str | None = None
     partial: bool = False
-    bases: tuple[int, ...] = ()
+    bases: tuple[str, ...] = ()
     promised_digest: str | None = None
     load: LoadFunction | None = None
     progress: Callable[[], None] = _no_progress

@@ -25,7 +25,6 @@ from wsm.cli.configuration import read_group_config
 from wsm.cli.groups import known_group
 from wsm.cli.interruption import receipt_of
 from wsm.controller import ANY_OWNER, Controller, Pending
-from wsm.labels import number_of
 from wsm.printable import printable
 from wsm.receipt import Receipt
 from wsm.states.vocabulary import (
@@ -226,7 +225,7 @@ def update(
 
     def begin(controller: Controller, shared: dict[str, Any]) -> Pending:
         return controller.begin_update(
-            None if version is None else number_of(version),
+            version,
             hot_fallback=HotFallback(hot_fallback.replace("-", "_")),
             kv_policy=KVPolicy(kv_policy),
             transfer_mode=transfer_mode,

@@ -133,7 +133,7 @@ def _of_group(name: str, journals: Path | None) -> list[Inventory]:
             Inventory(
                 where=f"rank {rank} of group {name}",
                 rank=rank,
-                version=None if report.version is None else str(report.version),
+                version=report.version,
                 digest=report.digest,
                 manifest_digest=report.manifest_digest,
                 tensors=_tensors(journals, rank, report.digest),

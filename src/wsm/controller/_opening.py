@@ -34,7 +34,6 @@ from wsm.controller.errors import (
 )
 from wsm.controller.group_view import GroupAccess, GroupView
 from wsm.errors import BadInputError, WsmError
-from wsm.labels import checked_version, number_of
 from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.lock_file import LockHold
@@ -129,12 +128,8 @@ class CommandRequest:
             If the tags do not go with the other arguments.
         RefusedError
             If a partial update is to be hot.
-        BadInputError
-            If the version is none.
         """
         asked = self.arguments
-        if asked.version is not None:
-            number_of(checked_version(asked.version))
         if self.operation.is_hot and asked.tags != ALL_TAGS:
             why = "a hot update replaces both"
             raise errors.tags_contradict(tags=named(asked.tags), argument="hot", why=why)
@@ -362,7 +357,7 @@ class Opening:
                 request.operation,
                 asked.tags,
                 version=None if asked.reload else asked.version,
-                committed=admitted.committed.number,
+                committed=admitted.committed.version,
                 owed=admitted.owed,
             ):
                 if request.changes_admission(held=view.committed.held):
@@ -649,7 +644,7 @@ class Opening:
             deadline_s=request.deadline_s,
             settle_s=request.settle_s,
             clock=self._clock,
-            previous=admitted.committed.number,
+            previous=admitted.committed.version,
             given_up=given_up,
             fallback=request.fallback,
             held=request.held,
@@ -679,8 +674,8 @@ class Opening:
             outcome=kept if there else Outcome.ALREADY_CLEARED,
             epoch=view.command.epoch,
             sequence=committed.load_sequence if there else view.command.sequence,
-            version=committed.number if held.weights is WeightState.NORMAL else None,
-            previous_version=committed.number,
+            version=committed.version if held.weights is WeightState.NORMAL else None,
+            previous_version=committed.version,
             manifest_digest=digests.pop() if len(digests) == 1 else None,
             loaded=False,
             seconds=0.0,

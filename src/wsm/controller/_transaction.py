@@ -96,14 +96,14 @@ def loads(arguments: CommandArguments) -> bool:
     return Tag.WEIGHTS in arguments.tags and not arguments.of_admission
 
 
-def commanded_version(group: GroupView, view: View, arguments: CommandArguments | None) -> int | None:
+def commanded_version(group: GroupView, view: View, arguments: CommandArguments | None) -> str | None:
     """Return the version that a decided commit brings; None while neither arguments nor a report says it.
 
     That is the one that was asked for, or else the one that the ranks found and agreed on. A rank that has
     committed already has written its last report over the one that it prepared with.
     """
     if arguments is not None and not loads(arguments):
-        return group.committed(view).number  # what was committed stays; it may be none that is held now
+        return group.committed(view).version  # what was committed stays; it may be none that is held now
     if arguments is not None and arguments.version is not None:
         return arguments.version
     for rank in range(group.participants):
@@ -140,15 +140,15 @@ def complete_commit(group: GroupView, view: View, arguments: CommandArguments) -
 
 
 def committed_by(
-    group: GroupView, view: View, version: int | None, arguments: CommandArguments
+    group: GroupView, view: View, version: str | None, arguments: CommandArguments
 ) -> CommittedRecord:
     """Return the record of a decided commit; one that loads nothing keeps what was loaded before."""
-    sequence, named = view.command.sequence, None if version is None else str(version)
+    sequence = view.command.sequence
     hold = None
     if holding.held_after(arguments.after, held=view.committed.held):
         hold = (group.hold(view) or {}) if arguments.hold is None else arguments.hold.facts()
     if not loads(arguments):
-        return replace(group.committed(view), sequence=sequence, version=named, hold=hold)
+        return replace(group.committed(view), sequence=sequence, version=version, hold=hold)
     digests = set()
     for rank in range(group.participants):
         for code in (StatusCode.PREPARED, StatusCode.DONE_COMMITTED):
@@ -157,7 +157,7 @@ def committed_by(
                 if report is not None and report.manifest_digest is not None:
                     digests.add(report.manifest_digest)
     digest = digests.pop() if len(digests) == 1 else None
-    return CommittedRecord(sequence, named, digest, sequence, hold)
+    return CommittedRecord(sequence, version, digest, sequence, hold)
 
 
 #: How a command ends that was committed, where that is no update.
@@ -222,7 +222,7 @@ class Transaction:
         deadline_s: float,
         settle_s: float,
         clock: Clock,
-        previous: int | None,
+        previous: str | None,
         given_up: threading.Event | None = None,
         fallback: str | None = None,
         held: HeldDecision | None = None,

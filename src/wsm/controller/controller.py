@@ -28,6 +28,7 @@ from wsm.controller._opening import (
 from wsm.controller._transaction import Pending
 from wsm.controller.group_view import GroupAccess
 from wsm.controller.prepared import Prepared
+from wsm.labels import checked_version
 from wsm.receipt import Receipt
 from wsm.states.vocabulary import (
     ALL_TAGS,
@@ -67,7 +68,7 @@ def _awaited(
 
 
 def _update_request(
-    version: int | None,
+    version: str | int | None,
     *,
     tags: Collection[Tag],
     hot: bool,
@@ -95,7 +96,7 @@ def _update_request(
     left = choice_of(After, after, errors.unknown_after)
     arguments = CommandArguments(
         name,
-        version,
+        None if version is None else checked_version(version),
         usual,
         kv_policy,
         hot_fallback=choice_of(HotFallback, hot_fallback, errors.hot_fallback),
@@ -232,7 +233,7 @@ class Controller:
 
     def update(
         self,
-        version: int | None = None,
+        version: str | int | None = None,
         *,
         tags: Collection[Tag] = ALL_TAGS,
         hot: bool = False,
@@ -254,9 +255,10 @@ class Controller:
 
         Parameters
         ----------
-        version : int or None
-            Which; None takes the newest that the source announces (``version.yaml``), as rank 0 finds it. The
-            one that is held is not loaded again, whether it is named or found; `force` does.
+        version : str or int or None
+            Which, by its label; 7 is ``"7"``. None takes the newest that the source announces
+            (``version.yaml``), as rank 0 finds it. The one that is held is not loaded again, whether it is
+            named or found; `force` does.
         tags : collection of Tag
             What to bring back, WEIGHTS or KV_CACHE or both. The group serves once it has both. Weights that
             are held already in that version are not loaded again where only the KV cache is missing.
@@ -546,7 +548,7 @@ class Controller:
 
     def begin_update(
         self,
-        version: int | None = None,
+        version: str | int | None = None,
         *,
         tags: Collection[Tag] = ALL_TAGS,
         hot: bool = False,
@@ -589,7 +591,7 @@ class Controller:
 
     def prepare(
         self,
-        version: int | None = None,
+        version: str | int | None = None,
         *,
         tags: Collection[Tag] = ALL_TAGS,
         hot: bool = True,
@@ -666,7 +668,7 @@ class Controller:
 
     def begin_prepare(
         self,
-        version: int | None = None,
+        version: str | int | None = None,
         *,
         tags: Collection[Tag] = ALL_TAGS,
         hot: bool = True,
@@ -715,7 +717,7 @@ class Controller:
 
     async def prepare_async(
         self,
-        version: int | None = None,
+        version: str | int | None = None,
         *,
         tags: Collection[Tag] = ALL_TAGS,
         hot: bool = True,
@@ -766,7 +768,7 @@ class Controller:
 
     def begin_lease(
         self,
-        version: int | None = None,
+        version: str | int | None = None,
         *,
         tags: Collection[Tag] = ALL_TAGS,
         hot: bool = True,

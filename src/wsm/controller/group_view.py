@@ -253,10 +253,10 @@ class GroupView:
         """
         return record_of(self.segment, view.committed)
 
-    def known_version(self, view: View) -> int | None:
+    def known_version(self, view: View) -> str | None:
         """Return the committed version; None also where its record is not there, which is logged."""
         try:
-            return self.committed(view).number
+            return self.committed(view).version
         except CommittedRecordError as error:
             log.logger("controller").error(log.RECORD_MISSING, error=str(error))
             return None

@@ -438,8 +438,8 @@ class Keeper:
         """Keep what the group may have to load again. Its ranks do so, too, but all may die at once."""
         versions = self._recovery.versions()
         for version in versions:
-            self._pins.add(str(version))
-        self._pins.keep(tuple(map(str, versions)))
+            self._pins.add(version)
+        self._pins.keep(versions)
 
     def _is_leaving(self) -> bool:
         """Whether a participant has left its place, and its process may still be about to end by itself."""

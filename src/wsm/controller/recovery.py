@@ -287,13 +287,13 @@ class NewEpoch:
         The epoch.
     because_of : tuple of int
         The participants that ended the one before.
-    version : int or None
+    version : str or None
         What the group must serve again; None: it stays CLEARED.
     """
 
     number: int
     because_of: tuple[int, ...]
-    version: int | None
+    version: str | None
 
 
 class Recovery:
@@ -315,7 +315,7 @@ class Recovery:
         self._clock = clock or SystemClock()
         self._hold: LockHold | None = None
         self._committed = CommittedRecord(0)  # as it was read last
-        self._bases: tuple[int, frozenset[int]] = (0, frozenset())
+        self._bases: tuple[int, frozenset[str]] = (0, frozenset())
         self._log = log.logger("controller.recovery", group=segment.name)
 
     @property
@@ -339,13 +339,13 @@ class Recovery:
         """
         self._abandoned.look()
 
-    def owed(self) -> int | None:
+    def owed(self) -> str | None:
         """Return the version that the group must serve again and does not; None once it does, or need not.
 
         An update that was to restore it and failed leaves the debt; any other command takes it away.
         """
         view = self._group.view()
-        return self._group.committed(view).number if self._group.unrestored(view) else None
+        return self._group.committed(view).version if self._group.unrestored(view) else None
 
     def next_attempt(self, *, failed: int, limit: int) -> Attempt:
         """Say what follows after `failed` attempts to restore the group, of which `limit` may fail."""
@@ -367,7 +367,7 @@ class Recovery:
         """Say what follows for FAULTED ranks after `failed` clears, of which `limit` may fail."""
         return epochs.next_repair(self._group.view(), failed=failed, limit=limit)
 
-    def versions(self) -> set[int]:
+    def versions(self) -> set[str]:
         """Return the versions that the group may have to load: the committed, and that of an open command.
 
         Where the committed one is a part, that means what it was put on, too.
@@ -377,13 +377,13 @@ class Recovery:
         view = self._group.view()
         with contextlib.suppress(CommittedRecordError):  # then what was known before must be kept
             self._committed = self._group.committed(view)
-        found = {self._committed.number, *self._bases_of(self._committed.load_sequence)}
+        found = {self._committed.version, *self._bases_of(self._committed.load_sequence)}
         if not decide.is_over(view):
             arguments = self._group.arguments(view.command)
             found.add(None if arguments is None else arguments.version)
         return {version for version in found if version is not None}
 
-    def _bases_of(self, sequence: int) -> frozenset[int]:
+    def _bases_of(self, sequence: int) -> frozenset[str]:
         """Return what the version of a load was put on, on any rank; read once for each load."""
         if self._bases[0] != sequence:
             segment = self._group.segment
@@ -506,7 +506,7 @@ class Recovery:
             self.release()
             return None
         try:
-            version = self._group.committed(view).number
+            version = self._group.committed(view).version
         except CommittedRecordError:
             self.release()  # no process can restore it: any may update it
             raise
@@ -590,14 +590,14 @@ class Recovery:
         if not self._segment.is_closed and not self._segment.is_truncated():
             self._segment.supervise(begins=False)
 
-    def _completed(self, view: View, goal: int | None, arguments: CommandArguments) -> CommittedRecord:
+    def _completed(self, view: View, goal: str | None, arguments: CommandArguments) -> CommittedRecord:
         """Return the record of a decided commit, whose epoch ends before its word was stored."""
         with contextlib.suppress(CommittedRecordError):
             return committed_by(self._group, view, goal, arguments)
         held = holding.held_after(arguments.after, held=view.committed.held)
         return CommittedRecord(view.command.sequence, hold={} if held else None)
 
-    def _write_goal(self, view: View) -> int | None:
+    def _write_goal(self, view: View) -> str | None:
         """Store what the group must hold again, so that it is known after the next death, too."""
         command, arguments = view.command, self._group.arguments(view.command)
         asked = commanded_version(self._group, view, arguments) if command.operation.is_commit else None

@@ -31,7 +31,7 @@ def bad_demo_settings(*, setting: str, value: object, remedy: str) -> BadInputEr
 
 
 def weights_differ(
-    *, version: int | None, held: Mapping[str, str | None], published: Mapping[str, str]
+    *, version: str | None, held: Mapping[str, str | None], published: Mapping[str, str]
 ) -> GroupError:
     """A rank serves other bytes than the trainer published, although the update succeeded."""
     wrong = [rank for rank in published if held.get(rank) != published[rank]]

@@ -192,7 +192,7 @@ class _TrainingLoop:
         answers: list[Generation],
     ) -> StepRecord:
         learned = self._train(prompts, tokens, rewards)
-        version = self._version + 1
+        version = str(int(self._version) + 1)  # this trainer counts
         self._progress.phase("publish")
         published = self._trainer.publish(version)
         self._spans_of(published, "publish")
@@ -217,7 +217,7 @@ class _TrainingLoop:
             log_probability_gap=float(np.abs(seen - np.array(learned.facts["log_probability"])).max()),
         )
 
-    def _update_to(self, version: int) -> Callable[[], Receipt]:
+    def _update_to(self, version: str) -> Callable[[], Receipt]:
         return lambda: self._controller.update(version, hot=self._settings.hot, hold=self._hold)
 
     def _served_to_others(self) -> int:

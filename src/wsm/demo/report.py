@@ -25,13 +25,13 @@ class StepRecord:
     ----------
     step : int
         1 for the first.
-    version : int or None
+    version : str or None
         The version that the group served after the step; None where nothing was updated.
-    served_version : int
+    served_version : str
         The version that generated the step's answers, as the receipts say.
     reward : float
         Mean reward per token of the answers.
-    tokens : mapping of int to int
+    tokens : mapping of str to int
         Generated tokens by the version that each token says it was made by.
     mixed_versions : bool
         Whether any token names another version than the receipts do; must be False.
@@ -57,10 +57,10 @@ class StepRecord:
     """
 
     step: int
-    version: int | None
-    served_version: int
+    version: str | None
+    served_version: str
     reward: float
-    tokens: Mapping[int, int]
+    tokens: Mapping[str, int]
     mixed_versions: bool
     generate_ms: float = 0.0
     clear_ms: float = 0.0
@@ -98,7 +98,7 @@ class Report:
 
     def totals(self) -> dict[str, Any]:
         """Sum up the steps; every value can be recomputed from them."""
-        tokens: Counter[int] = Counter()
+        tokens: Counter[str] = Counter()
         for step in self.steps:
             tokens.update(step.tokens)
         rewards = [step.reward for step in self.steps]

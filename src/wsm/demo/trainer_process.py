@@ -138,7 +138,7 @@ class TrainerProcess:
         batch = {"prompts": prompts.tolist(), "answers": answers.tolist(), "rewards": rewards.tolist()}
         return self._ask("improve", batch, timeout_s)
 
-    def publish(self, version: int, *, timeout_s: float = 120.0) -> Reply:
+    def publish(self, version: str, *, timeout_s: float = 120.0) -> Reply:
         """Write the present weights as `version`, one shard per rank; blocks.
 
         Returns
@@ -245,7 +245,7 @@ def _improve(trainer: Trainer, content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _publish(trainer: Trainer, version: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _publish(trainer: Trainer, version: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     state, ranks = trainer.state(), settings["ranks"]
     report = publish_snapshot(
         settings["directory"],

@@ -24,7 +24,7 @@ ROOT_CHAIN = 0
 class PrefixKey(NamedTuple):
     """Identity of a full block: its version, the chain before it, its own tokens. Exact, not a hash."""
 
-    version: int
+    version: str
     parent: int
     tokens: tuple[int, ...]
 
@@ -38,7 +38,7 @@ class PrefixMatch(NamedTuple):
         In order.
     chain : int
         The chain that ends with the last of them.
-    versions : frozenset of int
+    versions : frozenset of str
         Whose weights computed them.
     crossed : int
         How many of them another version computed than the one that asked.
@@ -46,7 +46,7 @@ class PrefixMatch(NamedTuple):
 
     blocks: list[int]
     chain: int
-    versions: frozenset[int]
+    versions: frozenset[str]
     crossed: int
 
 
@@ -71,7 +71,7 @@ class BlockPool:
         self.block_size = block_size
         self.generation = 0
         self._next_chain = ROOT_CHAIN + 1
-        self._readable: list[int] = []  # other versions whose prefixes any version may read
+        self._readable: list[str] = []  # other versions whose prefixes any version may read
         self._reset()
 
     # -- holding --------------------------------------------------------------------------------
@@ -119,14 +119,15 @@ class BlockPool:
 
     # -- prefixes -------------------------------------------------------------------------------
 
-    def match(self, tokens: Sequence[int], version: int) -> PrefixMatch:
+    def match(self, tokens: Sequence[int], version: str) -> PrefixMatch:
         """Find and hold the longest prefix that `version` may read; the last token is never part of it.
 
         That is what `version` has computed, and what other versions had when it was kept. The last token's
         forward pass yields the first prediction, so it has to run in any case.
         """
         held: list[int] = []
-        chain, versions, crossed = ROOT_CHAIN, set(), 0
+        versions: set[str] = set()
+        chain, crossed = ROOT_CHAIN, 0
         for start in range(0, len(tokens) - self.block_size, self.block_size):
             found = self._find(version, chain, tuple(tokens[start : start + self.block_size]))
             if found is None:
@@ -139,7 +140,7 @@ class BlockPool:
             crossed += maker != version
         return PrefixMatch(held, chain, frozenset(versions), crossed)
 
-    def written(self, blocks: Iterable[int], version: int) -> None:
+    def written(self, blocks: Iterable[int], version: str) -> None:
         """Take in that `version` has computed keys and values in these blocks."""
         for block in blocks:
             if version not in self._versions[block]:
@@ -184,21 +185,21 @@ class BlockPool:
 
     def keep_all(self) -> int:
         """Let any version read the prefixes that are known now; return how many blocks hold something."""
-        makers = {key.version for key in self._known}
-        self._readable = sorted(makers, reverse=True)
+        # Labels have no order; whose prefix was found last is asked first.
+        self._readable = list(dict.fromkeys(key.version for key in reversed(self._known)))
         return self._held() + len(self._idle)
 
     def findable(self) -> int:
         """Count the blocks, held or idle, that a request could be given as part of its prefix."""
         return len(self._known)
 
-    def by_version(self) -> dict[int, int]:
+    def by_version(self) -> dict[str, int]:
         """Count the blocks, held or idle, that each version has written into."""
         return dict(Counter(version for versions in self._contents() for version in versions))
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _find(self, version: int, chain: int, tokens: tuple[int, ...]) -> tuple[int, int, int] | None:
+    def _find(self, version: str, chain: int, tokens: tuple[int, ...]) -> tuple[str, int, int] | None:
         for maker in (version, *self._readable):
             known = self._known.get(PrefixKey(maker, chain, tokens))
             if known is not None:
@@ -212,7 +213,7 @@ class BlockPool:
     def _held(self) -> int:
         return sum(map(bool, self._holders))
 
-    def _contents(self) -> Iterable[frozenset[int]]:
+    def _contents(self) -> Iterable[frozenset[str]]:
         return (
             self._versions[block]
             for block in range(self.blocks)
@@ -222,7 +223,7 @@ class BlockPool:
     def _reset(self) -> None:
         self._free = deque(range(SCRATCH_BLOCK + 1, self.blocks))
         self._holders = [0] * self.blocks
-        self._versions: list[frozenset[int]] = [frozenset()] * self.blocks
+        self._versions: list[frozenset[str]] = [frozenset()] * self.blocks
         self._known: dict[PrefixKey, tuple[int, int]] = {}
         self._keys: dict[int, PrefixKey] = {}
         self._chains: set[int] = set()

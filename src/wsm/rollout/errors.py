@@ -127,7 +127,7 @@ def communicator_gone(*, kind: str) -> RefusedError:
     )
 
 
-def mixed_versions(*, rank: int, version: int, leader_version: int, step: int) -> GroupError:
+def mixed_versions(*, rank: int, version: str, leader_version: str, step: int) -> GroupError:
     """Two ranks entered one step with different weights."""
     return GroupError(
         f"rank {rank} holds version {version} in step {step}, rank 0 holds {leader_version}; "

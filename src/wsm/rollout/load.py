@@ -44,7 +44,7 @@ class LoadGenerator:
         Answers so far, and how many of them a weight change cut short.
     retries : int
         Requests that were asked again, because a rank was lost while they were open.
-    tokens_by_version : Counter of int
+    tokens_by_version : Counter of str
         Generated tokens by the version that made them.
     """
 
@@ -63,7 +63,7 @@ class LoadGenerator:
         self.aborted = 0
         self.retries = 0
         self._open: dict[int, dict[str, Any]] = {}
-        self.tokens_by_version: Counter[int] = Counter()
+        self.tokens_by_version: Counter[str] = Counter()
 
     def start(self) -> LoadGenerator:
         """Begin to ask."""

@@ -21,7 +21,7 @@ class Permit(Protocol):
     """What :meth:`wsm.Worker.step` yields: the right to run one step with the weights of one version."""
 
     @property
-    def version(self) -> int:
+    def version(self) -> str:
         """Version of the weights that the group serves in this step."""
         ...
 

@@ -6,17 +6,20 @@ run one step with different weights without noticing before anything is computed
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import paddle
 
 from wsm.actions.backends.paddle_bytes import array_of
+from wsm.labels import MAX_LENGTH
 from wsm.rollout import errors
 from wsm.rollout.parallel import Communicator
 from wsm.rollout.parameters import Permit
 from wsm.rollout.step_plan import Int32, StepPlan
 
-_HEADER = 5
-_LOW = 0x7FFFFFFF  # versions have 40 bits; they travel in two int32
+_LABEL = MAX_LENGTH // 4  # words of a version's label, filled up with zeros
+_HEADER = 3 + _LABEL
 
 
 class PlanChannel:
@@ -65,18 +68,19 @@ class PlanChannel:
         """Forget the last plan. Idempotent."""
         self._words[:] = 0
 
-    def _write(self, plan: StepPlan, version: int) -> None:
+    def _write(self, plan: StepPlan, version: str) -> None:
         rows, length, blocks = plan.rows, plan.length, plan.tables.shape[1]
         parts = (plan.starts, plan.counts, plan.tables.ravel(), plan.tokens.ravel())
         needed = _HEADER + sum(part.size for part in parts)
         if needed > self._words.size:
             raise errors.plan_overflow(needed=needed, capacity=self._words.size)
-        self._words[:_HEADER] = (rows, length, blocks, version & _LOW, version >> 31)
+        self._words[:3] = (rows, length, blocks)
+        self._words[3:_HEADER] = _words_of(version)
         np.concatenate(parts, out=self._words[_HEADER:needed])
 
     def _read(self, permit: Permit) -> StepPlan:
-        rows, length, blocks, low, high = (int(word) for word in self._words[:_HEADER])
-        leader_version = high << 31 | low
+        rows, length, blocks = (int(word) for word in self._words[:3])
+        leader_version = self._words[3:_HEADER].tobytes().rstrip(b"\0").decode("ascii", "replace")
         if leader_version != permit.version:
             raise errors.mixed_versions(
                 rank=self._ranks.rank,
@@ -88,3 +92,9 @@ class PlanChannel:
         words = self._words[_HEADER : _HEADER + rows * (2 + blocks + length)].copy()
         starts, counts, tables, tokens = np.split(words, np.cumsum([rows, rows, rows * blocks]))
         return StepPlan(tokens.reshape(rows, length), starts, counts, tables.reshape(rows, blocks))
+
+
+@functools.lru_cache(maxsize=8)
+def _words_of(label: str) -> Int32:
+    """Return the words of a label; the same one is asked for at each step."""
+    return np.frombuffer(label.encode("ascii").ljust(MAX_LENGTH, b"\0"), np.int32)

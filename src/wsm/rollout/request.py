@@ -55,7 +55,7 @@ class GenerationRequest:
         How many of them were found instead of computed, when it was last admitted.
     crossed_tokens : int
         How many of those another version had computed than the one that admitted it.
-    kv_versions : set of int
+    kv_versions : set of str
         Whose weights computed what is in the blocks.
     mixed : list of int
         Indices of the generated tokens that were chosen from keys and values of more than their own version.
@@ -71,13 +71,13 @@ class GenerationRequest:
     stop_token: int | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     generation: int = -1
     computed: int = 0
     cached_tokens: int = 0
     crossed_tokens: int = 0
-    kv_versions: set[int] = field(default_factory=set)
+    kv_versions: set[str] = field(default_factory=set)
     mixed: list[int] = field(default_factory=list)
     chain: int | None = ROOT_CHAIN
 
@@ -165,7 +165,7 @@ class Generation:
     request_id: str
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    versions: tuple[int, ...]
+    versions: tuple[str, ...]
     finish_reason: FinishReason
     cached_tokens: int = 0
     crossed_tokens: int = 0

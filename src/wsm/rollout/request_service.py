@@ -70,7 +70,7 @@ class RequestService:
         self._calls: dict[str, Call] = {}
         self._next_request = 0
         self._finished = 0
-        self._tokens_by_version: Counter[int] = Counter()
+        self._tokens_by_version: Counter[str] = Counter()
 
     def turn(self, timeout_s: float = 0.0) -> None:
         """Answer what is finished, take what has arrived; wait up to `timeout_s` if nothing has."""
@@ -202,7 +202,7 @@ class RequestService:
             "running": self._scheduler.in_flight(),
             "waiting": self._scheduler.waiting(),
             "finished": self._finished,
-            "tokens_by_version": {str(key): count for key, count in sorted(self._tokens_by_version.items())},
+            "tokens_by_version": dict(sorted(self._tokens_by_version.items())),
             "kv_reuse": self._scheduler.kv_statistics(),
             **self._stats(),
         }

@@ -36,7 +36,7 @@ class Residence:
         self.crossed_tokens = 0
         self.mixed_tokens = 0
 
-    def enter(self, request: GenerationRequest, version: int) -> bool:
+    def enter(self, request: GenerationRequest, version: str) -> bool:
         """Hold blocks for a request's longest possible sequence; False, and nothing is held, if they lack."""
         match = self._pool.match(request.known, version)
         total = self.blocks_for(len(request.prompt) + request.max_tokens)
@@ -59,7 +59,7 @@ class Residence:
         """Whether the content of the request's blocks was forgotten since it entered."""
         return request.generation != self._pool.generation
 
-    def computed(self, request: GenerationRequest, count: int, version: int) -> None:
+    def computed(self, request: GenerationRequest, count: int, version: str) -> None:
         """Take in that `version` has computed the next `count` tokens, and offer what is full to others."""
         size, before = self._pool.block_size, request.computed
         request.computed += count
@@ -73,7 +73,7 @@ class Residence:
             tokens = known[index * size : (index + 1) * size]
             request.chain = self._pool.publish(request.chain, tokens, request.blocks[index])
 
-    def chosen(self, request: GenerationRequest, version: int) -> None:
+    def chosen(self, request: GenerationRequest, version: str) -> None:
         """Note from whose keys and values the token was chosen that `version` has just appended."""
         if request.kv_versions != {version}:
             request.mixed.append(len(request.tokens) - 1)
@@ -94,5 +94,5 @@ class Residence:
             "reused_tokens": self.reused_tokens,
             "crossed_tokens": self.crossed_tokens,
             "mixed_tokens": self.mixed_tokens,
-            "blocks_by_version": {str(key): count for key, count in sorted(self._pool.by_version().items())},
+            "blocks_by_version": dict(sorted(self._pool.by_version().items())),
         }

@@ -205,7 +205,7 @@ class Scheduler:
 
     # -- one step -------------------------------------------------------------------------------
 
-    def next(self, version: int) -> StepPlan:
+    def next(self, version: str) -> StepPlan:
         """Choose what the next step computes with the weights of `version`; empty if nothing is to do."""
         # A cache that was forgotten takes its blocks' content with it, whatever the policy was.
         self._requeue([request for request in self._running if self._residence.lost(request)])
@@ -224,7 +224,7 @@ class Scheduler:
         """Return the requests of the step that :meth:`next` has chosen, row by row."""
         return self._step
 
-    def complete(self, plan: StepPlan, choices: Choices, version: int) -> None:
+    def complete(self, plan: StepPlan, choices: Choices, version: str) -> None:
         """Take a step's results; a row's choice counts only where the whole sequence went through."""
         for row, request in enumerate(self._step):
             self._residence.computed(request, int(plan.counts[row]), version)
@@ -241,7 +241,7 @@ class Scheduler:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _admit(self, version: int) -> None:
+    def _admit(self, version: str) -> None:
         while self._admitting and self._waiting and len(self._running) < self._limits.max_batch:
             if not self._residence.enter(self._waiting[0], version):
                 return

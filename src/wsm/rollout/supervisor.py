@@ -23,7 +23,6 @@ from wsm.controller.keeper import Keeper
 from wsm.ending import Ending, SignalReceived
 from wsm.errors import WsmError
 from wsm.group_segment import own_new_group
-from wsm.labels import number_of
 from wsm.receipt import Receipt
 from wsm.rollout.client import RolloutClient
 from wsm.rollout.config import RolloutConfig
@@ -49,7 +48,7 @@ from wsm.strategies.errors import VersionFileMissingError
 from wsm.strategies.files.version_file import read_version
 from wsm.strategies.snapshot.publish import publish_snapshot
 
-INITIAL_VERSION = 1
+INITIAL_VERSION = "1"
 
 #: What each rank's process runs.
 RANK_MODULE = "wsm.rollout.worker_process"
@@ -222,7 +221,7 @@ class RolloutSupervisor:
                 pending.result(_LOOK_S)
         return pending.result()
 
-    def _snapshot_to_begin_with(self) -> int | None:
+    def _snapshot_to_begin_with(self) -> str | None:
         directory = Path(self.config.group.snapshot.directory)
         if _is_empty(directory):
             shape, ranks = self.config.engine.shape, self.config.group.ranks
@@ -230,7 +229,7 @@ class RolloutSupervisor:
             shards = {rank: shard(full, shape, rank, ranks) for rank in range(ranks)}
             publish_snapshot(directory, INITIAL_VERSION, shards, placements=placements(shape))
         try:
-            return number_of(read_version(directory))
+            return read_version(directory)
         except VersionFileMissingError:
             return None
 

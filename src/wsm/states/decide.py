@@ -126,8 +126,8 @@ def needs_no_work(
     operation: Operation,
     tags: frozenset[Tag],
     *,
-    version: int | None,
-    committed: int | None,
+    version: str | None,
+    committed: str | None,
     owed: bool,
 ) -> bool:
     """Whether the end of a command is reached before it begins.
@@ -138,9 +138,9 @@ def needs_no_work(
         What all participants hold.
     operation, tags : Operation, frozenset of Tag
         What is asked.
-    version : int or None
+    version : str or None
         The version that need not be loaded again where it is committed; None: any has to be.
-    committed : int or None
+    committed : str or None
         The committed version.
     owed : bool
         Whether the group waits to be restored: a clear of it is a command like any other, since it ends the
@@ -321,13 +321,13 @@ def decided(view: View, operation: Operation) -> CommandWord:
     return view.command._replace(operation=operation)
 
 
-def committed(view: View, version: int | None, *, held: bool | None = None) -> CommittedWord:
+def committed(view: View, version: str | None, *, held: bool | None = None) -> CommittedWord:
     """Return the committed word that belongs to a decided commit; to be written before it is over.
 
     `version` is None only where no version was ever committed, and the commit brings none. `held`: whether
     the group is held behind it (:func:`wsm.states.holding.held_after`); None: as before.
     """
-    named = None if version is None else version_id(str(version))
+    named = None if version is None else version_id(version)
     return CommittedWord(view.command.sequence, named, view.committed.held if held is None else held)
 
 

@@ -70,7 +70,7 @@ def may_end(view: View) -> bool:
     return not is_held(view)
 
 
-def completed_commit(view: View, version: int | None, *, held: bool | None = None) -> CommittedWord | None:
+def completed_commit(view: View, version: str | None, *, held: bool | None = None) -> CommittedWord | None:
     """Return the committed word that must be written before the epoch may be raised.
 
     A commit that was decided is final even if the deciding epoch ends: without this the recovery
@@ -85,11 +85,11 @@ def completed_commit(view: View, version: int | None, *, held: bool | None = Non
 def restored_version(
     view: View,
     *,
-    asked: int | None,
-    committed: int | None,
+    asked: str | None,
+    committed: str | None,
     served: bool | None,
     of_admission: bool = False,
-) -> int | None:
+) -> str | None:
     """Return the version that the group must serve again once the epoch of `view` has ended.
 
     It is the last commanded state: what was decided, else what the group was before the command that its
@@ -99,9 +99,9 @@ def restored_version(
     ----------
     view : View
         What was read; what was undecided has been decided, as a successor does it (:mod:`.decide`).
-    asked : int or None
+    asked : str or None
         The version that the last command brings; looked at if that is decided and not stored yet.
-    committed : int or None
+    committed : str or None
         The committed version.
     served : bool or None
         Whether all ranks served when the last command was admitted; None if its arguments are gone, and then
@@ -139,7 +139,7 @@ def _commit_serves(view: View) -> bool:
     return all(word.weights != WeightState.CLEARED and word.kv != KVState.CLEARED for word in reached)
 
 
-def goal_word(view: View, goal: int | None) -> CommittedWord | None:
+def goal_word(view: View, goal: str | None) -> CommittedWord | None:
     """Return the committed word that makes `goal` outlive the epoch, if it says something else now.
 
     Written after :func:`completed_commit` and before the epoch is raised; a successor finds the
@@ -252,12 +252,12 @@ def next_attempt(
 def goal(
     view: View,
     *,
-    asked: int | None,
-    committed: int | None,
+    asked: str | None,
+    committed: str | None,
     served: bool | None,
     restores: bool,
     of_admission: bool = False,
-) -> int | None:
+) -> str | None:
     """Return the version that the group must serve once the epoch of `view` has ended; None: none.
 
     That is what it was owed already, if it was not restored; else what :func:`restored_version` finds.

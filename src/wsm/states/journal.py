@@ -253,6 +253,9 @@ def _entry(number: int, content: Any) -> JournalEntry:
     if problem is not None:
         raise JournalFormatError(line=number, problem=problem)
     del content["schema"]
+    version = content["facts"].get("version")
+    if type(version) is int:  # before versions were labels
+        content["facts"]["version"] = str(version)
     return JournalEntry(**content)
 
 

@@ -434,9 +434,9 @@ class _CommandProgress:
         self._next = 0
         self._announced: int | None = None
         self._objection: str | None = None  # void where the epoch has ended: its leaving is told by no entry
-        self._asked: int | None = None
-        self._loaded: int | None = None
-        self._version: int | None = None
+        self._asked: str | None = None
+        self._loaded: str | None = None
+        self._version: str | None = None
         self._may_serve = self._must_serve = False
         self.has_cause = False
 
@@ -473,7 +473,7 @@ class _CommandProgress:
         self._phases = self._objection = None
         self._must_serve = False
 
-    def admitted(self, sequence: int, version: int | None) -> str | None:
+    def admitted(self, sequence: int, version: str | None) -> str | None:
         """Take in that the command is legal here, and which version it means."""
         if self._phases is not None and (self._phases != _BEGINNING or sequence != self._sequence):
             return f"a command was admitted while the rank was {self._where()}"
@@ -575,7 +575,7 @@ class _CommandProgress:
         self._parked_at = facts["step"]
         return None
 
-    def served(self, version: int) -> str | None:
+    def served(self, version: str) -> str | None:
         """Take in that a version is served: the one that was loaded last, right behind its commit."""
         if not self._may_serve and self._phases is not None:
             return f"version {version} was served, and no commit came before it"

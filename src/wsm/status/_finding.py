@@ -46,7 +46,7 @@ class Finding:
     because: str = ""
     advice: tuple[Advice, ...] = ()
     ranks: tuple[int, ...] = ()
-    before: int | None = None
+    before: str | None = None
 
     @property
     def sentence(self) -> str:

@@ -37,7 +37,7 @@ def hold_in_words(group: GroupFacts) -> HoldInWords | None:
     if held != {("NORMAL", "NORMAL")}:
         return HoldInWords(f"is held by {owner}, and lacks what a step needs", _lease(group, owner))
     command = f"wsm release {group.name} --owner {shlex.quote(owner)}"
-    state = f"has version {group.committed.number}, and is held by {owner}"
+    state = f"has version {group.committed.version}, and is held by {owner}"
     return HoldInWords(state, _lease(group, owner), f"'{command}' lets it serve again.", command)
 
 

@@ -163,7 +163,7 @@ class GroupFacts:
         The last command; None if its word is damaged.
     arguments : CommandArguments or None
         Of the last command, where they can still be read.
-    asked_version : int or None
+    asked_version : str or None
         The version that the last command brings, also where rank 0 looked for it.
     committed : CommittedRecord
         What the whole group committed last.
@@ -171,9 +171,9 @@ class GroupFacts:
         Why that is not known; empty if it is.
     lease_left_s : float or None
         Seconds until the lease of the hold runs out, negative if that is past; None: it has none.
-    served_version : int or None
+    served_version : str or None
         The version that served last, where it can be known.
-    served_bases : tuple of int
+    served_bases : tuple of str
         What that version, a part, was put on; empty for a whole one. By its number a part is not loaded.
     role_known : bool
         Whether it can be known which process has the controller role; not so of a copy.
@@ -201,12 +201,12 @@ class GroupFacts:
     run_id: str = ""
     command: CommandWord | None = None
     arguments: CommandArguments | None = None
-    asked_version: int | None = None
+    asked_version: str | None = None
     committed: CommittedRecord = NOTHING_COMMITTED
     record_lost: str = ""
     lease_left_s: float | None = None
-    served_version: int | None = None
-    served_bases: tuple[int, ...] = ()
+    served_version: str | None = None
+    served_bases: tuple[str, ...] = ()
     role_known: bool = True
     controller_pid: int | None = None
     controller_stopped: bool = False
@@ -340,7 +340,7 @@ class GroupStatus:
         What it asks, or what was decided.
     over : bool
         Whether every participant is done with it.
-    version : int or None
+    version : str or None
         The committed version.
     controller_pid, owner_pid : int or None
         The processes that have the controller role now, and own the segment.
@@ -368,7 +368,7 @@ class GroupStatus:
     sequence: int
     operation: str
     over: bool
-    version: int | None
+    version: str | None
     controller_pid: int | None
     owner_pid: int | None
     ranks: tuple[RankStatus, ...]

@@ -134,7 +134,7 @@ def read_facts(
     arguments = None if command is None else _arguments(source, command)
     owner, supervisor = source.owner, source.supervisor
     controller_pid = None if lock_file is None else lock_file.holder(CONTROLLER_BYTE)
-    served = committed.number
+    served = committed.version
     if served is None and _some_cleared(ranks):
         if (
             known is not None
@@ -320,7 +320,7 @@ def _arguments(source: Source, command: CommandWord) -> CommandArguments | None:
         return None
 
 
-def _asked_version(source: Source, command: CommandWord, arguments: CommandArguments | None) -> int | None:
+def _asked_version(source: Source, command: CommandWord, arguments: CommandArguments | None) -> str | None:
     if arguments is None or arguments.clears or arguments.version is not None:
         return None if arguments is None else arguments.version
     for code in _NAMING:
@@ -337,7 +337,7 @@ def _some_cleared(ranks: tuple[RankFacts, ...]) -> bool:
     return any(rank.weights == "CLEARED" for rank in ranks)
 
 
-def _bases(source: Source, version: int | None, committed: CommittedRecord) -> tuple[int, ...]:
+def _bases(source: Source, version: str | None, committed: CommittedRecord) -> tuple[str, ...]:
     """Return what some rank put `version` on: as it reported it, or prepared it and died before it did."""
     for rank in range(source.participants):
         prepared = source.report(rank).last()
@@ -352,7 +352,7 @@ def _bases(source: Source, version: int | None, committed: CommittedRecord) -> t
 
 
 @functools.lru_cache(maxsize=64)
-def _reported(data: bytes) -> tuple[int | None, tuple[int, ...]]:
+def _reported(data: bytes) -> tuple[str | None, tuple[str, ...]]:
     """Read which version a report names, and what it was put on; the same bytes are read at each look."""
     try:
         report = RankReport.from_bytes(0, data)
@@ -361,10 +361,10 @@ def _reported(data: bytes) -> tuple[int | None, tuple[int, ...]]:
     return report.version, report.bases
 
 
-def _served_before(journal: tuple[JournalEntry, ...]) -> int | None:
+def _served_before(journal: tuple[JournalEntry, ...]) -> str | None:
     """Return the version that a rank said it serves, last."""
     told = [one.facts.get("version") for one in journal if one.kind == kinds.SERVED_VERSION]
-    return told[-1] if told and isinstance(told[-1], int) else None
+    return told[-1] if told and isinstance(told[-1], str) else None
 
 
 def _journal(source: Source) -> list[JournalEntry]:

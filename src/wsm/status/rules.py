@@ -165,9 +165,9 @@ def asked(group: GroupFacts) -> str:
     return f"{kind}{half}" if tags == {Tag.KV_CACHE} else f"{kind}{half}{version}"
 
 
-def version_before(group: GroupFacts) -> int | None:
+def version_before(group: GroupFacts) -> str | None:
     """Return the version that is known to be good: that was committed last, or served last."""
-    return group.committed.number if group.committed.number is not None else group.served_version
+    return group.committed.version if group.committed.version is not None else group.served_version
 
 
 def controller_in_words(group: GroupFacts) -> str:
@@ -337,7 +337,7 @@ def _under_way(group: GroupFacts) -> Finding | None:
         return None
     operation, what = command.operation, asked(group)
     late = waited_for(group)
-    meanwhile = f"serves version {group.committed.number}, and " if group.serving else ""
+    meanwhile = f"serves version {group.committed.version}, and " if group.serving else ""
     by = f" of process {group.controller_pid}" if group.controller_pid else ""
     does = f"carries out the {what}{by}"
     if operation.is_commit:
@@ -426,7 +426,7 @@ def _record_lost(group: GroupFacts) -> Finding | None:
 def _serving(group: GroupFacts) -> Finding | None:
     if not group.serving:
         return None
-    return Finding("serving", f"serves version {group.committed.number}", _kept(group))
+    return Finding("serving", f"serves version {group.committed.version}", _kept(group))
 
 
 def _held(group: GroupFacts) -> Finding | None:
@@ -444,7 +444,7 @@ def _half(group: GroupFacts) -> Finding | None:
         command = f"wsm update {group.name} --tags kv_cache"
         return Finding(
             "without-kv-cache",
-            f"holds version {group.committed.number}, and does not serve without a KV cache",
+            f"holds version {group.committed.version}, and does not serve without a KV cache",
             _ended(group),
             advice=(Advice(f"'{command}' rebuilds the KV cache, and then it serves.", (command,)),),
         )
@@ -564,7 +564,7 @@ def _is_lost(group: GroupFacts) -> bool:
 def _is_owed(group: GroupFacts) -> bool:
     """Whether the group lost a rank and has not been given another command than its restore since."""
     command, arguments = group.command, group.arguments
-    if command is None or command.epoch == 1 or group.committed.number is None:
+    if command is None or command.epoch == 1 or group.committed.version is None:
         return False
     restores = arguments is not None and arguments.restores
     return command.operation is Operation.NONE or (restores and not command.operation.is_commit)
@@ -578,7 +578,7 @@ def _ended(group: GroupFacts) -> str:
     if command.operation is Operation.NONE:
         if command.epoch == 1:
             return "nothing was loaded yet"
-        owed = group.committed.number
+        owed = group.committed.version
         lost = f"epoch {command.epoch} began when a rank was lost"
         return lost if owed is None else f"{lost}, and version {owed} is not loaded again yet"
     if command.operation.is_abort:

@@ -142,7 +142,7 @@ class Explanation:
             "epoch": None if command is None else command.epoch,
             "sequence": None if command is None else command.sequence,
             "operation": None if command is None else command.operation.name,
-            "version": self.facts.committed.number,
+            "version": self.facts.committed.version,
             "request_id": self.facts.request_id,
             "controller_pid": self.facts.controller_pid,
             "owner_pid": self.facts.owner_pid,
@@ -188,7 +188,7 @@ def status_of(group: GroupFacts) -> GroupStatus:
         sequence=command.sequence,
         operation=command.operation.name,
         over=is_written and all(is_done(rank, group) for rank in group.ranks),
-        version=group.committed.number,
+        version=group.committed.version,
         controller_pid=group.controller_pid,
         owner_pid=group.owner_pid,
         ranks=tuple(_rank_status(rank, command) for rank in group.ranks),
@@ -207,8 +207,8 @@ def status_text(group: GroupFacts) -> str:
     words = [] if command is None else [f"epoch {command.epoch}", f"sequence {command.sequence}"]
     if command is not None:
         words[-1] += f" ({command.operation.name})"
-    if group.committed.number is not None:
-        words.append(f"committed version {group.committed.number}")
+    if group.committed.version is not None:
+        words.append(f"committed version {group.committed.version}")
     roles = {
         "owner": group.owner_pid,
         "supervisor": group.supervisor_pid if group.supervisor_life in ("alive", "stopped") else None,
@@ -281,7 +281,7 @@ def _command(group: GroupFacts) -> str:
     command = group.command
     if command is None:
         return "What was asked last cannot be read."
-    version = group.committed.number
+    version = group.committed.version
     held = "No version was ever committed" if version is None else f"Version {version} was committed last"
     if command.operation.name == "NONE":
         return f"{held}; nothing was asked in epoch {command.epoch} yet."
@@ -375,7 +375,7 @@ def _said(rank: RankFacts, code: StatusCode, group: GroupFacts) -> str:
 
 
 def _holds(rank: RankFacts, code: StatusCode, group: GroupFacts) -> str:
-    version = group.committed.number
+    version = group.committed.version
     held = [
         what
         for what, state in (

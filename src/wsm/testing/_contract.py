@@ -120,7 +120,7 @@ class RunnerContract:
                 self._come_to(group, name)
                 group.command(COMMANDS[name])
                 group.update(version + 1, force=True)
-                assert group.step() == version + 1, f"after {name}: the group serves another version"
+                assert group.step() == str(version + 1), f"after {name}: the group serves another version"
                 assert group.memory() == served, f"after {name} and an update: something else is up"
             group.clear()
             assert group.step() is None, "the group steps without weights"
@@ -160,7 +160,7 @@ class RunnerContract:
                 assert group.workers[fault.rank].poll() is HOLD, f"{fault}: the broken rank steps"
                 group.replace(fault.rank)
                 decided = COMMANDS[plan].options["version"]
-                assert group.step() == decided, f"{fault}: the group does not serve what was decided"
+                assert group.step() == str(decided), f"{fault}: the group does not serve what was decided"
                 self._repair(group)
             group.check_journals()
 
@@ -234,4 +234,4 @@ class RunnerContract:
         if any(worker.weights is WeightState.FAULTED for worker in group.workers):
             group.clear()
         group.update(3, force=True)
-        assert group.step() == 3, "the group does not serve the version of a good update"
+        assert group.step() == "3", "the group does not serve the version of a good update"

@@ -25,6 +25,7 @@ from wsm.config import WsmConfig
 from wsm.controller import Controller, Pending
 from wsm.controller.recovery import Recovery
 from wsm.group_segment import own_new_group
+from wsm.labels import version_id
 from wsm.receipt import Receipt
 from wsm.states.replay import replay
 from wsm.states.vocabulary import InFlightPolicy, Tag
@@ -74,16 +75,22 @@ class Fault:
 
 
 def load_bytes(context: ActionContext, target: WeightTarget) -> Loaded:
-    """Load a version without any source: every byte of version v is v (modulo 256)."""
+    """Load a version without any source: every byte of version 7 is 7, and so on (modulo 256)."""
     specs = target.specs()
     for name, spec in specs.items():
-        target.writable(name)[:] = bytes([(context.version or 0) % 256]) * spec.nbytes
+        target.writable(name)[:] = bytes([_byte_of(context.version)]) * spec.nbytes
         if isinstance(target, StagedTarget):
             target.written(name)
         context.progress()
     digest = PlanOptions().resident_digest(target, context.progress)
     total = sum(spec.nbytes for spec in specs.values())
     return Loaded(context.version, digest, f"version {context.version}", total, len(specs), "group")
+
+
+def _byte_of(version: str | None) -> int:
+    """Return what every byte of a version is: its number, or what stands for its label, modulo 256."""
+    label = version or "0"
+    return (int(label) if label.isdecimal() else version_id(label)) % 256
 
 
 def memory_of(runner: BareRunner) -> dict[str, object]:
@@ -280,7 +287,9 @@ class LocalGroup:
             undo.callback(self.controller.close)
             self._undo = undo.pop_all()
 
-    def update(self, version: int | None = None, *, fault: Fault | None = None, **options: Any) -> Receipt:
+    def update(
+        self, version: str | int | None = None, *, fault: Fault | None = None, **options: Any
+    ) -> Receipt:
         """Update the group, and return once every rank is at rest. As :meth:`wsm.Controller.update`."""
         self._expect(fault)
         return self._run(self.controller.begin_update(version, **options))
@@ -295,7 +304,7 @@ class LocalGroup:
         give = self.update if command.updates else self.clear
         return give(fault=fault, **command.options)
 
-    def step(self) -> int | None:
+    def step(self) -> str | None:
         """Run one step on every rank at once; return the version that made it, None where no rank may step.
 
         Raises

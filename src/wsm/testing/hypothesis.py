@@ -25,6 +25,7 @@ from wsm.strategies.tensor import WeightTarget
 from wsm.testing._group import BEHIND_A_DECISION, WAYS, Fault, LocalGroup, load_bytes
 from wsm.worker.errors import FlipFailedError
 
+_VERSIONS = st.sampled_from(("1", "2", "step:3"))
 _TAGS = st.sampled_from([ALL_TAGS, frozenset({Tag.WEIGHTS}), frozenset({Tag.KV_CACHE})])
 
 
@@ -61,7 +62,7 @@ class GroupMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._undo = contextlib.ExitStack()
-        self._digests: dict[tuple[int, int | None], str] = {}
+        self._digests: dict[tuple[int, str | None], str] = {}
         directory = self._undo.enter_context(tempfile.TemporaryDirectory())
         self.group = LocalGroup(
             self.make_runner,
@@ -114,15 +115,15 @@ class GroupMachine(RuleBasedStateMachine):
         with contextlib.suppress(WsmError):
             self.group.clear(tags=tags, fault=fault)
 
-    @rule(tags=_TAGS, version=st.integers(1, 3), force=st.booleans(), fault=_faults(Request.UPDATE))
-    def update(self, tags: frozenset[Tag], version: int, force: bool, fault: Fault | None) -> None:
+    @rule(tags=_TAGS, version=_VERSIONS, force=st.booleans(), fault=_faults(Request.UPDATE))
+    def update(self, tags: frozenset[Tag], version: str, force: bool, fault: Fault | None) -> None:
         """Update what `tags` name."""
         named = version if Tag.WEIGHTS in tags else None
         with contextlib.suppress(WsmError):
             self.group.update(named, tags=tags, force=force, fault=fault)
 
-    @rule(version=st.integers(1, 3), fault=_faults(Request.HOT_UPDATE))
-    def update_hot(self, version: int, fault: Fault | None) -> None:
+    @rule(version=_VERSIONS, fault=_faults(Request.HOT_UPDATE))
+    def update_hot(self, version: str, fault: Fault | None) -> None:
         """Update without standing still; what the engine or its state does not allow is refused.
 
         A rank that fails behind the decision is replaced, and the group serves what was decided.

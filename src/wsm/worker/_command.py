@@ -11,6 +11,7 @@ it begins the command, and says so in its report slot; the others begin when the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from wsm.command import (
     version_held,
 )
 from wsm.committed_record import CommittedRecordError, commit_report, committed_record
+from wsm.labels import same_in_words
 from wsm.report import RankReport
 from wsm.states import command_events
 from wsm.states.machine import LifeCycle
@@ -35,6 +37,7 @@ from wsm.states.vocabulary import ALL_TAGS, Admission, After, KVState, Tag, Weig
 from wsm.states.words import StatusCode
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
+from wsm.worker import errors
 from wsm.worker._group_words import GroupWords
 from wsm.worker._run import Run
 from wsm.worker._staging import StagingThread
@@ -46,7 +49,7 @@ from wsm.worker.recording import Recorder
 Load = Callable[[ActionContext, WeightTarget], Mapping[str, Any]]
 
 #: Returns the version that the source announces now.
-Find = Callable[[], int]
+Find = Callable[[], str]
 
 #: Whose look for an announced version counts.
 FINDER = 0
@@ -89,39 +92,39 @@ class ResidentFacts:
         self.kept_digest: str | None = None
         self.set_aside = False
         self._compares_blocks = compares_blocks
-        self._absent: Mapping[int, frozenset[str]] = {}  # what each part that is held did not bring
+        self._absent: Mapping[str, frozenset[str]] = {}  # what each part that is held did not bring
 
     @property
-    def version(self) -> int | None:
+    def version(self) -> str | None:
         """The version that is held; None while there are no weights."""
-        version: int | None = self.weights.get("version")
+        version: str | None = self.weights.get("version")
         return version
 
     @property
-    def bases(self) -> tuple[int, ...]:
+    def bases(self) -> tuple[str, ...]:
         """The versions that the held one was put on; empty if it is a whole one."""
-        bases: tuple[int, ...] = self.weights.get("bases", ())
+        bases: tuple[str, ...] = self.weights.get("bases", ())
         return bases
 
-    def bases_of_part(self, version: int | None, absent: Collection[str] | None) -> tuple[int, ...]:
+    def bases_of_part(self, version: str | None, absent: Collection[str] | None) -> tuple[str, ...]:
         """Return what would have to be loaded before the part `version`, for it to be what it is here.
 
         Parameters
         ----------
-        version : int or None
+        version : str or None
             The part, which is put on what is held.
         absent : collection of str or None
             The tensors that it did not bring; None: not known, and every part before it is needed.
 
         Returns
         -------
-        tuple of int
+        tuple of str
             The whole version, then the parts on it that brought a tensor which none has brought since.
         """
         if self.version is None:
             return ()
         whole, *parts = (*self.bases, self.version)
-        needed: list[int] = []
+        needed: list[str] = []
         since = None if absent is None else frozenset(absent)  # tensors that no part has brought since
         for part in reversed(parts):
             own = self._absent.get(part)
@@ -285,13 +288,14 @@ class CommandReader:
         request = command_events.REQUESTS[state.operation]
         if arguments.version is None and request is not Request.CLEAR and Tag.WEIGHTS in arguments.tags:
             arguments = replace(arguments, version=self._announced_version(state, arguments))
+        promised = self._promised_digest(state, arguments)
         if arguments.partial and len(self.resident.bases) >= MAX_BASES:
             why = f"rank {state.rank} has put {MAX_BASES} parts on a whole version already"
             raise partial_update_refused(why=why)
         restored = self._to_restore(state, arguments.version) if arguments.restores else None
         for version in (*(restored.bases if restored is not None else ()), arguments.version):
             if version is not None and self._work.pins is not None:
-                self._work.pins.add(str(version))
+                self._work.pins.add(version)
         tags = command_events.narrowed(
             request,
             arguments.tags,
@@ -299,7 +303,7 @@ class CommandReader:
             same_version=arguments.version is not None and arguments.version == self.resident.version,
             reload=arguments.reload,
         )
-        return self._make(state, request, replace(arguments, tags=tags), restored)
+        return self._make(state, request, replace(arguments, tags=tags), restored, promised)
 
     def ending(self, state: RankState) -> Run:
         """Make what brings a rank to the group's outcome that had not begun: to keep, or to give back.
@@ -336,10 +340,10 @@ class CommandReader:
         self.resident.settled(self._life)
         self.keep_committed()
 
-    def keep_pinned(self, *versions: int | None) -> None:
+    def keep_pinned(self, *versions: str | None) -> None:
         """Pin no other versions any more than these: what the group may have to load again."""
         if self._work.pins is not None:
-            self._work.pins.keep(tuple(map(str, versions)))
+            self._work.pins.keep(versions)
 
     def keep_committed(self) -> None:
         """Pin what the group has committed, and what that was put on, and nothing else."""
@@ -348,7 +352,7 @@ class CommandReader:
         except CommittedRecordError:
             return  # what may have to be loaded again is not known: nothing is let go
         report = commit_report(self._words.segment, self._words.rank, committed.load_sequence)
-        self.keep_pinned(committed.number, *(() if report is None else report.bases))
+        self.keep_pinned(committed.version, *(() if report is None else report.bases))
 
     # -- parts of these ----------------------------------------------------------------------------
 
@@ -356,7 +360,7 @@ class CommandReader:
         slot = self._words.segment.arguments(state.sequence)
         return slot.read(state.epoch, state.sequence, ARGUMENTS_KIND)
 
-    def _announced_version(self, state: RankState, arguments: CommandArguments) -> int | None:
+    def _announced_version(self, state: RankState, arguments: CommandArguments) -> str | None:
         """Return the version that the command means; rank 0 finds it, and tells the others."""
         if self._work.find is None:
             return None
@@ -371,7 +375,7 @@ class CommandReader:
         slot.write(state.epoch, state.sequence, StatusCode.DRAINING, found.to_bytes())
         return version
 
-    def _told_version(self, state: RankState) -> int | None:
+    def _told_version(self, state: RankState) -> str | None:
         slot = self._words.segment.report(FINDER)
         for code in _CODES:
             data = slot.read(state.epoch, state.sequence, code)
@@ -379,7 +383,27 @@ class CommandReader:
                 return RankReport.from_bytes(FINDER, data).version
         return None
 
-    def _to_restore(self, state: RankState, version: int | None) -> RankReport | None:
+    def _promised_digest(self, state: RankState, arguments: CommandArguments) -> str | None:
+        """Return the digest that a label has meant on this rank since it was committed; None: any will do.
+
+        Raises
+        ------
+        RefusedError
+            If another label has the committed one's number in words. Nothing was changed.
+        """
+        version = arguments.version
+        with suppress(CommittedRecordError):
+            committed = committed_record(self._words.segment)
+            if version is None or committed.version is None:
+                return None
+            if same_in_words(version, committed.version):
+                raise errors.labels_alike(rank=state.rank, version=version, committed=committed.version)
+            if version == committed.version and not arguments.reload:
+                report = commit_report(self._words.segment, state.rank, committed.load_sequence)
+                return None if report is None else report.digest
+        return None
+
+    def _to_restore(self, state: RankState, version: str | None) -> RankReport | None:
         """Return what was reported of the part that is to be restored; None where it is no part."""
         committed = committed_record(self._words.segment)
         report = commit_report(self._words.segment, state.rank, committed.load_sequence)
@@ -392,13 +416,18 @@ class CommandReader:
     def _load_and_note(self, context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
         """Load, and say of a part what it was put on, and whether that is kept for a restore."""
         facts = self._work.load(context, target)
+        digest, promised = facts.get("digest"), context.promised_digest
+        if promised and digest and digest != promised:
+            raise errors.other_content(
+                rank=context.rank, version=facts["version"], digest=digest, committed=promised
+            )
         bases = context.bases
         if context.partial:
             bases = self.resident.bases_of_part(facts.get("version"), facts.get("not_loaded"))
         if not bases:
             return facts
         pins = self._work.pins
-        restorable = pins is not None and all(pins.add(str(version)) for version in bases)
+        restorable = pins is not None and all(pins.add(version) for version in bases)
         return {**facts, "bases": bases, "restorable": restorable}
 
     def _make(
@@ -407,8 +436,10 @@ class CommandReader:
         request: Request,
         arguments: CommandArguments,
         restored: RankReport | None = None,
+        promised: str | None = None,
     ) -> Run:
         context = self._context(state, arguments)
+        context.promised_digest = promised
         if restored is not None:
             context.bases, context.promised_digest = restored.bases, restored.digest
         before = tuple(thread for thread in self._staging if not thread.rest(0))

@@ -138,7 +138,7 @@ class RankLoop:
         self._beside = {Todo.BEGIN: self._begin, Todo.DRAIN: self._drain, Todo.STAGE: self._stage}
 
     @property
-    def version(self) -> int | None:
+    def version(self) -> str | None:
         """The committed version that is resident; None while an epoch is left, which releases it."""
         return None if self._leaving is not None else self.reader.resident.version
 
@@ -209,7 +209,7 @@ class RankLoop:
 
     # -- steps that are opened the slow way --------------------------------------------------------
 
-    def enter_step(self, *, said_so: bool = False) -> tuple[int, int]:
+    def enter_step(self, *, said_so: bool = False) -> tuple[int, str]:
         """Store RUNNING for the next step; return the word and the version that makes the step.
 
         Parameters

@@ -33,7 +33,7 @@ class PermitExpiredError(RefusedError):
 class PartBaseError(GroupError):
     """What a part was put on cannot be loaded again, and so the part cannot be restored."""
 
-    def __init__(self, *, version: int | None, base: int, cause: str) -> None:
+    def __init__(self, *, version: str | None, base: str, cause: str) -> None:
         super().__init__(
             f"version {version} is a part, put on version {base}, which cannot be loaded again: {cause}; "
             "mend that, or update to a whole version",
@@ -46,7 +46,7 @@ class PartBaseError(GroupError):
 class RestoredOtherwiseError(GroupError):
     """A part and what it was put on were loaded again, and are not what was served."""
 
-    def __init__(self, *, version: int | None, bases: Sequence[int], digest: str, promised: str) -> None:
+    def __init__(self, *, version: str | None, bases: Sequence[str], digest: str, promised: str) -> None:
         super().__init__(
             f"version {version} on version {', '.join(map(str, bases))} is not what was served: digest "
             f"{digest} instead of {promised}; one of them was published anew: update to a whole version",
@@ -55,6 +55,32 @@ class RestoredOtherwiseError(GroupError):
             digest=digest,
             promised=promised,
         )
+
+
+def labels_alike(*, rank: int, version: str, committed: str) -> RefusedError:
+    """A version is called by a label that stands in words by the number of the committed one's."""
+    return RefusedError(
+        f"rank {rank} cannot load version {version}: the words of the group have the same number for it as "
+        f"for the committed version {committed}; publish it under another label",
+        code="labels-alike",
+        rank=rank,
+        version=version,
+        committed=committed,
+    )
+
+
+def other_content(*, rank: int, version: str, digest: str, committed: str) -> BadInputError:
+    """What was loaded under the committed version's label is not what was committed under it."""
+    return BadInputError(
+        f"version {version} is on rank {rank} not what the group committed under this label: digest {digest} "
+        f"instead of {committed}; its source was overwritten. A label means one content: publish under "
+        "another label, or load it all the same with force",
+        code="other-content",
+        rank=rank,
+        version=version,
+        digest=digest,
+        committed=committed,
+    )
 
 
 class CommandIllegalError(RefusedError):
@@ -203,7 +229,7 @@ class TeardownFailedError(GroupError):
 class OtherVersionError(GroupError):
     """A load function returned, and does not say that it loaded what was asked for."""
 
-    def __init__(self, *, rank: int, asked: int | None, said: object) -> None:
+    def __init__(self, *, rank: int, asked: str | None, said: object) -> None:
         wanted = "the newest version" if asked is None else f"version {asked}"
         super().__init__(
             f"{wanted} was asked for, and the load function of rank {rank} says that it loaded {said!r}; "

@@ -21,8 +21,8 @@ from wsm.actions.options import PlanOptions
 from wsm.actions.surfaces import AvailableMemory
 from wsm.command import partial_update_refused
 from wsm.config import WsmConfig
-from wsm.errors import WsmError
-from wsm.labels import number_of
+from wsm.errors import BadInputError, WsmError
+from wsm.labels import recorded_version
 from wsm.strategies import errors
 from wsm.strategies.applier.admission import MemoryNeed
 from wsm.strategies.applier.loaders import ModelLoader
@@ -62,7 +62,7 @@ def load_function(sources: Sources) -> LoadFunction:
         if context.version is None:
             _announced(source, strategy)
 
-        def brought(version: int | None, *, a_part: bool) -> LoadReport:
+        def brought(version: str | None, *, a_part: bool) -> LoadReport:
             return load(
                 source,
                 target,
@@ -90,7 +90,7 @@ def load_function(sources: Sources) -> LoadFunction:
             )
         each = (*under, report)
         return Loaded(
-            version=context.version if report.version is None else number_of(report.version),
+            version=context.version if report.version is None else report.version,
             manifest_digest=report.manifest_digest,
             manifest_scope=report.manifest_scope.value,
             digest=report.digest,
@@ -116,7 +116,7 @@ def _loaders(runner: object) -> Sequence[ModelLoader]:
     return () if loaders is None else tuple(loaders())
 
 
-def _base(context: ActionContext, base: int, brought: Callable[[int], LoadReport]) -> LoadReport:
+def _base(context: ActionContext, base: str, brought: Callable[[str], LoadReport]) -> LoadReport:
     """Load what the version is put on; say of a failure that it is not the version's own."""
     try:
         return brought(base)
@@ -144,10 +144,14 @@ def proven(load_version: LoadFunction) -> Load:
 
     def load_and_check(context: ActionContext, target: WeightTarget) -> Mapping[str, Any]:
         loaded = Loaded.of(load_version(context, target))
-        said, asked = loaded.version, context.version
-        if type(said) is not int or said < 0 or asked not in (None, said):
+        asked = context.version
+        try:
+            said = recorded_version(loaded.version)
+        except BadInputError as error:
+            raise OtherVersionError(rank=context.rank, asked=asked, said=loaded.version) from error
+        if asked not in (None, said):
             raise OtherVersionError(rank=context.rank, asked=asked, said=said)
-        return loaded.facts()
+        return {**loaded.facts(), "version": said}
 
     return load_and_check
 
@@ -165,12 +169,12 @@ def _admit(need: MemoryNeed, context: ActionContext) -> None:
         need.fits(host=available)
 
 
-def _announced(source: object, strategy: str) -> int:
+def _announced(source: object, strategy: str) -> str:
     """Refuse weights that name no version, before the first byte of them is applied."""
     preview = inspect(source, name=strategy)
     if preview.version is None:
         raise UnversionedWeightsError(strategy=strategy, files=preview.files)
-    return number_of(preview.version)
+    return preview.version
 
 
 class Sources:

@@ -113,7 +113,7 @@ class Recorder:
         self._log.info(log.COMMAND_SEEN, epoch=epoch, sequence=sequence, operation=operation)
 
     @_never_raises
-    def command_admitted(self, plan: str, version: int | None) -> None:
+    def command_admitted(self, plan: str, version: str | None) -> None:
         """The command at hand is legal here, and means this version; None: it loads none."""
         self._note(kinds.COMMAND_ADMITTED, plan=plan, version=version)
 
@@ -138,7 +138,7 @@ class Recorder:
         self._log.debug(log.ACTION_STARTED, action=name)
 
     @_never_raises
-    def action_finished(self, name: str, seconds: float, version: int | None = None) -> None:
+    def action_finished(self, name: str, seconds: float, version: str | None = None) -> None:
         """An action is done, and probed; `version`: what it has loaded."""
         loaded = {} if version is None else {"version": version}
         self._note(kinds.ACTION_FINISHED, name=name, seconds=seconds, **loaded)
@@ -158,7 +158,7 @@ class Recorder:
         self._log.info(log.ACTION_UNDONE, action=name)
 
     @_never_raises
-    def served(self, epoch: int, sequence: int, version: int) -> None:
+    def served(self, epoch: int, sequence: int, version: str) -> None:
         """From here on steps run with this version."""
         self._epoch, self._sequence = epoch, sequence
         self._note(kinds.SERVED_VERSION, version=version)

@@ -178,7 +178,7 @@ class Worker:
         return self._rank
 
     @property
-    def version(self) -> int | None:
+    def version(self) -> str | None:
         """The committed version that this rank holds; None while it holds none."""
         return self._loop.version
 
@@ -374,7 +374,7 @@ class OpenedStep(NamedTuple):
         This rank's step word, as it was stored.
     step : int
         The number of the step in this epoch, counted without end.
-    version : int
+    version : str
         The version that makes the step.
     simple : bool
         Whether the next one may be opened the quick way.
@@ -382,7 +382,7 @@ class OpenedStep(NamedTuple):
 
     word: int
     step: int
-    version: int
+    version: str
     simple: bool
 
 
@@ -399,7 +399,7 @@ class StepPermit:
     ----------
     rank : int
         Whose.
-    version : int
+    version : str
         The version that makes every token of this step.
     word : int
         This rank's step word, as it was stored last.
@@ -427,7 +427,7 @@ class StepPermit:
         break_step: Callable[[BaseException], None],
     ) -> None:
         self.rank = rank
-        self.version = -1
+        self.version = ""
         self._memory = memory
         self._own_word = own_word
         self._open_slowly = open_slowly
