@@ -272,12 +272,12 @@ _DAILY = _scopes(
     "deciders=14 rank_crashes=1 give_ups=1 steps=0 operations=hot_update starts=serving",
     "deciders=14 controller_crashes=1 controller_losses=1 controller_stops=2 steps=0 operations=hot_update",
     "failures=4 rank_crashes=1 steps=0 operations=clear,update starts=serving",
-    "commands=2 steps=2 failures=1 rank_crashes=1 operations=hold,release starts=serving",
+    "commands=2 steps=1 failures=1 rank_crashes=1 operations=hold,release starts=serving",
     "commands=2 steps=1 controller_crashes=1 rank_crashes=1 operations=hold,release",
     "commands=3 steps=1 leases=1 failures=1 operations=hold,release,clear starts=serving",
     "commands=2 afters=True steps=1 rank_crashes=1 operations=hold,update,hot_update starts=serving",
     "fine=True steps=1 rank_crashes=1 operations=hold,release starts=serving",
-    "controller_losses=1 controller_stops=2 failures=1 leases=1 operations=hold,release",
+    "controller_losses=1 controller_stops=2 leases=1 operations=hold,release starts=serving",
 )
 
 _DEEP = (
