@@ -64,7 +64,10 @@ def _play_command(case: Case, group: GroupUnderFault, result: Result) -> None:
         asked_ns = time.monotonic_ns()
         answer = group.command(case.operation, version, deadline_s=deadline_s)
         fired = group.await_fired(fault, 5.0 if answer.receipt is not None else 0.1)
-        if fired is not None:
+        after_deadline = fired is not None and not stands and fired.at_ns - asked_ns > deadline_s * 1e9
+        if after_deadline and answer.receipt is None:
+            aftermath(fault, group, mark, result)  # the deadline was what ended it, and was named
+        elif fired is not None:
             since_ns = max(fired.at_ns, asked_ns + int(deadline_s * 1e9) if stands else 0)
             if answer.error is not None:
                 result.detected_ms = (answer.at_ns - since_ns) / 1e6

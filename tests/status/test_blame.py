@@ -53,6 +53,13 @@ def test_an_echo_is_the_cause_of_nothing_and_a_wait_only_where_no_rank_failed_of
     assert blame(Situation(), {0: (FAILURE, False), 1: (wait, False)}).failure is FAILURE
 
 
+def test_what_was_reported_only_after_the_decision_is_not_blamed_for_it():
+    first = FailureReport(1, "load_weights", "OSError", "too many open files")
+    found = blame(Situation(failed=(1,)), {0: (FAILURE, False), 1: (first, False)})
+    assert found.failure is first
+    assert found.others == {0: "no route"}
+
+
 def test_of_several_hangs_the_stopped_one_is_named_and_the_others_beside_it():
     hangs = (
         Hang(0, "load_weights", 90.0, 60.0, stopped=False),

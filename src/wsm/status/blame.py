@@ -142,7 +142,8 @@ def blame(then: Situation, failures: Mapping[int, tuple[FailureReport, bool]]) -
     """
     found = [
         failures[rank]
-        for rank in sorted(failures)
+        # What was reported only after the decision is no cause of it.
+        for rank in sorted(failures, key=lambda rank: (rank not in then.failed, rank))
         # A step that raised only after the deadline raised because of a rank that was late then.
         if not (then.expired and rank not in then.failed and failures[rank][0].action == STEP)
     ]
