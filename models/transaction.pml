@@ -60,7 +60,8 @@
    ASSUMED  A step and a collective action are rendezvous: no rank leaves one before all have entered. A dead process is reaped
             before its slot is used again. The group's owner raises the epoch for a death and for a BROKEN step word.
             A hot update's KV policy is held by the version that each block carries: ranks do not wait for a helper to drop any.
-            Every new epoch restores the committed version here; recovery.pml has what it restores after which command.
+            Every new epoch restores the committed version here; recovery.pml has what it restores after which command, and the
+            record that is written before the committed word.
    HELPERS  are participants without steps, in no communicator: they never park, and vote for no collective action. They begin
             when a rank shows that it has accepted, and follow a hot commit when a rank serves the new version.
    ALONE    A controller that dies for good (LOSSES), or is stopped with the role (STOPS; a second one lets it go on), leaves its
