@@ -90,6 +90,8 @@ class Receipt:
         ``PREPARED``: bytes of weights that the ranks keep for the decision.
     lease_s : float or None
         ``PREPARED``: seconds from then on after which the decision is ABORT.
+    warning : str or None
+        What else is to be known of the outcome: of an operator's abort of what is decided outside.
     """
 
     request_id: str
@@ -114,6 +116,7 @@ class Receipt:
     hold: Mapping[str, Any] | None = None
     staged_bytes: int = 0
     lease_s: float | None = None
+    warning: str | None = None
 
     def to_mapping(self) -> Mapping[str, Any]:
         """Return plain values, ready for JSON."""

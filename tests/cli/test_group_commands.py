@@ -321,3 +321,24 @@ def has_open(pid: int, path: Path) -> bool:
             if descriptor.readlink() == path:
                 return True
     return False
+
+
+def test_what_one_process_prepares_others_commit_or_take_back(group: LivingGroup, wsm: Run) -> None:
+    group.serve(1)
+    prepared = wsm("prepare", group.name, "--version", 2, "--request-id", "two", "--lease", 60)
+    assert prepared.code == 0
+    assert "the old weights serve until the decision" in prepared.out
+    assert f"wsm commit {group.name} --request-id two" in prepared.out
+    status = " ".join(wsm("status", group.name).out.split())
+    assert "waits for its caller's decision" in status
+    assert f"'wsm commit {group.name} --request-id two' serves it" in status
+    busy = wsm("clear", group.name)
+    assert (busy.code, busy.out) == (1, "")
+    assert "two" in busy.err
+    taken_back = json.loads(wsm("abort", group.name, "--json").out)
+    assert (taken_back["outcome"], taken_back["version"], taken_back["missing"]) == ("aborted", "1", [])
+    assert "decision is final" in wsm("commit", group.name, "--request-id", "two").err
+    receipt = json.loads(wsm("prepare", group.name, "--version", 2, "--request-id", "again", "--json").out)
+    assert (receipt["outcome"], receipt["version"], receipt["lease_s"]) == ("prepared", "2", 300)
+    assert receipt["staged_bytes"] > 0
+    assert "serves version 2" in wsm("commit", group.name, "--request-id", "again").out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,20 @@ from living_group import Program, eventually
 
 from tests.raising import raising
 from wsm import HotFallback, Outcome
+from wsm.command import CommandArguments
 from wsm.controller import errors
 from wsm.controller.errors import DecisionHeldError, RankFailedError
+from wsm.controller.group_view import GroupView
 from wsm.errors import GroupError
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.liveness import ControllerRole
 from wsm.signals.segment import Segment
+from wsm.states.decide import next_command
 from wsm.states.journal import read_ndjson
 from wsm.states.replay import replay
 from wsm.states.rerun import Rerun
+from wsm.states.vocabulary import WeightState
+from wsm.states.words import Decider, Operation
 
 pytestmark = pytest.mark.processes
 
@@ -264,3 +270,31 @@ def test_the_role_is_free_while_a_lease_holds(serving):
     finally:
         segment.close()
     controller.abort()
+
+
+def test_what_is_decided_outside_is_decided_here_by_an_operator_alone(serving):
+    group, controller = serving
+    with contextlib.closing(Segment.attach(group.name, directory=group.directory)) as segment:
+        view = GroupView(segment)
+        with view.role.acquire(5):
+            found = view.view()
+            command = next_command(found, Operation.HOT_UPDATE, Decider.OUTSIDE)
+            arguments = CommandArguments("two groups", "2", before=WeightState.NORMAL, deadline_s=0.1)
+            view.open(found, command, arguments)
+            eventually(lambda: {rank.code for rank in controller.status().ranks} == {"PREPARED"})
+        view.close()
+    for command in (controller.clear, lambda: controller.update(2)):
+        with pytest.raises(DecisionHeldError, match="made outside"):
+            command()
+    assert "made outside" in controller.status().sentence()
+    with raising(errors.not_prepared, match="outside"):
+        controller.commit("two groups")
+    receipt = controller.abort()
+    assert (receipt.outcome, receipt.version) == (Outcome.ABORTED, "1")
+    assert "may have been to commit it" in receipt.warning
+    with raising(errors.decided_otherwise):
+        controller.commit("two groups")
+    journal = (group.directory / "journals" / "controller.ndjson").read_text()
+    assert "an operator" in journal
+    assert_serves(group, controller, 1)
+    assert_journals_are_possible(group)

@@ -1,4 +1,4 @@
-"""``wsm clear`` and ``wsm update``: one command to a group, and its receipt."""
+"""``wsm clear``, ``wsm update`` and their like: one command to a group, and its receipt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from wsm.cli.groups import known_group
 from wsm.cli.interruption import receipt_of
 from wsm.controller import ANY_OWNER, Controller, Pending
 from wsm.printable import printable
-from wsm.receipt import Receipt
+from wsm.receipt import Outcome, Receipt
 from wsm.states.vocabulary import (
     ALL_TAGS,
     After,
@@ -299,6 +299,107 @@ def release(name: str, **options: Any) -> None:
     _command(name, begin, in_flight=None, **options)
 
 
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm prepare policy --version 7 --lease 60 --request-id seven", "stage it, for 60 s"),
+        ("wsm commit policy --request-id seven", "serve it"),
+        ("wsm prepare policy --version 7 --in-place", "load it in place: the old weights are gone then"),
+    ),
+)
+@click.option(
+    "--version",
+    type=Version(),
+    metavar="V",
+    help="The version to load; by default the newest that the source announces.",
+)
+@click.option("--force", is_flag=True, help="Load even if the group holds that version already.")
+@click.option(
+    "--in-place",
+    is_flag=True,
+    help="Do not stage it beside the old one. Once it is prepared the old weights are gone: 'wsm abort', or "
+    "a lease that is over, leaves the group CLEARED.",
+)
+@click.option(
+    "--lease",
+    "lease_s",
+    type=Seconds(),
+    help="Take it back if it is undecided that long after every rank has prepared it. Default: the deadline.",
+)
+@_command_options(deadline_s=300.0, in_flight="keep; abort in place")
+def prepare(name: str, version: str | None, *, in_place: bool, **options: Any) -> None:
+    """Load a version on every rank of the group NAME, and leave for later whether it is served.
+
+    Every rank loads and verifies it, beside the version that serves on. Then this command ends, and its
+    request id holds the decision: 'wsm commit' or 'wsm abort' makes it, and until then every other command is
+    refused. Several groups are switched together so: prepare each, then commit one after the other.
+    """
+
+    def begin(controller: Controller, shared: dict[str, Any]) -> Pending:
+        return controller.begin_lease(version, hot=not in_place, **shared)
+
+    _command(name, begin, **options)
+
+
+def _decision_options() -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return _decorating(
+        click.argument("name"),
+        click.option(
+            "--wait",
+            "wait_s",
+            type=Seconds(zero=True),
+            default=0.0,
+            show_default=True,
+            help="How long to wait while another process has the controller role; 0 is refused at once.",
+        ),
+        config_option("The group's configuration, for its journals; not needed where the group names them."),
+        json_option("Print the receipt as JSON."),
+    )
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(("wsm commit policy --request-id seven", "serve what 'wsm prepare' prepared under that id"),),
+)
+@click.option(
+    "--request-id", type=RequestId(), required=True, help="Of 'wsm prepare', as its receipt says it."
+)
+@_decision_options()
+def commit(name: str, request_id: str, **options: Any) -> None:
+    """Serve what 'wsm prepare' has prepared on every rank of the group NAME.
+
+    To commit twice is to commit once. Refused if it was taken back, or its lease was over.
+    """
+
+    def begin(controller: Controller, shared: dict[str, Any]) -> Pending:
+        return controller.begin_commit(request_id, wait_s=shared["wait_s"])
+
+    _command(name, begin, in_flight=None, **options)
+
+
+@click.command(
+    cls=TeachingCommand,
+    examples=(
+        ("wsm abort policy", "take back whatever is prepared"),
+        ("wsm abort policy --request-id seven", "that alone"),
+    ),
+)
+@click.option("--request-id", type=RequestId(), help="Of 'wsm prepare'. Default: whatever is prepared.")
+@_decision_options()
+def abort(name: str, request_id: str | None, **options: Any) -> None:
+    """Take back what is prepared on every rank of the group NAME.
+
+    While a process holds the decision, that process is named instead: let it abort, or end it. What is
+    decided outside the group may have been decided to be committed: this says so, and a COMMIT that comes
+    later is refused.
+    """
+
+    def begin(controller: Controller, shared: dict[str, Any]) -> Pending:
+        return controller.begin_abort(request_id, wait_s=shared["wait_s"])
+
+    _command(name, begin, in_flight=None, **options)
+
+
 def _command(
     name: str,
     begin: Callable[[Controller, dict[str, Any]], Pending],
@@ -338,4 +439,8 @@ def _line(name: str, receipt: Receipt) -> str:
         else ""
     )
     reason = f"\nnot hot: {printable(receipt.fallback)}" if receipt.fallback else ""
-    return f"{name} {receipt.sentence()}{pause}{reason}"
+    if receipt.outcome is Outcome.PREPARED:
+        request = printable(receipt.request_id)
+        reason += f"\n'wsm commit {name} --request-id {request}' serves it, 'wsm abort {name}' takes it back"
+    warning = f"\n{receipt.warning}" if receipt.warning else ""
+    return f"{name} {receipt.sentence()}{pause}{reason}{warning}"

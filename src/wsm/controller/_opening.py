@@ -420,6 +420,7 @@ class Opening:
                 clock=self._clock,
                 previous=self._group.known_version(view),
                 held=held,
+                operator=view.command.decider is Decider.OUTSIDE,
             )
             over = ending.pop_all()
         return Pending.driven(transaction, over, transaction.drive)

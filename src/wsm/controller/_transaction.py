@@ -54,6 +54,7 @@ class Due(NamedTuple):
     give_up: bool = False
     unusable: ReportFormatError | None = None
     verdict: bool | None = None
+    operator: bool = False
 
 
 def due_decision(group: GroupView, view: View, *, give_up: bool, verdict: bool | None = None) -> Due:
@@ -84,6 +85,8 @@ def write_decision(group: GroupView, view: View, due: Due) -> bool:
     said = {} if command.decider is Decider.CONTROLLER else {"verdict": due.verdict}
     journal.asked("decision", view, due.word, decided_at, agree=due.agree, give_up=due.give_up, **said)
     by = {} if command.decider is Decider.CONTROLLER else {"decider": command.decider.name}
+    if due.operator:
+        by["by"] = "an operator"
     journal.note(kinds.DECISION, command, decided_at, operation=due.word.name, **by)
     log.logger("controller").info(
         log.COMMAND_DECIDED, epoch=command.epoch, sequence=command.sequence, decision=due.word.name
@@ -164,6 +167,11 @@ def committed_by(
 _OUTCOMES = {Operation.HOLD: Outcome.HELD, Operation.RELEASE: Outcome.RELEASED}
 
 
+_MAY_BE_COMMITTED = (
+    "its decision is made outside, and may have been to commit it: a COMMIT that arrives later is refused"
+)
+
+
 def decision_held(view: View, arguments: CommandArguments | None) -> DecisionHeldError:
     """Return the error for a process that may not decide the open command of `view`."""
     request_id = "its arguments are gone" if arguments is None else arguments.request_id
@@ -204,6 +212,8 @@ class Transaction:
         For the receipt: why this command is not the hot one that was asked for.
     held : HeldDecision or None
         What who decides says of it; None: this object decides.
+    operator : bool
+        Whether that is said in the place of who decides outside.
 
     Attributes
     ----------
@@ -226,6 +236,7 @@ class Transaction:
         given_up: threading.Event | None = None,
         fallback: str | None = None,
         held: HeldDecision | None = None,
+        operator: bool = False,
     ) -> None:
         self.request_id = arguments.request_id
         self.sequence = command.sequence
@@ -243,6 +254,7 @@ class Transaction:
         self._held = held
         self._prepared_ns: int | None = None
         self._handed_over: Receipt | None = None
+        self._is_operators = operator
         self._lease_over = False
         self._gave_up = False
         self._unusable: ReportFormatError | None = None
@@ -366,7 +378,7 @@ class Transaction:
         if due.word.is_abort:
             self._situation = self._seen(view)
         self._decided_ns = self._clock.monotonic_ns()
-        return write_decision(self._group, view, due)
+        return write_decision(self._group, view, due._replace(operator=self._is_operators))
 
     def _seen(self, view: View) -> Situation:
         """Keep what there is to be said of the ranks now, for the error that may come of it."""
@@ -446,6 +458,7 @@ class Transaction:
         digests = {report.manifest_digest for report in found if report.manifest_digest is not None}
         missing = frozenset(tag for each in resident_on_each(view) for tag in each.missing)
         version = None if Tag.WEIGHTS in missing else self._group.known_version(view)
+        aborted_outside = how is Outcome.ABORTED and self._command.decider is Decider.OUTSIDE
         if how is Outcome.PREPARED:
             version = commanded_version(self._group, view, self._arguments)
         # A hot command's version is staged until the decision, which every rank has served until then.
@@ -473,6 +486,7 @@ class Transaction:
             hold=self._group.hold(view),
             staged_bytes=sum(report.bytes for report in found) if how is Outcome.PREPARED else 0,
             lease_s=self._arguments.lease_s if how is Outcome.PREPARED else None,
+            warning=_MAY_BE_COMMITTED if aborted_outside else None,
         )
         if how is Outcome.PREPARED:
             return receipt
