@@ -58,7 +58,7 @@ def _false_digests(said: ServedPublication) -> ServedPublication:
 #: What a publisher may say of what it has published.
 _CLAIMS: dict[str, Callable[[ServedPublication], ServedPublication]] = {
     "false digests": _false_digests,
-    "memory of nobody": lambda said: _relaid(said, lambda each: replace(each, address=4096)),
+    "memory of no owner": lambda said: _relaid(said, lambda each: replace(each, address=4096)),
     "memory beyond": lambda said: _relaid(said, lambda each: replace(each, address=each.address + (1 << 40))),
     "another group": lambda said: replace(said, shard_digests=(digest_of(b""), *said.shard_digests[1:])),
 }

@@ -42,7 +42,7 @@ from wsm.worker._group_words import GroupWords
 from wsm.worker._run import Run
 from wsm.worker._staging import StagingThread
 from wsm.worker._watchdog import ActionWatch
-from wsm.worker.errors import StepBrokenError
+from wsm.worker.errors import step_broken
 from wsm.worker.recording import Recorder
 
 #: What a load action loads with: ``load(context, target) -> facts``.
@@ -270,7 +270,7 @@ class CommandReader:
 
         Raises
         ------
-        CommandArgumentsError, StepBrokenError
+        CommandArgumentsError, GroupError (``step-broken``)
             If this rank cannot begin it. Nothing was changed.
         WsmError
             If it names no version and none is announced. Nothing was changed.
@@ -284,7 +284,7 @@ class CommandReader:
         arguments = CommandArguments.from_bytes(data)
         self.loads = Tag.WEIGHTS in arguments.tags and not state.operation.is_of_admission
         if state.broken:
-            raise StepBrokenError(rank=state.rank, step=state.step)
+            raise step_broken(rank=state.rank, step=state.step)
         request = command_events.REQUESTS[state.operation]
         if arguments.version is None and request is not Request.CLEAR and Tag.WEIGHTS in arguments.tags:
             arguments = replace(arguments, version=self._announced_version(state, arguments))

@@ -36,13 +36,13 @@ from wsm.worker._run import Run
 from wsm.worker._watchdog import ActionWatch
 from wsm.worker.errors import (
     ActionDeadlineError,
-    ActionInterruptedError,
-    CommandAbortedError,
     FlipFailedError,
     NotServingError,
-    PeerNeverReadyError,
     TeardownFailedError,
     WaitExpiredError,
+    action_interrupted,
+    command_aborted,
+    peer_never_ready,
 )
 from wsm.worker.recording import Recorder
 
@@ -591,14 +591,12 @@ class RankLoop:
         why = self.watch.interruption
         ended = self.watch.stalled_in(self.state.sequence)
         if why is not None:
-            ended = ActionInterruptedError(
-                rank=rank, action=action, why=why, deadline_s=self.watch.deadline_s
-            )
+            ended = action_interrupted(rank=rank, action=action, why=why, deadline_s=self.watch.deadline_s)
             self._tell(Event.BROKE)
         elif isinstance(error, ActionDeadlineError):
             ended = None
         elif ended is None and self.words.called_off(self.state.epoch):
-            ended = CommandAbortedError(rank=rank, action=action)
+            ended = command_aborted(rank=rank, action=action)
         if ended is not None:
             if ended is not error:
                 ended.__cause__ = error
@@ -610,7 +608,7 @@ class RankLoop:
         state = self.state
         action = self._at_work.plan.actions[state.action].name
         peers = never_ready(view, state.action)
-        self._fail(action, PeerNeverReadyError(rank=state.rank, action=action, peers=peers))
+        self._fail(action, peer_never_ready(rank=state.rank, action=action, peers=peers))
 
     def _expire(self, view: View) -> None:
         """Report a wait that has passed its deadline, once per phase; fail the command where that may be."""

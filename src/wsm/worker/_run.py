@@ -37,10 +37,10 @@ from wsm.worker._staging import Moment, Staging, StagingThread
 from wsm.worker._watchdog import ActionWatch
 from wsm.worker.errors import (
     ActionDeadlineError,
-    CommandAbortedError,
-    CommandIllegalError,
-    StagingExhaustedError,
-    StagingUnfinishedError,
+    command_aborted,
+    command_illegal,
+    staging_exhausted,
+    staging_unfinished,
 )
 from wsm.worker.recording import Recorder
 
@@ -163,14 +163,14 @@ class Run:
 
         Raises
         ------
-        CommandIllegalError, StagingUnfinishedError
+        RefusedError (``command-illegal``), NoRoomError (``staging-unfinished``)
             If it does not fit the state of this rank, or an earlier staging still holds its memory.
         RefusedError, NoRoomError
             If a policy cannot be honoured, or the weights cannot be staged. Nothing was changed.
         """
         why = command_events.objection(self._asked)
         if why is not None:
-            raise CommandIllegalError(
+            raise command_illegal(
                 rank=self._context.rank,
                 command=self._asked.request.value,
                 weights=self._life.weights.name,
@@ -183,7 +183,7 @@ class Run:
         self._recorder.command_admitted(self.plan.name, self._context.version if loads else None)
         hot = self._thread is not None
         if hot and not all(thread.rest(_REST_S) for thread in self._before):
-            raise StagingUnfinishedError(rank=self._context.rank)
+            raise staging_unfinished(rank=self._context.rank)
         self._watch.takes_up(self.plan)
         for action in self.plan.admission if hot else self.plan.before_parking:
             self._run(action)
@@ -204,7 +204,7 @@ class Run:
             raise InternalError(f"{self._asked.request.value} stages nothing beside the serving loop")
         if self._staging_over:
             cause = "memory ran out as its failure was taken in"
-            raise StagingExhaustedError(rank=self._context.rank, action=self.doing, cause=cause)
+            raise staging_exhausted(rank=self._context.rank, action=self.doing, cause=cause)
         if not self._staging_begun:
             self._staging_begun = True
             self.doing = self.plan.staging[0].name
@@ -381,7 +381,7 @@ class Run:
         self._thread.cancel()
         self._take_in()
         if self._staged is not None:
-            stopped = CommandAbortedError(rank=self._context.rank, action=self._staged.name)
+            stopped = command_aborted(rank=self._context.rank, action=self._staged.name)
             self._staging_failed(self._staged, stopped)
         self._staging_over = True
         self._let_go()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from wsm.actions.base import Action, ActionContext
 from wsm.clock import Clock
 from wsm.errors import InternalError
-from wsm.worker.errors import CommandAbortedError, StagingExhaustedError
+from wsm.worker.errors import command_aborted, staging_exhausted
 
 Work = Callable[[], object]
 
@@ -153,16 +153,16 @@ class Staging:
 
         Raises
         ------
-        CommandAbortedError
+        GroupError (``command-aborted``)
             If it is not wanted any more: what was staged is not whole.
-        StagingExhaustedError
+        NoRoomError (``staging-exhausted``)
             If memory has run out.
         Exception
             Whatever else an action raises.
         """
         for action in self._actions:
             if self._context.cancelled():
-                raise CommandAbortedError(rank=self._context.rank, action=action.name)
+                raise command_aborted(rank=self._context.rank, action=action.name)
             action.precondition(self._context)
             self._moments.put(Moment(action, self._clock.monotonic_ns(), is_end=False))
             self._run(action)
@@ -180,4 +180,4 @@ class Staging:
             if isinstance(error, OSError) and error.errno != errno.ENOMEM:
                 raise
             cause = str(error) or type(error).__name__
-            raise StagingExhaustedError(rank=self._context.rank, action=action.name, cause=cause) from error
+            raise staging_exhausted(rank=self._context.rank, action=action.name, cause=cause) from error

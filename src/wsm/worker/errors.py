@@ -30,31 +30,31 @@ class PermitExpiredError(RefusedError):
         )
 
 
-class PartBaseError(GroupError):
+def part_base(*, version: str | None, base: str, cause: str) -> GroupError:
     """What a part was put on cannot be loaded again, and so the part cannot be restored."""
+    return GroupError(
+        f"version {version} is a part, put on version {base}, which cannot be loaded again: {cause}; "
+        "mend that, or update to a whole version",
+        version=version,
+        base=base,
+        cause=cause,
+        code="part-base",
+    )
 
-    def __init__(self, *, version: str | None, base: str, cause: str) -> None:
-        super().__init__(
-            f"version {version} is a part, put on version {base}, which cannot be loaded again: {cause}; "
-            "mend that, or update to a whole version",
-            version=version,
-            base=base,
-            cause=cause,
-        )
 
-
-class RestoredOtherwiseError(GroupError):
+def restored_otherwise(
+    *, version: str | None, bases: Sequence[str], digest: str, promised: str
+) -> GroupError:
     """A part and what it was put on were loaded again, and are not what was served."""
-
-    def __init__(self, *, version: str | None, bases: Sequence[str], digest: str, promised: str) -> None:
-        super().__init__(
-            f"version {version} on version {', '.join(map(str, bases))} is not what was served: digest "
-            f"{digest} instead of {promised}; one of them was published anew: update to a whole version",
-            version=version,
-            bases=tuple(bases),
-            digest=digest,
-            promised=promised,
-        )
+    return GroupError(
+        f"version {version} on version {', '.join(map(str, bases))} is not what was served: digest "
+        f"{digest} instead of {promised}; one of them was published anew: update to a whole version",
+        version=version,
+        bases=tuple(bases),
+        digest=digest,
+        promised=promised,
+        code="restored-otherwise",
+    )
 
 
 def labels_alike(*, rank: int, version: str, committed: str) -> RefusedError:
@@ -83,42 +83,39 @@ def other_content(*, rank: int, version: str, digest: str, committed: str) -> Ba
     )
 
 
-class CommandIllegalError(RefusedError):
+def command_illegal(*, rank: int, command: str, weights: str, kv: str, why: str) -> RefusedError:
     """A command does not fit the state of this rank; nothing was changed."""
+    return RefusedError(
+        f"rank {rank} refuses {command}: {why} (weights {weights}, KV cache {kv}); nothing was changed",
+        rank=rank,
+        command=command,
+        weights=weights,
+        kv=kv,
+        why=why,
+        code="command-illegal",
+    )
 
-    def __init__(self, *, rank: int, command: str, weights: str, kv: str, why: str) -> None:
-        super().__init__(
-            f"rank {rank} refuses {command}: {why} (weights {weights}, KV cache {kv}); nothing was changed",
-            rank=rank,
-            command=command,
-            weights=weights,
-            kv=kv,
-            why=why,
-        )
 
-
-class StagingUnfinishedError(NoRoomError):
+def staging_unfinished(*, rank: int) -> NoRoomError:
     """An earlier hot update was ended, and the thread that staged for it does not end."""
+    return NoRoomError(
+        f"rank {rank} refuses a hot update: the thread that staged for an earlier one hangs and holds "
+        "its memory; nothing was changed: see what its source waits for, or update without --hot",
+        rank=rank,
+        code="staging-unfinished",
+    )
 
-    def __init__(self, *, rank: int) -> None:
-        super().__init__(
-            f"rank {rank} refuses a hot update: the thread that staged for an earlier one hangs and holds "
-            "its memory; nothing was changed: see what its source waits for, or update without --hot",
-            rank=rank,
-        )
 
-
-class StagingExhaustedError(NoRoomError):
+def staging_exhausted(*, rank: int, action: str, cause: str) -> NoRoomError:
     """Memory ran out while a version was staged, although the plan had found enough of it before."""
-
-    def __init__(self, *, rank: int, action: str, cause: str) -> None:
-        super().__init__(
-            f"memory ran out on rank {rank} in {action}, beside the version that serves: {cause}; nothing "
-            "was changed: update without --hot, or free memory",
-            rank=rank,
-            action=action,
-            cause=cause,
-        )
+    return NoRoomError(
+        f"memory ran out on rank {rank} in {action}, beside the version that serves: {cause}; nothing "
+        "was changed: update without --hot, or free memory",
+        rank=rank,
+        action=action,
+        cause=cause,
+        code="staging-exhausted",
+    )
 
 
 class FlipFailedError(GroupError):
@@ -148,29 +145,27 @@ class WaitExpiredError(GroupError):
         )
 
 
-class PeerNeverReadyError(GroupError):
+def peer_never_ready(*, rank: int, action: str, peers: list[int]) -> GroupError:
     """A peer has failed, so a collective action can never be entered by all."""
+    return GroupError(
+        f"rank {rank} gave {action} up because rank {', '.join(map(str, peers))} will never enter it; "
+        "the cause is in that rank's report",
+        rank=rank,
+        action=action,
+        peers=peers,
+        code="peer-never-ready",
+    )
 
-    def __init__(self, *, rank: int, action: str, peers: list[int]) -> None:
-        super().__init__(
-            f"rank {rank} gave {action} up because rank {', '.join(map(str, peers))} will never enter it; "
-            "the cause is in that rank's report",
-            rank=rank,
-            action=action,
-            peers=peers,
-        )
 
-
-class CommandAbortedError(GroupError):
+def command_aborted(*, rank: int, action: str) -> GroupError:
     """The group decided against the command while an action of it was running."""
-
-    def __init__(self, *, rank: int, action: str) -> None:
-        super().__init__(
-            f"rank {rank} left {action} because the group has decided to abort the command; "
-            "the receipt's error names the rank that failed",
-            rank=rank,
-            action=action,
-        )
+    return GroupError(
+        f"rank {rank} left {action} because the group has decided to abort the command; "
+        "the receipt's error names the rank that failed",
+        rank=rank,
+        action=action,
+        code="command-aborted",
+    )
 
 
 class ActionDeadlineError(GroupError):
@@ -187,31 +182,29 @@ class ActionDeadlineError(GroupError):
         )
 
 
-class ActionInterruptedError(GroupError):
+def action_interrupted(*, rank: int, action: str, why: str, deadline_s: float) -> GroupError:
     """A collective action that could not end any more was interrupted, which breaks its communicators."""
+    return GroupError(
+        f"rank {rank} was called out of {action} because {why} (it may take {deadline_s:g} s); "
+        "its communicators are broken by that, so the group needs a new epoch: restart it, or let its "
+        "supervisor do so",
+        rank=rank,
+        action=action,
+        why=why,
+        deadline_s=deadline_s,
+        code="action-interrupted",
+    )
 
-    def __init__(self, *, rank: int, action: str, why: str, deadline_s: float) -> None:
-        super().__init__(
-            f"rank {rank} was called out of {action} because {why} (it may take {deadline_s:g} s); "
-            "its communicators are broken by that, so the group needs a new epoch: restart it, or let its "
-            "supervisor do so",
-            rank=rank,
-            action=action,
-            why=why,
-            deadline_s=deadline_s,
-        )
 
-
-class StepBrokenError(GroupError):
+def step_broken(*, rank: int, step: int) -> GroupError:
     """A step raised; which of its collectives ran is unknown, so the rank cannot go on in this epoch."""
-
-    def __init__(self, *, rank: int, step: int) -> None:
-        super().__init__(
-            f"step {step} raised on rank {rank}; its peers may wait in a collective of it: "
-            "restart the group, which begins a new epoch",
-            rank=rank,
-            step=step,
-        )
+    return GroupError(
+        f"step {step} raised on rank {rank}; its peers may wait in a collective of it: "
+        "restart the group, which begins a new epoch",
+        rank=rank,
+        step=step,
+        code="step-broken",
+    )
 
 
 class TeardownFailedError(GroupError):
@@ -226,28 +219,26 @@ class TeardownFailedError(GroupError):
         )
 
 
-class OtherVersionError(GroupError):
+def other_version(*, rank: int, asked: str | None, said: object) -> GroupError:
     """A load function returned, and does not say that it loaded what was asked for."""
+    wanted = "the newest version" if asked is None else f"version {asked}"
+    return GroupError(
+        f"{wanted} was asked for, and the load function of rank {rank} says that it loaded {said!r}; "
+        "let it return what it really loaded as facts['version'], or raise",
+        rank=rank,
+        asked=asked,
+        said=said,
+        code="other-version",
+    )
 
-    def __init__(self, *, rank: int, asked: str | None, said: object) -> None:
-        wanted = "the newest version" if asked is None else f"version {asked}"
-        super().__init__(
-            f"{wanted} was asked for, and the load function of rank {rank} says that it loaded {said!r}; "
-            "let it return what it really loaded as facts['version'], or raise",
-            rank=rank,
-            asked=asked,
-            said=said,
-        )
 
-
-class UnversionedWeightsError(BadInputError):
+def unversioned_weights(*, strategy: str, files: tuple[str, ...]) -> BadInputError:
     """Neither the command nor the source says which version is to be loaded."""
-
-    def __init__(self, *, strategy: str, files: tuple[str, ...]) -> None:
-        first = files[0] if files else "none"
-        super().__init__(
-            f"{strategy} found {len(files)} file(s), first {first}: neither they nor the command "
-            "name a version; name one (--version), or publish with a manifest and version.yaml",
-            strategy=strategy,
-            files=files,
-        )
+    first = files[0] if files else "none"
+    return BadInputError(
+        f"{strategy} found {len(files)} file(s), first {first}: neither they nor the command "
+        "name a version; name one (--version), or publish with a manifest and version.yaml",
+        strategy=strategy,
+        files=files,
+        code="unversioned-weights",
+    )

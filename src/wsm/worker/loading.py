@@ -35,10 +35,10 @@ from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker._command import FINDER, Find, Load
 from wsm.worker.errors import (
-    OtherVersionError,
-    PartBaseError,
-    RestoredOtherwiseError,
-    UnversionedWeightsError,
+    other_version,
+    part_base,
+    restored_otherwise,
+    unversioned_weights,
 )
 
 
@@ -82,7 +82,7 @@ def load_function(sources: Sources) -> LoadFunction:
         ]
         report = brought(context.version, a_part=context.partial or bool(under))
         if under and context.promised_digest not in (None, report.digest):
-            raise RestoredOtherwiseError(
+            raise restored_otherwise(
                 version=context.version,
                 bases=context.bases,
                 digest=report.digest,
@@ -123,13 +123,13 @@ def _base(context: ActionContext, base: str, brought: Callable[[str], LoadReport
     except LoadCancelledError:
         raise
     except WsmError as error:
-        raise PartBaseError(version=context.version, base=base, cause=str(error)) from error
+        raise part_base(version=context.version, base=base, cause=str(error)) from error
 
 
 def find_function(sources: Sources) -> Find:
     """Return what finds the announced version, as rank 0 does for the whole group.
 
-    Raises (when it is called) :class:`wsm.worker.errors.UnversionedWeightsError` if nothing there says which
+    Raises (when it is called) BadInputError (``unversioned-weights``) if nothing there says which
     version it is, and other errors of :func:`wsm.strategies.load.inspect`.
     """
     return lambda: _announced(sources.of(FINDER), sources.strategy)
@@ -148,9 +148,9 @@ def proven(load_version: LoadFunction) -> Load:
         try:
             said = recorded_version(loaded.version)
         except BadInputError as error:
-            raise OtherVersionError(rank=context.rank, asked=asked, said=loaded.version) from error
+            raise other_version(rank=context.rank, asked=asked, said=loaded.version) from error
         if asked not in (None, said):
-            raise OtherVersionError(rank=context.rank, asked=asked, said=said)
+            raise other_version(rank=context.rank, asked=asked, said=said)
         return {**loaded.facts(), "version": said}
 
     return load_and_check
@@ -173,7 +173,7 @@ def _announced(source: object, strategy: str) -> str:
     """Refuse weights that name no version, before the first byte of them is applied."""
     preview = inspect(source, name=strategy)
     if preview.version is None:
-        raise UnversionedWeightsError(strategy=strategy, files=preview.files)
+        raise unversioned_weights(strategy=strategy, files=preview.files)
     return preview.version
 
 
