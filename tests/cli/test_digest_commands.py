@@ -41,7 +41,7 @@ def test_a_directory_has_the_digests_that_its_publisher_reported(wsm: Run, snaps
     assert [line.split()[0] for line in lines] == [published.digests[0], published.digests[1]]
     assert "version 3 rank 1" in lines[1]
     older = json.loads(wsm("digest", snapshots, "--version", 2, "--rank", 1, "--json").out)
-    assert [(entry["rank"], entry["version"]) for entry in older] == [(1, 2)]
+    assert [(entry["rank"], entry["version"]) for entry in older] == [(1, "2")]
 
 
 def configuration(directory: Path, **options: object) -> Path:

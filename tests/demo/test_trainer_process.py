@@ -29,7 +29,7 @@ def test_it_learns_publishes_every_rank_and_leaves_with_its_asker(tmp_path: Path
         first = trainer.publish(1)
         learned = trainer.improve(prompts, answers, TASK.rewards(prompts, answers))
         second = trainer.publish(2)
-        with raising(errors.trainer_failed, match=r"publish.*bad-version-number"):
+        with raising(errors.trainer_failed, match=r"publish.*bad-version"):
             trainer.publish(-1)
         again = trainer.publish(3)
     assert not process.is_running()
