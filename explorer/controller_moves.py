@@ -295,7 +295,8 @@ class ControllerMoves:
         """Return the version that the group must serve if its epoch ends now, whatever is remembered."""
         view, now = self._view, self._now
         restoring_still = now.restores and view.command.operation in (Operation.ABORT, Operation.CLEAR)
-        same_as_before = view.command.operation is Operation.NONE or not now.tags
+        dropped = view.command.operation is Operation.ABORT and not serves(view)  # undoing a hold failed
+        same_as_before = view.command.operation is Operation.NONE or not (now.tags or dropped)
         if same_as_before or restoring_still or not all_ended(view):
             return now.owed
         return (committed_version(now) or 0) if serves(view) else 0

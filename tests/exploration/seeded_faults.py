@@ -1035,18 +1035,6 @@ def a_hold_takes_the_debt_away():
     return {(epochs, "unrestored"): lambda view, *, restores, of_admission: real(view, restores=restores)}
 
 
-@fault("operations=hold,clear commands=2 steps=0 failures=2 rank_crashes=1 starts=serving")
-def a_hold_is_restored():
-    """A hold that was decided counts as one that brings the committed version."""
-    real = epochs.goal
-
-    def goal(view: View, *, of_admission: bool, **said: Any) -> int | None:
-        del of_admission
-        return real(view, **said)
-
-    return {(epochs, "goal"): goal}
-
-
 @fault("operations=hold,release,clear commands=3 steps=0 starts=serving")
 def what_cannot_serve_is_released():
     """A release asks nothing of what the group has in memory."""

@@ -107,7 +107,7 @@ def restored_version(
         Whether all ranks served when the last command was admitted; None if its arguments are gone, and then
         a rank that still holds weights says so.
     of_admission : bool
-        Whether the last command was a hold or a release: it counts as not given.
+        Whether the last command was a hold or a release: one that was committed counts as not given.
 
     Returns
     -------
@@ -121,7 +121,7 @@ def restored_version(
     holds = any(
         status.weights == WeightState.NORMAL and status.kv != KVState.CLEARED for status in view.statuses
     )
-    if of_admission:
+    if of_admission and command.operation.is_commit:
         return committed if (holds if served is None else served) else None
     if command.operation.is_commit:
         if not _commit_serves(view):
