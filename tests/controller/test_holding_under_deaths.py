@@ -130,7 +130,7 @@ def test_a_hold_of_a_group_that_waits_to_be_restored_takes_no_debt_away(kept) ->
     kept.recovery.release()
     held = kept.controller.hold(owner="trainer")
     assert (held.serving, set(held.missing)) == (False, {"weights", "kv_cache"})
-    assert kept.recovery.owed() == 1
+    assert kept.recovery.owed() == "1"
     kept.kill(0)
     assert kept.recover(0).version == "1"
     assert_stands(kept)
