@@ -140,7 +140,7 @@ def test_a_hold_forgets_blocks_behind_its_decision_and_only_if_it_says_drop(lone
 @pytest.mark.parametrize("after", [After.AS_BEFORE, After.SERVE])
 def test_an_update_under_a_hold_stays_under_it_unless_it_is_to_serve(lone, ask: Ask, after: After) -> None:
     hold(lone, ask)
-    asked = CommandArguments("update", 2, in_flight=InFlightPolicy.KEEP, after=after)
+    asked = CommandArguments("update", "2", in_flight=InFlightPolicy.KEEP, after=after)
     commit(lone, ask(Operation.UPDATE, asked, StatusCode.PREPARED))
     assert lone.worker.version == "2"
     assert stands(lone) if after is After.AS_BEFORE else serves(lone)
@@ -151,10 +151,10 @@ def test_an_update_under_a_hold_stays_under_it_unless_it_is_to_serve(lone, ask: 
 def test_an_update_may_hold_an_open_group_and_one_that_fails_under_a_hold_ends_nothing(
     lone, ask: Ask
 ) -> None:
-    held = CommandArguments("update", 2, after=After.HELD, hold=Hold("h1", "trainer"))
+    held = CommandArguments("update", "2", after=After.HELD, hold=Hold("h1", "trainer"))
     commit(lone, ask(Operation.UPDATE, held, StatusCode.PREPARED))
     assert stands(lone)
-    hot = CommandArguments("hot", 1, in_flight=InFlightPolicy.KEEP, after=After.SERVE)
+    hot = CommandArguments("hot", "1", in_flight=InFlightPolicy.KEEP, after=After.SERVE)
     word = ask(Operation.HOT_UPDATE, hot, StatusCode.PREPARED)
     assert stands(lone), "what is staged beside a held group lets no step begin"
     decide(lone, word, Operation.HOT_ABORT, StatusCode.DONE_KEPT)
@@ -166,11 +166,11 @@ def test_under_a_hold_requests_are_kept_or_ended_and_never_drained(lone, ask: As
     lone.runner.requests.submit(50)
     assert serves(lone)
     hold(lone, ask)
-    drains = CommandArguments("drain", 2, in_flight=InFlightPolicy.DRAIN)
+    drains = CommandArguments("drain", "2", in_flight=InFlightPolicy.DRAIN)
     word = ask(Operation.UPDATE, drains, StatusCode.REFUSED)
     decide(lone, word, Operation.ABORT, StatusCode.DONE_KEPT)
     assert (lone.runner.requests.set_aside(), lone.worker.version) == (1, "1")
-    ends = CommandArguments("end", 2, in_flight=InFlightPolicy.ABORT)
+    ends = CommandArguments("end", "2", in_flight=InFlightPolicy.ABORT)
     commit(lone, ask(Operation.UPDATE, ends, StatusCode.PREPARED))
     assert (lone.runner.requests.set_aside(), lone.runner.requests.aborted) == (0, 1)
     assert stands(lone)
@@ -183,7 +183,7 @@ def test_a_rank_that_enters_an_epoch_stands_as_the_committed_word_says(lone, ask
     group.commit(view, replace(group.committed(view), sequence=view.command.sequence, hold={}))
     group.write_command(CommandWord(2, view.command.sequence, Operation.NONE))
     poll_until(lone, group, StatusCode.ATTACHED)
-    asked = CommandArguments("restore", 1, in_flight=InFlightPolicy.KEEP, restores=True)
+    asked = CommandArguments("restore", "1", in_flight=InFlightPolicy.KEEP, restores=True)
     commit(lone, ask(Operation.UPDATE, asked, StatusCode.PREPARED))
     assert (lone.worker.version, stands(lone)) == ("1", True)
     release(lone, ask)
