@@ -428,7 +428,7 @@ def test_while_the_group_is_held_no_word_of_the_weights_says_normal(make_engine)
     engine.asks(UPDATING)
     engine.asks(UPDATING, kind=KV)
     bridge.turn()
-    assert (engine.reads(), status(engine).version) == ([CLEARED], 2)
+    assert (engine.reads(), status(engine).version) == ([CLEARED], "2")
     assert engine.reads(KV) == [NORMAL], "the KV word follows memory"
     engine.asks(CLEARING)
     bridge.turn()

@@ -86,7 +86,7 @@ def test_an_update_without_a_version_takes_the_newest_every_time(group):
             group.publish(version)
             receipt = controller.update(settle_s=5)
             assert (receipt.outcome, receipt.version) == (Outcome.UPDATED, str(version))
-            assert controller.status().version == version
+            assert controller.status().version == str(version)
 
 
 def test_a_pending_command_is_over_when_its_receipt_is_there(group):

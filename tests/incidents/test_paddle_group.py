@@ -98,7 +98,7 @@ def test_fastdeploy_7951_gloo_groups_go_down_and_come_back_and_the_right_word_is
         eventually(lambda: word.read() == WeightState.NORMAL)
     assert not EngineWord.exists(EngineWordKind.WEIGHTS, 0)
     assert rollout.controller.status().version == str(version)
-    assert rollout.answers([1, 2, 3]) == (greedy(rollout.config, version, [1, 2, 3], 6), (version,) * 6)
+    assert rollout.answers([1, 2, 3]) == (greedy(rollout.config, version, [1, 2, 3], 6), (str(version),) * 6)
 
 
 @pytest.mark.parametrize("clear_first", [False, True], ids=["in place", "after a clear"])

@@ -48,9 +48,9 @@ class Leader(threading.Thread):
         while not self.ending.is_set():
             self.service.turn(0.001)
             if self.stepping.is_set() and self.scheduler.has_work():
-                plan = self.scheduler.next(version=3)
+                plan = self.scheduler.next(version="3")
                 self.scheduler.complete(
-                    plan, Choices(np.full(plan.rows, 9), np.full(plan.rows, -0.5)), version=3
+                    plan, Choices(np.full(plan.rows, 9), np.full(plan.rows, -0.5)), version="3"
                 )
         self.socket.close()
 
