@@ -46,6 +46,12 @@ from wsm.worker.recording import Recorder
 #: How much likelier than a strike from outside is what happens by itself.
 _PATIENCE = 6
 
+#: How often what a rank has begun is drained, or staged, in the same turn.
+_GOES_ON = 0.5
+
+#: Behind what a turn looks again, and does what it is told then.
+_LOOKS_AGAIN = frozenset((Todo.LOOK, Todo.BEGIN, Todo.DRAIN, Todo.STAGE))
+
 STAGED = ("stages the new weights", "stages another version", "fails to stage")
 
 LACKS = "lacks what its plan needs"
@@ -251,7 +257,7 @@ class MirroredGroup:
             # Strikes that come too early end in worlds in which little is left to happen.
             weights = [_PATIENCE if move.by_itself else 1 for move in possible]
             (move,) = self._random.choices(possible, weights)
-            self._make(move)
+            self._make(move, goes_on=self._random.random() < _GOES_ON)
 
     def boot(self) -> None:
         """Let every rank attach, and an ordinary update bring the first version."""
@@ -266,25 +272,29 @@ class MirroredGroup:
         moves = [move for move in self._moves.of(self.world) if move.actor == actor]
         self._make(next(move for move in moves if move.label.startswith(label)))
 
-    def _make(self, move: GroupMove) -> None:
+    def _make(self, move: GroupMove, *, goes_on: bool = False) -> None:
+        """Make a move; `goes_on`: a rank that begins has drained, or staged, when its turn comes to that."""
         if move.actor == CONTROLLER:
             self._go(move)
             self._store_controller_words(self.world)
         else:
-            self._lead(move.actor, move)
+            self._lead(move.actor, move, goes_on=goes_on)
 
     def _is_led(self, move: GroupMove) -> bool:
         if move.label == LACKS:
             # Only what has to be voted for is looked at before it.
             return self._me(move.actor).state.collective[:1] == (True,)
         if move.label in ("passes its deadline while draining", "fails to undo"):
-            # A clear with nothing to do has nothing to drain and nothing to undo.
-            state = self._me(move.actor).state
-            return state.operation is not Operation.CLEAR or bool(state.collective)
+            return self._has_to_drain(move.actor)
         if move.label == "has work beside the staging":
             # A world lets a rank begin a step that it has looked for; a real turn looks and begins at once.
             return protocol.meanwhile(self._me(move.actor).state, self._view()) is Todo.SERVE
         return move.label not in UNLED
+
+    def _has_to_drain(self, rank: int) -> bool:
+        """Whether there is anything to drain and to undo; not for a clear with nothing to do."""
+        state = self._me(rank).state
+        return state.operation is not Operation.CLEAR or bool(state.collective)
 
     def _me(self, rank: int) -> ParticipantState:
         return participant(self.world, rank)
@@ -295,7 +305,7 @@ class MirroredGroup:
         assert move.world is not None
         self.world = move.world
 
-    def _lead(self, rank: int, move: GroupMove) -> None:
+    def _lead(self, rank: int, move: GroupMove, *, goes_on: bool) -> None:
         """Let a rank make one move, and whatever a real turn does in the same breath."""
         me, led = self._me(rank), self.ranks.get(rank)
         if move.label == "dies":
@@ -328,11 +338,15 @@ class MirroredGroup:
                 self._go(following)
             led.turn(label)
         else:
-            self._take_a_turn(rank, led, move)
+            self._take_a_turn(rank, led, move, goes_on=goes_on)
         self._compare(rank)
 
-    def _take_a_turn(self, rank: int, led: LedRank, chosen: GroupMove) -> None:
-        """Look, and look again, until something is done; what, if there is a choice, is `chosen`."""
+    def _take_a_turn(self, rank: int, led: LedRank, chosen: GroupMove, *, goes_on: bool) -> None:
+        """Look, and look again, until something is done; what, if there is a choice, is `chosen`.
+
+        A turn that begins a command looks again, too: it goes on to what comes next, which is done already or
+        is not.
+        """
         led.script.drained = True
         if chosen.label.startswith("passes its deadline"):
             self._go(chosen)
@@ -352,11 +366,15 @@ class MirroredGroup:
             self._go(chosen)
             if todo is not Todo.LOOK:
                 label = chosen.label
-            if todo not in (Todo.LOOK, Todo.DRAIN, Todo.STAGE):
+            if todo not in _LOOKS_AGAIN:
                 break
-            following = list(self._by(rank))
-            if not following or self._told(rank) is Todo.JOIN:
+            following, told = list(self._by(rank)), self._told(rank)
+            if not following or told is Todo.JOIN:
                 break
+            if todo is Todo.BEGIN and told in (Todo.DRAIN, Todo.STAGE):
+                led.script.drained = goes_on or not self._has_to_drain(rank)
+                if not (led.script.drained if told is Todo.DRAIN else goes_on):
+                    break
             chosen = self._random.choice(following)
         led.turn(label)
 
