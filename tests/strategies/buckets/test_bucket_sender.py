@@ -207,7 +207,7 @@ def test_a_rank_that_died_before_it_began_may_be_replaced(over_ipc, launch, thre
     process.kill()
     process.wait()
     gone = connect(over_ipc.address)
-    gone.send(say.to_bytes(say.Hello(0, 2, 1, look=False), 1))  # it asks, and goes away
+    gone.send(say.to_bytes(say.Hello(0, 2, "1", look=False), 1))  # it asks, and goes away
     gone.close()
     loads = [threads.submit(receive, over_ipc, rank, 1) for rank in range(2)]
     assert over_ipc.send(1, shards(1)).version == "1"
@@ -248,7 +248,7 @@ def test_a_rank_whose_place_another_took_is_told_when_it_comes_back(over_ipc, th
         return say.from_bytes(first.receive(), peer="the sender")[1]
 
     try:
-        first.send(say.to_bytes(say.Hello(0, 1, 1, look=False), 3))
+        first.send(say.to_bytes(say.Hello(0, 1, "1", look=False), 3))
         assert isinstance(answer(), say.Init)
         source = IpcAsyncSource(over_ipc.address)
 
@@ -397,7 +397,7 @@ def stream():
 
 def begin(stream, session=5):
     """Be the rank: have a lease on the memory and say there which session is one's own, then be ready."""
-    assert isinstance(stream.greet(say.Hello(0, 1, 1, look=False), 5), say.Init)
+    assert isinstance(stream.greet(say.Hello(0, 1, "1", look=False), 5), say.Init)
     lease = AttachedSegment(
         stream.segment.name, stream.segment.nbytes, prefixes=("wsm-test.",), referrer="a test"
     )
@@ -489,7 +489,7 @@ def test_memory_that_is_cut_short_is_an_error_of_the_trainer(stream):
 
 @pytest.mark.parametrize(
     "wrong",
-    [say.Ack(1), say.Ack(2), say.Done(digest_of(b"")), say.Ready(), say.Init(1, 0, 1, "", "s", 64, 64, ())],
+    [say.Ack(1), say.Ack(2), say.Done(digest_of(b"")), say.Ready(), say.Init("1", 0, 1, "", "s", 64, 64, ())],
     ids=lambda message: str(message)[:20],
 )
 def test_what_is_not_due_is_an_error_of_that_rank(stream, wrong):
@@ -502,13 +502,13 @@ def test_what_is_not_due_is_an_error_of_that_rank(stream, wrong):
 
 def test_a_rank_is_who_has_the_memory_and_a_second_one_comes_too_late(stream):
     for _ in range(2):  # anybody may ask
-        assert isinstance(stream.greet(say.Hello(0, 1, 1, look=False), 5), say.Init)
+        assert isinstance(stream.greet(say.Hello(0, 1, "1", look=False), 5), say.Init)
     Marks(stream.segment, 5).set_taken(0)
     assert not stream.claim(5)  # without a lease
     begin(stream, 6)
     assert not stream.claim(5)
-    assert stream.greet(say.Hello(0, 1, 1, look=False), 5).reason == "busy"
-    assert isinstance(stream.greet(say.Hello(0, 1, 1, look=True), 5), say.Init)
+    assert stream.greet(say.Hello(0, 1, "1", look=False), 5).reason == "busy"
+    assert isinstance(stream.greet(say.Hello(0, 1, "1", look=True), 5), say.Init)
     assert stream.session == 6
 
 

@@ -101,7 +101,7 @@ def test_who_says_that_it_is_a_rank_and_gives_up_ends_nothing(over_ipc, threads)
         liar.connect(over_ipc.address)
         with over_ipc.sending(1, shards(1)):
             for message in (
-                say.Hello(0, 2, 1, look=False),
+                say.Hello(0, 2, "1", look=False),
                 say.Ready(),
                 say.Abort("failed", "OSError", "no memory today"),
             ):

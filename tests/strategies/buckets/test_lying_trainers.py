@@ -33,7 +33,7 @@ def load_from_liar(tmp_path, threads):
                 assert liar.poll(60)
             identity, data = heard
             session, _ = say.from_bytes(data, peer="the rank")
-            init = say.Init(1, 0, 1, "p", name, 128, 64, (SPEC,))
+            init = say.Init("1", 0, 1, "p", name, 128, 64, (SPEC,))
             liar.send(identity, say.to_bytes(init, session))
             if liar.poll(0.5):  # a rank that believes it says Ready, and is told that this was all
                 liar.send(identity, say.to_bytes(say.Abort("failed", "Liar", "goodbye"), session))

@@ -130,7 +130,7 @@ def test_a_trainer_that_ends_a_stream_whose_bytes_are_missing_is_heard(address, 
         )
         identity, session, _ = hear()
         Marks(segment, session).offer(0)
-        init = say.Init(1, 0, 1, "p", segment.name, 256, 128, (spec,))
+        init = say.Init("1", 0, 1, "p", segment.name, 256, 128, (spec,))
         trainer.send(identity, say.to_bytes(init, session))
         assert hear()[2] == say.Ready()
         Marks(segment, session).set_written(64)

@@ -27,7 +27,7 @@ from wsm.strategies.transports.transport import KeptTransport
 # A trainer that is killed when the rank says that it has applied everything.
 _DYING_PUBLISHER = """
 import os, signal, sys
-from wsm.strategies.mooncake import messages as say
+from wsm.strategies.mooncake import lease_messages as say
 from wsm.strategies.mooncake.lease_server import LeaseServer
 from wsm.strategies.mooncake.publisher import MooncakePublisher
 from wrongs import make_state
@@ -121,7 +121,7 @@ class MooncakeArrival(AddressArrival):
         layout, digests = self._memory.place({0: state})[0]
         shard = shard_digest((t.spec, each) for t, each in zip(layout.tensors, digests, strict=True))
         return say.Grant(
-            version=version,
+            version=str(version),
             rank=0,
             world_size=2,
             publisher=secrets.token_hex(16),

@@ -148,7 +148,7 @@ class StreamArrival(AddressArrival):
     ) -> RankStream:
         self._segment = OwnedSegment(SEGMENT_PREFIX, segment_bytes(WINDOW_BYTES))
         return RankStream(
-            version=version,
+            version=str(version),
             rank=0,
             world_size=2,
             publication="p",
