@@ -384,7 +384,7 @@ def stream():
     segment = OwnedSegment("wsm-test.", segment_bytes(128))
     tensors = {"t": (TensorSpec("t", "U8", (300,)), bytes(range(150)) * 2)}
     yield RankStream(
-        version=1,
+        version="1",
         rank=0,
         world_size=1,
         publication="p",
@@ -437,7 +437,7 @@ def test_a_mark_that_leaves_room_for_nothing_but_the_gap_between_two_tensors_is_
     }
     try:
         stream = RankStream(
-            version=1,
+            version="1",
             rank=0,
             world_size=1,
             publication="p",
