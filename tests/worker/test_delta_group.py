@@ -48,8 +48,8 @@ def test_a_group_boots_whole_and_goes_on_by_deltas_in_place_hot_and_after_a_clea
             if version == 4:
                 # Nothing is left to put the delta on: it is loaded over the whole version and all since.
                 assert controller.clear().outcome is Outcome.CLEARED
-            receipt = controller.update(version, hot=version in {"3", "5"})
-            assert receipt.hot == (version in {"3", "5"})
+            receipt = controller.update(version, hot=version in {3, 5})
+            assert receipt.hot == (version in {3, 5})
             assert receipt.manifest_digest == group.published[version].manifest_digest
             assert {r.rank: r.digest for r in receipt.ranks} == group.published[version].digests
             group.await_steps()
