@@ -171,7 +171,7 @@ def _mooncake_message() -> Format:
         digests=digests,
         shards=digests[:2],
     )
-    messages = (grant, say.Ask(0, 2, None, look=False, known_layout=None), say.Refuse("version", "no", 2))
+    messages = (grant, say.Ask(0, 2, None, look=False, known_layout=None), say.Refuse("version", "no", "2"))
     return Format(
         name="mooncake message",
         reader=say.from_bytes,
