@@ -66,10 +66,10 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RolloutSuperviso
     assert not list(Path("/dev/shm").glob(f"*test-kv-{os.getpid()}*"))  # noqa: S108 - what is looked at
 
 
-def said_by(config: RolloutConfig, version: int, sequence: list[int]) -> list[int]:
+def said_by(config: RolloutConfig, version: str, sequence: list[int]) -> list[int]:
     """The token that the weights of `version` choose after each position, in one pass without any cache."""
     shape = config.engine.shape
-    weights = {name: paddle.to_tensor(array) for name, array in initial_state(shape, version).items()}
+    weights = {name: paddle.to_tensor(array) for name, array in initial_state(shape, int(version)).items()}
     with paddle.no_grad():
         odds = full_logits(shape, weights, paddle.to_tensor([sequence]), local_mixture(shape))
     return np.asarray(odds[0].argmax(axis=-1)).tolist()
@@ -96,7 +96,7 @@ def asked_through_updates(group, policy: KVPolicy) -> list[tuple[list[int], Gene
 @pytest.mark.parametrize("policy", list(KVPolicy), ids=[policy.value for policy in KVPolicy])
 def test_every_token_is_what_its_version_says_or_says_that_it_is_not(group, policy):
     answers = asked_through_updates(group, policy)
-    said: dict[tuple[int, ...], list[int]] = {}
+    said: dict[tuple[str | int, ...], list[int]] = {}
     for prompt, answer in answers:
         sequence = [*prompt, *answer.tokens]
         for version in set(answer.versions):
