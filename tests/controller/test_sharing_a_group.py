@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ import pytest
 from living_group import eventually
 
 from tests.raising import raising
-from wsm import Outcome
+from wsm import Controller, Outcome
 from wsm.clock import ManualClock
 from wsm.controller.errors import CommandTimeoutError, CommandWithdrawnError, UnsettledError
 from wsm.report import MAX_REPORT_BYTES
@@ -216,3 +217,14 @@ def test_a_coroutine_that_is_cancelled_leaves_its_command_under_way(held):
     group.revoke(1, "stop_admitting")
     assert pending.result(60).outcome is Outcome.UPDATED
     assert told == [pending]
+
+
+@pytest.mark.parametrize("name", ["clear", "update", "hold", "release", "prepare", "commit", "abort"])
+def test_every_form_of_a_command_says_the_same_keywords_in_help(name):
+    plain = inspect.signature(getattr(Controller, name))
+    begun = inspect.signature(getattr(Controller, f"begin_{name}"))
+    assert plain == inspect.signature(getattr(Controller, f"{name}_async"))
+    assert plain.parameters == begun.parameters
+    assert next(iter(plain.parameters)) == "self"
+    for keyword in list(plain.parameters)[1:]:
+        assert keyword in getattr(Controller, name).__doc__, f"{name} does not say what {keyword} means"

@@ -1,27 +1,28 @@
 """The controller's shell: command a group, get a receipt or an error that names the culprit.
 
-======================  ==================================================================================
-module                  responsible for
-======================  ==================================================================================
-:mod:`.controller`      :class:`Controller`: ``clear()``, ``update()``, ``prepare()``, ``hold()``, ...
-:mod:`.prepared`        :class:`Prepared`: a command that its caller decides
-:mod:`._held`           what that caller says to the thread that drives the command
-:mod:`._opening`        how a command is begun: what a caller asks, what is refused, what needs no work
-:mod:`._transaction`    one open command, from its word to its end, in a thread; its :class:`Pending`
-:mod:`.recovery`        what a group is owed whose controller, or one of whose ranks, is gone
-:mod:`.keeper`          whom to replace when a rank is gone, and when: :class:`Keeper`, for any engine
-:mod:`.group_view`      the group as a controller sees it: read its words, write the controller's
-:mod:`.engine_words`    FastDeploy's words, taken and answered around a command
-:mod:`.engine_bridge`   FastDeploy's words, obeyed: :class:`EngineBridge`
-:mod:`._expiry`         the release of a hold whose lease has run out
-:mod:`._watch`          watches the ranks of an open command: which died, which hang, when it is hopeless
-:mod:`.journal`         what was asked, decided and found, for people at night
-:mod:`.outcome`         from reports to a receipt or an error; whose fault it is says :mod:`wsm.status`
-:mod:`.errors`          what a caller can be told
-======================  ==================================================================================
+==========================  ==============================================================================
+module                      responsible for
+==========================  ==============================================================================
+:mod:`.controller`          :class:`Controller`: ``clear()``, ``update()``, ``prepare()``, ``hold()``, ...
+:mod:`.prepared`            :class:`Prepared`: a command that its caller decides
+:mod:`._held`               what that caller says to the thread that drives the command
+:mod:`._command_request`    what a caller asks: the keywords of every command, and its request
+:mod:`._opening`            how a command is begun: what is refused, what needs no work, what is written
+:mod:`._transaction`        one open command, from its word to its end, in a thread; its :class:`Pending`
+:mod:`.recovery`            what a group is owed whose controller, or one of whose ranks, is gone
+:mod:`.keeper`              whom to replace when a rank is gone, and when: :class:`Keeper`, for any engine
+:mod:`.group_view`          the group as a controller sees it: read its words, write the controller's
+:mod:`.engine_words`        FastDeploy's words, taken and answered around a command
+:mod:`.engine_bridge`       FastDeploy's words, obeyed: :class:`EngineBridge`
+:mod:`._expiry`             the release of a hold whose lease has run out
+:mod:`._watch`              watches the ranks of an open command: which died, which hang, when it is hopeless
+:mod:`.journal`             what was asked, decided and found, for people at night
+:mod:`.outcome`             from reports to a receipt or an error; whose fault it is says :mod:`wsm.status`
+:mod:`.errors`              what a caller can be told
+==========================  ==============================================================================
 """
 
-from wsm.controller._opening import ANY_OWNER
+from wsm.controller._command_request import ANY_OWNER
 from wsm.controller._transaction import Pending
 from wsm.controller.controller import Controller
 from wsm.controller.engine_bridge import EngineBridge

@@ -12,7 +12,8 @@ from contextlib import ExitStack, suppress
 from wsm import log
 from wsm.clock import Clock
 from wsm.command import CommandArguments
-from wsm.controller._opening import SETTLE_S, require_able
+from wsm.controller._command_request import SETTLE_S
+from wsm.controller._opening import require_able
 from wsm.controller._transaction import Pending, Transaction
 from wsm.controller.group_view import GroupView
 from wsm.errors import WsmError

@@ -7,33 +7,26 @@ any work, is judged by :mod:`wsm.states.decide`; an open command is driven by :m
 
 from __future__ import annotations
 
-import enum
-import math
 import threading
-import time
-import uuid
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from dataclasses import replace
+from typing import NamedTuple
 
 from wsm.clock import Clock
-from wsm.command import MAX_REQUEST_ID, CommandArguments, checked_request_id, partial_update_refused
+from wsm.command import CommandArguments, partial_update_refused
 from wsm.committed_record import CommittedRecord, CommittedRecordError
 from wsm.config import EngineWordsConfig
 from wsm.controller import errors, outcome
+from wsm.controller._command_request import CommandRequest
 from wsm.controller._held import HeldDecision
 from wsm.controller._transaction import Pending, Transaction, decision_held
 from wsm.controller.engine_words import TakenWords, leave_words, take_words
 from wsm.controller.errors import (
-    CommandRefusedError,
-    CommandWithdrawnError,
     MixedGroupError,
-    RankFailedError,
     RankLostError,
 )
 from wsm.controller.group_view import GroupAccess, GroupView
-from wsm.errors import BadInputError, WsmError
+from wsm.errors import WsmError
 from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.lock_file import LockHold
@@ -51,12 +44,8 @@ from wsm.states.decide import (
 from wsm.states.holding import Answer, Hold
 from wsm.states.view import View
 from wsm.states.vocabulary import (
-    ALL_TAGS,
     After,
-    HotFallback,
     InFlightPolicy,
-    KVPolicy,
-    OnLease,
     Tag,
     WeightState,
     sentence_of,
@@ -64,194 +53,6 @@ from wsm.states.vocabulary import (
 from wsm.states.words import CommandWord, Decider, Operation, StatusCode
 from wsm.status.facts import who
 from wsm.status.rules import controller_in_words
-
-#: The owner of a hold whose caller names none.
-ANY_OWNER = "unnamed"
-
-#: How long a decided command may take to be over on every rank before the caller is told, in seconds.
-SETTLE_S = 30.0
-
-_Choice = TypeVar("_Choice", bound=enum.Enum)
-
-
-@dataclass(frozen=True)
-class CommandRequest:
-    """One request to a :class:`wsm.Controller`.
-
-    Parameters
-    ----------
-    operation : Operation
-        What is asked of the ranks: ``CLEAR``, ``UPDATE`` or ``HOT_UPDATE``.
-    arguments : CommandArguments
-        What travels with it, as far as it is known before the group is looked at.
-    deadline_s : float
-        Seconds after which an undecided command is aborted.
-    settle_s : float
-        Seconds after a decision until the caller is told who is not done.
-    wait_s : float
-        Seconds to wait for another controller to finish its command.
-    still_wanted : callable or None
-        Asked once it is this request's turn, before anything is written.
-    fallback : str or None
-        Why an update that was asked for hot is done in place.
-    in_flight : InFlightPolicy or None
-        As the caller said; None: as the hold says that the group stands under, else the usual one.
-    hold : str or None
-        The id of the hold that must be in force; None: it does not matter.
-    owner : str
-        Of a hold or a release: who asks.
-    forced : bool
-        Of a release: whether another's hold is released, too.
-    held : HeldDecision or None
-        What its caller will say, if it decides; None: the controller does.
-    """
-
-    operation: Operation
-    arguments: CommandArguments
-    deadline_s: float
-    settle_s: float
-    wait_s: float = 0.0
-    still_wanted: Callable[[], bool] | None = None
-    fallback: str | None = None
-    in_flight: InFlightPolicy | None = None
-    hold: str | None = None
-    owner: str = ""
-    forced: bool = False
-    held: HeldDecision | None = None
-
-    def consistent(self) -> CommandRequest:
-        """Return this request, an update, if its arguments go together.
-
-        Raises
-        ------
-        BadInputError
-            If the tags do not go with the other arguments.
-        RefusedError
-            If a partial update is to be hot.
-        """
-        asked = self.arguments
-        if self.operation.is_hot and asked.tags != ALL_TAGS:
-            why = "a hot update replaces both"
-            raise errors.tags_contradict(tags=named(asked.tags), argument="hot", why=why)
-        if Tag.WEIGHTS not in asked.tags:
-            of_weights = {
-                "version": asked.version is not None,
-                "force": asked.reload,
-                "partial": asked.partial,
-            }
-            for argument, given in of_weights.items():
-                if given:
-                    why = "no weights are loaded"
-                    raise errors.tags_contradict(tags=named(asked.tags), argument=argument, why=why)
-        if asked.partial and self.operation.is_hot:
-            raise partial_update_refused(why="a hot update stages every tensor anew")
-        return self
-
-    def changes_admission(self, *, held: bool) -> bool:
-        """Whether the group would be held, or open, other than it is, once this is done."""
-        return holding.held_after(self.arguments.after, held=held) is not held
-
-    def of_admission(self) -> CommandRequest:
-        """Return what is left of an update whose version is there already: a hold, or a release."""
-        operation = Operation.HOLD if self.arguments.after is After.HELD else Operation.RELEASE
-        asked = replace(self.arguments, version=None, tags=frozenset(), of_admission=True)
-        return replace(self, operation=operation, arguments=asked, forced=True)
-
-    def in_place(self, why: str) -> CommandRequest:
-        """Return the ordinary update that does the same with a longer pause."""
-        return replace(self, operation=Operation.UPDATE, fallback=why)
-
-    def held_by(self, held: HeldDecision, *, lease_s: float, leased: bool) -> CommandRequest:
-        """Return this request with a decision that its caller makes."""
-        arguments = replace(self.arguments, lease_s=lease_s, leased=leased)
-        return replace(self, arguments=arguments, held=held)
-
-    def possible_from(self, state: WeightState) -> CommandRequest:
-        """Return what is to be done where the group is: this, or in place what cannot be hot there.
-
-        Raises
-        ------
-        RefusedError
-            If it cannot be hot, and must not be done otherwise.
-        """
-        if not self.operation.is_hot or state is WeightState.NORMAL:
-            return self
-        refusal = errors.nothing_served(state=state.name)
-        if self.arguments.hot_fallback is HotFallback.REFUSE:
-            raise refusal
-        return self.in_place(str(refusal))
-
-    def after(self, error: WsmError) -> CommandRequest | None:
-        """Return what is to be tried once its command has ended so; None: nothing.
-
-        Only a hot update whose fallback says so is done in place, and only for refusals that an ordinary
-        update does not share: a version that cannot be read is no better in place.
-        """
-        allowed = self.operation.is_hot and self.arguments.hot_fallback is HotFallback.IN_PLACE
-        refused = isinstance(error, CommandRefusedError | RankFailedError) and error.context["no_room"]
-        return self.in_place(str(error)) if allowed and refused else None
-
-
-def request_id_of(asked: str | None) -> str:
-    """Return the name of a request, drawn if none was given.
-
-    Raises
-    ------
-    wsm.command.RequestIdError
-        If it cannot name a request.
-    """
-    return uuid.uuid4().hex if asked is None else checked_request_id(asked)
-
-
-def hold_of(
-    hold_id: str,
-    owner: str,
-    in_flight: InFlightPolicy,
-    kv_policy: KVPolicy,
-    *,
-    lease_s: float | None,
-    on_lease: OnLease | str,
-) -> Hold:
-    """Return a hold that is asked for now.
-
-    Raises
-    ------
-    BadInputError
-        If owner, policy or lease are none.
-    """
-    if not owner.isprintable() or not 0 < len(owner) <= MAX_REQUEST_ID:
-        problem = f"an owner is a name of 1 to {MAX_REQUEST_ID} characters that can be printed"
-        raise errors.bad_hold(argument="owner", value=owner, problem=problem)
-    if kv_policy not in (KVPolicy.KEEP, KVPolicy.DROP):
-        raise errors.bad_hold(
-            argument="kv_policy", value=kv_policy, problem="a hold keeps all blocks or drops all"
-        )
-    if lease_s is not None and not 0 < lease_s < math.inf:
-        raise errors.bad_hold(argument="lease_s", value=lease_s, problem="it must be more than 0 seconds")
-    return Hold(
-        hold_id,
-        owner,
-        in_flight,
-        kv_policy,
-        lease_s,
-        choice_of(OnLease, on_lease, errors.unknown_lease_end),
-        time.monotonic_ns(),
-    )
-
-
-def choice_of(kinds: type[_Choice], asked: object, refusal: Callable[..., BadInputError]) -> _Choice:
-    """Return the member of an enumeration that was asked for, by itself or by its value.
-
-    Raises
-    ------
-    BadInputError
-        As `refusal` makes it, if there is none.
-    """
-    try:
-        return kinds(asked)
-    except ValueError:
-        raise refusal(value=asked, allowed=[str(each.value) for each in kinds]) from None
-
 
 #: Seconds that a command which a dead controller left open may take to settle where the caller has no time.
 TAKEOVER_S = 1.0
@@ -313,12 +114,6 @@ class _Admitted(NamedTuple):
     committed: CommittedRecord
 
 
-def _require_wanted(request: CommandRequest) -> None:
-    if request.still_wanted is not None and not request.still_wanted():
-        operation = request.operation.name.lower()
-        raise CommandWithdrawnError(operation=operation, request_id=request.arguments.request_id)
-
-
 class Opening:
     """Begins commands to one group.
 
@@ -346,11 +141,11 @@ class Opening:
             ending.callback(self._take_role(request.wait_s).release)
             view = self._complete_inherited(min(request.settle_s, max(request.wait_s, TAKEOVER_S)))
             if request.operation.is_of_admission:
-                _require_wanted(request)
+                request.require_wanted()
                 return self._begin_of_admission(request, view, ending)
             request = self._under_hold(request, view)
             admitted = self._admit(request, view)
-            _require_wanted(request)
+            request.require_wanted()
             asked, held = request.arguments, admitted.held
             if needs_no_work(
                 held,

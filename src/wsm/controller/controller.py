@@ -1,127 +1,60 @@
 """The role that commands a group: clear it, update it, look at it. One process at a time, per command.
 
-Responsible for what can be asked, and how. How a command is begun is in :mod:`._opening`.
+Responsible for what can be asked, and what a caller gets. The keywords of each command stand in
+:mod:`._command_request`; how a command is begun is in :mod:`._opening`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, final
+from typing import Any, Concatenate, ParamSpec, TypeVar, final
 
 from wsm.clock import Clock, SystemClock
-from wsm.command import CommandArguments, checked_tags
 from wsm.config import EngineWordsConfig
-from wsm.controller import errors
-from wsm.controller._held import HeldDecision
-from wsm.controller._opening import (
-    ANY_OWNER,
+from wsm.controller._command_request import (
     SETTLE_S,
-    CommandRequest,
-    Opening,
-    choice_of,
-    hold_of,
-    request_id_of,
+    ClearKeywords,
+    HoldKeywords,
+    PrepareKeywords,
+    ReleaseKeywords,
+    UpdateKeywords,
+    keywords_of,
 )
+from wsm.controller._held import HeldDecision
+from wsm.controller._opening import Opening
 from wsm.controller._transaction import Pending
 from wsm.controller.group_view import GroupAccess
 from wsm.controller.prepared import Prepared
-from wsm.labels import checked_version
 from wsm.receipt import Receipt
-from wsm.states.vocabulary import (
-    ALL_TAGS,
-    After,
-    HotFallback,
-    InFlightPolicy,
-    KVPolicy,
-    OnLease,
-    Tag,
-    TransferMode,
-)
-from wsm.states.words import Operation
 from wsm.status.facts import GroupStatus
 
+_Given = TypeVar("_Given")
 _P = ParamSpec("_P")
 
 
 def _awaited(
-    begin: Callable[Concatenate[Controller, _P], Pending],
-) -> Callable[Concatenate[Controller, _P], Coroutine[Any, Any, Receipt]]:
-    """Return the coroutine function that begins a command in a thread, and then awaits its end."""
+    command: Callable[Concatenate[Controller, _P], _Given],
+    begin: Callable[Concatenate[Controller, _P], Awaitable[_Given]],
+) -> Callable[Concatenate[Controller, _P], Coroutine[Any, Any, _Given]]:
+    """Return `command` as a coroutine function, which begins it in a thread and then awaits its end."""
 
-    async def command(controller: Controller, /, *args: _P.args, **options: _P.kwargs) -> Receipt:
+    async def awaited(controller: Controller, /, *args: _P.args, **options: _P.kwargs) -> _Given:
         import asyncio  # noqa: PLC0415 - as in :meth:`.Pending.__await__`
 
         return await (await asyncio.to_thread(begin, controller, *args, **options))
 
-    name = begin.__name__.removeprefix("begin_")
-    command.__name__, command.__qualname__ = f"{name}_async", f"Controller.{name}_async"
-    command.__doc__ = f"""As :meth:`{name}`, for a coroutine: its arguments, its receipt, its errors.
+    name = command.__name__
+    awaited.__name__, awaited.__qualname__ = f"{name}_async", f"Controller.{name}_async"
+    awaited.__doc__ = f"""As :meth:`{name}`, for a coroutine: its arguments, what it returns, its errors.
 
         To cancel the task leaves a command that has begun as it is, under its request id. To abort it, await
-        the :class:`Pending` of :meth:`begin_{name}` instead, and call its :meth:`Pending.give_up`.
+        what :meth:`begin_{name}` returns instead, and call its ``give_up()``.
         """
-    command.__signature__ = inspect.signature(begin)  # type: ignore[attr-defined] # read by help()
-    return command
-
-
-def _update_request(
-    version: str | int | None,
-    *,
-    tags: Collection[Tag],
-    hot: bool,
-    hot_fallback: HotFallback | str,
-    in_flight: InFlightPolicy | None,
-    kv_policy: KVPolicy,
-    force: bool,
-    partial: bool,
-    transfer_mode: TransferMode | str | None,
-    deadline_s: float,
-    settle_s: float,
-    wait_s: float,
-    request_id: str | None,
-    after: After | str,
-    hold: str | None,
-    owner: str,
-    still_wanted: Callable[[], bool] | None,
-) -> CommandRequest:
-    """Return the request of an update, if its arguments go together."""
-    mode = transfer_mode
-    if mode is not None:
-        mode = choice_of(TransferMode, mode, errors.unknown_transfer_mode)
-    name = request_id_of(request_id)
-    usual = in_flight or (InFlightPolicy.KEEP if hot else InFlightPolicy.ABORT)
-    left = choice_of(After, after, errors.unknown_after)
-    arguments = CommandArguments(
-        name,
-        None if version is None else checked_version(version),
-        usual,
-        kv_policy,
-        hot_fallback=choice_of(HotFallback, hot_fallback, errors.hot_fallback),
-        tags=checked_tags(tags),
-        reload=force,
-        partial=partial,
-        transfer_mode=mode,
-        after=left,
-        hold=hold_of(name, owner, usual, KVPolicy.KEEP, lease_s=None, on_lease=OnLease.STAY)
-        if left is After.HELD
-        else None,
-    )
-    operation = Operation.HOT_UPDATE if hot else Operation.UPDATE
-    request = CommandRequest(
-        operation,
-        arguments,
-        deadline_s,
-        settle_s,
-        wait_s,
-        still_wanted,
-        in_flight=in_flight,
-        hold=hold,
-        owner=owner,
-    )
-    return request.consistent()
+    awaited.__signature__ = inspect.signature(command)  # type: ignore[attr-defined] # read by help()
+    return awaited
 
 
 @final
@@ -164,18 +97,8 @@ class Controller:
         self._access = GroupAccess(name, directory=directory, journal_directory=journal_directory)
         self._opening = Opening(self._access, engine_words or EngineWordsConfig(), clock or SystemClock())
 
-    def clear(
-        self,
-        *,
-        tags: Collection[Tag] = ALL_TAGS,
-        in_flight: InFlightPolicy | None = None,
-        kv_policy: KVPolicy = KVPolicy.DROP,
-        deadline_s: float = 60.0,
-        settle_s: float = SETTLE_S,
-        wait_s: float = 0.0,
-        request_id: str | None = None,
-        hold: str | None = None,
-    ) -> Receipt:
+    @keywords_of(ClearKeywords)
+    def clear(self, keywords: ClearKeywords) -> Receipt:
         """Release weights and KV cache on every rank, or one of them, and wait for it.
 
         Parameters
@@ -199,6 +122,9 @@ class Controller:
         hold : str or None
             The id of the hold that the group stands under; refused if that is no longer in force (code
             ``hold-not-in-force``). None: it does not matter. A clear under a hold stays under it.
+        still_wanted : callable or None
+            Asked once it is this controller's turn, before anything is written; False raises
+            :class:`CommandWithdrawnError`.
 
         Returns
         -------
@@ -220,37 +146,10 @@ class Controller:
         UnsettledError
             If it is decided to go on, and some rank has not said that it is done.
         """
-        return self.begin_clear(
-            tags=tags,
-            in_flight=in_flight,
-            kv_policy=kv_policy,
-            deadline_s=deadline_s,
-            settle_s=settle_s,
-            wait_s=wait_s,
-            request_id=request_id,
-            hold=hold,
-        ).result()
+        return self._opening.begin(keywords.request()).result()
 
-    def update(
-        self,
-        version: str | int | None = None,
-        *,
-        tags: Collection[Tag] = ALL_TAGS,
-        hot: bool = False,
-        hot_fallback: HotFallback | str = HotFallback.REFUSE,
-        in_flight: InFlightPolicy | None = None,
-        kv_policy: KVPolicy = KVPolicy.DROP,
-        force: bool = False,
-        partial: bool = False,
-        transfer_mode: TransferMode | str | None = None,
-        deadline_s: float = 300.0,
-        settle_s: float = SETTLE_S,
-        wait_s: float = 0.0,
-        request_id: str | None = None,
-        after: After | str = After.AS_BEFORE,
-        hold: str | None = None,
-        owner: str = ANY_OWNER,
-    ) -> Receipt:
+    @keywords_of(UpdateKeywords)
+    def update(self, keywords: UpdateKeywords) -> Receipt:
         """Load a version on every rank and serve it, and wait for it.
 
         Parameters
@@ -283,7 +182,7 @@ class Controller:
         transfer_mode : TransferMode or str or None
             By which way the version travels, for the strategy ``gdr``; None: as configured. Ranks refuse one
             that is not available to them, before anything is touched.
-        deadline_s, settle_s, wait_s, request_id, hold
+        deadline_s, settle_s, wait_s, request_id, hold, still_wanted
             As :meth:`clear`.
         after : After or str
             What is left of admission: ``"as-before"`` (a held group stays held), ``"held"``, or ``"serve"``,
@@ -313,38 +212,10 @@ class Controller:
         WsmError
             As :meth:`clear`.
         """
-        return self.begin_update(
-            version,
-            tags=tags,
-            hot=hot,
-            hot_fallback=hot_fallback,
-            in_flight=in_flight,
-            kv_policy=kv_policy,
-            force=force,
-            partial=partial,
-            transfer_mode=transfer_mode,
-            deadline_s=deadline_s,
-            settle_s=settle_s,
-            wait_s=wait_s,
-            request_id=request_id,
-            after=after,
-            hold=hold,
-            owner=owner,
-        ).result()
+        return self._opening.begin(keywords.request()).result()
 
-    def hold(
-        self,
-        *,
-        in_flight: InFlightPolicy = InFlightPolicy.ABORT,
-        kv_policy: KVPolicy = KVPolicy.KEEP,
-        owner: str = ANY_OWNER,
-        lease_s: float | None = None,
-        on_lease: OnLease | str = OnLease.STAY,
-        deadline_s: float = 60.0,
-        settle_s: float = SETTLE_S,
-        wait_s: float | None = None,
-        request_id: str | None = None,
-    ) -> Receipt:
+    @keywords_of(HoldKeywords)
+    def hold(self, keywords: HoldKeywords) -> Receipt:
         """Let every rank stand at one step, with all that it has in memory, until :meth:`release`.
 
         No step begins between this receipt and the word of the release. Clears and updates stay under the
@@ -363,7 +234,7 @@ class Controller:
         on_lease : OnLease or str
             Then ``"serve"`` releases a group that has its committed version whole in memory; with ``"stay"``
             it stays held, and every status says whose lease ran out.
-        deadline_s, settle_s, request_id
+        deadline_s, settle_s, request_id, still_wanted
             As :meth:`clear`. The request's id is that of the hold.
         wait_s : float or None
             Seconds to wait for another controller to finish its command; None: as long as the deadline.
@@ -382,29 +253,10 @@ class Controller:
         WsmError
             As :meth:`clear`. A hold that failed left cache and admission as they were.
         """
-        return self.begin_hold(
-            in_flight=in_flight,
-            kv_policy=kv_policy,
-            owner=owner,
-            lease_s=lease_s,
-            on_lease=on_lease,
-            deadline_s=deadline_s,
-            settle_s=settle_s,
-            wait_s=wait_s,
-            request_id=request_id,
-        ).result()
+        return self._opening.begin(keywords.request()).result()
 
-    def release(
-        self,
-        *,
-        owner: str = ANY_OWNER,
-        hold: str | None = None,
-        force: bool = False,
-        deadline_s: float = 60.0,
-        settle_s: float = SETTLE_S,
-        wait_s: float | None = None,
-        request_id: str | None = None,
-    ) -> Receipt:
+    @keywords_of(ReleaseKeywords)
+    def release(self, keywords: ReleaseKeywords) -> Receipt:
         """Let the ranks of a held group step again; of an open group it is a success.
 
         Parameters
@@ -415,7 +267,7 @@ class Controller:
             The id of the hold; refused if that is no longer in force. None: whichever it is.
         force : bool
             Release another's hold, too.
-        deadline_s, settle_s, wait_s, request_id
+        deadline_s, settle_s, wait_s, request_id, still_wanted
             As :meth:`hold`.
 
         Returns
@@ -431,185 +283,30 @@ class Controller:
         WsmError
             As :meth:`clear`. After a release that failed the group is held as before.
         """
-        return self.begin_release(
-            owner=owner,
-            hold=hold,
-            force=force,
-            deadline_s=deadline_s,
-            settle_s=settle_s,
-            wait_s=wait_s,
-            request_id=request_id,
-        ).result()
+        return self._opening.begin(keywords.request()).result()
 
-    def begin_hold(
-        self,
-        *,
-        in_flight: InFlightPolicy = InFlightPolicy.ABORT,
-        kv_policy: KVPolicy = KVPolicy.KEEP,
-        owner: str = ANY_OWNER,
-        lease_s: float | None = None,
-        on_lease: OnLease | str = OnLease.STAY,
-        deadline_s: float = 60.0,
-        settle_s: float = SETTLE_S,
-        wait_s: float | None = None,
-        request_id: str | None = None,
-        still_wanted: Callable[[], bool] | None = None,
-    ) -> Pending:
+    @keywords_of(HoldKeywords)
+    def begin_hold(self, keywords: HoldKeywords) -> Pending:
         """As :meth:`hold`, without waiting for its end. What is refused is raised here."""
-        name = request_id_of(request_id)
-        arguments = CommandArguments(
-            name,
-            in_flight=in_flight,
-            kv_policy=kv_policy,
-            tags=frozenset(),
-            after=After.HELD,
-            hold=hold_of(name, owner, in_flight, kv_policy, lease_s=lease_s, on_lease=on_lease),
-            of_admission=True,
-        )
-        waits_s = deadline_s if wait_s is None else wait_s
-        request = CommandRequest(
-            Operation.HOLD, arguments, deadline_s, settle_s, waits_s, still_wanted, owner=owner
-        )
-        return self._opening.begin(request)
+        return self._opening.begin(keywords.request())
 
-    def begin_release(
-        self,
-        *,
-        owner: str = ANY_OWNER,
-        hold: str | None = None,
-        force: bool = False,
-        deadline_s: float = 60.0,
-        settle_s: float = SETTLE_S,
-        wait_s: float | None = None,
-        request_id: str | None = None,
-        still_wanted: Callable[[], bool] | None = None,
-    ) -> Pending:
+    @keywords_of(ReleaseKeywords)
+    def begin_release(self, keywords: ReleaseKeywords) -> Pending:
         """As :meth:`release`, without waiting for its end. What is refused is raised here."""
-        arguments = CommandArguments(
-            request_id_of(request_id),
-            in_flight=InFlightPolicy.KEEP,
-            kv_policy=KVPolicy.KEEP,
-            tags=frozenset(),
-            after=After.SERVE,
-            of_admission=True,
-        )
-        request = CommandRequest(
-            Operation.RELEASE,
-            arguments,
-            deadline_s,
-            settle_s,
-            deadline_s if wait_s is None else wait_s,
-            still_wanted,
-            hold=hold,
-            owner=owner,
-            forced=force,
-        )
-        return self._opening.begin(request)
+        return self._opening.begin(keywords.request())
 
-    def begin_clear(
-        self,
-        *,
-        tags: Collection[Tag] = ALL_TAGS,
-        in_flight: InFlightPolicy | None = None,
-        kv_policy: KVPolicy = KVPolicy.DROP,
-        deadline_s: float = 60.0,
-        settle_s: float = SETTLE_S,
-        wait_s: float = 0.0,
-        request_id: str | None = None,
-        hold: str | None = None,
-        still_wanted: Callable[[], bool] | None = None,
-    ) -> Pending:
-        """As :meth:`clear`, without waiting for its end. What is refused is raised here.
+    @keywords_of(ClearKeywords)
+    def begin_clear(self, keywords: ClearKeywords) -> Pending:
+        """As :meth:`clear`, without waiting for its end. What is refused is raised here."""
+        return self._opening.begin(keywords.request())
 
-        Parameters
-        ----------
-        still_wanted : callable or None
-            Asked once it is this controller's turn, before anything is written; False raises
-            :class:`CommandWithdrawnError`.
-        """
-        arguments = CommandArguments(
-            request_id_of(request_id),
-            in_flight=in_flight or InFlightPolicy.ABORT,
-            kv_policy=kv_policy,
-            tags=checked_tags(tags),
-            clears=True,
-        )
-        request = CommandRequest(
-            Operation.CLEAR,
-            arguments,
-            deadline_s,
-            settle_s,
-            wait_s,
-            still_wanted,
-            in_flight=in_flight,
-            hold=hold,
-        )
-        return self._opening.begin(request)
+    @keywords_of(UpdateKeywords)
+    def begin_update(self, keywords: UpdateKeywords) -> Pending:
+        """As :meth:`update`, without waiting for its end. What is refused is raised here."""
+        return self._opening.begin(keywords.request())
 
-    def begin_update(
-        self,
-        version: str | int | None = None,
-        *,
-        tags: Collection[Tag] = ALL_TAGS,
-        hot: bool = False,
-        hot_fallback: HotFallback | str = HotFallback.REFUSE,
-        in_flight: InFlightPolicy | None = None,
-        kv_policy: KVPolicy = KVPolicy.DROP,
-        force: bool = False,
-        partial: bool = False,
-        transfer_mode: TransferMode | str | None = None,
-        deadline_s: float = 300.0,
-        settle_s: float = SETTLE_S,
-        wait_s: float = 0.0,
-        request_id: str | None = None,
-        after: After | str = After.AS_BEFORE,
-        hold: str | None = None,
-        owner: str = ANY_OWNER,
-        still_wanted: Callable[[], bool] | None = None,
-    ) -> Pending:
-        """As :meth:`update`, without waiting for its end; `still_wanted` as :meth:`begin_clear`."""
-        request = _update_request(
-            version,
-            tags=tags,
-            hot=hot,
-            hot_fallback=hot_fallback,
-            in_flight=in_flight,
-            kv_policy=kv_policy,
-            force=force,
-            partial=partial,
-            transfer_mode=transfer_mode,
-            deadline_s=deadline_s,
-            settle_s=settle_s,
-            wait_s=wait_s,
-            request_id=request_id,
-            after=after,
-            hold=hold,
-            owner=owner,
-            still_wanted=still_wanted,
-        )
-        return self._opening.begin(request)
-
-    def prepare(
-        self,
-        version: str | int | None = None,
-        *,
-        tags: Collection[Tag] = ALL_TAGS,
-        hot: bool = True,
-        hot_fallback: HotFallback | str = HotFallback.REFUSE,
-        in_flight: InFlightPolicy | None = None,
-        kv_policy: KVPolicy = KVPolicy.DROP,
-        force: bool = False,
-        partial: bool = False,
-        transfer_mode: TransferMode | str | None = None,
-        deadline_s: float = 300.0,
-        lease_s: float | None = None,
-        settle_s: float = SETTLE_S,
-        wait_s: float = 0.0,
-        request_id: str | None = None,
-        after: After | str = After.AS_BEFORE,
-        hold: str | None = None,
-        owner: str = ANY_OWNER,
-    ) -> Prepared:
+    @keywords_of(PrepareKeywords)
+    def prepare(self, keywords: PrepareKeywords) -> Prepared:
         """Load a version on every rank, and leave it to the caller whether the group serves it; wait for all.
 
         Groups are switched together so: prepare each, then commit one after the other. A caller that dies in
@@ -627,7 +324,7 @@ class Controller:
             Seconds after which the command is aborted if not all are PREPARED.
         lease_s : float or None
             Seconds that may pass from then on until it is aborted undecided; None: as `deadline_s`.
-        settle_s, wait_s, request_id
+        settle_s, wait_s, request_id, still_wanted
             As :meth:`update`.
 
         Returns
@@ -641,153 +338,27 @@ class Controller:
         WsmError
             As :meth:`update`. The command was aborted then, or never written.
         """
-        prepared = self.begin_prepare(
-            version,
-            tags=tags,
-            hot=hot,
-            hot_fallback=hot_fallback,
-            in_flight=in_flight,
-            kv_policy=kv_policy,
-            force=force,
-            partial=partial,
-            transfer_mode=transfer_mode,
-            deadline_s=deadline_s,
-            lease_s=lease_s,
-            settle_s=settle_s,
-            wait_s=wait_s,
-            request_id=request_id,
-            after=after,
-            hold=hold,
-            owner=owner,
-        )
+        prepared = self._begin_prepare(keywords)
         try:
             return prepared.wait()
         except BaseException:
             prepared.give_up()
             raise
 
-    def begin_prepare(
-        self,
-        version: str | int | None = None,
-        *,
-        tags: Collection[Tag] = ALL_TAGS,
-        hot: bool = True,
-        hot_fallback: HotFallback | str = HotFallback.REFUSE,
-        in_flight: InFlightPolicy | None = None,
-        kv_policy: KVPolicy = KVPolicy.DROP,
-        force: bool = False,
-        partial: bool = False,
-        transfer_mode: TransferMode | str | None = None,
-        deadline_s: float = 300.0,
-        lease_s: float | None = None,
-        settle_s: float = SETTLE_S,
-        wait_s: float = 0.0,
-        request_id: str | None = None,
-        after: After | str = After.AS_BEFORE,
-        hold: str | None = None,
-        owner: str = ANY_OWNER,
-        still_wanted: Callable[[], bool] | None = None,
-    ) -> Prepared:
-        """As :meth:`prepare`; :meth:`Prepared.wait` waits. `still_wanted` as :meth:`begin_clear`."""
+    @keywords_of(PrepareKeywords)
+    def begin_prepare(self, keywords: PrepareKeywords) -> Prepared:
+        """As :meth:`prepare`, without waiting; :meth:`Prepared.wait` does. What is refused is raised here."""
+        return self._begin_prepare(keywords)
+
+    def _begin_prepare(self, keywords: PrepareKeywords) -> Prepared:
         held = HeldDecision()
-        request = _update_request(
-            version,
-            tags=tags,
-            hot=hot,
-            hot_fallback=hot_fallback,
-            in_flight=in_flight,
-            kv_policy=kv_policy,
-            force=force,
-            partial=partial,
-            transfer_mode=transfer_mode,
-            deadline_s=deadline_s,
-            settle_s=settle_s,
-            wait_s=wait_s,
-            request_id=request_id,
-            after=after,
-            hold=hold,
-            owner=owner,
-            still_wanted=still_wanted,
-        )
-        request = request.held_by(held, lease_s=deadline_s if lease_s is None else lease_s, leased=False)
-        pending = self._opening.begin(request)
+        pending = self._opening.begin(keywords.held_by(held, leased=False))
         if pending.over and not held.prepared.done():
             held.tell(pending.result())  # nothing had to be prepared
         return Prepared(pending, held, self._access.group.ring)
 
-    async def prepare_async(
-        self,
-        version: str | int | None = None,
-        *,
-        tags: Collection[Tag] = ALL_TAGS,
-        hot: bool = True,
-        hot_fallback: HotFallback | str = HotFallback.REFUSE,
-        in_flight: InFlightPolicy | None = None,
-        kv_policy: KVPolicy = KVPolicy.DROP,
-        force: bool = False,
-        partial: bool = False,
-        transfer_mode: TransferMode | str | None = None,
-        deadline_s: float = 300.0,
-        lease_s: float | None = None,
-        settle_s: float = SETTLE_S,
-        wait_s: float = 0.0,
-        request_id: str | None = None,
-        after: After | str = After.AS_BEFORE,
-        hold: str | None = None,
-        owner: str = ANY_OWNER,
-    ) -> Prepared:
-        """As :meth:`prepare`, for a coroutine.
-
-        To cancel the task leaves the command as it is, under its request id; to abort it then, use
-        :meth:`begin_prepare` and :meth:`Prepared.give_up`.
-        """
-        import asyncio  # noqa: PLC0415 - as in :meth:`.Pending.__await__`
-
-        return await (
-            await asyncio.to_thread(
-                self.begin_prepare,
-                version,
-                tags=tags,
-                hot=hot,
-                hot_fallback=hot_fallback,
-                in_flight=in_flight,
-                kv_policy=kv_policy,
-                force=force,
-                partial=partial,
-                transfer_mode=transfer_mode,
-                deadline_s=deadline_s,
-                lease_s=lease_s,
-                settle_s=settle_s,
-                wait_s=wait_s,
-                request_id=request_id,
-                after=after,
-                hold=hold,
-                owner=owner,
-            )
-        )
-
-    def begin_lease(
-        self,
-        version: str | int | None = None,
-        *,
-        tags: Collection[Tag] = ALL_TAGS,
-        hot: bool = True,
-        hot_fallback: HotFallback | str = HotFallback.REFUSE,
-        in_flight: InFlightPolicy | None = None,
-        kv_policy: KVPolicy = KVPolicy.DROP,
-        force: bool = False,
-        partial: bool = False,
-        transfer_mode: TransferMode | str | None = None,
-        deadline_s: float = 300.0,
-        lease_s: float | None = None,
-        settle_s: float = SETTLE_S,
-        wait_s: float = 0.0,
-        request_id: str | None = None,
-        after: After | str = After.AS_BEFORE,
-        hold: str | None = None,
-        owner: str = ANY_OWNER,
-        still_wanted: Callable[[], bool] | None = None,
-    ) -> Pending:
+    @keywords_of(PrepareKeywords)
+    def begin_lease(self, keywords: PrepareKeywords) -> Pending:
         """As :meth:`begin_prepare`, for a decision that a lease holds and no process.
 
         Once all are PREPARED the controller role is free, and this process may end; the decision belongs to
@@ -799,27 +370,7 @@ class Controller:
         Pending
             Its receipt says ``PREPARED``, or ``ALREADY_SERVED`` or ``ALREADY_HELD``.
         """
-        request = _update_request(
-            version,
-            tags=tags,
-            hot=hot,
-            hot_fallback=hot_fallback,
-            in_flight=in_flight,
-            kv_policy=kv_policy,
-            force=force,
-            partial=partial,
-            transfer_mode=transfer_mode,
-            deadline_s=deadline_s,
-            settle_s=settle_s,
-            wait_s=wait_s,
-            request_id=request_id,
-            after=after,
-            hold=hold,
-            owner=owner,
-            still_wanted=still_wanted,
-        )
-        lease_s = deadline_s if lease_s is None else lease_s
-        return self._opening.begin(request.held_by(HeldDecision(), lease_s=lease_s, leased=True))
+        return self._opening.begin(keywords.held_by(HeldDecision(), leased=True))
 
     def commit(self, request_id: str, *, settle_s: float = SETTLE_S, wait_s: float = 0.0) -> Receipt:
         """Serve what a lease holds (:meth:`begin_lease`), and wait for it.
@@ -887,12 +438,13 @@ class Controller:
         """As :meth:`abort`, without waiting for its end. What is refused is raised here."""
         return self._opening.settle(request_id, commit=False, settle_s=settle_s, wait_s=wait_s)
 
-    hold_async = _awaited(begin_hold)
-    release_async = _awaited(begin_release)
-    clear_async = _awaited(begin_clear)
-    update_async = _awaited(begin_update)
-    commit_async = _awaited(begin_commit)
-    abort_async = _awaited(begin_abort)
+    clear_async = _awaited(clear, begin_clear)
+    update_async = _awaited(update, begin_update)
+    hold_async = _awaited(hold, begin_hold)
+    release_async = _awaited(release, begin_release)
+    prepare_async = _awaited(prepare, begin_prepare)
+    commit_async = _awaited(commit, begin_commit)
+    abort_async = _awaited(abort, begin_abort)
 
     def status(self) -> GroupStatus:
         """Read what the group is doing now. Does not block, needs no role, works on a dead group.

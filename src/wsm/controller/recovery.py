@@ -25,8 +25,9 @@ from wsm.clock import Clock, SystemClock
 from wsm.command import CommandArguments
 from wsm.committed_record import CommittedRecord, CommittedRecordError, commit_report
 from wsm.controller import errors
+from wsm.controller._command_request import SETTLE_S
 from wsm.controller._expiry import LeaseWatch
-from wsm.controller._opening import SETTLE_S, require_able
+from wsm.controller._opening import require_able
 from wsm.controller._transaction import (
     Pending,
     Transaction,
