@@ -6,12 +6,14 @@ the forgetting visible. It knows nothing about single packages.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import psutil
@@ -159,3 +161,29 @@ def _describe(process: psutil.Process) -> str:
         return f"{process.pid}: {' '.join(process.cmdline())[:200]}"
     except psutil.NoSuchProcess:
         return f"{process.pid}: ended"
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Callable[..., Path]:
+    """Write a safetensors file without help of wsm: ``plain(name, {tensor: (dtype, shape, bytes)})``."""
+
+    def write(
+        name: str,
+        tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]],
+        *,
+        directory: Path | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Path:
+        fields: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+        position, data = 0, b""
+        for key, (dtype, shape, content) in tensors.items():
+            end = position + len(content)
+            fields[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+            position, data = end, data + content
+        text = json.dumps(fields).encode()
+        path = (directory or tmp_path) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+        return path
+
+    return write

@@ -21,6 +21,7 @@ from wsm.states.vocabulary import (
     KVPolicy,
     Tag,
     TransferMode,
+    UnknownTensors,
     WeightState,
 )
 
@@ -93,7 +94,7 @@ def part_not_restorable(*, rank: int, version: str | None, bases: Sequence[str])
 def version_held(*, rank: int, version: str) -> RefusedError:
     """The version that is announced is the one that is held: a command that names none has nothing to do."""
     return RefusedError(
-        f"rank {rank} already holds version {version}, the newest, verified; use --force to load it again",
+        f"rank {rank} already holds version {version}, the newest; use --force to load it again",
         code=VERSION_HELD,
         rank=rank,
         version=version,
@@ -182,6 +183,8 @@ class CommandArguments:
         serves: what was let go or half written, only a whole version brings back.
     transfer_mode : TransferMode or None
         By which way the version travels; None: as configured.
+    unknown_tensors : UnknownTensors or None
+        What becomes of tensors that the model does not have; None: as configured.
     lease_s : float or None
         Seconds that a caller may take for its decision, from the moment all are PREPARED; None: its
         controller decides.
@@ -211,6 +214,7 @@ class CommandArguments:
     restores: bool = False
     partial: bool = False
     transfer_mode: TransferMode | None = None
+    unknown_tensors: UnknownTensors | None = None
     deadline_s: float | None = None
     lease_s: float | None = None
     leased: bool = False
@@ -234,6 +238,7 @@ class CommandArguments:
                 "restores": self.restores,
                 "partial": self.partial,
                 "transfer_mode": None if self.transfer_mode is None else self.transfer_mode.value,
+                "unknown_tensors": None if self.unknown_tensors is None else self.unknown_tensors.value,
                 "deadline_s": self.deadline_s,
                 "lease_s": self.lease_s,
                 "leased": self.leased,
@@ -260,6 +265,8 @@ class CommandArguments:
             hot_fallback = HotFallback(content["hot_fallback"])
             tags = checked_tags([Tag(value) for value in content["tags"]], none=content["of_admission"])
             mode = None if content["transfer_mode"] is None else TransferMode(content["transfer_mode"])
+            unknown = content["unknown_tensors"]
+            unknown_tensors = None if unknown is None else UnknownTensors(unknown)
             deadline_s, lease_s = content["deadline_s"], content["lease_s"]
             flags = {name: content[name] for name in _FLAGS}
             after = After(content["after"])
@@ -283,6 +290,7 @@ class CommandArguments:
             tags,
             **flags,
             transfer_mode=mode,
+            unknown_tensors=unknown_tensors,
             deadline_s=deadline_s,
             lease_s=lease_s,
             after=after,

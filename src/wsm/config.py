@@ -18,6 +18,7 @@ from wsm.config_reading import ConfigurationError, build, connected_parts, is_se
 from wsm.signals.errors import SegmentNameError
 from wsm.signals.layout import MAX_WORLD_SIZE
 from wsm.signals.names import check_name
+from wsm.states.vocabulary import UnknownTensors
 from wsm.strategies.errors import UnknownStrategyError
 from wsm.strategies.own_sections import OWN_SECTIONS, OwnSections, sections_read
 from wsm.strategies.registry import strategy_called
@@ -38,6 +39,10 @@ __all__ = [
 
 #: FastDeploy's words, as the option ``answers`` names them.
 ENGINE_WORDS = ("weights", "kv_cache", "prefix_tree")
+
+
+#: What may become of tensors that the model does not have.
+UNKNOWN_TENSORS = tuple(each.value for each in UnknownTensors)
 
 
 _NAMES = "use 1 to 100 letters, digits, '.', '_' or '-', beginning with a letter or a digit"
@@ -172,6 +177,9 @@ class WsmConfig(OwnSections):
         :class:`wsm.CacheParticipant`: the group waits for it as for a rank.
     strategy : str
         How weights arrive: one of :data:`wsm.strategies.STRATEGIES`, or one from outside.
+    unknown_tensors : str
+        Of a version that has tensors which the model does not have: ``refuse`` it, or ``ignore`` them, as
+        FastDeploy does; where the command does not say.
     load_threads : int
         How many threads of a rank copy and digest; 0: its part of the cores that it may run on, 8 at most.
         Say a number where each rank is pinned to cores of its own.
@@ -194,6 +202,7 @@ class WsmConfig(OwnSections):
     follow: bool = True
     kv_cache_process: bool = False
     strategy: str = "ipc_snapshot"
+    unknown_tensors: str = "refuse"
     load_threads: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
     journal_directory: str | None = None
@@ -222,6 +231,9 @@ class WsmConfig(OwnSections):
             raise ConfigurationError(
                 where="load_threads", problem=f"is {self.load_threads}", fix="give 1 or more, or 0"
             )
+        if self.unknown_tensors not in UNKNOWN_TENSORS:
+            problem, fix = f"is {self.unknown_tensors!r}", f"use one of {', '.join(UNKNOWN_TENSORS)}"
+            raise ConfigurationError(where="unknown_tensors", problem=problem, fix=fix)
         self._check_sections()
         parts = connected_parts(self.ranks, self.communicators)
         if len(parts) > 1:

@@ -90,6 +90,9 @@ class Receipt:
         ``PREPARED``: bytes of weights that the ranks keep for the decision.
     lease_s : float or None
         ``PREPARED``: seconds from then on after which the decision is ABORT.
+    verified : bool or None
+        Whether every tensor that was loaded, on every rank, matched a digest that its source had promised;
+        None: nothing was loaded, or a load did not say.
     warning : str or None
         What else is to be known of the outcome: of an operator's abort of what is decided outside.
     """
@@ -116,6 +119,7 @@ class Receipt:
     hold: Mapping[str, Any] | None = None
     staged_bytes: int = 0
     lease_s: float | None = None
+    verified: bool | None = None
     warning: str | None = None
 
     def to_mapping(self) -> Mapping[str, Any]:
@@ -177,6 +181,9 @@ class Receipt:
         rest = f", {kept} tensors kept as they were" if self.partial else ""
         unproven = [report.rank for report in self.ranks if _freed_unmeasured(report)]
         proof = f", free memory not measured on rank {', '.join(map(str, unproven))}" if unproven else ""
+        unknown = sum(int(report.facts.get("unknown_tensors", 0)) for report in self.ranks)
+        rest += f", {unknown} tensors left out that the model does not have" if unknown else ""
+        rest += ", unverified: not every tensor was promised by a digest" if self.verified is False else ""
         if not self.restorable:
             rest += ", no lost rank can be restored until a whole version is loaded"
         amount = f", {loaded / 2**20:.1f} MiB on {len(self.ranks)} ranks{rest}" if self.loaded else ""

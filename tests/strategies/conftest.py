@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,32 +65,6 @@ def bytes_of() -> Callable[..., dict[str, bytes]]:
 @pytest.fixture
 def held() -> Callable[[MemoryTarget], dict[str, bytes]]:
     return contents
-
-
-@pytest.fixture
-def plain(tmp_path: Path) -> Callable[..., Path]:
-    """Write a safetensors file without help of wsm: ``plain(name, {tensor: (dtype, shape, bytes)})``."""
-
-    def write(
-        name: str,
-        tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]],
-        *,
-        directory: Path | None = None,
-        metadata: Mapping[str, str] | None = None,
-    ) -> Path:
-        fields: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
-        position, data = 0, b""
-        for key, (dtype, shape, content) in tensors.items():
-            end = position + len(content)
-            fields[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
-            position, data = end, data + content
-        text = json.dumps(fields).encode()
-        path = (directory or tmp_path) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(len(text).to_bytes(8, "little") + text + data)
-        return path
-
-    return write
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ from wsm.actions import errors
 from wsm.actions.errors import PreconditionError, load_incomplete
 from wsm.actions.surfaces import Runner, StagedWeights
 from wsm.states.plan_key import CLEAR, DISCARD, HOT, REJOIN, UPDATE, UPDATE_IN_PLACE, PlanKey
-from wsm.states.vocabulary import InFlightPolicy, KVPolicy, TransferMode
+from wsm.states.vocabulary import InFlightPolicy, KVPolicy, TransferMode, UnknownTensors
 from wsm.strategies.tensor import WeightTarget
 
 
@@ -86,6 +86,10 @@ class Loaded:
         How many of them were.
     not_loaded : sequence of str or None
         Which.
+    verified_tensors : int or None
+        How many tensors had a digest that their source promised, which matched.
+    unknown_tensors : int or None
+        How many tensors of the source were left out since the model does not have them.
     more : mapping
         Other facts for the receipt, JSON-ready.
     """
@@ -105,6 +109,8 @@ class Loaded:
     partial: bool | None = None
     kept_tensors: int | None = None
     not_loaded: Sequence[str] | None = None
+    verified_tensors: int | None = None
+    unknown_tensors: int | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -184,6 +190,8 @@ class ActionContext:
         To be called at least once a second by long work; shows that the rank is alive.
     transfer_mode : TransferMode or None
         By which way the version travels; None for the configured one.
+    unknown_tensors : UnknownTensors or None
+        What becomes of tensors that the model does not have; None: as configured.
     cancelled : callable
         True once the group has decided against the command; long work ends with an error of its own then.
 
@@ -218,6 +226,7 @@ class ActionContext:
     progress: Callable[[], None] = _no_progress
     cancelled: Callable[[], bool] = bool
     transfer_mode: TransferMode | None = None
+    unknown_tensors: UnknownTensors | None = None
     staged: StagedWeights | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     weights_touched: bool = False

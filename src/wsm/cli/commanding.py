@@ -35,6 +35,7 @@ from wsm.states.vocabulary import (
     KVPolicy,
     OnLease,
     TransferMode,
+    UnknownTensors,
 )
 
 
@@ -192,6 +193,12 @@ def clear(name: str, kv_policy: str, **options: Any) -> None:
     "--transfer-mode",
     type=click.Choice([mode.value for mode in TransferMode]),
     help="By which way the version travels, for the strategy gdr. Default: as the ranks are configured.",
+)
+@click.option(
+    "--unknown-tensors",
+    type=click.Choice([choice.value for choice in UnknownTensors]),
+    help="Tensors of the version that the model does not have: refuse the version, or leave them out and "
+    "count them. Default: as the ranks are configured.",
 )
 @click.option(
     "--after",

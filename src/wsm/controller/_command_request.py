@@ -39,6 +39,7 @@ from wsm.states.vocabulary import (
     OnLease,
     Tag,
     TransferMode,
+    UnknownTensors,
     WeightState,
 )
 from wsm.states.words import Operation
@@ -120,6 +121,7 @@ class CommandRequest:
                 "version": asked.version is not None,
                 "force": asked.reload,
                 "partial": asked.partial,
+                "unknown_tensors": asked.unknown_tensors is not None,
             }
             for argument, given in of_weights.items():
                 if given:
@@ -303,6 +305,7 @@ class UpdateKeywords(ClearKeywords):
     force: bool = False
     partial: bool = False
     transfer_mode: TransferMode | str | None = None
+    unknown_tensors: UnknownTensors | str | None = None
     after: After | str = After.AS_BEFORE
     owner: str = ANY_OWNER
 
@@ -311,6 +314,9 @@ class UpdateKeywords(ClearKeywords):
         mode = self.transfer_mode
         if mode is not None:
             mode = choice_of(TransferMode, mode, errors.unknown_transfer_mode)
+        unknown = self.unknown_tensors
+        if unknown is not None:
+            unknown = choice_of(UnknownTensors, unknown, errors.bad_unknown_tensors)
         name = request_id_of(self.request_id)
         usual = self.in_flight or (InFlightPolicy.KEEP if self.hot else InFlightPolicy.ABORT)
         left = choice_of(After, self.after, errors.unknown_after)
@@ -327,6 +333,7 @@ class UpdateKeywords(ClearKeywords):
             reload=self.force,
             partial=self.partial,
             transfer_mode=mode,
+            unknown_tensors=unknown,
             after=left,
             hold=begins,
         )

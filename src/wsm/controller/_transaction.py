@@ -481,6 +481,7 @@ class Transaction:
             tags=named(self._arguments.tags),
             missing=named(missing),
             partial=self._arguments.partial,
+            verified=outcome.verified(found),
             restorable=outcome.restorable(found),
             serving=not missing and not view.committed.held,
             hold=self._group.hold(view),

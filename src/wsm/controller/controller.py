@@ -182,6 +182,9 @@ class Controller:
         transfer_mode : TransferMode or str or None
             By which way the version travels, for the strategy ``gdr``; None: as configured. Ranks refuse one
             that is not available to them, before anything is touched.
+        unknown_tensors : UnknownTensors or str or None
+            What becomes of tensors that the model does not have: ``"refuse"`` the version, or ``"ignore"``
+            them, counted in the fact ``unknown_tensors`` of each rank's report; None: as configured.
         deadline_s, settle_s, wait_s, request_id, hold, still_wanted
             As :meth:`clear`.
         after : After or str
@@ -314,7 +317,8 @@ class Controller:
 
         Parameters
         ----------
-        version, tags, hot_fallback, in_flight, kv_policy, force, partial, transfer_mode, after, hold, owner
+        version, tags, hot_fallback, in_flight, kv_policy, force, partial, transfer_mode, unknown_tensors,
+        after, hold, owner
             As :meth:`update`.
         hot : bool
             Whether the version is staged beside the one that serves, which serves on until the decision.

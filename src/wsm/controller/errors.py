@@ -459,6 +459,16 @@ def unknown_transfer_mode(*, value: object, allowed: Sequence[str]) -> BadInputE
     )
 
 
+def bad_unknown_tensors(*, value: object, allowed: Sequence[str]) -> BadInputError:
+    """What becomes of tensors that the model does not have is one of two things."""
+    return BadInputError(
+        f"unknown_tensors is {value!r}; say one of {', '.join(allowed)}",
+        code="bad-unknown-tensors",
+        value=value,
+        allowed=tuple(allowed),
+    )
+
+
 def unknown_lease_end(*, value: object, allowed: Sequence[str]) -> BadInputError:
     """What becomes of a hold whose lease has run out is one of a few things."""
     return BadInputError(

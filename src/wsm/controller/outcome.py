@@ -49,6 +49,15 @@ def restorable(found: Sequence[RankReport]) -> bool:
     return all(report.facts.get("restorable") is not False for report in found)
 
 
+def verified(found: Sequence[RankReport]) -> bool | None:
+    """Whether digests were promised for all that ranks loaded; None if that is nothing, or not known."""
+    loads = [report for report in found if report.tensors]
+    said = [report.facts.get("verified_tensors") for report in loads]
+    if not loads or None in said:
+        return None
+    return all(report.tensors == count for report, count in zip(loads, said, strict=True))
+
+
 def loaded_versions(found: Sequence[RankReport]) -> dict[int, str]:
     """Say per rank what it loaded, in words that are equal iff the ranks may be committed together.
 

@@ -162,6 +162,17 @@ class HotFallback(enum.Enum):
     IN_PLACE = "in_place"
 
 
+class UnknownTensors(enum.Enum):
+    """What becomes of tensors in a version that the model does not have.
+
+    REFUSE fails the load before anything is touched, or at the first of them where they are known only as
+    they come. IGNORE leaves them out and counts them.
+    """
+
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+
+
 class TransferMode(enum.Enum):
     """By which way a version travels to the ranks in one update, where the strategy leaves a choice (gdr).
 

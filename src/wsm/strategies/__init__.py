@@ -28,6 +28,7 @@ byte_copy, paddle_dtypes              copying bytes with the lock of Python let 
 ====================================  ====================================================================
 """
 
+from wsm.strategies.applier.coverage import EVERY_NAME
 from wsm.strategies.applier.memory_target import MemoryTarget
 from wsm.strategies.buckets.sender import BucketSender, Sending, SendReport
 from wsm.strategies.buckets.source import IpcAsyncSource
@@ -58,6 +59,7 @@ from wsm.strategies.transports.by_version import GdrSource, RsyncSource
 from wsm.strategies.transports.stream_manifest import with_manifest
 
 __all__ = [
+    "EVERY_NAME",
     "STRATEGIES",
     "BucketSender",
     "DeltaReport",

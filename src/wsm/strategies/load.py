@@ -107,6 +107,8 @@ class LoadReport:
         How many bytes were read for the `bytes`: more where slices were proven by whole tensors.
     sync_s : float
         How many of the seconds were spent waiting for the sender of the weights, where that is known.
+    unknown : tuple of str
+        Names that the source has and the model does not, which were allowed and left out.
     """
 
     strategy: str
@@ -126,6 +128,7 @@ class LoadReport:
     missing: tuple[str, ...] = ()
     read_bytes: int = 0
     sync_s: float = 0.0
+    unknown: tuple[str, ...] = ()
 
     @property
     def apply_s(self) -> float:
@@ -181,7 +184,7 @@ def load(
     version : str or int, optional
         The version that must be there; without it, the newest that the source announces.
     allowed_unknown : collection of str
-        Names that the source may hold and the target does not have.
+        Names that the source may hold and the target does not have; any: :data:`wsm.strategies.EVERY_NAME`.
     partial : bool, optional
         Whether tensors of the target may be missing there. They stay as they are, and must hold their bytes.
     taint : callable, optional
@@ -265,6 +268,7 @@ def load(
         missing=applied.missing,
         read_bytes=applied.nbytes if offer.read_bytes is None else offer.read_bytes,
         sync_s=0.0 if offer.waited_s is None else offer.waited_s(),
+        unknown=applied.unknown,
     )
 
 

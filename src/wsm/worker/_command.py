@@ -33,7 +33,7 @@ from wsm.states import command_events
 from wsm.states.machine import LifeCycle
 from wsm.states.phases import RankState
 from wsm.states.plan_key import Request
-from wsm.states.vocabulary import ALL_TAGS, Admission, After, KVState, Tag, WeightState
+from wsm.states.vocabulary import ALL_TAGS, Admission, After, KVState, Tag, UnknownTensors, WeightState
 from wsm.states.words import StatusCode
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
@@ -481,6 +481,8 @@ class CommandReader:
             in_flight=arguments.in_flight,
             kv_policy=arguments.kv_policy,
             transfer_mode=arguments.transfer_mode,
+            # What was served once had its extra names then; what is restored has the digest of that.
+            unknown_tensors=UnknownTensors.IGNORE if arguments.restores else arguments.unknown_tensors,
             from_normal=self._life.whole,
             held=self._life.admission is Admission.HELD,
             set_aside=self.resident.set_aside,

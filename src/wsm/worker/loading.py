@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from wsm import log
 from wsm.actions import measuring
 from wsm.actions.backends.paddle_memory import available_bytes
 from wsm.actions.base import ActionContext, Loaded, LoadFunction
@@ -23,12 +24,14 @@ from wsm.command import partial_update_refused
 from wsm.config import WsmConfig
 from wsm.errors import BadInputError, WsmError
 from wsm.labels import recorded_version
+from wsm.states.vocabulary import UnknownTensors
 from wsm.strategies import errors
 from wsm.strategies.applier.admission import MemoryNeed
+from wsm.strategies.applier.coverage import EVERY_NAME
 from wsm.strategies.applier.loaders import ModelLoader
 from wsm.strategies.applier.parallel_copy import default_threads
 from wsm.strategies.applier.tensor_ledger import keep_ledger
-from wsm.strategies.errors import LoadCancelledError
+from wsm.strategies.errors import LoadCancelledError, listed
 from wsm.strategies.load import LoadReport, inspect, load
 from wsm.strategies.registry import strategy_called
 from wsm.strategies.snapshot.version_pins import VersionPins
@@ -40,6 +43,8 @@ from wsm.worker.errors import (
     restored_otherwise,
     unversioned_weights,
 )
+
+_log = log.logger("worker")
 
 
 @runtime_checkable
@@ -62,6 +67,8 @@ def load_function(sources: Sources) -> LoadFunction:
         if context.version is None:
             _announced(source, strategy)
 
+        ignores = sources.ignores_unknown(context.unknown_tensors)
+
         def brought(version: str | None, *, a_part: bool) -> LoadReport:
             return load(
                 source,
@@ -73,6 +80,7 @@ def load_function(sources: Sources) -> LoadFunction:
                 loaders=_loaders(context.runner),
                 threads=sources.threads,
                 partial=a_part,
+                allowed_unknown=EVERY_NAME if ignores else (),
                 admit=lambda need: _admit(need, context),
             )
 
@@ -89,6 +97,8 @@ def load_function(sources: Sources) -> LoadFunction:
                 promised=context.promised_digest or "",
             )
         each = (*under, report)
+        if report.unknown:
+            _log.info(log.TENSORS_IGNORED, version=report.version, tensors=listed(report.unknown))
         return Loaded(
             version=context.version if report.version is None else report.version,
             manifest_digest=report.manifest_digest,
@@ -105,6 +115,8 @@ def load_function(sources: Sources) -> LoadFunction:
             partial=report.partial,
             kept_tensors=len(report.missing),
             not_loaded=list(report.missing),
+            verified_tensors=report.verified,
+            unknown_tensors=len(report.unknown) if ignores else None,
         )
 
     return load_version
@@ -203,6 +215,10 @@ class Sources:
     def strategy(self) -> str:
         """The strategy that loads from these sources."""
         return self._config.strategy
+
+    def ignores_unknown(self, asked: UnknownTensors | None) -> bool:
+        """Whether tensors that the model does not have are left out, by the command or the configuration."""
+        return (asked or UnknownTensors(self._config.unknown_tensors)) is UnknownTensors.IGNORE
 
     @property
     def rereadable(self) -> bool:

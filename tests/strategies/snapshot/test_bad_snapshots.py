@@ -170,7 +170,7 @@ DAMAGES = {
         errors.bad_safetensors,
         "header of",
     ),
-    "part missing": (lambda path: (path / PART1).unlink(), errors.part_sequence, "missing in between"),
+    "part missing": (lambda path: (path / PART1).unlink(), errors.differs_from_manifest, "parts missing"),
     "last part missing": (
         lambda path: max(path.glob("*tp0.0.part*")).unlink(),
         errors.differs_from_manifest,

@@ -145,16 +145,25 @@ def test_the_index_comes_from_the_file_name_and_never_from_a_directory(plain, tm
     assert [name[-10] for name in names(inspect(SnapshotSource(model, 0, device_id=0)).files)] == ["0", "1"]
 
 
-@pytest.mark.parametrize(
-    ("indexes", "problem"),
-    [
-        (["0", "2"], "missing in between"),
-        (["2", "3"], "first part is missing"),
-        (["0", "1", "01"], "occurs twice"),
-    ],
-)
-def test_gaps_and_repetitions_among_the_parts_are_refused(plain, model, source, indexes, problem):
-    for index in indexes:
+def test_repetitions_among_the_parts_are_refused(plain, model, source):
+    for index in ["0", "1", "01"]:
         plain(f"model_state.tp3.5.part{index}.pdparams", one(f"x{index}", b"11"), directory=model)
-    with raising(errors.part_sequence, match=problem):
+    with raising(errors.part_sequence, match="occurs twice"):
         inspect(source)
+
+
+@pytest.mark.parametrize("indexes", [[0, 2, 7], [2, 3, 4], [5, 10, 100]])
+def test_parts_with_gaps_load_in_their_order_and_the_log_says_so(plain, model, source, caplog, indexes):
+    for index, name in zip(indexes, "abc", strict=True):
+        plain(f"model_state.tp3.5.part{index}.pdparams", one(name, b"11"), directory=model)
+    report = load(source, MemoryTarget([A, B, C]))
+    assert names(report.files) == [f"model_state.tp3.5.part{index}.pdparams" for index in indexes]
+    assert (report.tensors, report.verified) == (3, 0)
+    assert log.SNAPSHOT_PARTS_MISSING in caplog.text
+
+
+def test_what_a_lost_part_held_is_missed_by_the_model(plain, model, source):
+    for index, name in ((0, "a"), (2, "c")):
+        plain(f"model_state.tp3.5.part{index}.pdparams", one(name, b"11"), directory=model)
+    with raising(errors.not_covered, match="1 missing: 'b'"):
+        load(source, MemoryTarget([A, B, C]))

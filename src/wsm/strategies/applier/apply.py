@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wsm.strategies import errors
 from wsm.strategies.applier.coverage import (
@@ -56,7 +56,8 @@ class Applied:
 
     `missing` names the tensors that a partial load did not bring; their bytes count in `digest` all the same.
     `adopted` counts the bytes that were not copied: the target keeps the memory that they came in.
-    `extra_bytes` is what was held at most beside the target and the source's own memory.
+    `extra_bytes` is what was held at most beside the target and the source's own memory. `unknown` names what
+    came, was allowed, and is not the target's.
     """
 
     nbytes: int
@@ -66,6 +67,7 @@ class Applied:
     adopted: int = 0
     extra_bytes: int = 0
     missing: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 def apply_tensors(
@@ -126,7 +128,8 @@ def apply_tensors(
         total = sum(spec.nbytes for spec in specs.values())
         one_pass = _Pass(target, observer, tensors=len(specs), nbytes=total)
         with one_pass.counting():
-            return one_pass.run(_as_they_come(tensors, coverage, ties))
+            applied = one_pass.run(_as_they_come(tensors, coverage, ties))
+        return replace(applied, unknown=tuple(coverage.left_out))
     tensors = tuple(tensors)
     rows = [(tensor.spec, tensor.origin) for tensor in tensors]
     check_tied_coverage(rows, specs, tied, allowed_unknown=allowed_unknown, partial=partial)
@@ -135,10 +138,14 @@ def apply_tensors(
         offered = {tensor.spec.name for tensor in tensors}
         check_kept(target, [name for name in specs if name not in offered])
     chosen = [tensor for tensor in tensors if tensor.spec.name in specs or tensor.repeats]
+    unknown = dict.fromkeys(
+        tensor.spec.name for tensor in tensors if tensor.spec.name not in specs and not tensor.repeats
+    )
     sizes = [tensor.spec.nbytes for tensor in chosen if not tensor.repeats]
     one_pass = _Pass(target, observer, tensors=len(sizes), nbytes=sum(sizes))
     with one_pass.counting():
-        return one_pass.run(iter(chosen)) if threads < 2 else one_pass.run_on_threads(chosen, threads)
+        applied = one_pass.run(iter(chosen)) if threads < 2 else one_pass.run_on_threads(chosen, threads)
+    return replace(applied, unknown=tuple(unknown)) if unknown else applied
 
 
 def _as_they_come(

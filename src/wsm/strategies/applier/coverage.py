@@ -23,6 +23,17 @@ from wsm.strategies.offer import OfferedTensor
 from wsm.strategies.tensor import TensorSpec, WeightTarget
 
 
+class _EveryName(frozenset[str]):
+    """Holds every name there is, and says none."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+#: What is given for `allowed_unknown` where any name may come that the model does not have.
+EVERY_NAME: Collection[str] = _EveryName()
+
+
 def check_coverage(
     offered: Iterable[tuple[TensorSpec, str]],
     wanted: Mapping[str, TensorSpec],
@@ -60,7 +71,11 @@ def check_coverage(
     if partial and len(missing) < len(wanted):
         missing = []
     unknown = [name for name in counts if name not in wanted and name not in allowed_unknown]
-    duplicate = [name for name, count in counts.items() if count > 1]
+    duplicate = [
+        name
+        for name, count in counts.items()
+        if count > 1 and (name in wanted or name not in allowed_unknown)
+    ]
     if missing or unknown or duplicate:
         wrong = set(unknown) | set(duplicate)
         origins = dict.fromkeys(origin for spec, origin in rows if not wrong or spec.name in wrong)
@@ -111,6 +126,11 @@ class RunningCoverage:
         Whether not all need to come.
     origins : sequence of str
         The files or peers that they come from, for messages.
+
+    Attributes
+    ----------
+    left_out : dict of str to None
+        Names that came, were allowed, and are not the model's, in their order.
     """
 
     def __init__(
@@ -126,6 +146,7 @@ class RunningCoverage:
         self._wanted = wanted
         self._allowed_unknown = allowed_unknown
         self._seen: set[str] = set()
+        self.left_out: dict[str, None] = {}
 
     def admits(self, spec: TensorSpec, origin: str) -> bool:
         """Whether the tensor that has come is to be applied; if not, it is allowed and left out.
@@ -139,6 +160,7 @@ class RunningCoverage:
         model = self._wanted.get(name)
         if model is None:
             if name in self._allowed_unknown:
+                self.left_out[name] = None
                 return False
             raise errors.not_covered(unknown=[name], origins=[origin], touched=touched)
         if name in self._seen:
@@ -215,7 +237,9 @@ class Ties:
     """
 
     def __init__(self, tied: Mapping[str, str], left_out: Collection[str] = ()) -> None:
-        self._tied = {name: own for name, own in tied.items() if name not in left_out}
+        # A further name of the model's own tensor is none that the model does not have.
+        allowed = () if left_out is EVERY_NAME else left_out
+        self._tied = {name: own for name, own in tied.items() if name not in allowed}
         self._taken: dict[str, set[str]] = {}
 
     def own(self, name: str) -> str:

@@ -9,7 +9,7 @@ transport and no model.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from wsm.strategies import errors
 from wsm.strategies.applier.apply import Applied
@@ -89,6 +89,7 @@ class _Feeding:
         self._ended = False
         self._total = 0
         self._done = self._tensors = self._verified = self._extra = 0
+        self._unknown: Mapping[str, None] = {}
 
     def run(self, offer: Offer) -> Applied:
         for auxiliary, takes in zip(self._auxiliaries, self._by_auxiliaries, strict=True):
@@ -118,11 +119,13 @@ class _Feeding:
             verified=self._verified,
             digest=self._read_back(),
             extra_bytes=self._extra,
+            unknown=tuple(self._unknown),
         )
 
     def _stream(self, offer: Offer) -> Iterator[tuple[TensorSpec, memoryview]]:
         """Yield what the main model takes; give the auxiliary ones theirs on the way."""
         coverage = RunningCoverage(self._wanted, allowed_unknown=self._allowed_unknown, origins=offer.files)
+        self._unknown = coverage.left_out
         self._stop_if_cancelled()
         for tensor in offer.tensors:
             self._stop_if_cancelled()

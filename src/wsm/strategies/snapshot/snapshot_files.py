@@ -62,7 +62,7 @@ def find_in_directory(directory: SnapshotDirectory, *, rank: int, device_id: int
     Raises
     ------
     BadInputError
-        If the parts' numbers repeat, leave a gap, or begin beyond 1.
+        If the parts' numbers repeat.
     UnreadableFileError
         If the directory cannot be listed.
     """
@@ -125,17 +125,18 @@ def _parts(
         else:
             indexed.append((index, name))
     indexed.sort()
-    _check_sequence(base, [index for index, _ in indexed])
+    _check_sequence(directory, base, [index for index, _ in indexed])
     return tuple(name for _, name in indexed), tuple(ignored)
 
 
-def _check_sequence(base: str, indexes: list[int]) -> None:
-    problem = None
+def _check_sequence(directory: SnapshotDirectory, base: str, indexes: list[int]) -> None:
+    """Refuse numbers that repeat; say in the log which are not there.
+
+    A trainer may leave numbers out. What a lost part held is missed by the manifest, or by the model.
+    """
     if len(set(indexes)) != len(indexes):
-        problem = "a number occurs twice"
-    elif indexes and indexes[0] > 1:
-        problem = "the first part is missing"
-    elif indexes and indexes != list(range(indexes[0], indexes[0] + len(indexes))):
-        problem = "parts are missing in between"
-    if problem:
-        raise errors.part_sequence(base=base, indexes=indexes, problem=problem)
+        raise errors.part_sequence(base=base, indexes=indexes, problem="a number occurs twice")
+    if indexes and (indexes[0] > 1 or indexes[-1] - indexes[0] >= len(indexes)):
+        _log.warning(
+            log.SNAPSHOT_PARTS_MISSING, directory=directory.path, base=base, found=errors.listed(indexes)
+        )

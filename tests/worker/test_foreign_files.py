@@ -1,0 +1,103 @@
+"""Files that wsm did not write: names that the model lacks, and bytes that no digest was promised for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.raising import raising
+from wsm.command import CommandArguments
+from wsm.config import ConfigurationError, SnapshotConfig, config_from_mapping
+from wsm.controller import errors
+from wsm.controller.errors import RankFailedError
+from wsm.states.vocabulary import Tag, UnknownTensors
+from wsm.strategies import publish_snapshot, write_version
+
+MODEL = {"weight": b"\x01" * 256, "bias": b"\x01" * 32}
+STRANGER = {"rotary.cos": ("U8", (3,), b"abc")}
+
+
+def lone_over(make_lone, directory, **options):
+    snapshot = SnapshotConfig(directory=str(directory), device_ids=(0,))
+    return make_lone(load=None, snapshot=snapshot, **options)
+
+
+@pytest.fixture
+def flat(plain, tmp_path):
+    """Write a snapshot as FastDeploy's trainers do, with one tensor more than the model has."""
+
+    def write(lone, step, **more):
+        specs = lone.runner.weights.specs()
+        state = {name: (specs[name].dtype, specs[name].shape, data) for name, data in MODEL.items()}
+        plain("model_state.tp0.0.pdparams", {**state, **STRANGER, **more}, directory=tmp_path)
+        write_version(tmp_path, step)
+
+    return write
+
+
+def held(lone):
+    return {name: bytes(lone.runner.weights.readable(name)) for name in lone.runner.weights.specs()}
+
+
+def test_names_that_the_model_lacks_are_refused_unless_the_command_says_otherwise(make_lone, flat, tmp_path):
+    lone = lone_over(make_lone, tmp_path)
+    flat(lone, "global_step_1200")
+    with pytest.raises(RankFailedError, match="rotary"):
+        lone.update("global_step_1200")
+    receipt = lone.update("global_step_1200", unknown_tensors="ignore")
+    assert held(lone) == MODEL
+    assert receipt.ranks[0].facts["unknown_tensors"] == 1
+    assert "1 tensors left out that the model does not have" in receipt.sentence()
+    flat(lone, "global_step_1300")
+    with pytest.raises(RankFailedError, match="rotary"):
+        lone.update("global_step_1300")  # the next command speaks for itself
+
+
+def test_the_configuration_says_it_for_every_command_that_does_not(make_lone, flat, tmp_path):
+    lone = lone_over(make_lone, tmp_path, unknown_tensors="ignore")
+    flat(lone, 1)
+    assert lone.update(None).ranks[0].facts["unknown_tensors"] == 1
+    flat(lone, 2)
+    with pytest.raises(RankFailedError, match="rotary"):
+        lone.update(2, unknown_tensors=UnknownTensors.REFUSE)
+    assert lone.update(2, hot=True).version == "2"
+    assert held(lone) == MODEL
+
+
+def test_bytes_that_no_digest_was_promised_for_are_never_called_verified(make_lone, flat, tmp_path):
+    lone = lone_over(make_lone, tmp_path, unknown_tensors="ignore")
+    flat(lone, 1)
+    receipt = lone.update(1)
+    assert (receipt.verified, receipt.ranks[0].facts["verified_tensors"]) == (False, 0)
+    assert "unverified" in receipt.sentence()
+    specs = lone.runner.weights.specs()
+    shard = {name: (specs[name], data) for name, data in MODEL.items()}
+    publish_snapshot(tmp_path, 2, {0: shard}, durable=False)
+    receipt = lone.update(2)
+    assert (receipt.verified, receipt.ranks[0].facts["verified_tensors"]) == (True, 2)
+    assert "verified" not in receipt.sentence()
+    assert lone.clear().verified is None
+
+
+def test_a_tensor_that_the_model_has_is_still_due_and_still_fits(make_lone, flat, plain, tmp_path):
+    lone = lone_over(make_lone, tmp_path, unknown_tensors="ignore")
+    flat(lone, 1, bias=("U8", (5,), b"12345"))
+    with pytest.raises(RankFailedError, match="bias"):
+        lone.update(1)
+    plain("model_state.tp0.0.pdparams", STRANGER, directory=tmp_path)
+    with pytest.raises(RankFailedError, match="2 missing"):
+        lone.update(1)
+
+
+def test_another_choice_is_refused_where_it_is_made(make_lone, tmp_path):
+    with pytest.raises(ConfigurationError, match="use one of refuse, ignore"):
+        config_from_mapping({"name": "g", "ranks": 1, "unknown_tensors": "skip"})
+    lone = lone_over(make_lone, tmp_path)
+    with raising(errors.bad_unknown_tensors, match="refuse, ignore"):
+        lone.controller.begin_update(1, unknown_tensors="skip")
+    with raising(errors.tags_contradict, match="unknown_tensors"):
+        lone.controller.begin_update(tags=[Tag.KV_CACHE], unknown_tensors="ignore")
+
+
+def test_the_choice_travels_with_the_command():
+    arguments = CommandArguments("x", "2", unknown_tensors=UnknownTensors.IGNORE)
+    assert CommandArguments.from_bytes(arguments.to_bytes()) == arguments
