@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -144,10 +145,15 @@ def test_the_supervisor_of_the_page_replaces_what_dies_and_the_loop_of_the_readm
     first = documented.until_serving(1)
     # Rank 1 is killed, and the step of rank 0 raises because of that: the loop goes on in the next epoch.
     os.kill(supervisor.pid, signal.SIGSTOP)  # so that both are seen at once
+    os.waitpid(supervisor.pid, os.WUNTRACED)  # its threads stop one after the other
     (documented.directory / "raise.0").touch()
     documented.until(lambda: documented.controller.status().ranks[0].step_kind == "broken")
-    os.kill(first[1], signal.SIGKILL)
-    documented.until(lambda: psutil.Process(first[1]).status() == psutil.STATUS_ZOMBIE)
+    ended = os.pidfd_open(first[1])  # of all its threads; its state is that of the first one
+    try:
+        os.kill(first[1], signal.SIGKILL)
+        documented.until(lambda: select.select([ended], [], [], 0)[0])
+    finally:
+        os.close(ended)
     os.kill(supervisor.pid, signal.SIGCONT)
     second = documented.until_serving(2)
     assert second[0] == first[0]

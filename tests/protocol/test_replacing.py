@@ -28,26 +28,28 @@ def view(
 
 
 def test_a_group_without_a_loss_is_left_alone():
-    assert whom_to_replace(view(), ended=(), stopped=(), leaving=False) == {}
+    assert whom_to_replace(view(), ended=(), stopped=()) == {}
 
 
 def test_a_process_that_ended_is_the_cause_of_the_steps_that_broke():
-    found = whom_to_replace(view(broken=(0,)), ended=(1,), stopped=(), leaving=False)
+    found = whom_to_replace(view(broken=(0,)), ended=(1,), stopped=())
     assert found == {1: Cause.ENDED}
 
 
 def test_a_step_that_broke_by_itself_ends_its_process():
-    found = whom_to_replace(view(broken=(0,)), ended=(), stopped=(), leaving=False)
+    found = whom_to_replace(view(broken=(0,)), ended=(), stopped=())
     assert found == {0: Cause.BROKEN}
 
 
 def test_a_stopped_process_is_the_cause_of_the_steps_that_broke():
-    found = whom_to_replace(view(broken=(0,)), ended=(), stopped=(1,), leaving=False)
+    found = whom_to_replace(view(broken=(0,)), ended=(), stopped=(1,))
     assert found == {1: Cause.STOPPED}
 
 
 def test_steps_that_break_while_a_rank_leaves_end_no_other_process():
-    assert whom_to_replace(view(broken=(0,)), ended=(), stopped=(), leaving=True) == {}
+    assert whom_to_replace(view(broken=(0,)), ended=(), stopped=(), left=(1,), leaving=True) == {}
+    found = whom_to_replace(view(broken=(0,)), ended=(), stopped=(), left=(1,), leaving=False)
+    assert found == {1: Cause.LEFT}
 
 
 def test_only_a_rank_that_keeps_a_decided_command_from_its_end_is_late():

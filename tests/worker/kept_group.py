@@ -21,15 +21,13 @@ class LivingProcesses:
     def __init__(self, group: LivingGroup) -> None:
         self._group = group
         self.gave: list[tuple[int, int]] = []
-        self.ending: set[int] = set()  # of which it is not seen yet that their processes have ended
 
     def start(self, participant: int, epoch: int) -> None:
         self.gave.append((participant, epoch))
         self._group.launch(participant)
 
     def ended(self) -> Collection[int]:
-        programs = self._group.programs
-        return [rank for rank, program in programs.items() if rank not in self.ending and program.has_ended()]
+        return [rank for rank, program in self._group.programs.items() if program.has_ended()]
 
     def end(self, participant: int) -> wsm.ProcessEnd:
         program = self._group.programs[participant]

@@ -167,6 +167,11 @@ class GroupView:
         with self._watching:
             return self._liveness.look(participant)
 
+    def has_place(self, participant: int) -> bool:
+        """Whether a process has that place still; one that is dying has given it back."""
+        with self._watching:
+            return self._liveness.has_place(participant)
+
     def stopped(self, participant: int) -> bool:
         """Whether the participant's process lives and is stopped (SIGSTOP, a debugger). Reads ``/proc``."""
         with self._watching:

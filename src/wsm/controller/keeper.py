@@ -395,8 +395,9 @@ class Keeper:
         late, broken = epochs.late(view), epochs.ended_by(view, ())
         ended = self._processes.ended()
         stopped = self._stopped() if late or broken else ()
-        leaving = bool(broken) and self._is_leaving()
-        found = epochs.whom_to_replace(view, ended=ended, stopped=stopped, leaving=leaving)
+        left = self._recovery.left() if broken else ()
+        leaving = self._may_end(left)
+        found = epochs.whom_to_replace(view, ended=ended, stopped=stopped, left=left, leaving=leaving)
         if found:
             return self._told(found)
         now = time.monotonic()
@@ -441,9 +442,9 @@ class Keeper:
             self._pins.add(version)
         self._pins.keep(versions)
 
-    def _is_leaving(self) -> bool:
-        """Whether a participant has left its place, and its process may still be about to end by itself."""
-        if not self._recovery.left():
+    def _may_end(self, left: Collection[int]) -> bool:
+        """Whether the processes of participants that left their places may still be about to end."""
+        if not left:
             self._leaving_since = None
             return False
         now = time.monotonic()

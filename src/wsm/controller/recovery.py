@@ -404,9 +404,12 @@ class Recovery:
         return [index for index, status in enumerate(view.statuses) if status.epoch != view.command.epoch]
 
     def left(self) -> list[int]:
-        """Return the participants of this epoch that have left their place, or died."""
+        """Return the participants of this epoch that have left their place, died, or are dying."""
         joined = set(range(self._group.participants)) - set(self.missing())
-        return [index for index in sorted(joined) if self._group.life(index) is Life.DEAD]
+        group = self._group
+        return [
+            index for index in sorted(joined) if group.life(index) is Life.DEAD or not group.has_place(index)
+        ]
 
     def take_role(self, wait_s: float, cancelled: Callable[[], bool] = bool) -> bool:
         """Take the controller role and keep it; blocks up to `wait_s` seconds for another controller.

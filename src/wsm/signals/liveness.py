@@ -262,6 +262,14 @@ class Liveness:
         holder = self._segment.lock_file.holder(FIRST_PARTICIPANT_BYTE + participant)
         return Life.DEAD if holder is None else Life.ALIVE
 
+    def has_place(self, participant: int) -> bool:
+        """Whether a process holds the place of `participant`: its byte lock. Never blocks.
+
+        The kernel takes the locks of a dying process before it closes the sockets, and can be asked for its
+        exit code only after that: a peer may see the end of a connection while :meth:`look` says ALIVE.
+        """
+        return self._segment.lock_file.holder(FIRST_PARTICIPANT_BYTE + participant) is not None
+
     def fd(self, participant: int) -> int | None:
         """A descriptor that becomes readable when the present process of `participant` dies.
 

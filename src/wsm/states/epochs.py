@@ -307,7 +307,12 @@ class Backoff:
 
 
 def whom_to_replace(
-    view: View, *, ended: Collection[int], stopped: Collection[int], leaving: bool
+    view: View,
+    *,
+    ended: Collection[int],
+    stopped: Collection[int],
+    left: Collection[int] = (),
+    leaving: bool = False,
 ) -> dict[int, Cause]:
     """Return the participants that no epoch goes on with, and why; most often none.
 
@@ -319,15 +324,19 @@ def whom_to_replace(
         Whose processes have ended.
     stopped : collection of int
         Whose processes are stopped (SIGSTOP, a debugger).
+    left : collection of int
+        Who has left its place in the group, or is dying, and whose process has not ended: the steps of others
+        break then, and only that is the cause.
     leaving : bool
-        Whether a participant has left its place and its process is about to end: the steps of others break
-        then, and only its own end is the cause.
+        Whether those processes may still be about to end by themselves.
     """
     if ended:
         return dict.fromkeys(sorted(ended), Cause.ENDED)
-    broken = () if leaving else ended_by(view, ())
-    if not broken:
+    broken = ended_by(view, ())
+    if not broken or (left and leaving):
         return {}
+    if left:
+        return dict.fromkeys(sorted(left), Cause.LEFT)
     # A stopped rank breaks the steps of those who wait for it in a collective.
     culprits, why = (stopped, Cause.STOPPED) if stopped else (broken, Cause.BROKEN)
     return dict.fromkeys(sorted(culprits), why)
