@@ -118,6 +118,7 @@ def look(state: RankState, view: View, *, first: bool) -> Answer:
         move = protocol.advance(state, view)
         _check_ends_alike(state, move, view)
         _check_steps_can_end(move, view)
+        _check_all_have_looked(move, view)
         if first:
             _check_other_commands(state, view)
         return answered(move)
@@ -160,6 +161,17 @@ def _check_steps_can_end(move: Move, view: View) -> None:
                 rule="no rank is sent into a step after one has raised in its epoch",
                 seen=f"it is told to {move.todo.value}, and step {step.step} has raised on rank {index}",
             )
+
+
+def _check_all_have_looked(move: Move, view: View) -> None:
+    """Check that no rank loads what another has not looked at yet: its files may be replaced in between."""
+    key = move.state.epoch, move.state.sequence
+    late = [index for index in range(len(view.steps)) if view.statuses[index][:2] != key]
+    if late and move.todo in (Todo.STAGE, Todo.RUN):
+        raise RuleBrokenError(
+            rule="no rank reads before all have looked at what they are to load",
+            seen=f"it is told to {move.todo.value}, and rank {late[0]} has not begun the command",
+        )
 
 
 def _check_other_commands(state: RankState, view: View) -> None:

@@ -958,6 +958,12 @@ def a_kv_cache_alone_arrives_before_the_decision():
     return {(command_events, "finish"): finish}
 
 
+@fault("operations=hot_update steps=0 starts=serving")
+def a_rank_stages_before_all_have_looked():
+    """A rank loads as soon as it has begun a hot update itself, whatever the others have looked at."""
+    return with_row(LookRow(Phase.STAGING, (), Todo.STAGE))
+
+
 # -- held groups -----------------------------------------------------------------------------------
 
 

@@ -126,7 +126,21 @@ def test_a_rank_steps_beside_a_drain_and_a_staging_and_nothing_else():
 
 def test_a_rank_that_is_late_looks_after_a_hot_update_before_it_joins_a_step():
     hot = replace(SERVING, phase=Phase.BEGINNING, operation=Operation.HOT_UPDATE)
-    assert protocol.before_joining(hot, idle=False) is Todo.BEGIN
-    assert protocol.before_joining(hot, idle=True) is Todo.JOIN  # it has tried since its last step
-    assert protocol.before_joining(replace(hot, operation=UPDATE), idle=False) is Todo.JOIN
-    assert protocol.before_joining(replace(hot, phase=Phase.STAGING), idle=True) is Todo.STAGE
+    heard = view(Operation.HOT_UPDATE, *[says(StatusCode.DRAINING)] * 2, steps=[running(3, done=4)] * 2)
+    assert protocol.before_joining(hot, heard, idle=False) is Todo.BEGIN
+    assert protocol.before_joining(hot, heard, idle=True) is Todo.JOIN  # it has tried since its last step
+    assert protocol.before_joining(replace(hot, operation=UPDATE), heard, idle=False) is Todo.JOIN
+    assert protocol.before_joining(replace(hot, phase=Phase.STAGING), heard, idle=True) is Todo.STAGE
+    silent = view(Operation.HOT_UPDATE, says(StatusCode.DRAINING), says(StatusCode.ATTACHED, sequence=0))
+    assert protocol.before_joining(replace(hot, phase=Phase.STAGING), silent, idle=True) is Todo.JOIN
+
+
+def test_no_rank_stages_before_every_rank_has_answered_the_hot_update():
+    staging = replace(SERVING, phase=Phase.STAGING, operation=Operation.HOT_UPDATE, done=0, sequence=1)
+    steps = [running(3)] * 2
+    waits = view(Operation.HOT_UPDATE, says(StatusCode.DRAINING), says(StatusCode.ATTACHED, sequence=0))
+    assert protocol.advance(staging, replace(waits, steps=steps)).todo is Todo.SERVE
+    assert protocol.advance(replace(staging, holds=False), replace(waits, steps=steps)).todo is Todo.WAIT
+    for code in (StatusCode.DRAINING, StatusCode.PREPARED, StatusCode.FAILED, StatusCode.REFUSED):
+        heard = view(Operation.HOT_UPDATE, says(StatusCode.DRAINING), says(code), steps=steps)
+        assert protocol.advance(staging, heard).todo is Todo.STAGE

@@ -23,6 +23,9 @@ leaves the vote through :data:`Todo.LEAVE_VOTE`, when a peer's word shows that i
 **A rank that stopped waits for all.** The outcome of an ABORT is known once every participant has stopped:
 one that touched its weights makes all of them drop theirs.
 
+**No rank reads before all have looked.** A rank looks at what it is to load when it begins a command. In
+place all stand before the first one acts; a hot update stages once every rank has answered.
+
 **A hot update parks late.** It stages while the rank serves, says PREPARED, and drains and parks only for the
 commit; so DRAINING and PARKING have no deadline then.
 
@@ -170,6 +173,7 @@ class When(enum.Enum):
     # of the other ranks
     MAY_STEP = "a step is possible"
     BEHIND = "a peer is in a later step"
+    ALL_ANSWERED = "all have answered the command"
     ALL_STAND = "all stand at the same step"
     ANY_ACCEPTED = "a rank has accepted"
     ANY_COMMITTED = "a rank has committed"
@@ -365,7 +369,9 @@ LOOKS: tuple[LookRow, ...] = (
     LookRow(_P.VOTING, (), _T.WAIT),
     # beside what is served
     LookRow(_P.STAGING, (_W.BEHIND,), _T.JOIN),
-    LookRow(_P.STAGING, (), _T.STAGE),
+    LookRow(_P.STAGING, (_W.ALL_ANSWERED,), _T.STAGE),
+    LookRow(_P.STAGING, (_W.MAY_STEP,), _T.SERVE),
+    LookRow(_P.STAGING, (), _T.WAIT),
     LookRow(_P.STAGED, (_W.HOT_COMMITTED, _W.IS_HELPER), _T.LOOK, _P.PARKING),
     LookRow(_P.STAGED, (_W.HOT_COMMITTED,), _T.LOOK, _P.DRAINING),
     LookRow(_P.STAGED, (_W.BEHIND,), _T.JOIN),

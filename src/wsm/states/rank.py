@@ -30,6 +30,7 @@ from wsm.states.phases import (
 )
 from wsm.states.view import (
     View,
+    all_answered,
     all_ready,
     all_stand,
     all_stopped,
@@ -214,7 +215,7 @@ def meanwhile(state: RankState, view: View) -> Todo:
     return Todo.SERVE if beside and may_step(state, view) else Todo.WAIT
 
 
-def before_joining(state: RankState, *, idle: bool) -> Todo:
+def before_joining(state: RankState, view: View, *, idle: bool) -> Todo:
     """Return what a rank looks after before it joins a step that peers are in; JOIN: nothing.
 
     Ranks step on while a hot update is begun and staged, so a rank that is always a little late would find
@@ -224,11 +225,13 @@ def before_joining(state: RankState, *, idle: bool) -> Todo:
     ----------
     state : RankState
         Where the rank is.
+    view : View
+        What it has read.
     idle : bool
         Whether it has not stepped since it looked last; what it was to begin then it has tried already.
     """
     if state.phase is Phase.STAGING:
-        return Todo.STAGE
+        return Todo.STAGE if all_answered(view) else Todo.JOIN
     begins = state.phase is Phase.BEGINNING and state.operation.is_hot
     return Todo.BEGIN if begins and not idle else Todo.JOIN
 
@@ -314,6 +317,7 @@ OF_THE_WORDS: dict[When, Callable[[RankState, View], bool]] = {
             view.steps, rank=state.rank, epoch=state.epoch, step=state.step, sequence=state.sequence
         )
     ),
+    When.ALL_ANSWERED: lambda _state, view: all_answered(view),
     When.ALL_STAND: lambda state, view: all_stand(
         view.steps,
         rank=state.rank,

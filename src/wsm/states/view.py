@@ -116,6 +116,11 @@ _TOUCHED = frozenset((StatusCode.STOPPED_TOUCHED, StatusCode.DONE_CLEARED, Statu
 _ACCEPTED = frozenset((StatusCode.ACCEPTED, StatusCode.RUNNING, StatusCode.PREPARED, StatusCode.DONE_CLEARED))
 
 
+def all_answered(view: View) -> bool:
+    """Whether every rank has answered the command, and so has looked at what it is to load, or refused it."""
+    return all(view.of_command(index) is not None for index in range(len(view.steps)))
+
+
 def all_ready(view: View, action: int) -> bool:
     """Whether every rank has voted for entering collective action number `action`.
 

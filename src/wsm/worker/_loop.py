@@ -292,7 +292,7 @@ class RankLoop:
         """
         joins = todo is Todo.JOIN
         if joins:
-            todo = protocol.before_joining(self.state, idle=idle)
+            todo = protocol.before_joining(self.state, view, idle=idle)
         if todo in self._beside:
             todo = self._beside[todo](view)
             if joins and todo is not Todo.LOOK:
