@@ -88,7 +88,7 @@ def _stands(group: GroupUnderFault, process: subprocess.Popen[str], result: Resu
 
 
 def _explained(group: GroupUnderFault) -> str:
-    """Return what ``wsm explain`` says in a process of its own, as anybody would ask."""
+    """Return what ``wsm explain`` says in a process of its own, as an operator asks."""
     asked = subprocess.run(  # noqa: S603 - our own program under our own interpreter
         [sys.executable, "-m", "wsm.cli.main", "explain", group.config.group.name, "--json"],
         capture_output=True,

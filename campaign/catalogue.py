@@ -1,7 +1,7 @@
 """Which faults there are: every line of a good run's journals, and every action, for every participant.
 
-The points are not listed here but heard: a group runs each operation once without a fault, and everybody who
-takes part writes down what it passes. So a new action or a new journal line has its cases by itself.
+The points are not listed here but heard: a group runs each operation once without a fault, and each process
+that takes part writes down what it passes. So a new action or a new journal line has its cases by itself.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _faults(victim: str, points: Sequence[str], operation: str) -> Iterator[Faul
         kind = point.partition(":")[0]
         if kind in ("begin", "done"):
             yield from _failures(victim, point, nth)
-        if kind == "begin" and operation != "boot":  # that serves before anybody could be fed again
+        if kind == "begin" and operation != "boot":  # that serves before a group could be fed again
             yield Fault(victim, point, Act.STARVE, nth)
         if kind == "begin":
             continue  # nothing lies between it and the line of the journal before it

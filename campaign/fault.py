@@ -123,7 +123,7 @@ class OrderBook:
         (self._directory / f"{victim}.points").write_text("", encoding="utf-8")
 
     def passed(self, victim: str, point: str) -> None:
-        """Write down that a victim passes a point, if anybody listens."""
+        """Write down that a victim passes a point, if a listener asked for that."""
         path = self._directory / f"{victim}.points"
         if path.exists():
             with path.open("a", encoding="utf-8") as file:

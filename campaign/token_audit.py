@@ -22,7 +22,7 @@ class TokenAudit:
         The model; the weights of a version are those whose seed is its number.
     policies : mapping
         By which KV policy each version came; those that are not in it, by DROP. A token that was chosen from
-        blocks of several versions is no one version's: it must be marked, and its policy must allow it.
+        blocks of several versions belongs to none of them: it must be marked, and its policy must allow it.
     """
 
     def __init__(self, shape: ModelShape, policies: Mapping[int, KVPolicy] = MappingProxyType({})) -> None:

@@ -36,8 +36,8 @@ from explorer.world import (
     ControllerState,
     ParticipantState,
     World,
+    all_participants,
     controller_of,
-    everybody,
     first_worlds,
     read_command,
     read_status,
@@ -95,7 +95,7 @@ def changes(before: World, after: World) -> Iterator[str]:
             yield f"record: version {record.version or 'none'} (sequence {record.sequence})"
     if old.committed != new.committed:
         yield _committed(new)
-    for was, now in zip(everybody(before), everybody(after), strict=True):
+    for was, now in zip(all_participants(before), all_participants(after), strict=True):
         if was.step != now.step:
             yield _step(now)
         if was.status != now.status:
@@ -109,7 +109,7 @@ def standing(world: World, ranks: int) -> Iterator[str]:
     controller = controller_of(world)
     yield _command(controller)
     yield _committed(controller)
-    for index, each in enumerate(everybody(world)):
+    for index, each in enumerate(all_participants(world)):
         yield f"{actor_name(index, ranks)}: {_content(each) if each.alive else 'not attached'}"
 
 

@@ -19,9 +19,9 @@ from explorer.world import (
     PublicState,
     Seen,
     World,
+    all_participants,
     committed_version,
     controller_of,
-    everybody,
     read_command,
     read_status,
     read_step,
@@ -311,7 +311,7 @@ _PREPARED = (StatusCode.PREPARED, StatusCode.DONE_COMMITTED)
 
 def objection(world: World, ranks: int) -> str:
     """Say what is wrong with a world in which nothing moves by itself; empty: nothing."""
-    controller, people = controller_of(world), everybody(world)
+    controller, people = controller_of(world), all_participants(world)
     view = view_of(controller._replace(seen=Seen()), people, ranks)
     if controller.gave_up:
         return _given_up(people, view)

@@ -106,7 +106,7 @@ class Moves:
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
-        self._everybody = range(scope.participants)
+        self._all_participants = range(scope.participants)
         self._told: dict[tuple[object, ...], Answer] = {}
         self._answers: dict[Answer, Answer] = {}
         self._shown: set[bytes] = set()
@@ -118,7 +118,7 @@ class Moves:
         """Iterate over the moves of a world."""
         of_ranks, of_controller = self._wallets_of(world[1])
         controller = controller_of(world)
-        for index in self._everybody:
+        for index in self._all_participants:
             found = self._rank(world, controller, index, of_ranks)
             yield from self._apply(world, index, FIRST + index, found)
         yield from self._apply(world, CONTROLLER, 0, self._controller(world, controller, of_controller))
@@ -151,7 +151,7 @@ class Moves:
         controller = controller_of(world)
         for word, value in changed:
             name = word_name(word)
-            for index in self._everybody:
+            for index in self._all_participants:
                 reader = participant(world, index)
                 if index != actor and reader.alive and not reader.seen.word:
                     parts = [*world]

@@ -719,7 +719,7 @@ def participant(world: World, index: int) -> ParticipantState:
     return unpack(world[FIRST + index], index)
 
 
-def everybody(world: World) -> list[ParticipantState]:
+def all_participants(world: World) -> list[ParticipantState]:
     """Return all participants."""
     return [participant(world, index) for index in range(len(world) - FIRST)]
 

@@ -473,7 +473,7 @@ end_leased:                                             /* no process has the ro
      :: !IS_OPEN
      fi;
      goto look
-  :: atomic { role == FREE && !IS_OPEN -> role = CONTROLLERS; goto look }              /* anybody's: until then Busy */
+  :: atomic { role == FREE && !IS_OPEN -> role = CONTROLLERS; goto look }              /* any controller's: until then Busy */
 #ifdef M_NEXT_CONTROLLER_ENDS_LEASE
   :: atomic { role == FREE && IS_OPEN -> role = CONTROLLERS; heir = true; goto look }
 #endif
@@ -991,7 +991,7 @@ init {
 #endif
     i = 0
   }
-  timeout;                                              /* nothing can move any more: is everybody where he should be? */
+  timeout;                                              /* nothing can move any more: is every participant where it should be? */
 #if ALONE
   if
   :: frozen ->                                          /* it is named, since it may be about to write COMMIT, or since only a */

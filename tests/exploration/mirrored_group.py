@@ -19,8 +19,8 @@ from explorer.world import (
     Position,
     Seen,
     World,
+    all_participants,
     controller_of,
-    everybody,
     first_worlds,
     label_of,
     participant,
@@ -383,7 +383,7 @@ class MirroredGroup:
         return protocol.advance(self._me(rank).state, self._view()).todo
 
     def _view(self) -> View:
-        words = [(each.step, each.status) for each in everybody(self.world)]
+        words = [(each.step, each.status) for each in all_participants(self.world)]
         return view_as_read(controller_of(self.world).command, words, self.scope.ranks, Seen())
 
     def _by(self, rank: int, label: str = "") -> Iterator[GroupMove]:

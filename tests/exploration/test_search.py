@@ -79,7 +79,7 @@ def test_a_world_taken_apart_and_put_together_is_the_same() -> None:
         seen.add(fingerprint(world))
         controller = worlds.controller_of(world)
         assert worlds.pack_controller(controller) == world[0]
-        for index, each in enumerate(worlds.everybody(world)):
+        for index, each in enumerate(worlds.all_participants(world)):
             assert worlds.pack(each) == world[worlds.FIRST + index]
             assert each.state.rank == index
         newest += [move.world for move in moves.of(world) if move.world is not None]

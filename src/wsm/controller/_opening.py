@@ -19,8 +19,9 @@ from wsm.config import EngineWordsConfig
 from wsm.controller import errors, outcome
 from wsm.controller._command_request import CommandRequest
 from wsm.controller._held import HeldDecision
+from wsm.controller._hold_commands import answered_at_once, under_hold
 from wsm.controller._transaction import Pending, Transaction, decision_held
-from wsm.controller.engine_words import TakenWords, leave_words, take_words
+from wsm.controller.engine_words import take_words
 from wsm.controller.errors import (
     MixedGroupError,
     RankLostError,
@@ -30,7 +31,7 @@ from wsm.errors import WsmError
 from wsm.receipt import Outcome, Receipt, named
 from wsm.signals.errors import RoleBusyError
 from wsm.signals.lock_file import LockHold
-from wsm.states import decide, holding
+from wsm.states import decide
 from wsm.states.decide import (
     Inheritance,
     Resident,
@@ -41,14 +42,10 @@ from wsm.states.decide import (
     resident_on_each,
     state_before,
 )
-from wsm.states.holding import Answer, Hold
 from wsm.states.view import View
 from wsm.states.vocabulary import (
-    After,
-    InFlightPolicy,
     Tag,
     WeightState,
-    sentence_of,
 )
 from wsm.states.words import CommandWord, Decider, Operation, StatusCode
 from wsm.status.facts import who
@@ -114,6 +111,18 @@ class _Admitted(NamedTuple):
     committed: CommittedRecord
 
 
+def _engine_word_of(request: CommandRequest, before: WeightState) -> WeightState | None:
+    """Return what FastDeploy's words say during a command, as if an engine asked for it; None: as before.
+
+    A hot update leaves them: a word that said UPDATING would keep the engine from sending requests to a
+    group that serves. A hold does as a clear, where there is something to clear, and a release as an update.
+    """
+    holds = request.operation is Operation.HOLD
+    if request.operation.is_hot or (holds and before is not WeightState.NORMAL):
+        return None
+    return WeightState.CLEARING if holds or request.arguments.clears else WeightState.UPDATING
+
+
 class Opening:
     """Begins commands to one group.
 
@@ -143,7 +152,7 @@ class Opening:
             if request.operation.is_of_admission:
                 request.require_wanted()
                 return self._begin_of_admission(request, view, ending)
-            request = self._under_hold(request, view)
+            request = under_hold(self._group, request, view)
             admitted = self._admit(request, view)
             request.require_wanted()
             asked, held = request.arguments, admitted.held
@@ -261,133 +270,20 @@ class Opening:
         ).complete()
         return self._group.view()
 
-    # -- hold and release ---------------------------------------------------------------------------
-
     def _begin_of_admission(self, request: CommandRequest, view: View, ending: ExitStack) -> Pending:
         """Hold the group or release it, or return a receipt where no rank is to be asked."""
-        group, asked = self._group, request.arguments
-        each = resident_on_each(view)
-        missing = frozenset(tag for resident in each for tag in resident.missing)
-        hold, held = group.known_hold(view), view.committed.held
-        if request.operation is Operation.HOLD:
-            answer = holding.asked_to_hold(hold, held=held, owner=request.owner)
-        else:
-            self._require_in_force(request, view)
-            answer = holding.asked_to_release(
-                hold, held=held, owner=request.owner, forced=request.forced, missing=missing
-            )
-        if answer is Answer.NOT_THE_OWNER and hold is not None:
-            operation = request.operation.name.lower()
-            raise errors.held_by_another(operation=operation, owner=hold.owner, hold_id=hold.hold_id)
-        if answer is Answer.CANNOT_SERVE:
-            raise errors.cannot_be_released(missing=named(missing), told=sentence_of(missing))
-        if answer is Answer.NOTHING:
-            return Pending.ended(self._receipt_of_admission(request, view, Outcome.ALREADY_OPEN, missing))
-        if answer is Answer.RENEW:
-            self._renew(view, hold, asked.hold)
-            return Pending.ended(self._receipt_of_admission(request, view, Outcome.HOLD_RENEWED, missing))
+        receipt = answered_at_once(self._group, request, view)
+        if receipt is not None:
+            return Pending.ended(receipt)
         transaction = self._write_of_admission(request, view, ending)
         return Pending.driven(transaction, ending.pop_all(), transaction.drive)
 
     def _write_of_admission(self, request: CommandRequest, view: View, ending: ExitStack) -> Transaction:
         """Write a hold or a release, and leave to `ending` what is to be done when it is over."""
-        group, each = self._group, resident_on_each(view)
-        command = require_able(group, view, request.operation)
-        before, waits = before_admission(each, owed=group.unrestored(view))
-        arguments = replace(request.arguments, before=before, restores=waits, deadline_s=request.deadline_s)
-        with ExitStack() as undo:
-            taken = None
-            if self._engine_words.suffixes:
-                taken = self._words_of_admission(request)
-                undo.callback(taken.give_back)
-            command = group.open(view, command._replace(operation=request.operation), arguments)
-            undo.pop_all()
-        if taken is not None and taken.words:
-            ending.callback(lambda: taken.answer(group.status().engine_state))
-        return Transaction(
-            group,
-            command,
-            arguments,
-            deadline_s=request.deadline_s,
-            settle_s=request.settle_s,
-            clock=self._clock,
-            previous=group.known_version(view),
-        )
-
-    def _renew(self, view: View, hold: Hold | None, asked: Hold | None) -> None:
-        """Let the lease of a hold begin anew, as its owner asks for it now; id and policies stay."""
-        record = self._group.committed(view)
-        if asked is not None:
-            kept = (
-                asked
-                if hold is None
-                else replace(
-                    hold, lease_s=asked.lease_s, on_lease=asked.on_lease, renewed_ns=asked.renewed_ns
-                )
-            )
-            self._group.write_record(view, replace(record, hold=kept.facts()))
-
-    def _under_hold(self, request: CommandRequest, view: View) -> CommandRequest:
-        """Return a command with what the hold that the group stands under means for it.
-
-        Raises
-        ------
-        RefusedError
-            If it names a hold that is not in force, or is to serve and brings not all that is missing.
-        """
-        self._require_in_force(request, view)
-        asked = request.arguments
-        hold = self._group.known_hold(view)
-        usual = InFlightPolicy.KEEP if request.operation.is_hot else InFlightPolicy.ABORT
-        in_flight = holding.in_flight_under(hold, request.in_flight, usual)
-        if asked.after is After.SERVE and view.committed.held:
-            missing = frozenset(tag for each in resident_on_each(view) for tag in each.missing)
-            left = missing - asked.tags
-            if left:
-                raise errors.cannot_be_released(missing=named(left), told=sentence_of(left))
-            if hold is not None and request.hold is None and hold.owner != request.owner:
-                raise errors.held_by_another(operation="release", owner=hold.owner, hold_id=hold.hold_id)
-        begins = None if view.committed.held else asked.hold  # the hold that there is stays what it is
-        return replace(request, arguments=replace(asked, in_flight=in_flight, hold=begins))
-
-    def _require_in_force(self, request: CommandRequest, view: View) -> None:
-        hold, held = self._group.known_hold(view), view.committed.held
-        if not holding.is_in_force(hold, request.hold, held=held):
-            now = None if not held else "without a name" if hold is None else hold.hold_id
-            raise errors.hold_not_in_force(hold=request.hold or "", now=now)
-
-    def _words_of_admission(self, request: CommandRequest) -> TakenWords:
-        """Take FastDeploy's words: a hold as a clear does, a release as an update."""
-        found = self._group.status().engine_state
-        before = WeightState.CLEARED if found is None else WeightState(found.fastdeploy_code)
-        holds = request.operation is Operation.HOLD
-        asked = WeightState.CLEARING if holds else WeightState.UPDATING
-        if holds and before is not WeightState.NORMAL:
-            return leave_words(self._engine_words, before=before, directory=self._access.directory)
-        return take_words(self._engine_words, before=before, asked=asked, directory=self._access.directory)
-
-    def _receipt_of_admission(
-        self, request: CommandRequest, view: View, how: Outcome, missing: frozenset[Tag]
-    ) -> Receipt:
-        """Return the receipt of a hold or a release that no rank was asked for."""
-        group = self._group
-        version = group.known_version(view)
-        return Receipt(
-            request_id=request.arguments.request_id,
-            outcome=how,
-            epoch=view.command.epoch,
-            sequence=view.command.sequence,
-            version=None if Tag.WEIGHTS in missing else version,
-            previous_version=version,
-            manifest_digest=None,
-            loaded=False,
-            seconds=0.0,
-            pause_s=0.0,
-            ranks=(),
-            missing=named(missing),
-            serving=not missing and not view.committed.held,
-            hold=group.hold(view),
-        )
+        word = require_able(self._group, view, request.operation)
+        before, waits = before_admission(resident_on_each(view), owed=self._group.unrestored(view))
+        asked = replace(request, arguments=replace(request.arguments, before=before, restores=waits))
+        return self._open(asked, view, word, self._group.known_version(view), ending)
 
     def _admit(self, request: CommandRequest, view: View) -> _Admitted:
         """Refuse what this group cannot be asked now; return what was found."""
@@ -411,25 +307,54 @@ class Opening:
         self, request: CommandRequest, admitted: _Admitted, given_up: threading.Event, ending: ExitStack
     ) -> Transaction:
         """Write a command that was admitted, and leave to `ending` what is to be done when it is over."""
-        last = admitted.view.command
-        if not last.commands_left:
-            raise errors.commands_used_up(sequence=last.sequence)
+        view, word = admitted.view, admitted.command
+        if not view.command.commands_left:
+            raise errors.commands_used_up(sequence=view.command.sequence)
+        if request.held is not None:
+            word = word._replace(decider=Decider.CALLER)
+        before = state_before(admitted.held, owed=admitted.owed)
+        asked = replace(request, arguments=replace(request.arguments, before=before))
+        whole = WeightState.CLEARED if view.committed.held else admitted.held.as_whole
+        return self._open(
+            asked,
+            view,
+            word,
+            admitted.committed.version,
+            ending,
+            before=WeightState(whole.fastdeploy_code),
+            given_up=given_up,
+        )
+
+    def _open(
+        self,
+        request: CommandRequest,
+        view: View,
+        word: CommandWord,
+        previous: str | None,
+        ending: ExitStack,
+        *,
+        before: WeightState | None = None,
+        given_up: threading.Event | None = None,
+    ) -> Transaction:
+        """Take FastDeploy's words, which say `before` now, and write the command's.
+
+        They are given back if that cannot be written.
+        """
+        arguments = replace(request.arguments, deadline_s=request.deadline_s)
         with ExitStack() as undo:
             taken = None
             if self._engine_words.suffixes:
-                taken = self._words_taken(request, admitted)
+                if before is None:
+                    found = self._group.status().engine_state
+                    before = WeightState.CLEARED if found is None else WeightState(found.fastdeploy_code)
+                says = _engine_word_of(request, before)
+                taken = take_words(
+                    self._engine_words, before=before, asked=says, directory=self._access.directory
+                )
                 undo.callback(taken.give_back)
-                if request.arguments.leased and taken.words:
+                if arguments.leased and taken.words:
                     raise errors.lease_and_words(words=", ".join(map(str, self._engine_words.suffixes)))
-            arguments = replace(
-                request.arguments,
-                before=state_before(admitted.held, owed=admitted.owed),
-                deadline_s=request.deadline_s,
-            )
-            word = admitted.command._replace(operation=request.operation)
-            if request.held is not None:
-                word = word._replace(decider=Decider.CALLER)
-            command = self._group.open(admitted.view, word, arguments)
+            command = self._group.open(view, word._replace(operation=request.operation), arguments)
             undo.pop_all()
         if taken is not None and taken.words:
             ending.callback(lambda: taken.answer(self._group.status().engine_state))
@@ -440,21 +365,11 @@ class Opening:
             deadline_s=request.deadline_s,
             settle_s=request.settle_s,
             clock=self._clock,
-            previous=admitted.committed.version,
+            previous=previous,
             given_up=given_up,
             fallback=request.fallback,
             held=request.held,
         )
-
-    def _words_taken(self, request: CommandRequest, admitted: _Admitted) -> TakenWords:
-        """Take FastDeploy's words, as an engine would that asks for the same; a hot update leaves them."""
-        whole = WeightState.CLEARED if admitted.view.committed.held else admitted.held.as_whole
-        before = WeightState(whole.fastdeploy_code)
-        directory = self._access.directory
-        if request.operation.is_hot:
-            return leave_words(self._engine_words, before=before, directory=directory)
-        asked = WeightState.CLEARING if request.arguments.clears else WeightState.UPDATING
-        return take_words(self._engine_words, before=before, asked=asked, directory=directory)
 
     def _receipt_of_no_work(self, request: CommandRequest, admitted: _Admitted) -> Receipt:
         """Return the receipt of a request whose end is reached already."""

@@ -58,37 +58,26 @@ class TakenWords:
         self.answer(self._before)
 
 
-def leave_words(
-    config: EngineWordsConfig, *, before: WeightState, directory: str | Path | None = None
-) -> TakenWords:
-    """Take no word, for a command during which an engine may go on as it does: a hot update.
-
-    A word that said UPDATING would keep the engine from sending requests to a group that serves. What the
-    engine writes meanwhile is its next command, and is answered after this one.
-
-    Raises
-    ------
-    RefusedError
-        If a word does not hold `before`: the engine is commanding the group itself.
-    wsm.signals.errors.EngineWordMissingError
-        If the engine has not created one.
-    """
-    for suffix in config.suffixes:
-        with _weights_word(config, suffix, directory) as word:
-            value = word.read()
-            if value != int(before):
-                raise errors.engine_word_busy(word=word.path.name, value=value, expected=int(before))
-    return TakenWords((), before, before)
-
-
 def take_words(
     config: EngineWordsConfig,
     *,
     before: WeightState,
-    asked: WeightState,
+    asked: WeightState | None,
     directory: str | Path | None = None,
 ) -> TakenWords:
     """Take the weights word of every part for a command, or none.
+
+    Parameters
+    ----------
+    config : EngineWordsConfig
+        Which words.
+    before : WeightState
+        What each must hold.
+    asked : WeightState or None
+        What each says during the command. None takes none, for a command during which an engine may go on
+        as it does: what the engine writes meanwhile is its next command, and is answered after this one.
+    directory : path or None
+        Where they lie; ``/dev/shm`` by default.
 
     Raises
     ------
@@ -97,17 +86,17 @@ def take_words(
     wsm.signals.errors.EngineWordMissingError
         If the engine has not created one.
     """
+    during = before if asked is None else asked
     with ExitStack() as undo:
         words = []
         for suffix in config.suffixes:
-            word = undo.enter_context(_weights_word(config, suffix, directory))
-            if not word.compare_exchange(int(before), int(asked)):
+            word = EngineWord(EngineWordKind.WEIGHTS, suffix, directory=directory, user=config.user)
+            undo.enter_context(word)
+            if not word.compare_exchange(int(before), int(during)):
                 raise errors.engine_word_busy(word=word.path.name, value=word.read(), expected=int(before))
-            undo.callback(word.compare_exchange, int(asked), int(before))
-            words.append(word)
-        undo.pop_all()
-    return TakenWords(words, before, asked)
-
-
-def _weights_word(config: EngineWordsConfig, suffix: str | int, directory: str | Path | None) -> EngineWord:
-    return EngineWord(EngineWordKind.WEIGHTS, suffix, directory=directory, user=config.user)
+            if asked is not None:
+                undo.callback(word.compare_exchange, int(asked), int(before))
+                words.append(word)
+        if asked is not None:
+            undo.pop_all()
+    return TakenWords(words, before, during)

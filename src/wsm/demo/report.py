@@ -1,4 +1,4 @@
-"""What a run of the demo leaves as numbers: one record per step, and totals that anyone can recompute.
+"""What a run of the demo leaves as numbers: one record per step, and totals that a reader can recompute.
 
 Plain data and its JSON form (`report.json`). Knows no group, no trainer and no clock.
 """

@@ -1,6 +1,6 @@
 """The task that the demo learns: repeat a prompt of a few symbols, one point per correct token.
 
-It is small enough for a minute on two cores and has a reward that anyone can check. The prompt must be
+It is small enough for a minute on two cores and has a reward that a reader can check. The prompt must be
 read (chance is one in `symbols`, at every position), so a policy that stands still cannot look as if it
 learned. Knows no model, no group and no paddle.
 """

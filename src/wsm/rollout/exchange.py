@@ -60,12 +60,12 @@ class ExchangeBuffer:
                 reason=f"the ranks ask for buffers of different sizes {sizes.tolist()}",
                 remedy="give all ranks the same configuration",
             )
-        everyone = self._rows * self._ranks.size
+        all_rows = self._rows * self._ranks.size
         self._buffers = (
             paddle.zeros([self._rows, self._width]),
-            paddle.zeros([everyone, self._width]),
-            paddle.zeros([everyone, self._hidden_width]),
-            paddle.zeros([everyone * self._ranks.size, self._hidden_width]),
+            paddle.zeros([all_rows, self._width]),
+            paddle.zeros([all_rows, self._hidden_width]),
+            paddle.zeros([all_rows * self._ranks.size, self._hidden_width]),
         )
         self._group_id = group_id
 
@@ -94,7 +94,7 @@ class ExchangeBuffer:
         return self._buffers is not None
 
     def dispatch(self, tokens: Any) -> Any:
-        """Send this rank's `tokens` (rows, width) to everyone; return all ranks' (size * rows, width).
+        """Send this rank's `tokens` (rows, width) to all ranks; return those of all (size * rows, width).
 
         Collective. The result is a view of the receive buffer, valid until the next dispatch.
         """

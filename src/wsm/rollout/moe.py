@@ -81,10 +81,10 @@ class Mixture:
         """Map normalized hidden states (rows, length, width) to the experts' output. Collective over EP."""
         width, chosen = self._shape.width, self._shape.experts_per_token
         flat = hidden.reshape([-1, width])
-        everyone = self._exchange.dispatch(self._routed(weights, prefix, self._share(flat)))
-        tokens = everyone[:, :width]
-        experts = everyone[:, width : width + chosen]
-        gates = everyone[:, width + chosen :]
+        received = self._exchange.dispatch(self._routed(weights, prefix, self._share(flat)))
+        tokens = received[:, :width]
+        experts = received[:, width : width + chosen]
+        gates = received[:, width + chosen :]
         if self._listener is not None:
             self._listener(layer, experts.numpy().astype(np.int64))
         partial = self._run_local(weights, prefix, tokens, experts, gates)

@@ -154,7 +154,7 @@ class Generation:
     crossed_tokens : int
         Those of them that another version had computed; only the KV policy keep allows any.
     mixed : tuple of int
-        Indices of the tokens that were chosen from keys and values of more versions than their own. No one
+        Indices of the tokens that were chosen from keys and values of more versions than their own. No single
         version would have said them, so a trainer that corrects for versions must not trust their
         log probabilities to be any version's.
     routing : list or None

@@ -119,9 +119,9 @@ def _runner(config: RolloutConfig, rank: int, run_directory: Path) -> RolloutRun
     import paddle  # noqa: PLC0415 - only after the process can be stopped, since it takes a second
 
     paddle.disable_signal_handler()
-    everyone = range(config.group.ranks)
+    ranks = range(config.group.ranks)
     groups = PaddleGlooGroups(
-        rank, dict.fromkeys(config.kinds, everyone), FileRendezvous(run_directory / RENDEZVOUS_DIRECTORY)
+        rank, dict.fromkeys(config.kinds, ranks), FileRendezvous(run_directory / RENDEZVOUS_DIRECTORY)
     )
     return RolloutRunner(config.engine, groups, rank, config.group.ranks)
 

@@ -43,7 +43,7 @@ class SegmentMissingError(RefusedError):
 
 
 class SegmentExistsError(RefusedError):
-    """A segment of that name exists and was not to be adopted."""
+    """A segment of that name exists, and the caller adopts none."""
 
     def __init__(self, *, path: str) -> None:
         super().__init__(
@@ -289,7 +289,7 @@ def payload_too_large(*, size: int, capacity: int) -> BadInputError:
 
 
 def atomics_unavailable(*, library: str, reason: str) -> RefusedError:
-    """Compare-exchange is not to be had: ``libatomic.so.1`` cannot be loaded."""
+    """Compare-exchange is missing: ``libatomic.so.1`` cannot be loaded."""
     return RefusedError(
         f"{library} cannot be loaded ({reason}), and FastDeploy's words are never answered without it; "
         "install the system package libatomic1 (Debian, Ubuntu) or libatomic (Fedora, RHEL)",

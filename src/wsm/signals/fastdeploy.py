@@ -49,7 +49,7 @@ def compare_exchange_32(address: int, expected: int, new: int) -> bool:
     Raises
     ------
     RefusedError
-        If the library is not to be had.
+        If the library cannot be loaded.
     """
     wanted = ctypes.c_int32(expected)
     order = _SEQUENTIALLY_CONSISTENT
@@ -101,7 +101,7 @@ class EngineWord:
     BadInputError
         If the file is too small.
     SegmentNameError, SegmentAccessError
-        If the suffix is none, or the file is not to be used.
+        If the suffix is none, or the file is of another kind or another user.
     """
 
     def __init__(

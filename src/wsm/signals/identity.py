@@ -1,6 +1,6 @@
 """Who a process is, in a way that survives the reuse of its pid, and how that is kept in a segment.
 
-A pid alone names no process: it is reused, and in another pid namespace it means someone else. Pid, start
+A pid alone names no process: it is reused, and in another pid namespace it means another process. Pid, start
 time and namespace together do. The record is several words, so unlike a word it can be read half
 written; its checksum tells, and then only the byte lock knows.
 """
@@ -98,7 +98,7 @@ def start_time_of(pid: int) -> int | None:
 
 
 def _stat_of(pid: int) -> list[str] | None:
-    """Fields of the process' line in ``/proc`` from the third on, its state; None if it is not to be had."""
+    """Fields of the process' line in ``/proc`` from the third on, its state; None if it cannot be read."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes().decode("utf-8", "replace")
     except OSError:

@@ -17,7 +17,7 @@ A word has a cache line to itself, so that a rank that stores its step does not 
 down, and so that no word can ever lie across two lines (such words tear). A heartbeat shares its line with
 the words of :mod:`wsm.signals.presence`: the same participant writes them, and they are not polled.
 
-The constant part of a segment: what it is and of which group. Written once, before anyone sees it.
+The constant part of a segment: what it is and of which group. Written once, before any process sees it.
 
 Everything that changes later (who owns it, the words) lies outside and has its own protection. The
 checks go from what every build of wsm understands (magic, layout version) to what only this one does,

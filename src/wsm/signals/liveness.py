@@ -360,7 +360,7 @@ class _WatchedParticipant:
         started = start_time_of(identity.pid)
         if started != identity.start_time and not self._poll.poll(0):
             self.close()
-            self._was_never_there = started is not None  # someone else has the pid
+            self._was_never_there = started is not None  # another process has the pid
             self.lacked_descriptor = started is None  # or this process may not look
 
 

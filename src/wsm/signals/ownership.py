@@ -123,20 +123,20 @@ def adopt_or_reclaim(path: Path, wanted: Header, claim: Claim) -> tuple[SharedFi
     """
     # Taking all participants' bytes at once asks whether any of them lives, and keeps all from
     # registering in a segment that is about to be removed.
-    everybody = claim.lock_file.try_acquire(FIRST_PARTICIPANT_BYTE, UNBOUNDED)
-    with everybody or contextlib.nullcontext():
+    all_places = claim.lock_file.try_acquire(FIRST_PARTICIPANT_BYTE, UNBOUNDED)
+    with all_places or contextlib.nullcontext():
         try:
             memory, header = map_segment(path)
         except SegmentMissingError:
             return None
         except BadInputError:
-            if everybody is None:
+            if all_places is None:
                 raise
             _remove(path)
             return None
         with contextlib.ExitStack() as undo:
             undo.callback(memory.close)
-            if everybody is not None and not _anybody_on_record(memory, header):
+            if all_places is not None and not _any_process_on_record(memory, header):
                 _remove(path)
                 return None
             _check_adoptable(memory, header, wanted)
@@ -153,16 +153,16 @@ def remove_abandoned(path: Path) -> bool:
         return False
     try:
         with claimed(path) as claim:
-            everybody = claim.lock_file.try_acquire(FIRST_PARTICIPANT_BYTE, UNBOUNDED)
-            if everybody is None:
+            all_places = claim.lock_file.try_acquire(FIRST_PARTICIPANT_BYTE, UNBOUNDED)
+            if all_places is None:
                 return False
-            with everybody:
+            with all_places:
                 try:
                     memory, header = map_segment(path)
                 except SegmentMissingError:
                     return True
                 with contextlib.closing(memory):
-                    if _anybody_on_record(memory, header):
+                    if _any_process_on_record(memory, header):
                         return False
                 _remove(path)
                 return True
@@ -208,7 +208,7 @@ def attach_consistently(path: Path) -> tuple[SharedFile, Header, LockFile]:
             lock_file.close()
 
 
-def _anybody_on_record(memory: SharedFile, header: Header) -> bool:
+def _any_process_on_record(memory: SharedFile, header: Header) -> bool:
     """Whether owner or participants live by their records.
 
     They do without their locks being found if another process removed the lock file by hand.

@@ -193,7 +193,7 @@ class Segment:
         BadInputError
             If it is of a group of another size.
         SegmentNameError, SegmentAccessError
-            If the name is none, or the file is not to be used.
+            If the name is none, or the file is of another kind or another user.
         """
         memory, header, lock_file = ownership.attach_consistently(segment_path(name, directory))
         if world_size is not None and header.world_size != world_size:

@@ -94,7 +94,7 @@ def resident_on_all(each: Iterable[Resident]) -> Resident | None:
 
 
 def resident_for(view: View, operation: Operation, tags: frozenset[Tag]) -> Resident | None:
-    """Return what the participants hold, as a command finds it; None: they differ, and it has no one meaning.
+    """Return what the participants hold, as a command finds it; None: that is no single thing.
 
     Participants that differ, and FAULTED ones, can only be cleared, of both halves; FAULTED counts most then,
     and NORMAL more than CLEARED.
@@ -337,7 +337,7 @@ class Inheritance(enum.Enum):
     NOTHING = "nothing"  # the last command is over
     COMPLETE = "complete"  # decided: write the committed version if it is missing, wait until it is over
     DECIDE = "decide"  # undecided: an update of its own that all have PREPARED is committed, all else aborted
-    HELD = "held"  # undecided, and not to be decided by a successor
+    HELD = "held"  # undecided, and its decision belongs to another than a successor
 
 
 class Objection(enum.Enum):

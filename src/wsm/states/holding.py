@@ -163,7 +163,7 @@ def asked_to_release(
     owner : str
         Who asks.
     forced : bool
-        Whether the owner is not to be asked for.
+        Whether another's hold is released, too.
     missing : collection of Tag
         What the group lacks that a step needs.
     """

@@ -91,9 +91,9 @@ class PaddleGlooGroups:
         self._live: dict[GroupKind, tuple[Any, Any]] = {}
         self._sockets: dict[GroupKind, frozenset[int]] = {}
         self._broken = False
-        everyone = {member for ranks in self._members.values() for member in ranks}
+        all_ranks = {member for ranks in self._members.values() for member in ranks}
         os.environ.setdefault("PADDLE_TRAINER_ID", str(rank))
-        os.environ.setdefault("PADDLE_TRAINERS_NUM", str(max(everyone, default=rank) + 1))
+        os.environ.setdefault("PADDLE_TRAINERS_NUM", str(max(all_ranks, default=rank) + 1))
         if host.startswith("127."):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
@@ -106,7 +106,7 @@ class PaddleGlooGroups:
         return kind in self._live and not self._broken
 
     def group(self, kind: GroupKind) -> Any:
-        """Return the present ``paddle.distributed`` group, None while it is down. Not to be kept."""
+        """Return the present ``paddle.distributed`` group, None while it is down. A caller keeps none."""
         live = self._live.get(kind)
         return None if live is None else live[0]
 

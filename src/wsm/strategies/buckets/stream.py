@@ -221,7 +221,7 @@ class RankStream:
         return self.stage is Stage.ENDED and self._acknowledged == len(self._buckets)
 
     def content_digest(self) -> str:
-        """Digest of all tensors, once the last bucket is written; not to be asked for before."""
+        """Digest of all tensors; there is none before the last bucket is written."""
         if self._content_digest is None:
             self._content_digest = shard_digest(zip(self._specs, self._digests, strict=True))
         return self._content_digest

@@ -1,4 +1,4 @@
-"""Which published versions stay, and how one goes without disturbing anyone who reads it.
+"""Which published versions stay, and how one goes without disturbing its readers.
 
 A version vanishes by a rename to a hidden name, in one step; its files are removed after that. One that
 another process reads, or may have to read again (:mod:`wsm.strategies.snapshot.version_pins`), is left for
