@@ -6,9 +6,9 @@ JSON in the segment's argument slot, checked on arrival like any input. Knows no
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from wsm.errors import BadInputError, RefusedError
 from wsm.labels import is_label
@@ -185,6 +185,10 @@ class CommandArguments:
         By which way the version travels; None: as configured.
     unknown_tensors : UnknownTensors or None
         What becomes of tensors that the model does not have; None: as configured.
+    verify_checksum : bool or None
+        Whether a stream must promise digests; None: as configured.
+    rsync_config : mapping or None
+        Options of the transport for this command alone, besides those that are configured.
     lease_s : float or None
         Seconds that a caller may take for its decision, from the moment all are PREPARED; None: its
         controller decides.
@@ -215,6 +219,8 @@ class CommandArguments:
     partial: bool = False
     transfer_mode: TransferMode | None = None
     unknown_tensors: UnknownTensors | None = None
+    verify_checksum: bool | None = None
+    rsync_config: Mapping[str, Any] | None = None
     deadline_s: float | None = None
     lease_s: float | None = None
     leased: bool = False
@@ -239,6 +245,8 @@ class CommandArguments:
                 "partial": self.partial,
                 "transfer_mode": None if self.transfer_mode is None else self.transfer_mode.value,
                 "unknown_tensors": None if self.unknown_tensors is None else self.unknown_tensors.value,
+                "verify_checksum": self.verify_checksum,
+                "rsync_config": None if self.rsync_config is None else dict(self.rsync_config),
                 "deadline_s": self.deadline_s,
                 "lease_s": self.lease_s,
                 "leased": self.leased,
@@ -268,6 +276,7 @@ class CommandArguments:
             unknown = content["unknown_tensors"]
             unknown_tensors = None if unknown is None else UnknownTensors(unknown)
             deadline_s, lease_s = content["deadline_s"], content["lease_s"]
+            verify, rsync_config = content["verify_checksum"], content["rsync_config"]
             flags = {name: content[name] for name in _FLAGS}
             after = After(content["after"])
             hold = None if content["hold"] is None else Hold.of(content["hold"])
@@ -278,6 +287,8 @@ class CommandArguments:
         for name, seconds in (("deadline_s", deadline_s), ("lease_s", lease_s)):
             if not (seconds is None or type(seconds) in (int, float)):
                 raise CommandArgumentsError(problem=f"{name} {seconds!r}")
+        if not isinstance(verify, bool | None) or not isinstance(rsync_config, dict | None):
+            raise CommandArgumentsError(problem=f"verify_checksum {verify!r}, rsync_config {rsync_config!r}")
         if set(map(type, flags.values())) != {bool}:
             raise CommandArgumentsError(problem=", ".join(f"{name} {flag!r}" for name, flag in flags.items()))
         return cls(
@@ -291,6 +302,8 @@ class CommandArguments:
             **flags,
             transfer_mode=mode,
             unknown_tensors=unknown_tensors,
+            verify_checksum=verify,
+            rsync_config=rsync_config,
             deadline_s=deadline_s,
             lease_s=lease_s,
             after=after,

@@ -6,7 +6,10 @@ import json
 
 import pytest
 
+from tests.raising import raising
 from wsm.command import CommandArguments, CommandArgumentsError
+from wsm.controller import errors
+from wsm.controller._command_request import UpdateKeywords
 from wsm.states.vocabulary import TransferMode
 
 
@@ -16,8 +19,27 @@ def test_the_mode_arrives_as_it_was_written(mode):
     assert CommandArguments.from_bytes(written.to_bytes()) == written
 
 
-@pytest.mark.parametrize("mode", ["rdma", 3, [], {}])
+@pytest.mark.parametrize("mode", ["nccl", 3, [], {}])
 def test_a_mode_that_is_none_is_a_typed_error(mode):
     fields = {**json.loads(CommandArguments("r", "7").to_bytes()), "transfer_mode": mode}
+    with pytest.raises(CommandArgumentsError):
+        CommandArguments.from_bytes(json.dumps(fields).encode())
+
+
+@pytest.mark.parametrize(("verify", "config"), [(None, None), (True, {"etcd_server": "a:1"}), (False, {})])
+def test_what_is_said_of_one_transfer_arrives_as_it_was_written(verify, config):
+    written = CommandArguments("r", "7", verify_checksum=verify, rsync_config=config)
+    assert CommandArguments.from_bytes(written.to_bytes()) == written
+
+
+@pytest.mark.parametrize("config", [3, {"a": object()}, {"a": float("nan")}, [("a", 1)]])
+def test_options_that_cannot_travel_are_refused_where_they_are_given(config):
+    with raising(errors.bad_rsync_config):
+        UpdateKeywords("7", rsync_config=config).request()
+
+
+@pytest.mark.parametrize("field", [{"verify_checksum": 1}, {"rsync_config": [1]}])
+def test_what_another_build_says_of_a_transfer_is_a_typed_error(field):
+    fields = {**json.loads(CommandArguments("r", "7").to_bytes()), **field}
     with pytest.raises(CommandArgumentsError):
         CommandArguments.from_bytes(json.dumps(fields).encode())

@@ -192,6 +192,10 @@ class ActionContext:
         By which way the version travels; None for the configured one.
     unknown_tensors : UnknownTensors or None
         What becomes of tensors that the model does not have; None: as configured.
+    verify_checksum : bool or None
+        Whether a stream must promise digests; None: as configured.
+    rsync_config : mapping or None
+        Options of the transport for this load alone, besides those that are configured.
     cancelled : callable
         True once the group has decided against the command; long work ends with an error of its own then.
 
@@ -227,6 +231,8 @@ class ActionContext:
     cancelled: Callable[[], bool] = bool
     transfer_mode: TransferMode | None = None
     unknown_tensors: UnknownTensors | None = None
+    verify_checksum: bool | None = None
+    rsync_config: Mapping[str, Any] | None = None
     staged: StagedWeights | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     weights_touched: bool = False

@@ -99,6 +99,22 @@ class RequestId(click.ParamType):  # type: ignore[type-arg]  # generic from clic
             self.fail(str(error), param, ctx)
 
 
+class RsyncOptions(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only
+    """FastDeploy's ``rsync_config`` as its command line has it: a JSON object."""
+
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Return the options, or fail as wrong usage."""
+        try:
+            options = value if isinstance(value, dict) else json.loads(str(value))
+        except (ValueError, RecursionError) as error:
+            self.fail(f"{value!r} is no JSON ({error})", param, ctx)
+        if not isinstance(options, dict):
+            self.fail(f"{value!r} is no JSON object", param, ctx)
+        return options
+
+
 class Tags(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.3 on only
     """What a command is about, by whole names separated by commas."""
 

@@ -11,6 +11,7 @@ import click
 
 from wsm.cli._base import (
     RequestId,
+    RsyncOptions,
     Seconds,
     Tags,
     TeachingCommand,
@@ -193,6 +194,19 @@ def clear(name: str, kv_policy: str, **options: Any) -> None:
     "--transfer-mode",
     type=click.Choice([mode.value for mode in TransferMode]),
     help="By which way the version travels, for the strategy gdr. Default: as the ranks are configured.",
+)
+@click.option(
+    "--verify-checksum/--no-verify-checksum",
+    default=None,
+    help="For the strategies rsync and gdr: refuse a stream that promises no digests, or load it unverified. "
+    "Default: as the ranks are configured.",
+)
+@click.option(
+    "--rsync-config",
+    "--rsync_config",
+    type=RsyncOptions(),
+    metavar="JSON",
+    help="FastDeploy's rsync_config for this command alone, over the one that is configured.",
 )
 @click.option(
     "--unknown-tensors",

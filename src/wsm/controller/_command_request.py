@@ -8,12 +8,13 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import json
 import math
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from wsm.command import (
     MAX_REQUEST_ID,
@@ -122,6 +123,8 @@ class CommandRequest:
                 "force": asked.reload,
                 "partial": asked.partial,
                 "unknown_tensors": asked.unknown_tensors is not None,
+                "verify_checksum": asked.verify_checksum is not None,
+                "rsync_config": asked.rsync_config is not None,
             }
             for argument, given in of_weights.items():
                 if given:
@@ -175,6 +178,22 @@ class CommandRequest:
         allowed = self.operation.is_hot and self.arguments.hot_fallback is HotFallback.IN_PLACE
         refused = isinstance(error, CommandRefusedError | RankFailedError) and error.context["no_room"]
         return self.in_place(str(error)) if allowed and refused else None
+
+
+def plain_options(rsync_config: object) -> Mapping[str, Any]:
+    """Return options that travel with a command as JSON.
+
+    Raises
+    ------
+    BadInputError
+        If they are no mapping of plain values.
+    """
+    try:
+        if isinstance(rsync_config, Mapping):
+            return dict(json.loads(json.dumps(dict(rsync_config), allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise errors.bad_rsync_config(problem=str(error)) from error
+    raise errors.bad_rsync_config(problem=f"it is {rsync_config!r}")
 
 
 def request_id_of(asked: str | None) -> str:
@@ -306,6 +325,8 @@ class UpdateKeywords(ClearKeywords):
     partial: bool = False
     transfer_mode: TransferMode | str | None = None
     unknown_tensors: UnknownTensors | str | None = None
+    verify_checksum: bool | None = None
+    rsync_config: Mapping[str, Any] | None = None
     after: After | str = After.AS_BEFORE
     owner: str = ANY_OWNER
 
@@ -334,6 +355,8 @@ class UpdateKeywords(ClearKeywords):
             partial=self.partial,
             transfer_mode=mode,
             unknown_tensors=unknown,
+            verify_checksum=self.verify_checksum,
+            rsync_config=None if self.rsync_config is None else plain_options(self.rsync_config),
             after=left,
             hold=begins,
         )

@@ -180,11 +180,17 @@ class Controller:
             serves, and not hot. The receipt says so, and whether the group could be restored after the loss
             of a rank (`restorable`); each rank's report names them.
         transfer_mode : TransferMode or str or None
-            By which way the version travels, for the strategy ``gdr``; None: as configured. Ranks refuse one
+            By which way the version travels, for ``rsync`` and ``gdr``; None: as configured. Ranks refuse one
             that is not available to them, before anything is touched.
         unknown_tensors : UnknownTensors or str or None
             What becomes of tensors that the model does not have: ``"refuse"`` the version, or ``"ignore"``
             them, counted in the fact ``unknown_tensors`` of each rank's report; None: as configured.
+        verify_checksum : bool or None
+            For ``rsync`` and ``gdr``: whether a stream that promises no digests is refused; False loads it as
+            unverified. None: as configured. What goes straight into device memory has no such check in
+            FastDeploy; True is a warning in the log there.
+        rsync_config : mapping or None
+            Options of CheckpointTransfer for this command alone, over those that are configured.
         deadline_s, settle_s, wait_s, request_id, hold, still_wanted
             As :meth:`clear`.
         after : After or str
@@ -318,7 +324,7 @@ class Controller:
         Parameters
         ----------
         version, tags, hot_fallback, in_flight, kv_policy, force, partial, transfer_mode, unknown_tensors,
-        after, hold, owner
+        verify_checksum, rsync_config, after, hold, owner
             As :meth:`update`.
         hot : bool
             Whether the version is staged beside the one that serves, which serves on until the decision.

@@ -459,6 +459,15 @@ def unknown_transfer_mode(*, value: object, allowed: Sequence[str]) -> BadInputE
     )
 
 
+def bad_rsync_config(*, problem: str) -> BadInputError:
+    """The options of a transport cannot travel with a command."""
+    return BadInputError(
+        f"rsync_config is no mapping of plain values: {problem}; give FastDeploy's options as JSON has them",
+        code="bad-rsync-config",
+        problem=problem,
+    )
+
+
 def bad_unknown_tensors(*, value: object, allowed: Sequence[str]) -> BadInputError:
     """What becomes of tensors that the model does not have is one of two things."""
     return BadInputError(

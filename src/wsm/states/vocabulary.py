@@ -174,11 +174,15 @@ class UnknownTensors(enum.Enum):
 
 
 class TransferMode(enum.Enum):
-    """By which way a version travels to the ranks in one update, where the strategy leaves a choice (gdr).
+    """By which way a version travels to the ranks in one update, where the strategy leaves a choice.
 
     HOST: through host memory. IPC: shared device memory of this node. GPU_DIRECT: from the network into it.
+    RDMA and GDR are FastDeploy's words: a rank's own tensors through host memory, applied by name; and a
+    checkpoint straight into device memory, through the models' loaders.
     """
 
     HOST = "host"
     IPC = "ipc"
     GPU_DIRECT = "gpu_direct"
+    RDMA = "rdma"
+    GDR = "gdr"

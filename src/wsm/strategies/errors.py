@@ -642,6 +642,16 @@ def strategy_import(*, name: str, entry_point: str, package: str, reason: str) -
     )
 
 
+def transfer_option_unavailable(*, option: str, strategy: str) -> RefusedError:
+    """A command says of its transfer what its strategy does not have. Nothing was changed."""
+    return RefusedError(
+        f"{option} is of the strategies rsync and gdr, and versions come by {strategy}; leave it out",
+        code="transfer-option-unavailable",
+        option=option,
+        strategy=strategy,
+    )
+
+
 def transfer_mode_unavailable(*, mode: str, problem: str, available: Sequence[str]) -> RefusedError:
     """The transfer mode that a command asked for is not available here. Nothing was changed."""
     return RefusedError(

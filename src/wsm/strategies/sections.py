@@ -44,6 +44,11 @@ class Sections:
     def __init__(self, sections: Mapping[type, object]) -> None:
         self._sections = sections
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sections) and self._sections == other._sections
+
+    __hash__ = None  # type: ignore[assignment] # sections hold mappings
+
     def __contains__(self, section: object) -> bool:
         return any(section is each for each in self._sections.values())
 

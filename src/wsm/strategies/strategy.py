@@ -9,10 +9,11 @@ and how a source is opened. Only its name is given elsewhere, where it is regist
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from wsm.strategies import errors
 from wsm.strategies.observer import LoadObserver
 from wsm.strategies.offer import Offer
 from wsm.strategies.sections import Sections
@@ -43,7 +44,8 @@ class Strategy(ABC):
     def source(self, sections: Sections, rank: int, ranks: int) -> Any:
         """Return where `rank` of a group of `ranks` loads from. Opens nothing and connects to no process.
 
-        Each rank has one source for each transfer mode, which is used for every load until the worker ends.
+        Each rank has one source for each transfer mode, which is used for every load until the worker ends,
+        or a command says something else of its transfer.
 
         Parameters
         ----------
@@ -109,6 +111,21 @@ class Strategy(ABC):
         RefusedError
             If there is no such mode, or it is not open here.
         """
+        return sections
+
+    def as_asked(
+        self, sections: Sections, *, verify_checksum: bool | None, rsync_config: Mapping[str, Any] | None
+    ) -> Sections:
+        """Return the sections for a command that says something of its own transfer; None: it does not.
+
+        Raises
+        ------
+        RefusedError
+            If the strategy has no such option.
+        """
+        for option, given in (("verify_checksum", verify_checksum), ("rsync_config", rsync_config)):
+            if given:
+                raise errors.transfer_option_unavailable(option=option, strategy=type(self).__name__)
         return sections
 
     def close(self, source: Any) -> None:  # noqa: B027 - most keep nothing

@@ -483,6 +483,8 @@ class CommandReader:
             transfer_mode=arguments.transfer_mode,
             # What was served once had its extra names then; what is restored has the digest of that.
             unknown_tensors=UnknownTensors.IGNORE if arguments.restores else arguments.unknown_tensors,
+            verify_checksum=arguments.verify_checksum,
+            rsync_config=arguments.rsync_config,
             from_normal=self._life.whole,
             held=self._life.admission is Admission.HELD,
             set_aside=self.resident.set_aside,

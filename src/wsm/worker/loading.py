@@ -34,6 +34,7 @@ from wsm.strategies.applier.tensor_ledger import keep_ledger
 from wsm.strategies.errors import LoadCancelledError, listed
 from wsm.strategies.load import LoadReport, inspect, load
 from wsm.strategies.registry import strategy_called
+from wsm.strategies.sections import Sections
 from wsm.strategies.snapshot.version_pins import VersionPins
 from wsm.strategies.tensor import WeightTarget
 from wsm.worker._command import FINDER, Find, Load
@@ -61,7 +62,12 @@ def load_function(sources: Sources) -> LoadFunction:
     strategy = sources.strategy
 
     def load_version(context: ActionContext, target: WeightTarget) -> Loaded:
-        source = sources.of(context.rank, context.transfer_mode and context.transfer_mode.value)
+        source = sources.of(
+            context.rank,
+            context.transfer_mode and context.transfer_mode.value,
+            verify_checksum=context.verify_checksum,
+            rsync_config=context.rsync_config,
+        )
         if context.partial and (not context.from_normal or context.weights_touched):
             raise partial_update_refused(why=f"rank {context.rank} holds none that serve")
         if context.version is None:
@@ -208,7 +214,7 @@ class Sources:
         self._config = config
         self._strategy = strategy_called(config.strategy)
         self._sections = config.strategy_sections()
-        self._made: dict[tuple[int, str | None], object] = {}
+        self._made: dict[tuple[int, str | None], tuple[Sections, object]] = {}
         self._strategy.check(self._sections)
 
     @property
@@ -230,13 +236,23 @@ class Sources:
         """How many threads of a rank copy and digest; all ranks load at the same time, on this host."""
         return self._config.load_threads or default_threads(self._config.ranks)
 
-    def of(self, rank: int, mode: str | None = None) -> object:
-        """Return where `rank` loads from, in the transfer mode that a command asked for.
+    def of(
+        self,
+        rank: int,
+        mode: str | None = None,
+        *,
+        verify_checksum: bool | None = None,
+        rsync_config: Mapping[str, Any] | None = None,
+    ) -> object:
+        """Return where `rank` loads from, as a command asked for it; None: as configured.
+
+        One source for each rank and mode is kept: another takes its place where a command says something else
+        of its transfer than the one before.
 
         Raises
         ------
         RefusedError
-            If the strategy has no such mode, or it is not available here.
+            If the strategy has no such mode or option, or it is not available here.
         """
         usual = self._strategy.default_mode(self._sections)
         if mode is not None and usual is None:
@@ -244,14 +260,22 @@ class Sources:
             raise errors.transfer_mode_unavailable(mode=mode, problem=problem, available=())
         used = mode or usual
         sections = self._sections if used is None else self._strategy.in_mode(self._sections, used)
-        if (rank, used) not in self._made:
-            self._made[rank, used] = self._strategy.source(sections, rank, self._config.ranks)
-        return self._made[rank, used]
+        sections = self._strategy.as_asked(
+            sections, verify_checksum=verify_checksum, rsync_config=rsync_config
+        )
+        found = self._made.get((rank, used))
+        if found is not None and found[0] == sections:
+            return found[1]
+        if found is not None:
+            del self._made[rank, used]
+            self._strategy.close(found[1])
+        self._made[rank, used] = sections, self._strategy.source(sections, rank, self._config.ranks)
+        return self._made[rank, used][1]
 
     def close(self) -> None:
         """Let every connection go, also where one of them fails to. Idempotent."""
         with ExitStack() as closing:
-            for source in self._made.values():
+            for _, source in self._made.values():
                 closing.callback(self._strategy.close, source)
             self._made.clear()
 

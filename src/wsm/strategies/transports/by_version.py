@@ -4,18 +4,19 @@ What both share finds out which version is meant, lets the transport offer it, a
 what was asked for. ``rsync`` brings one rank's shard. ``gdr`` feeds a version to the loaders of the models
 while it comes, which FastDeploy calls GPU-direct: nothing is collected first, each tensor goes from the
 transport's buffer into the parameter. The model's own loaders fuse, split and transpose; a model without
-loaders gets the tensors by name, as with ``rsync``. Knows no particular transport, and applies nothing.
+loaders gets the tensors by name, as with ``rsync``. A command may choose between the two by its transfer
+mode, as FastDeploy's does. Knows no particular transport, and applies nothing.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
-from wsm.strategies import errors
+from wsm import log
 from wsm.strategies.errors import VersionMismatchError
 from wsm.strategies.files.version_file import read_version
 from wsm.strategies.observer import UNOBSERVED, LoadObserver
@@ -23,10 +24,13 @@ from wsm.strategies.offer import Offer
 from wsm.strategies.sections import Sections
 from wsm.strategies.strategy import Strategy
 from wsm.strategies.transports import errors as transport_errors
+from wsm.strategies.transports.checkpoint_transfer import Interface
 from wsm.strategies.transports.checkpoint_transfer_options import CheckpointTransferOptions
 from wsm.strategies.transports.configured import RsyncConfig
-from wsm.strategies.transports.transfer_modes import check_transfer_mode
+from wsm.strategies.transports.transfer_modes import INTERFACES, check_transfer_mode, feeds_loaders
 from wsm.strategies.transports.transport import KeptTransport, Transport, TransportKind
+
+_log = log.logger("strategies")
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,16 @@ class RsyncSource:
     directory : path or str, optional
         Its ``version.yaml`` says which version is meant where none is named (a boot); without it the
         transport must know.
+    chunk_tensors : int or None
+        Set where versions are checkpoints for the models' loaders: how many tensors an auxiliary model gets
+        at once (FastDeploy: ``gdr_mtp_chunk_size``). None where they are applied by name.
     """
 
     transport: Transport
     rank: int = 0
     world_size: int | None = None
     directory: Path | str | None = None
+    chunk_tensors: int | None = None
 
 
 class ByVersion(Strategy):
@@ -59,22 +67,20 @@ class ByVersion(Strategy):
     ----------
     transports : mapping of str to TransportKind
         Those that a configuration may name.
+
+    Attributes
+    ----------
+    for_loaders : bool
+        Whether versions are checkpoints for the models' loaders where the transfer mode leaves it open.
     """
+
+    source_type: ClassVar[type[RsyncSource]]
+    for_loaders: ClassVar[bool]
 
     def __init__(self, transports: Mapping[str, TransportKind]) -> None:
         self._transports = transports
         of_transports = (section for kind in transports.values() for section in kind.sections)
         self.sections = (RsyncConfig, *of_transports)
-
-    @abstractmethod
-    def check_mode(self, section: RsyncConfig) -> None:
-        """Refuse the configured transfer mode if versions cannot travel so.
-
-        Raises
-        ------
-        RefusedError
-            With the modes that are open.
-        """
 
     def check(self, sections: Sections) -> None:
         """Refuse a transport that there is not, or whose options no load could use.
@@ -89,8 +95,52 @@ class ByVersion(Strategy):
         section = sections.of(RsyncConfig)
         if section.transport not in self._transports:
             raise transport_errors.transport_unknown(name=section.transport, known=sorted(self._transports))
-        self.check_mode(section)
+        if section.transfer_mode is not None:  # what rsync_config says is for FastDeploy's commands
+            check_transfer_mode(section.transfer_mode, section.transport)
         self._transports[section.transport].build(sections)
+
+    def source(self, sections: Sections, rank: int, ranks: int) -> RsyncSource:
+        """Return one rank's way to the versions, and the size of an auxiliary model's chunks, if any."""
+        section = sections.of(RsyncConfig)
+        chunk = None
+        if feeds_loaders(section.mode, usually=self.for_loaders):
+            chunk = CheckpointTransferOptions.of(section.rsync_config).mtp_chunk_size
+        return self.source_type(self.transport(sections), rank, ranks, section.directory, chunk_tensors=chunk)
+
+    def default_mode(self, sections: Sections) -> str:
+        """Return the mode that is configured."""
+        return sections.of(RsyncConfig).mode
+
+    def in_mode(self, sections: Sections, mode: str) -> Sections:
+        """Return the sections with this mode instead of the configured one; refuse one that is not open."""
+        section = replace(sections.of(RsyncConfig), transfer_mode=mode)
+        check_transfer_mode(mode, section.transport)
+        return sections.replaced(RsyncConfig, section)
+
+    def as_asked(
+        self, sections: Sections, *, verify_checksum: bool | None, rsync_config: Mapping[str, Any] | None
+    ) -> Sections:
+        """Return the sections with what a command says of its own transfer."""
+        section = sections.of(RsyncConfig)
+        if rsync_config is not None:
+            section = replace(section, rsync_config={**section.rsync_config, **rsync_config})
+            CheckpointTransferOptions.of(section.rsync_config)
+        if verify_checksum is not None:
+            if verify_checksum and INTERFACES[section.mode] is not Interface.STREAM:
+                _log.warning(log.TRANSFER_UNCHECKED, mode=section.mode)  # FastDeploy ignores it, too
+            else:
+                section = replace(section, verify_checksum=verify_checksum)
+        return sections.replaced(RsyncConfig, section)
+
+    def open(
+        self, source: RsyncSource, version: str | None, observer: LoadObserver = UNOBSERVED
+    ) -> AbstractContextManager[Offer]:
+        """Let the transport offer the version; see :func:`wsm.strategies.transports.by_version.offered`."""
+        return offered(source, version, observer)
+
+    def preview(self, source: RsyncSource, version: str | None) -> AbstractContextManager[Offer]:
+        """Look at what :meth:`open` would offer."""
+        return seen(source, version)
 
     def transport(self, sections: Sections) -> KeptTransport:
         """Return the configured transport, which is built for the first load and kept between loads."""
@@ -126,7 +176,7 @@ def offered(source: RsyncSource, version: str | None, observer: LoadObserver) ->
     """
     wanted = wanted_version(source, version)
     with source.transport.open(wanted, source.rank, observer, world_size=source.world_size) as offer:
-        yield _checked(offer, wanted)
+        yield replace(_checked(offer, wanted), chunk_tensors=source.chunk_tensors)
 
 
 @contextmanager
@@ -134,7 +184,7 @@ def seen(source: RsyncSource, version: str | None) -> Iterator[Offer]:
     """Look at what :func:`offered` would offer."""
     wanted = wanted_version(source, version)
     with source.transport.preview(wanted, source.rank, world_size=source.world_size) as offer:
-        yield _checked(offer, wanted)
+        yield replace(_checked(offer, wanted), chunk_tensors=source.chunk_tensors)
 
 
 def wanted_version(source: RsyncSource, version: str | None) -> str | None:
@@ -163,89 +213,22 @@ class GdrSource(RsyncSource):
 
     Parameters
     ----------
-    transport, rank, world_size, directory
+    transport, rank, world_size, directory, chunk_tensors
         As for :class:`wsm.strategies.RsyncSource`.
-    chunk_tensors : int
-        How many tensors an auxiliary model gets at once (FastDeploy: ``gdr_mtp_chunk_size``).
     """
 
-    chunk_tensors: int = 16
+    chunk_tensors: int | None = 16
 
 
 class Gdr(ByVersion):
     """Load by version, over a transport, through the models' loaders."""
 
     source_type = GdrSource
-
-    def source(self, sections: Sections, rank: int, ranks: int) -> GdrSource:
-        """Return one rank's way to the versions, and the size of an auxiliary model's chunks."""
-        section = sections.of(RsyncConfig)
-        chunk = CheckpointTransferOptions.of(section.rsync_config).mtp_chunk_size
-        return GdrSource(self.transport(sections), rank, ranks, section.directory, chunk_tensors=chunk)
-
-    def check_mode(self, section: RsyncConfig) -> None:
-        """Refuse a transfer mode that is not open here.
-
-        Raises
-        ------
-        RefusedError
-            With those that are.
-        """
-        check_transfer_mode(section.transfer_mode, section.transport)
-
-    def default_mode(self, sections: Sections) -> str:
-        """Return the mode that is configured."""
-        return sections.of(RsyncConfig).transfer_mode
-
-    def in_mode(self, sections: Sections, mode: str) -> Sections:
-        """Return the sections with this mode instead of the configured one; refuse one that is not open."""
-        section = replace(sections.of(RsyncConfig), transfer_mode=mode)
-        self.check_mode(section)
-        return sections.replaced(RsyncConfig, section)
-
-    @contextmanager
-    def open(
-        self, source: GdrSource, version: str | None, observer: LoadObserver = UNOBSERVED
-    ) -> Iterator[Offer]:
-        """Let the transport offer the version, for loaders; else as with ``rsync``."""
-        with offered(source, version, observer) as offer:
-            yield replace(offer, chunk_tensors=source.chunk_tensors)
-
-    @contextmanager
-    def preview(self, source: GdrSource, version: str | None) -> Iterator[Offer]:
-        """Look at what :meth:`open` would offer."""
-        with seen(source, version) as offer:
-            yield replace(offer, chunk_tensors=source.chunk_tensors)
+    for_loaders = True
 
 
 class Rsync(ByVersion):
     """Load by version, over a transport."""
 
     source_type = RsyncSource
-
-    def source(self, sections: Sections, rank: int, ranks: int) -> RsyncSource:
-        """Return one rank's way to the versions."""
-        directory = sections.of(RsyncConfig).directory
-        return RsyncSource(self.transport(sections), rank, ranks, directory)
-
-    def check_mode(self, section: RsyncConfig) -> None:
-        """Refuse every transfer mode but the host's, which is what there is without modes.
-
-        Raises
-        ------
-        RefusedError
-            If another one is configured.
-        """
-        if section.transfer_mode != "host":
-            problem = "the strategy rsync has no transfer modes"
-            raise errors.transfer_mode_unavailable(mode=section.transfer_mode, problem=problem, available=())
-
-    def open(
-        self, source: RsyncSource, version: str | None, observer: LoadObserver = UNOBSERVED
-    ) -> AbstractContextManager[Offer]:
-        """Let the transport offer the version; see :func:`wsm.strategies.transports.by_version.offered`."""
-        return offered(source, version, observer)
-
-    def preview(self, source: RsyncSource, version: str | None) -> AbstractContextManager[Offer]:
-        """Look at what :meth:`open` would offer."""
-        return seen(source, version)
+    for_loaders = False

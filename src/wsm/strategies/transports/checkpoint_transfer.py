@@ -450,6 +450,8 @@ class CheckpointTransferTransport:
     def _maker(self, rank: int, world_size: int | None) -> Callable[[], Any]:
         """Import what is needed, and return what constructs the package's object."""
         options = self._options
+        for option, similar in options.suspicious.items():
+            _log.warning(log.TRANSPORT_OPTION_UNKNOWN, transport=PACKAGE, option=option, similar=similar)
         ranks = world_size if world_size is not None else rank + 1
         group_size = options.group_size if options.group_size is not None else ranks
         if self._interface is Interface.STREAM:
@@ -461,6 +463,9 @@ class CheckpointTransferTransport:
         backend = _imported(f"{PACKAGE}.config", "Phase1Backend")
         known = {field.name for field in dataclasses.fields(config_type)}
         arguments = {key: value for key, value in options.for_the_package.items() if key in known}
+        dropped = sorted(set(options.for_the_package) - known)
+        if dropped:
+            _log.info(log.TRANSPORT_OPTIONS_DROPPED, transport=PACKAGE, options=", ".join(dropped))
         arguments.update(role=role.INFERENCE, group_size=group_size)
         if self._interface is Interface.GPU_DIRECT:
             arguments.update(phase1_backend=backend.GPU_DIRECT, global_rank=options.index * ranks + rank)

@@ -1,7 +1,7 @@
-"""FastDeploy's ``rsync_config``, read strictly: what goes to CheckpointTransfer and what is our own.
+"""FastDeploy's ``rsync_config``: what goes to CheckpointTransfer and what is our own.
 
-FastDeploy drops keys that it does not know, so a typing error goes unnoticed; here it is an error. The
-caller's mapping is only read. Knows no package.
+The package is closed and its options are its own, so one that is not known here is passed on. What is known
+is checked. The caller's mapping is only read. Knows no package.
 """
 
 from __future__ import annotations
@@ -46,17 +46,16 @@ _OF_THE_CALLER: Mapping[str, tuple[type, ...]] = {
     "index": (int,),
     "output_framework": (str,),
     "gdr_mtp_chunk_size": (int,),
-    "gdr_release_cache": (bool,),  # refused if true, see _check
+    "gdr_release_cache": (bool,),
+    # Of an early revision (FastDeploy#7951): the mode where a command names none.
+    "transfer_mode": (str,),
+    "gpu_direct": (bool,),
+    # Without effect here: a tensor is applied before the next is asked for, and digests are in the receipt.
+    "gdr_prefetch_queue_size": (int,),
+    "gdr_debug_tensor_digest": (bool,),
+    "gdr_debug_tensor_names": (list, tuple, str),
+    "gdr_debug_compare_direct": (bool,),
 }
-#: Of an early revision (FastDeploy#7951), without effect in every released one.
-_DROPPED = (
-    "transfer_mode",
-    "gpu_direct",
-    "gdr_prefetch_queue_size",
-    "gdr_debug_tensor_digest",
-    "gdr_debug_tensor_names",
-    "gdr_debug_compare_direct",
-)
 _POSITIVE = (
     "discover_timeout_s",
     "recv_bucket_timeout_s",
@@ -64,7 +63,10 @@ _POSITIVE = (
     "gdr_mtp_chunk_size",
     "bucket_size_mb",
     "num_buffers",
+    "gdr_prefetch_queue_size",
 )
+#: What ``transfer_mode`` may be in it.
+_MODES = ("rdma", "gdr")
 _MEBIBYTE = 1 << 20
 # What FastDeploy's configuration has if no option is set.
 _TWO_LARGE_ONES = PackageBuffers(2, 512 * _MEBIBYTE)
@@ -88,6 +90,10 @@ class CheckpointTransferOptions:
         What the package holds in buffers.
     mtp_chunk_size : int
         Tensors per chunk for auxiliary models.
+    release_cache : bool
+        Whether an update through the loaders gives the KV cache's memory back for its time.
+    mode : str or None
+        The transfer mode that it names, ``rdma`` or ``gdr``; None if it names none.
     """
 
     for_the_package: Mapping[str, Any]
@@ -98,6 +104,16 @@ class CheckpointTransferOptions:
     total_s: float = 600.0
     buffers: PackageBuffers = _TWO_LARGE_ONES
     mtp_chunk_size: int = 16
+    release_cache: bool = False
+    mode: str | None = None
+
+    @property
+    def suspicious(self) -> Mapping[str, str]:
+        """Options that are not known here, and the known one that each looks like."""
+        known = {**_OF_THE_PACKAGE, **_OF_THE_CALLER}
+        unknown = [key for key in self.for_the_package if key not in known]
+        found = {key: difflib.get_close_matches(key, known, n=1) for key in unknown}
+        return {key: close[0] for key, close in found.items() if close}
 
     @property
     def meeting_point(self) -> str:
@@ -114,11 +130,11 @@ class CheckpointTransferOptions:
         Raises
         ------
         BadInputError
-            If a key is unknown or was dropped by FastDeploy, or a value has the wrong type or size.
+            If a key is no text, or the value of a known one has the wrong type or size.
         """
         for key, value in rsync_config.items():
             _check(key, value)
-        passed = {key: value for key, value in rsync_config.items() if key in _OF_THE_PACKAGE}
+        passed = {key: value for key, value in rsync_config.items() if key not in _OF_THE_CALLER}
         if "device_name" in passed:
             name = passed.pop("device_name")
             passed.setdefault("device", name)
@@ -135,21 +151,18 @@ class CheckpointTransferOptions:
                 own["bucket_size_mb"] * _MEBIBYTE if "bucket_size_mb" in own else cls.buffers.nbytes,
             ),
             mtp_chunk_size=own.get("gdr_mtp_chunk_size", cls.mtp_chunk_size),
+            release_cache=own.get("gdr_release_cache", False),
+            mode=own.get("transfer_mode") or ("gdr" if own.get("gpu_direct") else None),
         )
 
 
 def _check(key: object, value: object) -> None:
     known = {**_OF_THE_PACKAGE, **_OF_THE_CALLER}
-    if key in _DROPPED:
-        raise transport_errors.bad_transport_option(
-            option=str(key),
-            problem="has no effect in any release of FastDeploy",
-            fix="remove it; the transfer mode is an argument of the update command",
-        )
-    if not isinstance(key, str) or key not in known:
-        close = difflib.get_close_matches(str(key), known, n=1)
-        fix = f"did you mean {close[0]!r}?" if close else f"the options are {', '.join(sorted(known))}"
-        raise transport_errors.bad_transport_option(option=str(key), problem="is unknown", fix=fix)
+    if not isinstance(key, str):
+        fix = "give each option a name"
+        raise transport_errors.bad_transport_option(option=str(key), problem="is no text", fix=fix)
+    if key not in known:
+        return
     kinds = known[key]
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         names = " or ".join(kind.__name__ for kind in kinds)
@@ -160,12 +173,9 @@ def _check(key: object, value: object) -> None:
         raise transport_errors.bad_transport_option(
             option=key, problem=f"is {value!r}", fix="it must be more than 0"
         )
-    if key == "gdr_release_cache" and value:
+    if key == "transfer_mode" and value not in _MODES:
         raise transport_errors.bad_transport_option(
-            option=key,
-            problem="is a command of its own here",
-            fix="clear the tag kv_cache before the update; that gives back the cache and graphs, and the "
-            "update brings them again",
+            option=key, problem=f"is {value!r}", fix=f"it must be one of {', '.join(_MODES)}"
         )
     if key == "output_framework" and value != "paddle":
         raise transport_errors.bad_transport_option(

@@ -30,8 +30,9 @@ class RsyncConfig:
     keep : bool
         Whether a released parameter may keep memory that CheckpointTransfer handed over, instead of a copy.
         Only for builds that never write to it again.
-    transfer_mode : str
-        For ``gdr``: ``host``, ``ipc`` or ``gpu_direct``, where the command does not say.
+    transfer_mode : str or None
+        By which way versions travel where the command does not say
+        (:class:`wsm.states.vocabulary.TransferMode`); None: as `rsync_config` says, else ``host``.
     rsync_config : mapping
         For ``checkpoint_transfer``: FastDeploy's ``rsync_config``, as it is.
     """
@@ -40,15 +41,20 @@ class RsyncConfig:
     directory: str | None = None
     verify_checksum: bool = True
     keep: bool = False
-    transfer_mode: str = "host"
+    transfer_mode: str | None = None
     rsync_config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mode(self) -> str:
+        """The transfer mode of a command that names none."""
+        return self.transfer_mode or CheckpointTransferOptions.of(self.rsync_config).mode or "host"
 
 
 def _checkpoint_transfer(sections: Sections) -> CheckpointTransferTransport:
     section = sections.of(RsyncConfig)
     return CheckpointTransferTransport(
         CheckpointTransferOptions.of(section.rsync_config),
-        interface=INTERFACES[section.transfer_mode],
+        interface=INTERFACES[section.mode],
         verify_checksum=section.verify_checksum,
         keep=section.keep,
     )

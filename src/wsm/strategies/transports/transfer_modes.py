@@ -14,9 +14,23 @@ from wsm.strategies.transports.checkpoint_transfer import Interface
 #: How CheckpointTransfer is called in each mode.
 INTERFACES: Mapping[str, Interface] = {
     "host": Interface.STREAM,
+    "rdma": Interface.STREAM,
     "ipc": Interface.IPC,
     "gpu_direct": Interface.GPU_DIRECT,
+    "gdr": Interface.GPU_DIRECT,
 }
+
+#: Modes that need no device: through host memory.
+_ON_THE_HOST = ("host", "rdma")
+
+
+def feeds_loaders(mode: str, *, usually: bool) -> bool:
+    """Whether a version in this mode is a checkpoint for the models' loaders; `usually`: in mode ``host``.
+
+    FastDeploy's ``rdma`` brings a rank's own tensors by their names; what comes over a device's memory is for
+    the loaders.
+    """
+    return usually if mode == "host" else mode != "rdma"
 
 
 def check_transfer_mode(mode: str, transport: str) -> None:
@@ -27,10 +41,11 @@ def check_transfer_mode(mode: str, transport: str) -> None:
     RefusedError
         If there is no such mode, or it needs what is not there.
     """
-    if mode == "host":
+    if mode in _ON_THE_HOST:
         return
     lacking = _lacking_device()
-    available = list(INTERFACES) if transport == "checkpoint_transfer" and lacking is None else ["host"]
+    reaches_devices = transport == "checkpoint_transfer" and lacking is None
+    available = list(INTERFACES if reaches_devices else _ON_THE_HOST)
     if mode not in INTERFACES:
         raise errors.transfer_mode_unavailable(
             mode=mode, problem="there is no such mode", available=available
